@@ -1,0 +1,40 @@
+# Every target sets up .venv by itself, from a fresh clone, with Python 3.11 or newer, git and make; when that is done it does nothing.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+
+# The first of these that runs (a pyenv shim may stand on the PATH and not run) and is new enough.
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell \
+	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+# torch first and alone: it is by far the largest, and the constraints then only have to hold the rest still.
+# The venv is kept when only the pins changed; pip then brings what differs.
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "sqlstream needs Python 3.11 or newer: install it, or name it with make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -x $(BIN)/pip || { echo "setting up .venv with $(PYTHON) (once; torch is large)"; $(PYTHON) -m venv .venv; }
+	@$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.PHONY: help install demo test lint wheel
+help:  ## Show this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
+
+install: $(STAMP)  ## Set up .venv, if it is not there or not as pyproject.toml and constraints.txt say
+
+demo: $(STAMP)  ## Stream a small made-up dataset from a local S3 server under a tight cache limit, and say what happened
+	@$(BIN)/sqlstream demo $(ARGS)
+
+test: $(STAMP)  ## Run the tests; ARGS="tests/cli -k stats" runs some
+	@$(BIN)/pytest $(ARGS)
+
+lint: $(STAMP)  ## Check format, style, types and the floors of the architecture
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+wheel: $(STAMP)  ## Build dist/*.whl, the alembic migrations inside
+	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .

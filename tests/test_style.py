@@ -1,0 +1,72 @@
+"""The style guide, executable: size budgets, full annotations, tensor shape comments."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = sorted(path for package in ("sqlstream", "migrations") for path in (ROOT / package).rglob("*.py"))
+MAX_FILE, MAX_CLASS, MAX_FUNCTION, MAX_PARAMETERS = 400, 250, 60, 8  # lines, lines, lines, count
+SHAPE = re.compile(r"#.*\[[^\]]*\]")  # `# [b, c, h, w]`; `# []` for a scalar tensor
+MAKES_TENSOR = re.compile(r"torch\.(?!device|Generator|cuda|distributed|utils|jit|get_|is_|set_)")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def body_lines(node: Function) -> int:
+    """Lines of code of a function, docstring left out."""
+    has_doc = ast.get_docstring(node) is not None and len(node.body) > 1
+    start = node.body[1 if has_doc else 0].lineno
+    return (node.end_lineno or start) - start + 1
+
+
+def parameters(node: Function) -> list[ast.arg]:
+    """Every parameter but `self` and `cls`."""
+    a = node.args
+    named = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
+    return [p for p in named if p.arg not in ("self", "cls")]
+
+
+def size_violations(tree: ast.Module, lines: list[str]) -> Iterator[str]:
+    """Budgets: calibrated on 16 codebases."""
+    if len(lines) > MAX_FILE:
+        yield f"1: file has {len(lines)} lines > {MAX_FILE}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and (n := (node.end_lineno or 0) - node.lineno + 1) > MAX_CLASS:
+            yield f"{node.lineno}: class {node.name} has {n} lines > {MAX_CLASS}"
+        if isinstance(node, Function) and (n := body_lines(node)) > MAX_FUNCTION:
+            yield f"{node.lineno}: {node.name} has {n} lines > {MAX_FUNCTION}"
+        if isinstance(node, Function) and (n := len(parameters(node))) > MAX_PARAMETERS:
+            yield f"{node.lineno}: {node.name} takes {n} parameters > {MAX_PARAMETERS}"
+        if isinstance(node, Function) and (node.returns is None or any(p.annotation is None for p in parameters(node))):
+            yield f"{node.lineno}: {node.name} is not fully annotated"
+
+
+def tensor_lines(tree: ast.Module) -> Iterator[int]:
+    """Lines which bind a tensor: annotated `Tensor`, or assigned from a `torch.*` call."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.arg, ast.AnnAssign)) and node.annotation is not None:
+            if re.search(r"\bTensor\b", ast.unparse(node.annotation)):
+                yield node.lineno
+        elif (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and MAKES_TENSOR.match(ast.unparse(node.value.func))
+        ):
+            yield node.end_lineno or node.lineno
+
+
+def violations(source: str) -> list[str]:
+    """Every broken rule of one file, as `line: rule`."""
+    lines, tree = source.splitlines(), ast.parse(source)
+    shapeless = [f"{n}: tensor without shape comment" for n in tensor_lines(tree) if not SHAPE.search(lines[n - 1])]
+    return [*size_violations(tree, lines), *shapeless]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_file_keeps_the_style_guide(path: Path) -> None:
+    assert violations(path.read_text()) == []
