@@ -1,0 +1,270 @@
+"""Options as frozen values, checked once; the only place that reads the environment.
+
+Public constructors take what users know (many loose parameters) and turn it at once into these.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from sqlstream.errors import ConfigError
+
+_UNITS = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def parse_bytes(value: int | str | None, name: str = "limit") -> int | None:
+    """Return a number of bytes: `10_000`, `'100mb'`, `'1.5 GB'`; units are powers of 1024, as in `sds`.
+
+    Args:
+        value: A count, a text with a unit, or None for "no limit".
+        name: The option's name, for the error.
+
+    Raises:
+        ConfigError: Not a size, or negative.
+
+    Example:
+        >>> parse_bytes("10kb")
+        10240
+    """
+    if value is None:
+        return None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)\s*", str(value).lower())
+    unit = match[2].replace("i", "") if match else ""
+    if match is None or isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r} is not a size: give bytes as a whole number, or a text such as '500mb', '10gb'")
+    return int(float(match[1]) * _UNITS[unit if unit in _UNITS else unit + "b"])
+
+
+def parse_duration(value: str, name: str = "older-than") -> float:
+    """Return seconds of a text such as `'90s'`, `'12h'`, `'7d'`.
+
+    Raises:
+        ConfigError: Not a duration.
+
+    Example:
+        >>> parse_duration("7d")
+        604800.0
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*", value.lower())
+    if match is None:
+        raise ConfigError(f"{name}={value!r} is not a duration: give a number with s, m, h, d or w, such as '7d'")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def default_cache_directory() -> Path:
+    """Return `$SQLSTREAM_CACHE`, else `sqlstream` in the user's cache directory (XDG); never /tmp, which others may write."""
+    if explicit := os.environ.get("SQLSTREAM_CACHE"):
+        return Path(explicit)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sqlstream"
+
+
+def environment(*names: str) -> dict[str, str]:
+    """Return those of the named environment variables that are set and not empty, as they are now."""
+    return {name: value for name in names if (value := os.environ.get(name))}
+
+
+def child_environment(package_root: Path) -> dict[str, str]:
+    """Return the environment for a Python child that imports the same packages from `package_root` as we do."""
+    inherited = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{package_root}{os.pathsep}{inherited}" if inherited else str(package_root)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageOptions:
+    """How bytes are read from storage; pickled to the helper process."""
+
+    storage_options: Mapping[str, object] = field(default_factory=dict)
+    """Backend settings as fsspec users write them: `key`, `secret`, `endpoint_url`, `region`, `anon`, `token`, `backend`, …"""
+    num_retries: int = 3
+    """Tries after the first one, on faults that can pass; 3 as in `sds`."""
+    connect_timeout_seconds: float = 10.0
+    """Time to a connection; 10 s is the least that survives a cold DNS and a TLS handshake on a busy node."""
+    read_timeout_seconds: float = 60.0
+    """Longest silence within a body, not the whole download; 60 s as botocore has it."""
+    num_threads: int = 16
+    """Downloads at a time in one helper process."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_at_least("num_downloading_retries", self.num_retries, 0)
+        check_at_least("num_downloading_workers", self.num_threads, 1)
+        backend = self.storage_options.get("backend", "obstore")
+        if backend not in ("obstore", "fsspec"):
+            raise ConfigError(f"storage_options['backend']={backend!r} is not one of 'obstore', 'fsspec'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexOptions:
+    """What is indexed and which rows and columns of it are kept."""
+
+    src: str
+    """A table file, a wildcard over them, a text file of paths, or a directory of samples; local or remote."""
+    data_type: str | None = None
+    """For a directory: which extension is the main one (`DataSampleType` value)."""
+    key_column: str = "index"
+    """The column that names a sample (`index_col_name`)."""
+    columns_to_download: tuple[str, ...] = ()
+    """Columns whose values are URLs or paths to bring to local disk."""
+    columns_to_keep: tuple[str, ...] | None = None
+    """Columns kept beside the key and the downloaded ones; None keeps all (`index_cols_to_keep`)."""
+    allow_missing_columns: bool = False
+    """True: a downloaded column that the index lacks reads as None in every row."""
+    sql_query: str | None = None
+    """`SELECT … FROM dataframe WHERE …`; `samples` is an alias of the table."""
+    max_size: int | None = None
+    """At most this many rows, from the start of the selection."""
+    max_index_files: int | None = None
+    """At most this many files of a wildcard or a list of paths (`max_index_files_to_use`)."""
+
+
+def check_at_least(name: str, value: float, least: float) -> None:
+    """Raise ConfigError, with name and value, if `value` is below `least`."""
+    if value < least:
+        raise ConfigError(f"{name}={value!r} is out of range: give {least} or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherRank:
+    """What the launcher of this process told it through environment variables."""
+
+    launcher: str
+    """`torchrun`, `SLURM` or `Open MPI`."""
+    rank: int
+    """This process among all of the job."""
+    world_size: int
+    """Processes of the job."""
+    local_rank: int | None
+    """This process among those of its node; None: not told."""
+    local_world_size: int | None
+    """Processes of this node; None: not told."""
+    node: int | None
+    """This node among all of the job; None: not told."""
+    num_nodes: int | None
+    """Nodes of the job; None: not told."""
+
+
+# launcher, then the variables of rank, world_size, local_rank, local_world_size, node, num_nodes ("": the launcher has none).
+# Only `srun` sets the STEP variables: sbatch gives its script SLURM_NTASKS and SLURM_PROCID=0, though it is a single process.
+_LAUNCHER_VARIABLES = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    ("SLURM", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_NODEID", "SLURM_STEP_NUM_NODES"),
+    ("SLURM", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_NODEID", "SLURM_NNODES"),
+    (
+        *("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "", ""),
+    ),
+)
+
+
+def read_launcher_rank(*, must_be_whole: bool = True) -> LauncherRank | None:
+    """Return what torchrun, SLURM's srun or Open MPI's mpirun told this process; None without a launcher.
+
+    Args:
+        must_be_whole: Refuse a job of which only RANK or only WORLD_SIZE is told: every process would read all data. False for
+            those who know both from elsewhere (Lightning sets WORLD_SIZE alone, then initialises torch.distributed).
+
+    Raises:
+        ConfigError: A variable is not a number, or one is missing.
+    """
+    for launcher, *names in _LAUNCHER_VARIABLES:
+        if names[1] == "SLURM_NTASKS" and "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ:
+            continue  # the body of a batch script: not a task of any step
+        rank, world_size, local_rank, local_world_size, node, num_nodes = (_integer_variable(name) for name in names)
+        if rank is not None and world_size is not None:
+            if launcher == "SLURM":
+                local_world_size = _slurm_tasks_of_node(node)
+            return LauncherRank(
+                launcher=launcher,
+                rank=rank,
+                world_size=world_size,
+                local_rank=local_rank,
+                local_world_size=local_world_size,
+                node=node,
+                num_nodes=num_nodes,
+            )
+        if must_be_whole and launcher == "torchrun" and ((rank or 0) > 0 or (world_size or 1) > 1):
+            present, absent = ("RANK", "WORLD_SIZE") if world_size is None else ("WORLD_SIZE", "RANK")
+            raise ConfigError(
+                f"{present}={os.environ[present]} is set but {absent} is not, so this process's share of the data is unknown: "
+                f"set {absent}, start with torchrun, or initialise torch.distributed first"
+            )
+    return None
+
+
+def _integer_variable(name: str) -> int | None:
+    """Return an environment variable as a number; None if it is not set, or has no name."""
+    text = os.environ.get(name, "") if name else ""
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"environment variable {name}={text!r} is not a whole number: correct or unset it") from None
+
+
+def _slurm_tasks_of_node(node: int | None) -> int | None:
+    """Return the number of tasks on `node` out of SLURM's `4(x2),3`, which means 4, 4, 3."""
+    text = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_TASKS_PER_NODE")
+    if text is None or node is None:
+        return None
+    tasks: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise ConfigError(f"SLURM's tasks per node {text!r} cannot be read: expected a form such as '4(x2),3'")
+        tasks += [int(match[1])] * int(match[2] or 1)
+    return tasks[node] if node < len(tasks) else None
+
+
+class OnError(StrEnum):
+    """What becomes of a sample that fails."""
+
+    REPLACE = "replace"
+    """Another row stands in, chosen by (seed, epoch, position): all ranks keep their number of steps."""
+    RAISE = "raise"
+    SKIP = "skip"
+    """It is left out: ranks may then make different numbers of steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOptions:
+    """How rows become samples."""
+
+    columns_to_download: tuple[str, ...] = ()
+    """Columns whose values are URLs or paths; in the sample they hold local paths."""
+    allow_missing_columns: bool = False
+    """True: a row without a value in a downloaded column has None there; False: it fails."""
+    none_to_empty_str: bool = False
+    """True: a missing value in a text column reads as ''."""
+    data_type: str | None = None
+    """Put into each sample as `__data_type__` when given."""
+    on_error: OnError = OnError.REPLACE
+    max_failure_ratio: float = 0.1
+    """More failed samples than this stop the run; one in ten is no accident any more."""
+    prefetch: int = 64
+    """Samples planned ahead of the one being yielded; 64 keep a helper's threads busy, and cost one transaction per 32."""
+    retained_samples: int = 192
+    """Paths of so many yielded samples stay valid in a DataLoader worker: (prefetch_factor 2 + 1) × a batch of 64."""
+    retained_accesses: int = 64
+    """Paths of so many samples of random access stay valid."""
+    num_random_access_retries: int = 5
+    """Tries of `dataset[i]` after the first one, when storage fails; 5 as in `sds`."""
+    print_exceptions: bool = False
+    """Log each failed sample as a warning, not only the first one."""
+    print_traceback: bool = False
+    """Log its traceback, too."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_at_least("prefetch", self.prefetch, 1)
+        check_at_least("num_random_access_retries", self.num_random_access_retries, 0)
+        if not 0 <= self.max_failure_ratio <= 1:
+            raise ConfigError(f"max_failure_ratio={self.max_failure_ratio} is out of range: give a share from 0 to 1")
+        if self.on_error not in tuple(OnError):
+            raise ConfigError(f"on_error={self.on_error!r} is unknown: give one of {', '.join(OnError)}")

@@ -1,0 +1,151 @@
+"""Every error of sqlstream, grouped by what the one who catches it does next.
+
+SqlStreamError
+├── ConfigError (ValueError)                 fix the call
+├── MissingDependencyError (ImportError)     install the named extra
+├── SourceError                              fix the data source
+│   ├── SchemaError (ValueError)
+│   └── SourceChangedError                   rebuild the index
+├── IndexDatabaseError                       repair or rebuild the index
+│   ├── QueryError (ValueError)              fix the SQL
+│   └── MigrationError                       upgrade sqlstream
+├── StorageError (OSError)                   check the network, the path, the rights
+│   ├── ObjectNotFoundError (FileNotFoundError)
+│   ├── AccessDeniedError (PermissionError)
+│   ├── ObjectChangedError                   refetch: the object is another one now
+│   ├── FetchCancelledError                  nothing: we asked for it
+│   └── TransientStorageError                retry later: our own retries are spent
+├── CacheError                               look at `sqlstream cache stats`
+│   ├── CacheDirectoryError                  give another directory, or mend its rights
+│   ├── CacheFullError                       raise the limit or pin less
+│   └── CacheDamagedError                    run `sqlstream cache verify --repair`
+├── SampleError                              skip the sample, or fix it
+│   ├── MissingFieldError (KeyError)         fix the row, or allow_missing_columns
+│   ├── DecodeError (ValueError)
+│   └── TransformError
+├── TooManyFailuresError                     look at the failures; the data or the network is ill
+└── StateError (ValueError)                  resume with the dataset the state came from
+"""
+
+from __future__ import annotations
+
+
+class SqlStreamError(Exception):
+    """Base of every error raised on purpose by sqlstream.
+
+    Must be constructible from one string: `torch.utils.data.DataLoader` rebuilds a worker's
+    error as `type(error)(text)` and falls back to `RuntimeError` when that fails
+    (torch/_utils.py, `ExceptionWrapper.reraise`).
+
+    Args:
+        message: What happened, to which object, and what to do next.
+        context: Facts for handlers and logs, e.g. `url=`, `row=`, `attempt=`.
+    """
+
+    def __init__(self, message: str = "", **context: object) -> None:
+        super().__init__(message)
+        self.context = context
+
+    def __str__(self) -> str:
+        """Return the message as it is (KeyError would quote it, OSError would look for an errno)."""
+        return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Rebuild from the message, then restore the context."""
+        return (type(self), (str(self),), {"context": self.context})
+
+
+class ConfigError(SqlStreamError, ValueError):
+    """An option is wrong; raised before any I/O."""
+
+
+class MissingDependencyError(SqlStreamError, ImportError):
+    """An optional dependency is not installed."""
+
+
+class SourceError(SqlStreamError):
+    """A data source cannot be read."""
+
+
+class SchemaError(SourceError, ValueError):
+    """A source lacks a field, or the field has another type."""
+
+
+class SourceChangedError(SourceError):
+    """A source is no longer the one that was indexed."""
+
+
+class IndexDatabaseError(SqlStreamError):
+    """The index database is damaged."""
+
+
+class QueryError(IndexDatabaseError, ValueError):
+    """A user's SQL does not run on this index, or is not allowed."""
+
+
+class MigrationError(IndexDatabaseError):
+    """The database was written by a newer sqlstream."""
+
+
+class StorageError(SqlStreamError, OSError):
+    """Bytes could not be read from storage."""
+
+
+class ObjectNotFoundError(StorageError, FileNotFoundError):
+    """No object at this URL."""
+
+
+class AccessDeniedError(StorageError, PermissionError):
+    """The credentials do not allow this read."""
+
+
+class ObjectChangedError(StorageError):
+    """The object changed between two reads."""
+
+
+class FetchCancelledError(StorageError):
+    """A download was given up because its owner asked for that, or stopped the fetcher."""
+
+
+class TransientStorageError(StorageError):
+    """A retryable failure outlived every retry."""
+
+
+class CacheError(SqlStreamError):
+    """The cache cannot serve this request."""
+
+
+class CacheDirectoryError(CacheError):
+    """The directory cannot be, or must not be, used as a cache."""
+
+
+class CacheFullError(CacheError):
+    """The limit leaves no room for the requested object."""
+
+
+class CacheDamagedError(CacheError):
+    """The ledger is not readable as a database."""
+
+
+class SampleError(SqlStreamError):
+    """One sample could not be produced."""
+
+
+class MissingFieldError(SampleError, KeyError):
+    """A row has no value in a column that must be downloaded."""
+
+
+class DecodeError(SampleError, ValueError):
+    """The bytes of a sample do not decode."""
+
+
+class TransformError(SampleError):
+    """A transform raised on a sample."""
+
+
+class TooManyFailuresError(SqlStreamError):
+    """The share of failed samples passed `max_failure_ratio`."""
+
+
+class StateError(SqlStreamError, ValueError):
+    """A state_dict does not belong to this dataset."""

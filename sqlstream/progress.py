@@ -1,0 +1,40 @@
+"""A progress bar on a terminal, nothing elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """What the body of `progress` reports to."""
+
+    def update(self, count: int, /) -> object:
+        """Count `count` more units as done."""
+        ...
+
+
+class _Silent:
+    def update(self, count: int, /) -> None:
+        """Show nothing."""
+
+
+@contextlib.contextmanager
+def progress(total: int | None, unit: str, description: str, show: bool = True) -> Iterator[Progress]:
+    """Yield a bar on stderr to `update`; silent when stderr is no terminal or `show` is False.
+
+    Args:
+        total: Units in all, or None when nobody knows.
+        unit: What is counted, such as `" rows"`, or `"B"` for bytes.
+        description: Left of the bar.
+        show: False keeps it silent.
+    """
+    if not show or not sys.stderr.isatty():
+        yield _Silent()
+        return
+    from tqdm import tqdm  # only who shows a bar pays for the import
+
+    with tqdm(total=total, unit=unit, desc=description, unit_scale=True, dynamic_ncols=True) as bar:
+        yield bar

@@ -1,0 +1,57 @@
+"""Where in a training job this process stands; a value that says nothing about how it was found out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sqlstream.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """One place in the grid of nodes, ranks and DataLoader workers; the default is a single process."""
+
+    rank: int = 0
+    """This trainer process among all of the job, `[0, world_size)`."""
+    world_size: int = 1
+    """Trainer processes of the job."""
+    local_rank: int = 0
+    """This trainer process among those of its node, `[0, local_world_size)`."""
+    local_world_size: int = 1
+    """Trainer processes of this node."""
+    node: int = 0
+    """This machine among all of the job, `[0, num_nodes)`."""
+    num_nodes: int = 1
+    """Machines of the job."""
+    worker: int = 0
+    """This DataLoader worker among those of its rank, `[0, num_workers)`."""
+    num_workers: int = 1
+    """Processes that iterate for this rank; 1 also where the trainer process itself does (`num_workers=0` in torch)."""
+
+    def __post_init__(self) -> None:
+        """Check that each place lies within its count, and that no node or part of one is larger than the job."""
+        for place, count in (
+            ("rank", "world_size"),
+            ("local_rank", "local_world_size"),
+            ("node", "num_nodes"),
+            ("worker", "num_workers"),
+        ):
+            if not 0 <= getattr(self, place) < getattr(self, count):
+                raise ConfigError(
+                    f"{place}={getattr(self, place)} does not fit {count}={getattr(self, count)}: "
+                    f"{count} is at least 1 and {place} counts from 0 to {count} - 1"
+                )
+        for count in ("local_world_size", "num_nodes"):
+            if getattr(self, count) > self.world_size:
+                raise ConfigError(
+                    f"{count}={getattr(self, count)} is more than world_size={self.world_size}: correct one of them"
+                )
+
+    @property
+    def is_even(self) -> bool:
+        """Every node has as many ranks as this one (as far as this node can tell)."""
+        return self.local_world_size * self.num_nodes == self.world_size
+
+    def with_worker(self, worker: int, num_workers: int) -> World:
+        """Return the place of one DataLoader worker of this rank, as `torch.utils.data.get_worker_info()` names it."""
+        return replace(self, worker=worker, num_workers=num_workers)

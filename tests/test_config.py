@@ -1,0 +1,88 @@
+"""Options: what users may write, and what they are told when it is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sqlstream.config import IndexOptions, StorageOptions, check_at_least, default_cache_directory, parse_bytes, parse_duration
+from sqlstream.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        (0, 0),
+        (10_000, 10_000),
+        ("10000", 10_000),
+        ("100b", 100),
+        ("10kb", 10 * 1024),
+        ("10k", 10 * 1024),
+        ("500 MB", 500 * 1024**2),
+        ("1.5 GB", 3 * 1024**3 // 2),
+        ("2GiB", 2 * 1024**3),
+        (" 1tb ", 1024**4),
+    ],
+)
+def test_parse_bytes_reads_what_sds_users_write(value: int | str | None, expected: int | None) -> None:
+    assert parse_bytes(value) == expected
+
+
+@given(st.integers(0, 2**50), st.sampled_from(["", "b", "kb", "MB", " gb", "TiB"]))
+def test_parse_bytes_grows_with_the_number_and_takes_every_unit(number: int, unit: str) -> None:
+    scale = parse_bytes(f"1{unit}")
+    assert scale is not None
+    assert parse_bytes(f"{number}{unit}") == number * scale
+
+
+@pytest.mark.parametrize("value", ["", "lots", "-1", -1, "10 parsecs", "1e9", True, "1,5gb", "gb"])
+def test_parse_bytes_refuses_what_is_no_size_and_names_option_value_and_cure(value: int | str) -> None:
+    with pytest.raises(ConfigError, match=r"cache_limit=.*is not a size: give bytes") as caught:
+        parse_bytes(value, "cache_limit")
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("90s", 90), ("2m", 120), ("12h", 43_200), ("7d", 604_800), ("0.5 W", 302_400)])
+def test_parse_duration_reads_units_of_time(value: str, seconds: float) -> None:
+    assert parse_duration(value) == seconds
+
+
+@pytest.mark.parametrize("value", ["7", "d", "-1d", "7 days", ""])
+def test_parse_duration_refuses_what_is_no_duration_and_names_the_cure(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"older-than=.*is not a duration: give a number with s, m, h, d or w"):
+        parse_duration(value)
+
+
+def test_default_cache_directory_follows_the_environment_at_call_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SQLSTREAM_CACHE", str(tmp_path / "own"))
+    assert default_cache_directory() == tmp_path / "own"
+    monkeypatch.delenv("SQLSTREAM_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert default_cache_directory() == tmp_path / "xdg" / "sqlstream"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_cache_directory() == Path.home() / ".cache" / "sqlstream"
+
+
+def test_options_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        StorageOptions().num_retries = 4  # type: ignore[misc]  # the point of the test
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        IndexOptions(src="a.csv").src = "b.csv"  # type: ignore[misc]  # the point of the test
+
+
+def test_storage_options_refuse_values_out_of_range_by_the_name_that_users_know() -> None:
+    with pytest.raises(ConfigError, match="num_downloading_retries=-1 is out of range: give 0 or more"):
+        StorageOptions(num_retries=-1)
+    with pytest.raises(ConfigError, match="num_downloading_workers=0 is out of range: give 1 or more"):
+        StorageOptions(num_threads=0)
+
+
+def test_check_at_least_takes_the_bound_itself() -> None:
+    check_at_least("prefetch", 1, 1)
+    with pytest.raises(ConfigError, match="prefetch=0 is out of range: give 1 or more"):
+        check_at_least("prefetch", 0, 1)

@@ -1,0 +1,192 @@
+"""Locks: what the kernel promises us, and what a fork must not break."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sqlstream import locks
+
+
+def answer_of_forked_child(action: Callable[[], str]) -> str:
+    """What `action` returns in a child made by a plain fork; the child does nothing else and always ends."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writing, action().encode())
+        except BaseException as error:
+            os.write(writing, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        answer = pipe.read().decode()
+    os.waitpid(pid, 0)
+    return answer
+
+
+def state_of(fd: int) -> str:
+    try:
+        os.fstat(fd)
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+    return "open"
+
+
+def test_try_lock_says_whether_the_lock_is_ours(tmp_path: Path) -> None:
+    first, second = (locks.open_descriptor(tmp_path / "lock", os.O_RDWR | os.O_CREAT) for _ in range(2))
+    assert locks.try_lock(first)
+    assert locks.try_lock(first)  # it is still ours
+    assert not locks.try_lock(second)
+    locks.unlock(first)
+    assert locks.try_lock(second)
+    locks.close_descriptor(first)
+    locks.close_descriptor(second)
+
+
+def test_close_descriptor_frees_its_lock(tmp_path: Path) -> None:
+    first, second = (locks.open_descriptor(tmp_path / "lock", os.O_RDWR | os.O_CREAT) for _ in range(2))
+    assert locks.try_lock(first)
+    locks.close_descriptor(first)
+    assert locks.try_lock(second)
+    locks.close_descriptor(second)
+
+
+def test_lock_blocking_waits_until_the_holder_closes(tmp_path: Path) -> None:
+    holder, waiter = (locks.open_descriptor(tmp_path / "lock", os.O_RDWR | os.O_CREAT) for _ in range(2))
+    locks.lock_blocking(holder)
+    order: list[str] = []
+
+    def wait() -> None:
+        locks.lock_blocking(waiter)
+        order.append("locked")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join(0.1)
+    order.append("closing")
+    locks.close_descriptor(holder)
+    thread.join(10)
+    assert order == ["closing", "locked"]
+    locks.close_descriptor(waiter)
+
+
+def test_open_descriptor_does_not_follow_a_symlink(tmp_path: Path) -> None:
+    (tmp_path / "target").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match="symbolic links"):
+        locks.open_descriptor(tmp_path / "link", os.O_RDWR)
+
+
+def test_fork_closes_descriptors_in_the_child_and_leaves_the_parents_locked(tmp_path: Path) -> None:
+    fd = locks.open_descriptor(tmp_path / "owner", os.O_RDWR | os.O_CREAT)
+    assert locks.try_lock(fd)
+    assert answer_of_forked_child(lambda: state_of(fd)) == "EBADF"
+    assert state_of(fd) == "open"
+    other = locks.open_descriptor(tmp_path / "owner", os.O_RDWR)
+    assert not locks.try_lock(other)  # the child's end did not free what is ours
+    locks.close_descriptor(fd)
+    locks.close_descriptor(other)
+
+
+def test_a_lock_ends_with_its_process_though_a_forked_child_lives_on(tmp_path: Path) -> None:
+    fd = locks.open_descriptor(tmp_path / "owner", os.O_RDWR | os.O_CREAT)
+    assert locks.try_lock(fd)
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(writing)
+        os.read(reading, 1)  # lives until the parent has looked
+        os._exit(0)
+    os.close(reading)
+    locks.close_descriptor(fd)
+    other = locks.open_descriptor(tmp_path / "owner", os.O_RDWR)
+    # The child closes its copy as its first act, but we may be faster than it: blocking, under the time limit of the test.
+    locks.lock_blocking(other)
+    assert os.waitpid(pid, os.WNOHANG) == (0, 0)  # it is alive, and does not hold the lock
+    os.close(writing)
+    os.waitpid(pid, 0)
+    locks.close_descriptor(other)
+
+
+def test_a_closed_descriptor_is_not_closed_again_in_a_child(tmp_path: Path) -> None:
+    """Its number may be another file's by then."""
+    fd = locks.open_descriptor(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    locks.close_descriptor(fd)
+    reused = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+    assert reused == fd
+    assert answer_of_forked_child(lambda: state_of(reused)) == "open"
+    os.close(reused)
+
+
+def test_fork_waits_for_the_thread_that_holds_the_guard_and_the_child_does_not_deadlock() -> None:
+    held, released = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with locks.fork_guard():
+            held.set()
+            threading.Event().wait(0.2)  # the fork below arrives meanwhile
+            released.set()
+
+    def contend() -> None:
+        held.wait()
+        with locks.fork_guard():
+            pass
+
+    def use_guard_in_child() -> str:
+        with locks.fork_guard():
+            before = "after the release" if released.is_set() else "while held"
+        thread = threading.Thread(target=lambda: locks.fork_guard().acquire())
+        thread.start()
+        thread.join(10)
+        return before + (", a thread waits for ever" if thread.is_alive() else ", free for every thread")
+
+    threads = [threading.Thread(target=hold), threading.Thread(target=contend)]
+    for thread in threads:
+        thread.start()
+    held.wait()
+    assert answer_of_forked_child(use_guard_in_child) == "after the release, free for every thread"
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_fork_by_the_thread_that_holds_the_guard_works() -> None:
+    with locks.fork_guard():
+        assert answer_of_forked_child(lambda: str(locks.fork_guard().acquire(blocking=False))) == "True"
+
+
+class Connection:
+    """What a process keeps open and a child must forget."""
+
+    def __init__(self) -> None:
+        self.forks = 0
+
+    def after_fork_in_child(self) -> None:
+        self.forks += 1
+
+
+def test_holders_are_told_of_a_fork_in_the_child_only_and_only_while_they_live() -> None:
+    connection, gone = Connection(), Connection()
+    calls: list[str] = []
+    gone.after_fork_in_child = lambda: calls.append("called")  # type: ignore[method-assign]  # leaves a trace when called
+    locks.call_after_fork(connection)
+    locks.call_after_fork(gone)
+    del gone
+    assert answer_of_forked_child(lambda: f"{connection.forks} {calls}") == "1 []"
+    assert connection.forks == 0
+
+
+def test_leak_keeps_a_thing_alive() -> None:
+    connection = Connection()
+    reference = weakref.ref(connection)
+    locks.leak(connection)
+    del connection
+    assert reference() is not None

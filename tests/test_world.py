@@ -1,0 +1,51 @@
+"""A place in a training job is valid or refused by name."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from sqlstream.errors import ConfigError
+from sqlstream.world import World
+
+
+def test_the_default_is_a_single_process() -> None:
+    assert World() == World(
+        rank=0, world_size=1, local_rank=0, local_world_size=1, node=0, num_nodes=1, worker=0, num_workers=1
+    )
+    assert World().is_even
+
+
+def test_a_worker_of_a_rank_keeps_the_rank() -> None:
+    world = World(rank=5, world_size=8, local_rank=1, local_world_size=4, node=1, num_nodes=2)
+    assert world.with_worker(2, 3) == World(
+        rank=5, world_size=8, local_rank=1, local_world_size=4, node=1, num_nodes=2, worker=2, num_workers=3
+    )
+
+
+def test_a_place_survives_the_way_into_a_spawned_worker() -> None:
+    world = World(rank=1, world_size=2, worker=1, num_workers=2)
+    assert pickle.loads(pickle.dumps(world)) == world
+
+
+def test_nodes_with_unequal_ranks_are_allowed_and_known() -> None:
+    assert not World(rank=4, world_size=5, local_rank=1, local_world_size=2, node=1, num_nodes=2).is_even
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 2, "world_size": 2}, r"rank=2 does not fit world_size=2"),
+        ({"rank": -1}, r"rank=-1 does not fit world_size=1"),
+        ({"world_size": 0}, r"rank=0 does not fit world_size=0"),
+        ({"local_rank": 1}, r"local_rank=1 does not fit local_world_size=1"),
+        ({"node": 3, "num_nodes": 3}, r"node=3 does not fit num_nodes=3"),
+        ({"worker": 0, "num_workers": 0}, r"worker=0 does not fit num_workers=0"),
+        ({"world_size": 2, "local_world_size": 3}, r"local_world_size=3 is more than world_size=2"),
+        ({"world_size": 2, "num_nodes": 3}, r"num_nodes=3 is more than world_size=2"),
+    ],
+)
+def test_an_impossible_place_is_refused_with_both_values(options: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        World(**options)
