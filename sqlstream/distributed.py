@@ -1,0 +1,90 @@
+"""What this process knows of its training job, and the one thing that ranks must agree on: a random seed.
+
+Nothing here imports torch, creates a process group, waits at a barrier or touches a GPU: torch.distributed is asked only if the
+training script has initialised it. Call these in the trainer process and hand the result to DataLoader workers: a spawned
+worker has no process group, and would take itself for a job of one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from itertools import count
+from typing import Any
+
+from sqlstream.config import LauncherRank, read_launcher_rank
+from sqlstream.errors import ConfigError
+from sqlstream.world import World
+
+_agreement_numbers = count()
+"""Tells the seeds of one job apart: ranks ask in the same order, as for any collective, so their numbers match."""
+
+
+def read_world() -> World:
+    """Return this process's place: from torch.distributed if it is initialised, else from the launcher's variables, else alone.
+
+    torch.distributed does not know nodes: they come from the launcher if it speaks of the same job, else one node is assumed.
+
+    Raises:
+        ConfigError: The launcher's variables contradict each other, or are half there.
+    """
+    distributed = _initialised_torch_distributed()
+    if distributed is None:
+        launcher = read_launcher_rank()
+        return World() if launcher is None else _world_of(launcher)
+    rank, world_size = distributed.get_rank(), distributed.get_world_size()
+    launcher = read_launcher_rank(must_be_whole=False)
+    if launcher is not None and (launcher.rank, launcher.world_size) == (rank, world_size):
+        return _world_of(launcher)
+    return World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
+
+
+def agree_on_seed(world: World) -> int:
+    """Return a random seed that is the same on every rank (`shuffle_seed=-1`); every rank must call it, and as often.
+
+    Raises:
+        ConfigError: There are other ranks, but no way to talk to them.
+    """
+    seed = secrets.randbits(32)  # short enough to read in a log and to pass as shuffle_seed= later
+    if world.world_size == 1:
+        return seed
+    distributed = _initialised_torch_distributed()
+    # The store, not a broadcast: with NCCL a broadcast takes GPU memory, and a second group for the CPU is a group too many.
+    store = None if distributed is None else distributed.distributed_c10d._get_default_store()
+    if store is None:
+        raise ConfigError(
+            f"shuffle_seed=-1 needs one random seed for {world.world_size} ranks, and torch.distributed is not initialised: "
+            f"call torch.distributed.init_process_group first, or give shuffle_seed=<number>"
+        )
+    key = f"sqlstream/seed/{next(_agreement_numbers)}"
+    if world.rank == 0:
+        store.set(key, str(seed))
+    return int(store.get(key))
+
+
+def _initialised_torch_distributed() -> Any | None:
+    """Return the module torch.distributed if somebody has imported and initialised it."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed
+
+
+def _world_of(launcher: LauncherRank) -> World:
+    """Return the place that a launcher told, with what it left out worked out for nodes that are alike."""
+    rank, world_size = launcher.rank, launcher.world_size
+    num_nodes, local_world_size = launcher.num_nodes, launcher.local_world_size
+    if local_world_size is None:
+        local_world_size = -(-world_size // (num_nodes or 1))
+    if num_nodes is None:
+        num_nodes = -(-world_size // local_world_size) if local_world_size > 0 else 1
+    is_one_node = num_nodes == 1
+    local_rank = launcher.local_rank
+    return World(
+        rank=rank,
+        world_size=world_size,
+        local_rank=rank if is_one_node else rank % local_world_size if local_rank is None else local_rank,
+        local_world_size=local_world_size,
+        node=launcher.node if launcher.node is not None else 0 if is_one_node else rank // local_world_size,
+        num_nodes=num_nodes,
+    )

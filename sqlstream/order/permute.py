@@ -1,0 +1,129 @@
+"""A keyed permutation of `[0, size)` that computes any element alone: no table, no state.
+
+A generalised Feistel network: a number is written as two digits (left, right) of a mixed radix, each round adds a keyed
+hash of one digit to the other, and what falls outside `[0, size)` goes round again (cycle walking). The radices are near
+the square root of the size, so the domain is at most one radix larger than the size and hardly anything walks; with two
+halves of bits, as in the textbook, the domain is up to twice the size and a vector of 64 walks about 8 times.
+
+Source: Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (2002), and `grain`, which showed that an index cipher is
+all that a shuffle needs. It is a shuffle, not a cipher: nobody must rely on it to hide anything.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from hashlib import shake_128
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlstream.errors import ConfigError
+
+Int64Array: TypeAlias = NDArray[np.int64]
+_UInt64Array: TypeAlias = NDArray[np.uint64]
+
+PERMUTATION_VERSION = 1
+"""Changes whenever any order would change; states carry it, golden values in the tests guard it."""
+MAX_SIZE = 1 << 48
+"""Digits then have at most 24 bits, which leaves the bits above for a tweak, and no sum below overflows 64 bits."""
+NUM_ROUNDS = 6
+"""Two more than theory asks for (Luby and Rackoff: 4); each costs about 5 µs a call, however short the vector."""
+NUM_ROUNDS_SMALL = 16
+"""Digits of few values mix slowly: with 12 rounds the 720 orders of 6 elements are not yet equally likely, with 16 they are."""
+SMALL_SIZE = 1 << 16
+"""Below this size the extra rounds are run: 10^6 draws tell 6 rounds from chance at 121 elements, 2 * 10^7 not at 2^14."""
+_TWEAK_SHIFT = np.uint64(24)
+# Odd constants of splitmix64 (Steele, Lea, Flood 2014): well tested multipliers, no other meaning.
+_MULTIPLIER_1, _MULTIPLIER_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_SHIFT_1, _SHIFT_2 = np.uint64(32), np.uint64(16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permutation:
+    """One permutation of `[0, size)`, chosen by its keys."""
+
+    size: int
+    """How many numbers are permuted, at most `MAX_SIZE`."""
+    keys: tuple[int, ...]
+    """One 64-bit key a round; `keyed` derives them."""
+
+    def __post_init__(self) -> None:
+        """Check the size."""
+        if not 0 <= self.size <= MAX_SIZE:
+            raise ConfigError(f"size={self.size} is out of range: a permutation covers 0 to 2**48 = {MAX_SIZE} numbers")
+
+    @classmethod
+    def keyed(cls, size: int, *key: int) -> Permutation:
+        """Return the permutation of `[0, size)` that belongs to `key`, any integers below 2**127 in magnitude.
+
+        Example:
+            >>> Permutation.keyed(5, 42).forward(np.arange(5)).tolist()
+            [3, 2, 4, 1, 0]
+        """
+        text = b"".join(part.to_bytes(16, "little", signed=True) for part in key)
+        num_rounds = NUM_ROUNDS_SMALL if size < SMALL_SIZE else NUM_ROUNDS
+        digest = shake_128(b"sqlstream order 1" + text).digest(8 * num_rounds)
+        return cls(size=size, keys=tuple(np.frombuffer(digest, "<u8").tolist()))
+
+    def forward(self, numbers: Int64Array, tweak: Int64Array | None = None, sizes: Int64Array | None = None) -> Int64Array:
+        """Return the images of `numbers`, all within `[0, size)`.
+
+        Args:
+            numbers: What to permute; the caller keeps them in range.
+            tweak: For each number which of 2**40 independent permutations it goes through; None: 0.
+            sizes: For each number the size of that permutation, at most `size`; None: `size`.
+        """
+        return self._walk(numbers, tweak, sizes, is_inverse=False)
+
+    def inverse(self, images: Int64Array, tweak: Int64Array | None = None, sizes: Int64Array | None = None) -> Int64Array:
+        """Return the numbers whose `forward` images are `images`, with the same `tweak` and `sizes`."""
+        return self._walk(images, tweak, sizes, is_inverse=True)
+
+    def _walk(self, numbers: Int64Array, tweak: Int64Array | None, sizes: Int64Array | None, *, is_inverse: bool) -> Int64Array:
+        """Apply the network until every number is back in range; each pass is a bijection, so the walk ends."""
+        if self.size == 0:
+            return np.empty(0, dtype=np.int64)
+        bounds = np.uint64(self.size) if sizes is None else sizes.astype(np.uint64)
+        offsets = None if tweak is None else tweak.astype(np.uint64) << _TWEAK_SHIFT
+        images = self._network(numbers.astype(np.uint64), offsets, is_inverse=is_inverse)
+        outside = np.flatnonzero(images >= bounds)
+        while outside.size:
+            images[outside] = self._network(
+                images[outside], None if offsets is None else offsets[outside], is_inverse=is_inverse
+            )
+            outside = outside[images[outside] >= (bounds if isinstance(bounds, np.uint64) else bounds[outside])]
+        return images.astype(np.int64)
+
+    def _network(self, numbers: _UInt64Array, offsets: _UInt64Array | None, *, is_inverse: bool) -> _UInt64Array:
+        """Run all rounds once over `numbers` of the domain `[0, left radix x right radix)`."""
+        left_radix = math.isqrt(self.size - 1) + 1
+        left_radix += left_radix % 2  # even: with two odd radices every reachable order would be an even permutation
+        right_radix = -(-self.size // left_radix)
+        radices = (np.uint64(left_radix), np.uint64(right_radix))
+        digits: list[_UInt64Array] = list(np.divmod(numbers, radices[1]))
+        rounds = range(len(self.keys))
+        for i in reversed(rounds) if is_inverse else rounds:
+            changed, other, radix = digits[i % 2], digits[1 - i % 2], radices[i % 2]
+            mixed = _hash(other if offsets is None else other + offsets, self.keys[i])
+            if is_inverse:
+                mixed %= radix
+                np.subtract(radix, mixed, out=mixed)
+            mixed += changed
+            mixed %= radix
+            digits[i % 2] = mixed
+        left, right = digits
+        left *= radices[1]
+        left += right
+        return left
+
+
+def _hash(numbers: _UInt64Array, key: int) -> _UInt64Array:
+    """Return 48 well mixed bits of each number under `key`."""
+    mixed = numbers ^ np.uint64(key)
+    mixed *= _MULTIPLIER_1
+    mixed ^= mixed >> _SHIFT_1
+    mixed *= _MULTIPLIER_2
+    mixed >>= _SHIFT_2
+    return mixed

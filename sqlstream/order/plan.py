@@ -1,0 +1,135 @@
+"""The order of a dataset: which row stands at which position of which epoch, and who takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from sqlstream.config import check_at_least
+from sqlstream.errors import ConfigError
+from sqlstream.order.partition import Partition, Tail
+from sqlstream.order.permute import MAX_SIZE, Int64Array, Permutation
+from sqlstream.world import World
+
+MAX_REPLACEMENTS = 5
+"""Draws for one failed sample; five failures in a row mean that not the samples are ill, but the source."""
+# What a permutation is for is the first part of its key, so that no two purposes ever share one.
+_EPOCH_ORDER, _NODE_PARTS, _REPLACEMENTS = 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A pure function from (epoch, position) to a selected row; holds no rows and no state.
+
+    Example:
+        >>> plan = Plan(num_samples=10, seed=42, batch_size=4)
+        >>> plan.rows(0, 0, 10).tolist(), plan.rows(1, 0, 10).tolist()
+        ([8, 6, 7, 9, 0, 1, 3, 2, 5, 4], [8, 3, 4, 9, 5, 7, 1, 2, 0, 6])
+        >>> [positions.tolist() for positions in plan.worker_positions(World(), consumed=4)]
+        [[4, 5, 6, 7, 8, 9]]
+    """
+
+    num_samples: int
+    """Selected rows, numbered from 0."""
+    seed: int | None
+    """Which shuffle; None: rows as written, in every epoch."""
+    batch_size: int | None
+    """Samples of a rank's batch; None: unknown (a plain DataLoader over a dataset without `batch_size=`)."""
+    tail: Tail = Tail.SHORT
+    """What becomes of an incomplete last step (`order/partition.py` has the reasons)."""
+    num_canonical_nodes: int = 1
+    """Fixed parts of the dataset, each of which stays on one node; without a seed every epoch is the same anyway."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_at_least("num_samples", self.num_samples, 0)
+        check_at_least("num_canonical_nodes", self.num_canonical_nodes, 1)
+        if self.num_samples > MAX_SIZE:
+            raise ConfigError(
+                f"num_samples={self.num_samples} is out of range: an order covers at most 2**48 = {MAX_SIZE} rows"
+            )
+        if self.batch_size is not None:
+            check_at_least("batch_size", self.batch_size, 1)
+        if self.seed is not None and not 0 <= self.seed < 1 << 64:
+            raise ConfigError(f"shuffle_seed={self.seed} is out of range: give None, -1 for a random seed, or 0 to 2**64 - 1")
+
+    def rows(self, epoch: int, start: int, stop: int) -> Int64Array:
+        """Return the rows at positions `[start, stop)` of an epoch; O(stop - start), whatever the size of the dataset.
+
+        Raises:
+            IndexError: The positions are not within the epoch.
+        """
+        return self.rows_at(epoch, np.arange(start, stop, dtype=np.int64))
+
+    def rows_at(self, epoch: int, positions: Int64Array) -> Int64Array:
+        """Return the rows at `positions` of an epoch, in their order.
+
+        Raises:
+            IndexError: A position is not within the epoch.
+        """
+        if positions.size and not 0 <= positions.min() <= positions.max() < self.num_samples:
+            raise IndexError(f"positions {positions.min()} to {positions.max()} are not within [0, {self.num_samples})")
+        if self.seed is None:
+            return positions.astype(np.int64)
+        if self.num_canonical_nodes == 1:
+            return Permutation.keyed(self.num_samples, _EPOCH_ORDER, self.seed, epoch).forward(positions)
+        # A fixed shuffle deals the rows to parts, so that no node sees one end of a sorted source only; each epoch then
+        # shuffles within the parts. The tweak gives every part its own permutation: rows do not meet again in every epoch.
+        parts = self.num_canonical_nodes
+        part, index = positions % parts, positions // parts
+        shuffle = Permutation.keyed(-(-self.num_samples // parts), _EPOCH_ORDER, self.seed, epoch)
+        index = shuffle.forward(index, tweak=part, sizes=self._part_sizes(part))
+        return Permutation.keyed(self.num_samples, _NODE_PARTS, self.seed).forward(part + index * parts)
+
+    def replacements(self, epoch: int, position: int) -> Iterator[int]:
+        """Yield rows to try instead of the one at `position`, from other positions of the epoch and of its node's part.
+
+        No row twice, at most `MAX_REPLACEMENTS`; fewer, or none, where the epoch or the part has no other rows.
+        """
+        parts = self.num_canonical_nodes
+        part, index = position % parts, position // parts
+        num_others = int(self._part_sizes(np.array([part]))[0]) - 1
+        shuffle = Permutation.keyed(num_others, _REPLACEMENTS, self.seed or 0, epoch, position)
+        others = shuffle.forward(np.arange(min(MAX_REPLACEMENTS, num_others), dtype=np.int64))
+        others += others >= index
+        yield from self.rows_at(epoch, part + others * parts).tolist()
+
+    def partition(self, world: World, consumed: int = 0, first_worker: int = 0) -> Partition:
+        """Return the share of `world`'s worker in what an epoch has left after `consumed` samples of the whole job.
+
+        Args:
+            world: Rank and worker.
+            consumed: A multiple of batch size x world size; at or beyond the epoch's end nothing is left.
+            first_worker: The worker that is asked first: 0, unless one iteration of a DataLoader runs on over epochs
+                (`Partition.next_worker`).
+
+        Raises:
+            StateError: `consumed` is in the middle of a step.
+        """
+        return Partition(
+            num_positions=self.num_samples,
+            batch_size=self.batch_size,
+            tail=self.tail,
+            num_canonical_nodes=self.num_canonical_nodes,
+            world=world,
+            consumed=consumed,
+            first_worker=first_worker,
+        )
+
+    def worker_positions(self, world: World, consumed: int = 0, block: int = 256) -> Iterator[Int64Array]:
+        """Yield the positions that `world`'s worker takes after `consumed` samples, lazily, in arrays of at most `block`."""
+        return self.partition(world, consumed).blocks(block=block)
+
+    def num_steps(self, world: World) -> int:
+        """Return the steps of an epoch, the same on every rank."""
+        return self.partition(world).num_steps
+
+    def num_worker_samples(self, world: World, consumed: int = 0) -> int:
+        """Return how many samples `world`'s worker yields after `consumed` samples."""
+        return self.partition(world, consumed).num_samples
+
+    def _part_sizes(self, part: Int64Array) -> Int64Array:
+        """Return the number of positions p with p mod parts = part, for each of `part`."""
+        return (self.num_samples - part + self.num_canonical_nodes - 1) // self.num_canonical_nodes
