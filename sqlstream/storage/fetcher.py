@@ -1,0 +1,134 @@
+"""Remote reading for one process, done by its helper process. Nothing here imports a storage client.
+
+Why a process: obstore hangs for ever in a forked child whose parent made one request, s3fs raises there; and so downloads do
+not share the trainer's interpreter lock, to end them is a kill, and a client that crashes takes nothing with it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import uuid
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from sqlstream import locks
+from sqlstream.config import StorageOptions
+from sqlstream.storage.base import ObjectInfo
+from sqlstream.storage.client import HelperClient, Sink
+from sqlstream.storage.messages import FetchDone, FetchEvent, FetchRequest, GrantNeeded, Head, NextPage
+
+__all__ = ["FetchDone", "FetchEvent", "FetchRequest", "Fetcher", "GrantNeeded", "Sink"]
+
+_UNLIMITED = 1 << 62
+
+
+class Fetcher:
+    """Downloads into open files, and answers head, list and download (it is a `RemoteReader`).
+
+    Thread safe. The helper process starts on first use and ends with `stop()`, with this object, or with this process, whatever
+    that died of; a helper that dies is replaced and what it had open is asked again. In a forked child a Fetcher starts anew on
+    first use; pickled, it is its options.
+
+    Args:
+        options: What the helper reads with.
+    """
+
+    def __init__(self, options: StorageOptions) -> None:
+        self._options = options
+        self._client = HelperClient(options)
+        self._finalizer = weakref.finalize(self, self._client.stop)
+
+    def __reduce__(self) -> tuple[type[Fetcher], tuple[StorageOptions]]:
+        return (Fetcher, (self._options,))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a helper process is at work."""
+        return self._client.helper_pid is not None
+
+    @property
+    def helper_pid(self) -> int | None:
+        """Process id of the helper, None when none runs."""
+        return self._client.helper_pid
+
+    @property
+    def num_pending(self) -> int:
+        """Downloads and calls without their answer."""
+        return self._client.num_pending
+
+    def submit(self, requests: Sequence[FetchRequest], sink: Sink) -> None:
+        """Start downloads; returns when the helper has been told.
+
+        Args:
+            requests: Any number; the helper queues what its threads are too few for. Descriptors stay the caller's, open
+                until FetchDone.
+            sink: Called in the receiver thread with all events at hand; must not wait for another event. Every request
+                ends with exactly one FetchDone.
+
+        Raises:
+            ValueError: A ticket is outstanding already.
+            StorageError: The helper process does not start.
+        """
+        if requests:
+            self._client.fetch(requests, sink)
+
+    def grant(self, ticket: str, granted_bytes: int) -> None:
+        """Let a download write up to `granted_bytes` (a total, not a step); without effect when it has ended."""
+        self._client.grant(ticket, granted_bytes)
+
+    def cancel(self, tickets: Sequence[str]) -> None:
+        """Give downloads up; each ends with a FetchDone (FetchCancelledError, or its result if that was faster)."""
+        self._client.cancel(tickets)
+
+    def head(self, url: str) -> ObjectInfo:
+        """Return size and etag of one object.
+
+        Raises:
+            ObjectNotFoundError: No object at this URL.
+            StorageError: It cannot be read.
+        """
+        return self._client.call(Head(call=uuid.uuid4().hex, url=url)).objects[0]
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Yield every object below `prefix` (ends in '/'), at any depth; fetched page by page."""
+        listing = uuid.uuid4().hex
+        is_first = True
+        try:
+            while True:
+                question = NextPage(call=uuid.uuid4().hex, listing=listing, prefix=prefix, is_first=is_first)
+                page = self._client.call(question).objects
+                if not page:
+                    return
+                yield from page
+                is_first = False
+        finally:
+            self._client.end_listing(listing)
+
+    def download(self, url: str, path: Path) -> ObjectInfo:
+        """Write the whole object to the local file `path`, streamed; when it fails, no file is left.
+
+        Raises:
+            StorageError: It cannot be read, or not be written.
+        """
+        batches: queue.SimpleQueue[Sequence[FetchEvent]] = queue.SimpleQueue()
+        fd = locks.open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            request = FetchRequest(ticket=uuid.uuid4().hex, url=url, fd=fd, granted_bytes=_UNLIMITED)
+            self.submit([request], batches.put)
+            (done,) = batches.get()
+            assert isinstance(done, FetchDone)
+            if done.error is not None:
+                raise done.error
+            os.ftruncate(fd, done.size_bytes)  # a failed try may have written more
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            locks.close_descriptor(fd)
+        return ObjectInfo(url=url, size_bytes=done.size_bytes, etag=done.etag)
+
+    def stop(self) -> None:
+        """End the helper and its thread, wait for both; what is outstanding ends with FetchCancelledError. Usable again."""
+        self._client.stop()

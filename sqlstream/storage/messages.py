@@ -1,0 +1,136 @@
+"""What the reading process and its helper tell each other; plain values, pickled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlstream.config import StorageOptions
+from sqlstream.errors import SqlStreamError
+from sqlstream.storage.base import ObjectInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRequest:
+    """Bring one object into an open file."""
+
+    ticket: str
+    """The caller's name for this download; no two outstanding ones may share it."""
+    url: str
+    fd: int
+    """Descriptor open for writing; the helper gets a duplicate. The caller keeps its own open until FetchDone."""
+    granted_bytes: int
+    """The helper writes no byte at or past this offset until it is granted more."""
+    expected_bytes: int | None = None
+    """Size that the object must have; None: any."""
+    expected_etag: str | None = None
+    """ETag that the object must have; None: any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchDone:
+    """The end of a download, good or bad; the helper has closed its descriptor before this is sent."""
+
+    ticket: str
+    size_bytes: int = 0
+    """Bytes of the object; the file holds it from offset 0; what lies behind (a preallocated tail) is the caller's to cut."""
+    etag: str | None = None
+    seconds: float = 0.0
+    """From the start of the download, without its time in the queue."""
+    num_requests: int = 0
+    """Tries, each one request with obstore and urllib3."""
+    num_retries: int = 0
+    downloaded_bytes: int = 0
+    """Bytes that came over the network, those of failed tries included."""
+    error: SqlStreamError | None = None
+    """A StorageError (context `errno` when the local write failed, e.g. ENOSPC), ConfigError or MissingDependencyError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantNeeded:
+    """The object does not fit its grant; the helper waits for `grant()` or `cancel()` with the answer open."""
+
+    ticket: str
+    size_bytes: int | None
+    """Whole size, when the server said it; None: grant another step."""
+
+
+FetchEvent = FetchDone | GrantNeeded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """First message to the helper."""
+
+    options: StorageOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Requests whose descriptors came with the same frame, in the same order."""
+
+    requests: tuple[FetchRequest, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """The download may write up to here."""
+
+    ticket: str
+    granted_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """Give these downloads up."""
+
+    tickets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Ask for one ObjectInfo."""
+
+    call: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextPage:
+    """Ask for the next objects of a listing; the first time opens it."""
+
+    call: str
+    listing: str
+    prefix: str
+    is_first: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndListing:
+    """The listing is not read on."""
+
+    listing: str
+
+
+ToHelper = Start | Fetch | Grant | Cancel | Head | NextPage | EndListing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """The answer to Head (one object) or NextPage (some; none at the end), or the error."""
+
+    call: str
+    objects: tuple[ObjectInfo, ...] = ()
+    error: SqlStreamError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """A warning or worse that was logged in the helper."""
+
+    name: str
+    level: int
+    text: str
+    """Redacted, with its traceback if it had one."""
+
+
+ToReader = FetchDone | GrantNeeded | Reply | LogLine

@@ -1,0 +1,208 @@
+"""obstore (Rust object_store): s3, gs, az and plain http(s) URLs.
+
+What it gets wrong is caught here or left to another candidate: answers without a length and compressed ones are
+`UnsupportedAnswerError`; names that it would spell otherwise (empty or dot segments) are refused, not changed.
+Import this in the helper process only: obstore hangs in a forked child whose parent has used it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import obstore
+import obstore.exceptions
+import obstore.store
+
+from sqlstream.config import StorageOptions
+from sqlstream.errors import (
+    AccessDeniedError,
+    ConfigError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    SqlStreamError,
+    StorageError,
+    TransientStorageError,
+)
+from sqlstream.storage.base import ObjectInfo, UnsupportedAnswerError, check_length
+from sqlstream.storage.retry import error_for_status
+from sqlstream.storage.settings import SCHEMES, StoreSettings, store_settings
+from sqlstream.storage.urls import redact, redact_text, scheme
+
+CHUNK_BYTES = 1 << 20  # one pwrite each; larger ones gained nothing (m), smaller ones cost a switch of threads each
+_PAGE = 1000  # what S3 gives at once
+_STATUS = re.compile(r"status code: (\d{3})")
+_PLAIN_HTTP_PATH = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@/-]*")  # nothing that object_store would escape or cut off
+
+ERRORS: dict[type[BaseException], type[SqlStreamError]] = {
+    FileNotFoundError: ObjectNotFoundError,  # what NotFoundError is raised as
+    obstore.exceptions.NotFoundError: ObjectNotFoundError,
+    obstore.exceptions.PermissionDeniedError: AccessDeniedError,
+    obstore.exceptions.UnauthenticatedError: AccessDeniedError,
+    obstore.exceptions.PreconditionError: ObjectChangedError,
+    obstore.exceptions.NotModifiedError: ObjectChangedError,
+    obstore.exceptions.NotSupportedError: UnsupportedAnswerError,
+    obstore.exceptions.UnknownConfigurationKeyError: ConfigError,
+    obstore.exceptions.InvalidPathError: StorageError,
+    ValueError: StorageError,  # what InvalidPathError is raised as
+    obstore.exceptions.AlreadyExistsError: StorageError,
+    obstore.exceptions.JoinError: TransientStorageError,
+    obstore.exceptions.GenericError: TransientStorageError,  # no status: connection, timeout, short body
+    obstore.exceptions.BaseError: StorageError,
+}
+"""Every error of obstore and ours for it; those that carry an HTTP status go by the status instead."""
+
+
+def map_error(error: Exception, url: str) -> SqlStreamError:
+    """Return our error for one of obstore's."""
+    text = redact_text(str(error).partition("\n\nDebug source")[0]).strip()
+    where = redact(url)
+    if status := _STATUS.search(text):
+        detail = text[status.end() :].lstrip(" :")
+        return error_for_status(int(status[1]), url, detail=detail)
+    if "Content-Length Header missing" in text:
+        return UnsupportedAnswerError(
+            f"{where}: the server does not say the length; storage_options backend='fsspec' can", url=where
+        )
+    if "redirect without LOCATION" in text:
+        return StorageError(f"{where}: the bucket is in another region: set storage_options['region']", url=where)
+    kind = next(ours for theirs, ours in ERRORS.items() if isinstance(error, theirs))
+    return kind(f"{where}: {text}", url=where)
+
+
+def spells_exactly(url: str) -> bool:
+    """Return True if obstore asks for this very name: it drops or refuses empty and dot segments, and escapes HTTP paths."""
+    authority, _, key = url.partition("://")[2].partition("/")
+    if {"", ".", ".."} & set(key.split("/")):
+        return False
+    return SCHEMES[scheme(url)] != "http" or ("@" not in authority and _PLAIN_HTTP_PATH.fullmatch(key) is not None)
+
+
+class ObstoreStorage:
+    """One store per bucket, account or host, made on first use and kept."""
+
+    def __init__(self, options: StorageOptions) -> None:
+        self._options = options
+        self._stores: dict[tuple[str, str], Any] = {}
+        self._lock = threading.Lock()
+
+    def head(self, url: str) -> ObjectInfo:
+        """Return size and etag of one object."""
+        store, key = self._locate(url)
+        with _mapped(url):
+            meta = obstore.head(store, key)
+        return ObjectInfo(url=url, size_bytes=meta["size"], etag=meta["e_tag"])
+
+    def get(self, url: str) -> ObstoreStream:
+        """Open the whole object."""
+        store, key = self._locate(url)
+        with _mapped(url):
+            result = obstore.get(store, key)
+            encoding = result.attributes.get("Content-Encoding") or "identity"
+        if encoding != "identity" and SCHEMES[scheme(url)] == "http":
+            where = redact(url)
+            raise UnsupportedAnswerError(f"{where}: the server sent it compressed ({encoding})", url=where)
+        return ObstoreStream(url, result)
+
+    def get_range(self, url: str, start: int, stop: int) -> bytes:
+        """Return exactly the bytes `[start, stop)`."""
+        if start >= stop:
+            return b""
+        store, key = self._locate(url)
+        with _mapped(url):
+            data = bytes(obstore.get_range(store, key, start=start, end=stop))
+        check_length(url, received=len(data), expected=stop - start)
+        return data
+
+    def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of each range, in the order asked."""
+        return [self.get_range(url, start, stop) for start, stop in ranges]
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Yield every object below `prefix`, a page at a time."""
+        if SCHEMES[scheme(prefix)] == "http":
+            where = redact(prefix)
+            raise StorageError(f"{where}: an HTTP server has no listing: give a text file of URLs as the source", url=where)
+        store, key = self._locate(prefix, is_prefix=True)
+        root = prefix[: len(prefix) - len(key)] if key else prefix
+        with _mapped(prefix):
+            for page in obstore.list(store, prefix=key or None, chunk_size=_PAGE):
+                for meta in page:
+                    yield ObjectInfo(url=f"{root}{meta['path']}", size_bytes=meta["size"], etag=meta["e_tag"])
+
+    def _locate(self, url: str, *, is_prefix: bool = False) -> tuple[Any, str]:
+        """Return the store of a URL and its key there."""
+        authority, _, key = url.partition("://")[2].partition("/")
+        kind = scheme(url)
+        if not spells_exactly(url.removesuffix("/") if is_prefix and key else url) and (key or not is_prefix):
+            where = redact(url)
+            raise StorageError(
+                f"{where}: obstore cannot spell this name: set storage_options['backend'] to 'fsspec'", url=where
+            )
+        with self._lock:
+            store = self._stores.get((kind, authority))
+            if store is None:
+                with _mapped(url):
+                    store = self._stores[kind, authority] = self._open(kind, authority)
+        return store, key
+
+    def _open(self, kind: str, authority: str) -> Any:
+        settings = store_settings(kind, self._options.storage_options)
+        config: Any = dict(settings.config)  # obstore checks the keys
+        shared: dict[str, Any] = {"client_options": self._client(settings), "retry_config": {"max_retries": 0}}
+        if SCHEMES[kind] == "s3":
+            return obstore.store.S3Store(authority, config=config, **shared)
+        if SCHEMES[kind] == "gs":
+            return obstore.store.GCSStore(authority, config=config, **shared)
+        if SCHEMES[kind] == "az":
+            container, _, host = authority.partition("@")  # abfs://container@account.dfs.core.windows.net/…
+            if host:
+                config.setdefault("account_name", host.partition(".")[0])
+            return obstore.store.AzureStore(container, config=config, **shared)
+        return obstore.store.HTTPStore(f"{kind}://{authority}", **shared)
+
+    def _client(self, settings: StoreSettings) -> dict[str, object]:
+        client = dict(settings.client)
+        client["connect_timeout"] = f"{round(self._options.connect_timeout_seconds * 1000)}ms"
+        client["read_timeout"] = f"{round(self._options.read_timeout_seconds * 1000)}ms"
+        client["timeout"] = "7d"  # its default, 30 s for the whole body, would cut off large objects
+        if settings.headers or not settings.config:
+            client["default_headers"] = {"Accept-Encoding": "identity", **settings.headers}
+        return client
+
+
+class ObstoreStream:
+    """An open answer of obstore."""
+
+    def __init__(self, url: str, result: obstore.GetResult) -> None:
+        self._url = url
+        self._result: obstore.GetResult | None = result
+        meta = result.meta
+        self.info = ObjectInfo(url=url, size_bytes=meta["size"], etag=meta["e_tag"])
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Yield the bytes in order."""
+        assert self._result is not None, "chunks() may be called once"
+        result, self._result = self._result, None
+        with _mapped(self._url):
+            for chunk in result.stream(CHUNK_BYTES):
+                yield memoryview(chunk)
+
+    def close(self) -> None:
+        """Drop the answer; obstore closes the connection with it."""
+        self._result = None
+
+
+class _mapped:  # noqa: N801 - reads as a statement
+    """Raises our error in place of obstore's."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, tuple(ERRORS)) and not isinstance(error, SqlStreamError) and isinstance(error, Exception):
+            raise map_error(error, self._url) from error

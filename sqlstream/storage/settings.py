@@ -1,0 +1,208 @@
+"""`storage_options` as users write them → settings of an obstore store. Pure but for the AWS profile files.
+
+Keys are taken in fsspec's words (`key`, `secret`, `endpoint_url`, `anon`, …) and in obstore's own. A key that no
+scheme knows is an error; one that another scheme knows is left alone, since one dataset may read from several.
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlstream.config import environment
+from sqlstream.errors import ConfigError
+
+SCHEMES = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gs",
+    "gcs": "gs",
+    "az": "az",
+    "abfs": "az",
+    "abfss": "az",
+    "http": "http",
+    "https": "http",
+}
+"""Schemes that obstore serves, and the family of each."""
+
+_CLIENT = frozenset(
+    "allow_http allow_invalid_certificates http1_only http2_only pool_idle_timeout pool_max_idle_per_host proxy_ca_certificate "
+    "proxy_excludes proxy_url root_certificate user_agent".split()
+)
+_OWN = {
+    "s3": frozenset(
+        "access_key_id secret_access_key session_token region default_region endpoint skip_signature request_payer role_arn "
+        "role_session_name sts_endpoint web_identity_token_file metadata_endpoint imdsv1_fallback virtual_hosted_style_request "
+        "s3_express sse_customer_key_base64 unsigned_payload".split()
+    ),
+    "gs": frozenset("service_account service_account_key base_url bearer_token application_credentials skip_signature".split()),
+    "az": frozenset(
+        "account_name account_key client_id client_secret tenant_id authority_host sas_key use_emulator use_fabric_endpoint "
+        "endpoint msi_endpoint object_id msi_resource_id federated_token_file use_azure_cli skip_signature "
+        "credential_type".split()
+    ),
+    "http": frozenset[str](),
+}
+_ALIASES = {
+    "s3": {
+        "key": "access_key_id",
+        "aws_access_key_id": "access_key_id",
+        "username": "access_key_id",
+        "secret": "secret_access_key",
+        "aws_secret_access_key": "secret_access_key",
+        "password": "secret_access_key",
+        "token": "session_token",
+        "aws_session_token": "session_token",
+        "endpoint_url": "endpoint",
+        "region_name": "region",
+        "anon": "skip_signature",
+        "requester_pays": "request_payer",
+    },
+    "gs": {"endpoint_url": "base_url", "anon": "skip_signature"},
+    "az": {"anon": "skip_signature", "sas_token": "sas_key", "endpoint_url": "endpoint", "account_url": "endpoint"},
+    "http": dict[str, str](),
+}
+_HANDLED = {"s3": {"profile", "client_kwargs", "verify"}, "gs": {"token", "project"}, "az": set[str](), "http": {"headers"}}
+"""Keys with a meaning of their own; `project` is for billing of writes, reading needs none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """What an obstore store is made with."""
+
+    config: Mapping[str, object] = field(default_factory=dict, repr=False)
+    """Of the store's class (S3Config, …); holds secrets."""
+    client: Mapping[str, object] = field(default_factory=dict, repr=False)
+    """Of its HTTP client (ClientConfig); timeouts are added by the backend."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent with every request."""
+
+
+def store_settings(scheme: str, options: Mapping[str, object]) -> StoreSettings:
+    """Return the settings for a scheme of `SCHEMES`, from the user's options, the environment and the AWS profile.
+
+    Raises:
+        ConfigError: An option that is not known, or a profile that does not exist.
+    """
+    family = SCHEMES[scheme]
+    flat = _flatten(options)
+    config: dict[str, object] = {}
+    client: dict[str, object] = {}
+    for key, value in flat.items():
+        name = _ALIASES[family].get(key, key)
+        if value is None:
+            continue
+        if name in _OWN[family]:
+            config[name] = value
+        elif key in _CLIENT:
+            client[key] = value
+        elif key not in _known_keys():
+            known = ", ".join(sorted(_OWN[family] | set(_ALIASES[family]) | _HANDLED[family] | _CLIENT | {"backend"}))
+            raise ConfigError(f"storage_options[{key!r}] is not known for {scheme}://: use one of {known}; or backend='fsspec'")
+    if family == "s3":
+        _complete_s3(config, client, flat)
+    elif family == "gs" and flat.get("token") is not None:
+        config.update(_gcs_token(flat["token"]))
+    endpoint = config.get("endpoint") or config.get("base_url")
+    if scheme == "http" or (isinstance(endpoint, str) and endpoint.startswith("http://")):
+        client["allow_http"] = True
+    return StoreSettings(config=config, client=client, headers=_headers(flat) if family == "http" else {})
+
+
+def _flatten(options: Mapping[str, object]) -> dict[str, object]:
+    """Return the options with s3fs's `client_kwargs` lifted to the top, and without `backend`."""
+    flat = {key: value for key, value in options.items() if key not in ("backend", "client_kwargs")}
+    nested = options.get("client_kwargs") or {}
+    if not isinstance(nested, Mapping):
+        raise ConfigError(f"storage_options['client_kwargs']={nested!r} is not a dict")
+    return {**flat, **nested}
+
+
+def _known_keys() -> set[str]:
+    known = set(_CLIENT)
+    for family, own in _OWN.items():
+        known |= own | set(_ALIASES[family]) | _HANDLED[family]
+    return known
+
+
+def _headers(flat: Mapping[str, object]) -> dict[str, str]:
+    headers = flat.get("headers") or {}
+    if not isinstance(headers, Mapping):
+        raise ConfigError("storage_options['headers'] is not a dict of names and values")
+    return {str(name): str(value) for name, value in headers.items()}
+
+
+def _gcs_token(token: object) -> dict[str, object]:
+    """Return what gcsfs's `token` means: 'anon', a path to a key file, a key as a dict, or one of the default ways."""
+    if token == "anon":  # noqa: S105 - gcsfs's word for no token
+        return {"skip_signature": True}
+    if isinstance(token, Mapping):
+        return {"service_account_key": json.dumps(dict(token))}
+    if token in ("google_default", "cloud"):
+        return {}  # obstore's own way: environment, well-known file, metadata server
+    return {"service_account": str(token)}
+
+
+def _complete_s3(config: dict[str, object], client: dict[str, object], flat: Mapping[str, object]) -> None:
+    """Add what the environment and the AWS profile say, where the options say nothing."""
+    if flat.get("verify") is False:
+        client["allow_invalid_certificates"] = True
+    elif isinstance(flat.get("verify"), str):
+        client["root_certificate"] = Path(str(flat["verify"])).read_text()
+    env = environment(
+        "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_REGION", "AWS_DEFAULT_REGION"
+    )
+    named = flat.get("profile")
+    has_credentials = "access_key_id" in config or bool(config.get("skip_signature")) or "AWS_ACCESS_KEY_ID" in env
+    profile = read_aws_profile(str(named) if named else None) if named or not has_credentials else {}
+    if named or not has_credentials:
+        for key in ("access_key_id", "secret_access_key", "session_token"):
+            if key in profile:
+                config.setdefault(key, profile[key])
+    if "region" in profile and not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(env):
+        config.setdefault("region", profile["region"])
+    # S3_ENDPOINT_URL is MosaicML Streaming's name for it
+    endpoint = env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or env.get("S3_ENDPOINT_URL")
+    if endpoint := endpoint or profile.get("endpoint"):
+        config.setdefault("endpoint", endpoint)
+
+
+def read_aws_profile(name: str | None) -> dict[str, str]:
+    """Return access_key_id, secret_access_key, session_token, region and endpoint of an AWS profile, those that it has.
+
+    Args:
+        name: The profile; None: `$AWS_PROFILE`, else the default one, which may be missing.
+
+    Raises:
+        ConfigError: A profile that was named does not exist.
+    """
+    env = environment("AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE")
+    explicit = name or env.get("AWS_PROFILE")
+    profile = explicit or "default"
+    directory = Path.home() / ".aws"
+    files = {
+        env.get("AWS_CONFIG_FILE", str(directory / "config")): (f"profile {profile}", profile),
+        env.get("AWS_SHARED_CREDENTIALS_FILE", str(directory / "credentials")): (profile,),
+    }
+    values: dict[str, str] = {}
+    found = False
+    for path, sections in files.items():
+        parser = configparser.RawConfigParser(strict=False)
+        parser.read(path)
+        for section in filter(parser.has_section, sections):
+            found = True
+            values.update(parser.items(section))
+    if explicit and not found:
+        raise ConfigError(
+            f"AWS profile {explicit!r} is in none of {', '.join(files)}: check storage_options['profile'], AWS_PROFILE"
+        )
+    names = {
+        "aws_access_key_id": "access_key_id",
+        "aws_secret_access_key": "secret_access_key",
+        "aws_session_token": "session_token",
+    }
+    names |= {"region": "region", "endpoint_url": "endpoint"}
+    return {ours: values[theirs] for theirs, ours in names.items() if theirs in values}

@@ -1,0 +1,119 @@
+"""URLs and local paths as text. Pure: nothing here touches disk or network.
+
+A URL is `scheme://…`; whatever has no scheme is a local path. Names are kept as they are spelled (keys of an object store
+may hold any character): only what is said below is cut off.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
+
+from sqlstream.errors import ConfigError
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)(?:::|://)", re.IGNORECASE)
+_USER_INFO = re.compile(r"(?<=://)[^/?#]*@")
+_URL_IN_TEXT = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"<>(){}]+", re.IGNORECASE)
+_CONTAINER_SCHEMES = ("abfs", "abfss")  # abfs://container@account/…: no user before the @
+_EXTENSION = re.compile(r"\.[a-z0-9.]{1,15}")  # 16 with the dot: longer "extensions" are parts of a name
+
+
+def scheme(url: str) -> str:
+    """Return the scheme in lower case (`'s3'`), `'file'` for a local path; of a chained URL (`a::b://…`) the first.
+
+    Example:
+        >>> scheme("S3://bucket/key"), scheme("data/x.csv")
+        ('s3', 'file')
+    """
+    match = _SCHEME.match(url)
+    return match[1].lower() if match else "file"
+
+
+def is_remote(url: str) -> bool:
+    """Return True if `url` has a scheme other than `file`."""
+    return scheme(url) != "file"
+
+
+def local_path(url: str) -> Path:
+    """Return the path of a plain path or a `file://` URL (percent escapes of the latter are decoded).
+
+    Raises:
+        ConfigError: The URL is remote, or names another host.
+
+    Example:
+        >>> local_path("file:///data/a%20b.csv")
+        PosixPath('/data/a b.csv')
+    """
+    if not _SCHEME.match(url):
+        return Path(url)
+    host, slash, path = url.partition("://")[2].partition("/")
+    if is_remote(url) or host not in ("", "localhost") or not slash:
+        raise ConfigError(f"{redact(url)} is not a local path: give a path or file:///absolute/path")
+    return Path("/" + unquote(path))
+
+
+def join(base: str, relative: str) -> str:
+    """Return `relative` below the directory `base`; a URL or an absolute path stays as it is below a local base.
+
+    Example:
+        >>> join("s3://bucket/data", "a/b.jpg"), join("/data", "s3://bucket/x"), join("/data/", "/x")
+        ('s3://bucket/data/a/b.jpg', 's3://bucket/x', '/x')
+    """
+    if _SCHEME.match(relative) or (relative.startswith("/") and not is_remote(base)):
+        return relative
+    return f"{base.rstrip('/')}/{relative.lstrip('/')}" if base else relative
+
+
+def parent(url: str) -> str:
+    """Return the directory of `url`, without a slash at its end (but for the root), without query and fragment.
+
+    Example:
+        >>> parent("s3://bucket/a/x.csv"), parent("s3://bucket/x"), parent("/x.csv"), parent("x.csv")
+        ('s3://bucket/a', 's3://bucket', '/', '.')
+    """
+    head, separator, tail = url.rpartition("://")
+    path = PurePosixPath(_without_query(url) if not separator else _without_query(url)[len(head) + 3 :])
+    if not separator:
+        return str(path.parent)
+    if tail.startswith("/"):  # file:///data/x
+        return f"{head}://{path.parent}"
+    return f"{head}://{path.parent}" if len(path.parts) > 1 else f"{head}://{path}"
+
+
+def extension(url: str) -> str:
+    """Return the last extension: lower case, with its dot, query and fragment cut off; `''` if it is none worth keeping.
+
+    Kept only when made of `[a-z0-9.]` and at most 16 characters long, since it becomes part of a local file's name.
+
+    Example:
+        >>> extension("s3://bucket/a/photo.JPG"), extension("https://host/x.tar.gz?sig=1"), extension("/data/README")
+        ('.jpg', '.gz', '')
+    """
+    suffix = PurePosixPath(_without_query(url)).suffix.lower()
+    return suffix if _EXTENSION.fullmatch(suffix) else ""
+
+
+def redact(url: str) -> str:
+    """Return `url` fit for logs and errors: no `user:password@`, no query string (signed URLs carry their key there).
+
+    Not an identity: two URLs that differ only in their query read the same.
+
+    Example:
+        >>> redact("https://me:secret@host/x.jpg?X-Amz-Signature=abc#part")
+        'https://host/x.jpg#part'
+    """
+    if not _SCHEME.match(url):
+        return url
+    named = url if scheme(url) in _CONTAINER_SCHEMES else _USER_INFO.sub("", url)
+    address, hash_sign, fragment = named.partition("#")
+    return address.partition("?")[0] + hash_sign + fragment
+
+
+def redact_text(text: str) -> str:
+    """Return `text` (a foreign library's message) with every URL in it redacted."""
+    return _URL_IN_TEXT.sub(lambda match: redact(match[0]), text)
+
+
+def _without_query(url: str) -> str:
+    return re.split(r"[?#]", url, maxsplit=1)[0] if is_remote(url) else url

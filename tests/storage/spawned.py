@@ -1,0 +1,61 @@
+"""Backends called in a spawned process: obstore must not run in a process that other tests fork."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+from sqlstream.config import StorageOptions
+from sqlstream.storage.base import ObjectInfo, Storage
+
+_made: dict[tuple[str, str], Storage] = {}
+
+
+def _storage(backend: str, options: StorageOptions) -> Storage:
+    from sqlstream.storage.fsspec_backend import FsspecStorage
+    from sqlstream.storage.http_backend import HttpStorage
+    from sqlstream.storage.obstore_backend import ObstoreStorage
+
+    kinds: dict[str, type[Any]] = {"obstore": ObstoreStorage, "fsspec": FsspecStorage, "urllib3": HttpStorage}
+    key = (backend, repr(options))
+    if key not in _made:
+        _made[key] = kinds[backend](options)
+    return _made[key]
+
+
+def _call(backend: str, options: StorageOptions, operation: str, *args: object) -> Any:
+    storage = _storage(backend, options)
+    if operation == "get":
+        stream = storage.get(str(args[0]))
+        chunks = [bytes(chunk) for chunk in stream.chunks()]
+        stream.close()
+        return stream.info, chunks
+    if operation == "list":
+        return list(storage.list(str(args[0])))
+    return getattr(storage, operation)(*args)
+
+
+class SpawnedStorage:
+    """A backend in the pool's process."""
+
+    def __init__(self, pool: ProcessPoolExecutor, backend: str, options: StorageOptions) -> None:
+        self._pool, self._backend, self._options = pool, backend, options
+
+    def _do(self, operation: str, *args: object) -> Any:
+        return self._pool.submit(_call, self._backend, self._options, operation, *args).result(timeout=60)
+
+    def head(self, url: str) -> ObjectInfo:
+        return self._do("head", url)  # type: ignore[no-any-return]  # the pool loses the type
+
+    def get(self, url: str) -> tuple[ObjectInfo, list[bytes]]:
+        return self._do("get", url)  # type: ignore[no-any-return]  # the pool loses the type
+
+    def get_range(self, url: str, start: int, stop: int) -> bytes:
+        return self._do("get_range", url, start, stop)  # type: ignore[no-any-return]  # the pool loses the type
+
+    def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return self._do("get_ranges", url, ranges)  # type: ignore[no-any-return]  # the pool loses the type
+
+    def objects_below(self, prefix: str) -> list[ObjectInfo]:
+        return self._do("list", prefix)  # type: ignore[no-any-return]  # the pool loses the type

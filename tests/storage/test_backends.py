@@ -1,0 +1,190 @@
+"""The contract of a backend, one subclass for each backend and server."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sqlstream.config import StorageOptions
+from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, StorageError
+from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer, LocalS3
+from tests.storage.spawned import SpawnedStorage
+
+DATA = bytes(range(256)) * 12_000  # 3 MB: more than one chunk
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+@dataclass
+class Site:
+    """A backend, and a way to put objects where it reads."""
+
+    storage: SpawnedStorage
+    put: Callable[[str, bytes], str]
+    root: str
+    """URL of the directory that `put` fills, with its slash."""
+
+
+class StorageContract:
+    """What every backend promises."""
+
+    def test_get_streams_the_whole_object_with_its_size_and_etag(self, site: Site) -> None:
+        url = site.put("a/whole.bin", DATA)
+        info, chunks = site.storage.get(url)
+        assert b"".join(chunks) == DATA
+        assert (info.url, info.size_bytes) == (url, len(DATA))
+        assert info.etag
+        assert info.etag == site.storage.head(url).etag
+
+    def test_get_of_an_empty_object_is_empty(self, site: Site) -> None:
+        info, chunks = site.storage.get(site.put("a/empty.bin", b""))
+        assert (info.size_bytes, b"".join(chunks)) == (0, b"")
+
+    def test_head_gives_size_and_etag(self, site: Site) -> None:
+        info = site.storage.head(site.put("a/head.bin", b"12345"))
+        assert info.size_bytes == 5
+        assert info.etag
+
+    def test_get_range_gives_exactly_the_bytes_asked_for(self, site: Site) -> None:
+        url = site.put("a/range.bin", DATA)
+        assert site.storage.get_range(url, 1000, 2_000_000) == DATA[1000:2_000_000]
+        assert site.storage.get_range(url, 5, 5) == b""
+
+    def test_get_ranges_keeps_the_order_asked(self, site: Site) -> None:
+        url = site.put("a/ranges.bin", DATA)
+        assert site.storage.get_ranges(url, [(500, 510), (0, 3)]) == [DATA[500:510], DATA[:3]]
+
+    def test_get_range_past_the_end_is_an_error_not_a_short_answer(self, site: Site) -> None:
+        url = site.put("a/short.bin", b"12345")
+        with pytest.raises(StorageError):
+            site.storage.get_range(url, 2, 50)
+
+    def test_a_missing_object_is_not_found(self, site: Site) -> None:
+        for operation in (site.storage.head, site.storage.get):
+            with pytest.raises(ObjectNotFoundError, match="nothing-here"):
+                operation(site.root + "nothing-here")
+
+    def test_odd_names_are_read_as_they_are_spelled(self, site: Site) -> None:
+        for name in ("a b.bin", "ü-日本.bin", "plus+and&.bin", "dot.dot..bin", "~tilde=.bin"):
+            url = site.put(f"odd/{name}", name.encode())
+            assert b"".join(site.storage.get(url)[1]) == name.encode()
+
+
+class ListingContract(StorageContract):
+    """For backends whose server has a listing."""
+
+    def test_list_yields_every_object_below_the_prefix_across_pages(self, site: Site) -> None:
+        urls = [site.put(f"many/{i % 7}/{i:04}", b"x" * (i % 3)) for i in range(1050)]
+        site.put("many-not/0001", b"")
+        found = site.storage.objects_below(site.root + "many/")
+        assert sorted(info.url for info in found) == sorted(urls)
+        assert {info.size_bytes for info in found} == {0, 1, 2}
+        assert all(info.etag for info in found)
+
+    def test_list_of_nothing_is_empty(self, site: Site) -> None:
+        assert site.storage.objects_below(site.root + "no/such/prefix/") == []
+
+
+def s3_site(pool: ProcessPoolExecutor, s3: LocalS3, backend: str) -> Site:
+    options = StorageOptions(storage_options=s3.storage_options)
+    bucket = f"contract-{backend}"
+    return Site(SpawnedStorage(pool, backend, options), lambda name, data: s3.put(f"{bucket}/{name}", data), f"s3://{bucket}/")
+
+
+def http_site(pool: ProcessPoolExecutor, server: FaultyHttpServer, backend: str) -> Site:
+    def put(name: str, data: bytes) -> str:
+        server.objects[f"/data/{name}"] = data
+        return f"{server.url}/data/{name}"
+
+    return Site(SpawnedStorage(pool, backend, StorageOptions()), put, f"{server.url}/data/")
+
+
+class TestObstoreOnS3(ListingContract):
+    @pytest.fixture
+    def site(self, pool: ProcessPoolExecutor, s3: LocalS3) -> Site:
+        s3.put("contract-obstore/x", b"")
+        return s3_site(pool, s3, "obstore")
+
+
+class TestFsspecOnS3(ListingContract):
+    @pytest.fixture
+    def site(self, pool: ProcessPoolExecutor, s3: LocalS3) -> Site:
+        s3.put("contract-fsspec/x", b"")
+        return s3_site(pool, s3, "fsspec")
+
+
+class TestObstoreOnHttp(StorageContract):
+    @pytest.fixture
+    def site(self, pool: ProcessPoolExecutor, server: FaultyHttpServer) -> Site:
+        return http_site(pool, server, "obstore")
+
+    def test_odd_names_are_read_as_they_are_spelled(self, site: Site) -> None:
+        """The resolver sends such names to urllib3; obstore refuses them instead of asking for another object."""
+        with pytest.raises(StorageError, match="cannot spell"):
+            site.storage.get(site.put("odd/a b.bin", b""))
+
+
+class TestUrllib3OnHttp(StorageContract):
+    @pytest.fixture
+    def site(self, pool: ProcessPoolExecutor, server: FaultyHttpServer) -> Site:
+        return http_site(pool, server, "urllib3")
+
+    def test_a_server_without_ranges_still_gives_the_range(self, site: Site, server: FaultyHttpServer) -> None:
+        url = site.put("x", DATA)
+        server.script("/data/x", always=FaultyAnswer(fault=Fault.NO_RANGES))
+        assert site.storage.get_range(url, 10, 20) == DATA[10:20]
+
+    def test_head_that_the_server_refuses_is_asked_with_get(self, site: Site, server: FaultyHttpServer) -> None:
+        url = site.put("x", DATA)
+        server.script("/data/x", FaultyAnswer(fault=Fault.STATUS, status=405))
+        assert site.storage.head(url).size_bytes == len(DATA)
+
+
+class TestFsspecOnHttp(StorageContract):
+    @pytest.fixture
+    def site(self, pool: ProcessPoolExecutor, server: FaultyHttpServer) -> Site:
+        return http_site(pool, server, "fsspec")
+
+    def test_a_server_without_ranges_still_gives_the_range(self, site: Site, server: FaultyHttpServer) -> None:
+        url = site.put("x", DATA)
+        server.script("/data/x", always=FaultyAnswer(fault=Fault.NO_RANGES))
+        assert site.storage.get_range(url, 10, 20) == DATA[10:20]
+
+
+class TestFsspecOnLocalFiles(ListingContract):
+    @pytest.fixture
+    def site(self, pool: ProcessPoolExecutor, tmp_path: Path) -> Site:
+        def put(name: str, data: bytes) -> str:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(data)
+            return str(tmp_path / name)
+
+        return Site(SpawnedStorage(pool, "fsspec", StorageOptions()), put, f"{tmp_path}/")
+
+
+@pytest.mark.parametrize("backend", ["obstore", "fsspec"])
+def test_s3_without_the_right_to_read_is_access_denied(pool: ProcessPoolExecutor, s3: LocalS3, backend: str) -> None:
+    url = s3.put("contract-denied/x", b"secret")
+    options = StorageOptions(storage_options={"endpoint_url": s3.endpoint_url, "anon": True})
+    storage = SpawnedStorage(pool, backend, options)
+    for operation in (storage.head, storage.get):
+        with pytest.raises(AccessDeniedError, match="contract-denied/x"):
+            operation(url)
+
+
+@pytest.mark.parametrize("backend", ["obstore", "urllib3", "fsspec"])
+def test_http_without_the_right_to_read_is_access_denied(
+    pool: ProcessPoolExecutor, server: FaultyHttpServer, backend: str
+) -> None:
+    server.script("/x", always=FaultyAnswer(fault=Fault.STATUS, status=403))
+    with pytest.raises(AccessDeniedError, match="credentials"):
+        SpawnedStorage(pool, backend, StorageOptions()).get(f"{server.url}/x")

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from sqlstream.errors import (
+    AccessDeniedError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StorageError,
+    TransientStorageError,
+)
+from sqlstream.storage.base import ObjectInfo, Storage, UnsupportedAnswerError
+from sqlstream.storage.retry import RetryPolicy, Tally, error_for_status, list_with_retries, with_retries
+
+Script = list[StorageError | str]
+
+
+class Pauses(list[float]):
+    """Records the pauses in place of sleeping."""
+
+    def __call__(self, seconds: float) -> None:
+        self.append(seconds)
+
+
+def run(scripts: list[Script], num_retries: int = 3) -> tuple[str, Tally, Pauses]:
+    """Each candidate plays its script, one entry an attempt."""
+    tally, pauses = Tally(), Pauses()
+
+    def attempt(storage: Storage) -> str:
+        step = cast(Script, storage).pop(0)
+        if isinstance(step, StorageError):
+            raise step
+        return step
+
+    try:
+        policy = RetryPolicy(num_retries=num_retries)
+        result = with_retries(cast(Any, scripts), attempt, policy=policy, tally=tally, wait=pauses)
+    except StorageError as error:
+        result = f"{type(error).__name__}: {error}"
+    return result, tally, pauses
+
+
+def test_transient_failures_are_tried_again_and_counted() -> None:
+    result, tally, pauses = run([[TransientStorageError("a"), TransientStorageError("b"), "fine"]])
+    assert (result, tally.num_requests, tally.num_retries, len(pauses)) == ("fine", 3, 2, 2)
+
+
+def test_retries_are_bounded_and_the_last_failure_says_so() -> None:
+    result, tally, _ = run([[TransientStorageError("down")] * 9], num_retries=2)
+    assert result == "TransientStorageError: down (gave up after 3 tries)"
+    assert (tally.num_requests, tally.num_retries) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    "error", [ObjectNotFoundError("no"), AccessDeniedError("no"), ObjectChangedError("no"), StorageError("no")]
+)
+def test_failures_that_stay_are_not_tried_again(error: StorageError) -> None:
+    _, tally, pauses = run([[error, "never"]])
+    assert (tally.num_requests, list(pauses)) == (1, [])
+
+
+def test_an_answer_that_cannot_be_read_goes_to_the_next_candidate_without_a_retry() -> None:
+    result, tally, pauses = run([[UnsupportedAnswerError("odd")], ["fine"]], num_retries=0)
+    assert (result, tally.num_requests, tally.num_retries, list(pauses)) == ("fine", 2, 0, [])
+
+
+def test_after_a_failure_the_exact_candidate_takes_over() -> None:
+    assert run([[TransientStorageError("a"), "fast"], ["exact"]])[0] == "exact"
+
+
+def test_pauses_grow_to_the_cap_and_jitter_is_full() -> None:
+    policy, error = RetryPolicy(base_seconds=0.1, cap_seconds=1.0), TransientStorageError("x")
+    assert [policy.pause_seconds(n, error, 1.0) for n in (1, 2, 3, 4, 5, 50)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    assert policy.pause_seconds(3, error, 0.0) == 0.0
+    assert policy.pause_seconds(3, error, 0.5) == 0.2
+
+
+def test_retry_after_is_honoured_up_to_its_cap() -> None:
+    policy = RetryPolicy(retry_after_cap_seconds=30.0)
+    assert policy.pause_seconds(1, error_for_status(429, "http://h/x", retry_after="7"), 0.5) == 7
+    assert policy.pause_seconds(1, error_for_status(429, "http://h/x", retry_after="7000"), 0.5) == 30.0
+    assert policy.pause_seconds(1, error_for_status(429, "http://h/x", retry_after="Wed, 21 Oct 2026"), 0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, StorageError),
+        (401, AccessDeniedError),
+        (403, AccessDeniedError),
+        (404, ObjectNotFoundError),
+        (408, TransientStorageError),
+        (410, ObjectNotFoundError),
+        (412, ObjectChangedError),
+        (416, StorageError),
+        (429, TransientStorageError),
+        (500, TransientStorageError),
+        (502, TransientStorageError),
+        (503, TransientStorageError),
+        (504, TransientStorageError),
+    ],
+)
+def test_each_status_has_its_error(status: int, kind: type[StorageError]) -> None:
+    error = error_for_status(status, "https://u:p@h/x?sig=secret")
+    assert type(error) is kind
+    assert str(status) in str(error)
+    assert "secret" not in str(error) + str(error.context)
+
+
+class BreakingListing:
+    """Lists 10 names; the first two listings break after 4 of them."""
+
+    def __init__(self) -> None:
+        self.num_listings = 0
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        self.num_listings += 1
+        for i in range(10):
+            if i == 4 and self.num_listings <= 2:
+                raise TransientStorageError("reset")
+            yield ObjectInfo(url=f"{prefix}{i}", size_bytes=i, etag=None)
+
+
+def test_a_listing_that_breaks_goes_on_where_it_was() -> None:
+    storage = BreakingListing()
+    found = list(list_with_retries([cast(Storage, storage)], "s3://b/", RetryPolicy(), Pauses()))
+    assert [info.size_bytes for info in found] == list(range(10))
+    assert storage.num_listings == 3

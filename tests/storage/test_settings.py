@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from sqlstream.errors import ConfigError
+from sqlstream.storage.settings import store_settings
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "S3_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "config"),
+    [
+        (
+            "s3",
+            {"key": "k", "secret": "s", "token": "t"},
+            {"access_key_id": "k", "secret_access_key": "s", "session_token": "t"},
+        ),
+        ("s3", {"anon": True, "requester_pays": True}, {"skip_signature": True, "request_payer": True}),
+        ("s3", {"key": "k", "client_kwargs": {"region_name": "r"}}, {"access_key_id": "k", "region": "r"}),
+        ("s3", {"access_key_id": "k", "region": "r", "key": None}, {"access_key_id": "k", "region": "r"}),
+        ("gs", {"token": "anon"}, {"skip_signature": True}),
+        ("gs", {"token": "/key.json"}, {"service_account": "/key.json"}),
+        ("gs", {"token": {"type": "x"}}, {"service_account_key": '{"type": "x"}'}),
+        ("gcs", {"token": "google_default", "project": "p"}, {}),
+        ("abfs", {"account_name": "a", "sas_token": "s"}, {"account_name": "a", "sas_key": "s"}),
+        ("https", {"key": "of s3", "account_name": "of az"}, {}),
+    ],
+)
+def test_fsspec_and_obstore_names_both_work(scheme: str, options: Mapping[str, object], config: Mapping[str, object]) -> None:
+    assert store_settings(scheme, options).config == config
+
+
+def test_an_option_that_nobody_knows_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"storage_options\['acess_key'\] is not known for s3://"):
+        store_settings("s3", {"acess_key": "typo"})
+
+
+@pytest.mark.parametrize("endpoint", [{"endpoint_url": "http://h:1"}, {"client_kwargs": {"endpoint_url": "http://h:1"}}])
+def test_an_http_endpoint_may_be_spoken_to_in_the_clear(endpoint: Mapping[str, object]) -> None:
+    settings = store_settings("s3", {"anon": True, **endpoint})
+    assert (settings.config["endpoint"], settings.client["allow_http"]) == ("http://h:1", True)
+    assert "allow_http" not in store_settings("s3", {"anon": True, "endpoint_url": "https://h:1"}).client
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "S3_ENDPOINT_URL"])
+def test_the_endpoint_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "http://h:1")
+    assert store_settings("s3", {"anon": True}).config["endpoint"] == "http://h:1"
+    assert store_settings("s3", {"anon": True, "endpoint_url": "https://mine"}).config["endpoint"] == "https://mine"
+
+
+def test_credentials_come_from_the_aws_profile_when_nothing_else_names_them(
+    bare_environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bare_environment / "credentials").write_text(
+        "[default]\naws_access_key_id = d\naws_secret_access_key = ds\n[work]\naws_access_key_id=w\naws_secret_access_key=ws\n"
+    )
+    (bare_environment / "config").write_text("[default]\nregion = eu-west-1\n[profile work]\nregion = us-west-2\n")
+    default = {"access_key_id": "d", "secret_access_key": "ds", "region": "eu-west-1"}
+    work = {"access_key_id": "w", "secret_access_key": "ws", "region": "us-west-2"}
+    assert store_settings("s3", {}).config == default
+    assert store_settings("s3", {"profile": "work"}).config == work
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    assert store_settings("s3", {}).config == work
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "from the environment")
+    assert store_settings("s3", {}).config == {}
+
+
+def test_a_profile_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigError, match="AWS profile 'nope'"):
+        store_settings("s3", {"profile": "nope"})
+
+
+def test_secrets_are_not_in_the_repr() -> None:
+    assert "hush" not in repr(store_settings("s3", {"key": "hush", "secret": "hush"}))

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+
+import pytest
+
+from sqlstream.errors import ConfigError
+from sqlstream.storage import urls
+
+
+def test_examples_in_the_docstrings_hold() -> None:
+    assert doctest.testmod(urls).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("s3://b/k", "s3"),
+        ("HTTPS://h/x", "https"),
+        ("/data/x", "file"),
+        ("x.csv", "file"),
+        ("file:///x", "file"),
+        ("hf://datasets/a", "hf"),
+        ("simplecache::s3://b/k", "simplecache"),
+        ("C:weird", "file"),
+        ("time 12:30://x", "file"),
+    ],
+)
+def test_scheme_of_a_url(url: str, expected: str) -> None:
+    assert urls.scheme(url) == expected
+    assert urls.is_remote(url) == (expected != "file")
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("s3://b/a.b/photo.JPG", ".jpg"),
+        ("https://h/x.webp?width=1.5#frag.png", ".webp"),
+        ("https://h/x.tar.gz", ".gz"),
+        ("/data/a#1.jpg", ".jpg"),
+        ("s3://b/no_extension", ""),
+        ("s3://b/.hidden", ""),
+        ("s3://b/x.j/pg", ""),
+        ("s3://b/x.exe\n", ""),
+        ("s3://b/x.ünï", ""),
+        ("s3://b/x.muchtoolongtobeone", ""),
+        ("https://host.com", ".com"),
+    ],
+)
+def test_extension_is_kept_only_when_it_is_safe_in_a_file_name(url: str, expected: str) -> None:
+    assert urls.extension(url) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://user:pa:ss@host/x?sig=secret", "https://host/x"),
+        ("https://token@host/x", "https://host/x"),
+        ("s3://bucket/key@2x.png", "s3://bucket/key@2x.png"),
+        ("abfs://container@account.dfs.core.windows.net/x?sas=secret", "abfs://container@account.dfs.core.windows.net/x"),
+        ("/local/file?.jpg", "/local/file?.jpg"),
+        ("https://h/x#page", "https://h/x#page"),
+    ],
+)
+def test_redact_takes_out_what_may_be_secret_and_no_more(url: str, expected: str) -> None:
+    assert urls.redact(url) == expected
+
+
+def test_redact_text_finds_every_url_in_a_message() -> None:
+    text = "GET https://u:p@h/x?sig=1 failed (see 'http://other/y?key=2')"
+    assert urls.redact_text(text) == "GET https://h/x failed (see 'http://other/y')"
+
+
+def test_local_path_refuses_a_remote_url_and_hides_its_password() -> None:
+    with pytest.raises(ConfigError, match="https://h/x is not a local path"):
+        urls.local_path("https://u:secret@h/x")
+    with pytest.raises(ConfigError, match="not a local path"):
+        urls.local_path("file://otherhost/x")
+
+
+def test_local_path_undoes_as_uri(tmp_path: Path) -> None:
+    path = tmp_path / "a b%ü#.csv"
+    assert urls.local_path(path.as_uri()) == path
+    assert urls.local_path(str(path)) == path
+
+
+@pytest.mark.parametrize(
+    ("base", "relative", "expected"),
+    [
+        ("s3://b", "x", "s3://b/x"),
+        ("s3://b/d/", "/x", "s3://b/d/x"),
+        ("/d", "a/b", "/d/a/b"),
+        ("", "a", "a"),
+        ("/", "a", "/a"),
+        ("s3://b", "https://h/x", "https://h/x"),
+    ],
+)
+def test_join_keeps_urls_and_puts_names_below_the_base(base: str, relative: str, expected: str) -> None:
+    assert urls.join(base, relative) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://h/a/x.csv?sig=a/b", "https://h/a"),
+        ("https://h/x.csv", "https://h"),
+        ("file:///data/x.csv", "file:///data"),
+        ("/data/x", "/data"),
+        ("s3://b/d/", "s3://b"),
+    ],
+)
+def test_parent_is_the_directory_without_the_query(url: str, expected: str) -> None:
+    assert urls.parent(url) == expected
