@@ -1,0 +1,84 @@
+"""Users' SQL before SQLite sees it. Pure: text in, text out.
+
+`sds` ran filters on DuckDB, where they silently mean something else than in SQLite. So that a script keeps its rows:
+- `/` divides as in DuckDB and Python (3/2 is 1.5, SQLite alone says 1), `//` gives whole numbers of whole numbers;
+- `"name"` is always a column: SQLite takes a misspelled one for a text, and a filter on it for true or false;
+- a column called `index` (the default key) needs no quotes, like other words that only SQLite reserves.
+`LIKE` minds upper and lower case (set in `sandbox`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from sqlstream.errors import QueryError
+
+_TOKEN = re.compile(
+    r"""(?P<space>\s+|--[^\n]*|/\*.*?(?:\*/|\Z))
+    |(?P<text>'(?:[^']|'')*')
+    |(?P<quoted>"(?:[^"]|"")*")
+    |(?P<tick>`(?:[^`]|``)*`|\[[^\]]*\])
+    |(?P<word>[^\W\d]\w*)
+    |(?P<number>\d[\w.]*)
+    |(?P<whole>//)
+    |(?P<other>.)""",
+    re.DOTALL | re.VERBOSE,
+)
+_ONLY_SQLITE = frozenset("add alter commit delete drop index insert set transaction update".split())
+"""Words that SQLite reserves, DuckDB does not, and no SELECT needs."""
+
+
+def to_sqlite(query: str, columns: Iterable[str]) -> str:
+    r"""Return one SELECT statement as SQLite must read it, without comments.
+
+    Args:
+        query: The user's text.
+        columns: The names of columns in it.
+
+    Raises:
+        QueryError: No single SELECT statement.
+
+    Example:
+        >>> to_sqlite('SELECT * FROM dataframe WHERE width / height > 1.5 AND "index" != \'a/b\'; -- wide', ["index"])
+        "SELECT * FROM dataframe WHERE width *1.0/ height > 1.5 AND `index` != 'a/b'"
+    """
+    reserved = _ONLY_SQLITE & {column.lower() for column in columns}
+    parts = []
+    for token in _TOKEN.finditer(query):
+        kind, text = str(token.lastgroup), token[0]
+        if kind == "space":
+            text = " "
+        elif kind == "quoted":
+            text = _tick(text[1:-1].replace('""', '"'))
+        elif kind == "word" and text.lower() in reserved:
+            text = _tick(text)
+        elif kind == "whole":
+            text = "/"
+        elif text == "/":
+            text = "*1.0/"
+        elif text in ("'", '"', "`", "[", "\0"):
+            raise QueryError(f"the query {shortened(query)!r} has {text!r} without its end: close the quote")
+        parts.append(text)
+    statement = "".join(parts).strip().rstrip("; ")
+    if has_word(statement, ";"):
+        raise QueryError(f"the query {shortened(query)!r} is more than one statement: give one SELECT")
+    if not re.match(r"(?:select|with)\b", statement, re.IGNORECASE):
+        raise QueryError(f"the query {shortened(query)!r} is no SELECT: give 'SELECT … FROM dataframe WHERE …'")
+    return statement
+
+
+def has_word(statement: str, word: str) -> bool:
+    """Return True if `word` (lower case) stands in the statement outside of texts and quoted names."""
+    return any(token[0].lower() == word for token in _TOKEN.finditer(statement) if token.lastgroup in ("word", "other"))
+
+
+def shortened(query: str) -> str:
+    """Return the query fit for an error message."""
+    one_line = " ".join(query.split())
+    return one_line if len(one_line) <= 300 else one_line[:300] + "…"
+
+
+def _tick(name: str) -> str:
+    """Return a name in backticks, which SQLite never takes for a text."""
+    return "`" + name.replace("`", "``") + "`"

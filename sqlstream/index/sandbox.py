@@ -1,0 +1,177 @@
+"""Runs users' SQL on an index file so that it can read the rows and nothing else.
+
+Each of these alone has a hole (mode=ro still lets ATTACH create files, query_only still lets it open them): the file is opened
+read-only and immutable, query_only, trusted_schema off, with an authorizer that knows the one table and a list of functions,
+with limits on length, depth and size, and a time budget. One statement, which begins with SELECT or WITH.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlstream.errors import QueryError
+from sqlstream.index import functions
+from sqlstream.index.dialect import shortened, to_sqlite
+from sqlstream.index.models import ROW, VIEWS
+from sqlstream.index.store import Index, connect
+
+BUDGET_SECONDS = 600.0
+"""Longest time of one query: SQLite filters about 10^7 rows a second (m), so this is for 10^9, not for a cross join."""
+_OPERATIONS = 20_000  # of SQLite's machine between two looks at the clock: about a millisecond
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 200_000,  # long IN lists are honest
+    sqlite3.SQLITE_LIMIT_LENGTH: 64 << 20,  # a value or a sorted row
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 20,
+    sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 32,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 200,
+    sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER: 0,
+    sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 0,
+    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
+}
+_TABLE_FUNCTIONS = ("json_each", "json_tree")
+
+
+class Sandbox:
+    """A connection for one user query.
+
+    Args:
+        index: Whose file is queried; all rows of it, selected or not.
+        query: The user's SQL.
+        budget_seconds: The query is stopped after this time.
+
+    Raises:
+        QueryError: No single SELECT.
+    """
+
+    def __init__(self, index: Index, query: str, *, budget_seconds: float = BUDGET_SECONDS) -> None:
+        self._index, self._query, self._budget = index, query, budget_seconds
+        self.columns = [column.physical for column in index.columns]
+        self.statement = to_sqlite(query, self.columns)
+        self._denied: str | None = None
+        self._failed: list[Exception] = []
+        self._raised: BaseException | None = None
+        self._is_late = False
+        self._connection = self._locked_down()
+
+    def describe(self) -> list[str]:
+        """Return the names of the query's result columns (doubles get a number); runs nothing."""
+        with self._errors():
+            return _names(self._connection.execute(f"SELECT * FROM ({self.statement}) LIMIT 0"))
+
+    def run(self, statement: str, count: int) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
+        """Return the names of the result of `statement` (made from the query's), and its rows, `count` at a time."""
+        with self._errors():
+            cursor = self._connection.execute(statement)
+        return _names(cursor), self._batches(cursor, count)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _batches(self, cursor: sqlite3.Cursor, count: int) -> Iterator[list[tuple[Any, ...]]]:
+        while True:
+            with self._errors():
+                rows = cursor.fetchmany(count)
+            if not rows:
+                return
+            yield rows
+
+    def _locked_down(self) -> sqlite3.Connection:
+        connection = connect(self._index.path)
+        connection.execute("PRAGMA case_sensitive_like=ON")  # as in DuckDB
+        functions.register(connection, self._failed.append)
+        connection.execute(
+            "SELECT 1 FROM dataframe, json_each('[]'), json_tree('[]') LIMIT 0"
+        )  # the schema is read before the guard stands
+        for limit, value in _LIMITS.items():
+            connection.setlimit(limit, value)
+        if sys.version_info >= (3, 12):
+            connection.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE, True)
+        connection.set_authorizer(self._authorize)
+        deadline = time.monotonic() + self._budget
+        connection.set_progress_handler(lambda: self._is_over(deadline), _OPERATIONS)
+        return connection
+
+    def _authorize(self, action: int, one: str | None, two: str | None, _database: str | None, within: str | None) -> int:
+        if action == sqlite3.SQLITE_SELECT:
+            return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_READ:
+            # `rows` only through the views; a read of no column at all (count(*)) names no view.
+            if one in VIEWS or one in _TABLE_FUNCTIONS or (one == "rows" and (within in VIEWS or two == "")):
+                return sqlite3.SQLITE_OK
+            self._denied = f"it reads {one!r}, and there is only the table {VIEWS[0]!r} (also called {VIEWS[1]!r})"
+        elif action == sqlite3.SQLITE_FUNCTION:
+            if functions.is_allowed(str(two)):
+                return sqlite3.SQLITE_OK
+            self._denied = f"the function {two}() is not allowed" + (
+                ": use random_uniform(row, seed)" if str(two).startswith("random") else ""
+            )
+        else:
+            self._denied = (
+                "it does more than select from the index" if action != sqlite3.SQLITE_RECURSIVE else "it is recursive"
+            )
+        return sqlite3.SQLITE_DENY
+
+    def _is_over(self, deadline: float) -> int:
+        try:
+            self._is_late = time.monotonic() > deadline
+        except BaseException as error:  # Ctrl-C; SQLite would swallow it
+            self._raised = error
+            return 1
+        return int(self._is_late)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, sqlite3.Warning, UnicodeEncodeError, OverflowError) as error:
+            if self._raised is not None:
+                raise self._raised from error
+            why = self._denied or str(error)
+            if self._is_late:
+                why = f"it did not end within {self._budget:g} seconds"
+            elif self._failed:
+                why = f"one of hash, random_uniform and REGEXP says {str(self._failed[-1])!r}"
+            columns = ", ".join([ROW, *self.columns[:50]]) + (", …" if len(self.columns) > 50 else "")
+            raise QueryError(
+                f"the query {shortened(self._query)!r} does not run: {why}. The table is {VIEWS[0]!r}, its columns: {columns}",
+                query=self._query,
+            ) from error
+
+
+def run_query(
+    index: Index, sql: str, limit: int | None = None, *, budget_seconds: float = BUDGET_SECONDS
+) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Return column names and rows of a user's query, as SQLite has the values.
+
+    Args:
+        index: All rows of its file are queried.
+        sql: One SELECT on `dataframe`, also called `samples`.
+        limit: At most this many rows.
+        budget_seconds: The query is stopped after this time.
+
+    Raises:
+        QueryError: It is no SELECT, does not run, is not allowed, or takes too long.
+    """
+    sandbox = Sandbox(index, sql, budget_seconds=budget_seconds)
+    try:
+        names, batches = sandbox.run(sandbox.statement, 1000)
+        rows: list[tuple[Any, ...]] = []
+        for batch in batches:
+            rows.extend(batch)
+            if limit is not None and len(rows) >= limit:
+                break
+        return names, rows if limit is None else rows[:limit]
+    finally:
+        sandbox.close()
+
+
+def _names(cursor: sqlite3.Cursor) -> list[str]:
+    return [column[0] for column in cursor.description]

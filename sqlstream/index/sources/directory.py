@@ -1,0 +1,177 @@
+"""A directory of samples: files that share the name before the first dot are one sample.
+
+    a/001.jpg  a/001.txt  a/002.jpg   →   index | jpg       | txt
+                                          001   | a/001.jpg | a/001.txt
+                                          002   | a/002.jpg | None
+
+Values are paths relative to the directory. Names are grouped and sorted in a temporary SQLite file, so memory is flat.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from itertools import groupby, islice
+from pathlib import Path
+
+import pyarrow as pa
+
+from sqlstream.errors import SourceChangedError, SourceError
+from sqlstream.index.models import SourceFile
+from sqlstream.index.sources.access import named_errors
+from sqlstream.index.sources.base import BATCH_ROWS
+from sqlstream.records import DataSampleType
+from sqlstream.storage import urls
+from sqlstream.storage.base import RemoteReader
+
+KEY = "index"
+"""The key column of a directory, as in `sds`."""
+_MAX_EXTENSIONS = 500  # arbitrary, below SQLite's 2000 columns: more is a naming scheme that puts dots into keys
+_DIGEST_BITS = 128
+
+
+class Listing:
+    """The files below a directory, local or remote.
+
+    Args:
+        directory: A local path or a URL.
+        remote: Lists remote ones.
+    """
+
+    def __init__(self, directory: str, remote: RemoteReader) -> None:
+        self.directory = directory.rstrip("/") + "/"
+        self._remote = remote
+
+    def files(self) -> Iterator[SourceFile]:
+        """Yield all files, at any depth, in any order; `url` is the path relative to the directory."""
+        if not urls.is_remote(self.directory):
+            yield from self._local_files()
+            return
+        with named_errors(self.directory):
+            for info in self._remote.list(self.directory):
+                name = info.url.removeprefix(self.directory)
+                if name and not name.endswith("/"):  # placeholders of empty directories
+                    yield SourceFile(url=name, size_bytes=info.size_bytes, etag=info.etag)
+
+    def version(self) -> tuple[str, int]:
+        """Return a digest of all files with their versions, and their number; the order of listing does not matter."""
+        total, count = 0, 0
+        for file in self.files():
+            total, count = (total + _digest(file)) % (1 << _DIGEST_BITS), count + 1
+        return f"{total:032x}", count
+
+    def _local_files(self) -> Iterator[SourceFile]:
+        root = str(urls.local_path(self.directory).absolute())
+        with named_errors(self.directory):
+            os.scandir(root).close()  # os.walk says nothing of a directory that it cannot read
+
+            def fail(error: OSError) -> None:
+                raise error
+
+            for folder, _, names in os.walk(root, onerror=fail, followlinks=True):
+                for name in names:
+                    path = os.path.join(folder, name)
+                    if os.path.isfile(path):
+                        status = os.stat(path)
+                        yield SourceFile(
+                            url=os.path.relpath(path, root), size_bytes=status.st_size, etag=str(status.st_mtime_ns)
+                        )
+
+
+class DirectoryTable:
+    """The samples of a listing as a table; made anew for each build.
+
+    Args:
+        listing: The files.
+        kind: Samples are the keys that own a file of this type.
+        temporary: A path for the sorting; removed by `close`.
+    """
+
+    num_rows: int | None = None
+
+    def __init__(self, listing: Listing, kind: DataSampleType, temporary: Path) -> None:
+        self._listing, self._kind, self._path = listing, kind, temporary
+        self._name = urls.redact(listing.directory)
+        self._db = sqlite3.connect(temporary, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=OFF")
+        self._db.execute("PRAGMA synchronous=OFF")
+        self._db.execute("CREATE TABLE file (key TEXT, ext TEXT, path TEXT, PRIMARY KEY (key, ext)) WITHOUT ROWID")
+
+    def read(self, version: tuple[str, int]) -> None:
+        """Take all files in; `version` is what `Listing.version` said.
+
+        Raises:
+            SourceError: Two files have the same key and extension, or no key owns a file of the main type.
+            SourceChangedError: The directory is no longer that version.
+        """
+        total, count = 0, 0
+        self._db.execute("BEGIN")
+        for file in self._listing.files():
+            total, count = (total + _digest(file)) % (1 << _DIGEST_BITS), count + 1
+            key, _, extension = file.url.rpartition("/")[2].partition(".")
+            if key and extension:  # hidden files have no key, others no column
+                self._add(key, extension.lower(), file.url)
+        self._db.execute("COMMIT")
+        if (f"{total:032x}", count) != version:
+            raise SourceChangedError(
+                f"{self._name} changed while it was indexed: wait until its writer is done, and start again"
+            )
+        marks = ", ".join("?" * len(self._kind.extensions))
+        self._db.execute("CREATE TABLE sample (key TEXT PRIMARY KEY) WITHOUT ROWID")
+        self._db.execute(
+            f"INSERT INTO sample SELECT DISTINCT key FROM file WHERE ext IN ({marks}) ORDER BY key",
+            sorted(self._kind.extensions),
+        )
+        self.num_rows = self._db.execute("SELECT count(*) FROM sample").fetchone()[0]
+        if not self.num_rows:
+            wanted = ", ".join(sorted(self._kind.extensions)[:12])
+            raise SourceError(f"{self._name} holds {count} files but no {self._kind} ({wanted}, …): check src and data_type")
+
+    def schema(self) -> pa.Schema:
+        """Return the key column and one text column for each extension."""
+        extensions = [ext for (ext,) in self._db.execute("SELECT DISTINCT ext FROM file JOIN sample USING (key) ORDER BY ext")]
+        if KEY in extensions:
+            path = self._db.execute("SELECT path FROM file JOIN sample USING (key) WHERE ext = ?", (KEY,)).fetchone()[0]
+            raise SourceError(f"{self._name}: {path} has the extension of the key column {KEY!r}: rename it")
+        if len(extensions) > _MAX_EXTENSIONS:
+            some = ", ".join(repr(ext) for ext in extensions[:3])
+            raise SourceError(
+                f"{self._name} has {len(extensions)} different extensions ({some}, …), and each would be a column. "
+                "A sample's key ends at the first dot of the name: rename the files, or list them in a table"
+            )
+        return pa.schema([pa.field(name, pa.string()) for name in (KEY, *extensions)])
+
+    def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the samples, sorted by key."""
+        files = self._db.execute("SELECT key, ext, path FROM file JOIN sample USING (key) ORDER BY key")
+        samples = (
+            {KEY: key} | {ext: path for _, ext, path in rows} for key, rows in groupby(files, key=lambda row: str(row[0]))
+        )
+        while rows := list(islice(samples, BATCH_ROWS)):
+            arrays = [pa.array([row.get(name) for row in rows], pa.string()) for name in names]
+            yield pa.RecordBatch.from_arrays(arrays, names=list(names))
+
+    def close(self) -> None:
+        """Remove the temporary file."""
+        self._db.close()
+        self._path.unlink(missing_ok=True)
+
+    def _add(self, key: str, extension: str, path: str) -> None:
+        try:
+            self._db.execute("INSERT INTO file VALUES (?, ?, ?)", (key, extension, path))
+        except sqlite3.IntegrityError:
+            other = self._db.execute("SELECT path FROM file WHERE key = ? AND ext = ?", (key, extension)).fetchone()[0]
+            one, two = sorted((other, path))
+            raise SourceError(
+                f"{self._name}: {one} and {two} have the same key {key!r} and extension {extension!r}: "
+                "names must be unique over all sub-directories, so rename one, or list the files in a table"
+            ) from None
+        except UnicodeEncodeError as error:
+            raise SourceError(f"{self._name}: the name {path!r} is not UTF-8: rename it") from error
+
+
+def _digest(file: SourceFile) -> int:
+    text = f"{file.url}\0{file.size_bytes}\0{file.etag}".encode("utf-8", "surrogateescape")
+    return int.from_bytes(blake2b(text, digest_size=_DIGEST_BITS // 8).digest(), "big")

@@ -1,0 +1,38 @@
+"""A text file whose lines are paths of table files (`split_file_paths.txt` of `sds`); relative lines start at its own place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlstream.errors import SourceError
+from sqlstream.index.models import SourceFile
+from sqlstream.index.sources.access import local_copy, stat_file
+from sqlstream.index.sources.formats import check_table
+from sqlstream.storage import urls
+from sqlstream.storage.base import RemoteReader
+
+
+def read_paths(src: str, temporary: Path, remote: RemoteReader) -> list[str]:
+    """Return the URLs that the lines of `src` name, in their order.
+
+    Raises:
+        SourceError: No line names a file, or it is no text.
+        ConfigError: A line names no table file.
+    """
+    file = stat_file(src, remote)
+    with local_copy(file, temporary, remote) as local:
+        try:
+            lines = local.read_text(encoding="utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            raise SourceError(f"{urls.redact(src)} is no text in UTF-8 ({error}): it must hold one path a line") from error
+    paths = [urls.join(urls.parent(file.url), line.strip()) for line in lines if line.strip()]
+    if not paths:
+        raise SourceError(f"{urls.redact(src)} is empty: it must hold one path of an index file a line")
+    for number, path in enumerate(paths, 1):
+        check_table(path, f"{src}, path {number}")
+    return paths
+
+
+def list_files(paths: list[str], remote: RemoteReader) -> list[SourceFile]:
+    """Return the files at these URLs, with their versions."""
+    return [stat_file(path, remote) for path in paths]

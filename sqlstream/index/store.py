@@ -1,0 +1,294 @@
+"""Reads an index: rows by id, positions of a filter. Nothing of it is held in memory but what SQLite caches."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote as quote_url
+
+import numpy as np
+
+from sqlstream import locks
+from sqlstream.errors import IndexDatabaseError
+from sqlstream.index import values
+from sqlstream.index.models import APPLICATION_ID, FORMAT_VERSION, ROW, Column, SelectionInfo, quote
+from sqlstream.storage import urls
+
+_CACHE_KIB = 8192  # pages of the index that one process keeps; the kernel keeps the rest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Open:
+    """The file open, and what it says of itself."""
+
+    connection: sqlite3.Connection
+    meta: dict[str, Any]
+    columns: tuple[Column, ...]
+    names: tuple[str, ...]
+    decoders: tuple[tuple[str, values.Decode], ...]
+    """(name, decode) of the columns whose stored values are not the values themselves."""
+    select: str
+    """The statement for rows, up to the list of ids."""
+
+
+class Index:
+    """An immutable index file, and the positions of a filter on it when there is one.
+
+    Pickles as paths; opens on first use, again after a fork. Safe to use from several threads.
+
+    Args:
+        path: The SQLite file.
+        selection: The filter whose positions lie beside it; None selects every row in its order.
+        base_url: Where relative paths start, when it holds credentials (the file has it without).
+    """
+
+    def __init__(self, path: Path, *, selection: SelectionInfo | None = None, base_url: str | None = None) -> None:
+        self.path = path
+        self.selection = selection
+        self._base_url = base_url
+        self._lock = threading.RLock()
+        self._open: _Open | None = None
+        self._mapped: np.ndarray | None = None
+        locks.call_after_fork(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "selection": self.selection, "base_url": self._base_url}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Index.__init__(self, state["path"], selection=state["selection"], base_url=state["base_url"])
+
+    def __len__(self) -> int:
+        return self.num_rows if self.selection is None else self.selection.num_selected
+
+    @property
+    def fingerprint(self) -> str:
+        """Names source, version, columns and filter: equal for equal data."""
+        return str(self._opened().meta["fingerprint"]) if self.selection is None else self.selection.fingerprint
+
+    @property
+    def src(self) -> str:
+        """The source, without credentials."""
+        return str(self._opened().meta["src"])
+
+    @property
+    def key_column(self) -> str:
+        """The column that names a sample."""
+        return str(self._opened().meta["key_column"])
+
+    @property
+    def key_problem(self) -> str | None:
+        """What is wrong with the keys of all rows, or None."""
+        problem = self._opened().meta["key_problem"]
+        return None if problem is None else str(problem)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the file, selected or not."""
+        return int(self._opened().meta["num_rows"])
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of a row, in the source's order."""
+        return self._opened().columns
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """All that the file says of itself."""
+        return dict(self._opened().meta)
+
+    @property
+    def positions_path(self) -> Path | None:
+        """The file of selected row ids, when there is a filter."""
+        return None if self.selection is None else positions_path(self.path.parent, self.selection.fingerprint)
+
+    def row_ids(self, positions: np.ndarray) -> np.ndarray:
+        """Return the row ids at selected positions.
+
+        Args:
+            positions: Integers in [0, len(self)).  # [n]
+
+        Returns:
+            int64.  # [n]
+
+        Raises:
+            IndexError: A position is out of range.
+        """
+        wanted = np.asarray(positions, np.int64)  # [n]
+        if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
+            raise IndexError(f"positions {wanted.min()}…{wanted.max()} are not all in [0, {len(self)})")
+        if self.selection is None:
+            return wanted
+        return np.asarray(self._positions()[wanted], np.int64)
+
+    def rows(self, row_ids: Sequence[int]) -> list[dict[str, object]]:
+        """Return the rows with these ids, in the order asked; an id may come several times.
+
+        Raises:
+            IndexError: No row has this id.
+        """
+        ids = [int(row_id) for row_id in row_ids]
+        records = self._records(list(dict.fromkeys(ids)))
+        if len(records) < len(set(ids)):
+            missing = next(row_id for row_id in ids if row_id not in records)
+            raise IndexError(f"{self.path} has no row {missing}: its rows are 0 to {self.num_rows - 1}")
+        opened = self._opened()
+        rows = []
+        for row_id in ids:  # a row asked for twice is decoded twice: samples must not share a list that one of them changes
+            row: dict[str, object] = dict(zip(opened.names, records[row_id], strict=True))
+            for name, decode in opened.decoders:
+                if row[name] is not None:
+                    row[name] = decode(row[name])
+            rows.append(row)
+        return rows
+
+    def resolve(self, value: str) -> str:
+        """Return the URL of a downloaded column's value: a relative path starts at the place of the index's source."""
+        return urls.join(self._base_url or str(self._opened().meta["base_url"]), value)
+
+    def is_usable(self) -> bool:
+        """Return False when there is no such file, or another sqlstream's; a damaged one is an error.
+
+        Raises:
+            IndexDatabaseError: The file is damaged.
+        """
+        if not self.path.exists():
+            return False
+        if self.selection is not None and not os.path.exists(self.positions_path or ""):
+            return False
+        self._opened()
+        os.utime(self.path)  # last used, for those who clear old indexes
+        return True
+
+    def close(self) -> None:
+        """Close the file; the next use opens it again."""
+        with self._lock:
+            if self._open is not None:
+                self._open.connection.close()
+            self._open = self._mapped = None
+
+    def after_fork_in_child(self) -> None:
+        """Leak the parent's connection; open an own one on the next use."""
+        if self._open is not None:
+            locks.leak(self._open.connection)
+        self._open = None
+        self._lock = threading.RLock()  # another thread of the parent may have held it
+
+    def _opened(self) -> _Open:
+        if (opened := self._open) is not None:
+            return opened
+        with self._lock:
+            if self._open is None:
+                self._open = _open(self.path)
+            return self._open
+
+    def _records(self, ids: list[int]) -> dict[int, tuple[Any, ...]]:
+        """Return stored rows by id; ids without a row are left out."""
+        found: dict[int, tuple[Any, ...]] = {}
+        with self._lock:  # nobody closes the file meanwhile
+            opened = self._opened()
+            limit = opened.connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)
+            for start in range(0, len(ids), limit):
+                some = ids[start : start + limit]
+                with damage_named(self.path):
+                    records = opened.connection.execute(f"{opened.select} ({', '.join('?' * len(some))})", some).fetchall()
+                found.update((record[0], record[1:]) for record in records)
+        return found
+
+    def _positions(self) -> np.ndarray:
+        if self._mapped is None:
+            assert self.positions_path is not None
+            try:
+                self._mapped = np.load(self.positions_path, mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError) as error:
+                raise IndexDatabaseError(
+                    f"{self.positions_path} cannot be read ({error}): remove it, it is built again"
+                ) from error
+        return self._mapped
+
+
+def positions_path(directory: Path, fingerprint: str) -> Path:
+    """Return the file of a selection's row ids."""
+    return directory / f"{fingerprint}.positions.npy"
+
+
+def selection_path(directory: Path, fingerprint: str) -> Path:
+    """Return the file that says what a selection is; it is written last, so a selection without it is none."""
+    return directory / f"{fingerprint}.selection.json"
+
+
+def read_selection(path: Path) -> SelectionInfo | None:
+    """Return what a selection file says, or None when there is none (or another sqlstream's)."""
+    try:
+        fields = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise IndexDatabaseError(f"{path} cannot be read ({error}): remove it, it is built again") from error
+    return SelectionInfo(**fields) if fields.get("format_version") == FORMAT_VERSION else None
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Return a connection that can only read, and takes the file as never changing."""
+    address = f"file:{quote_url(str(path.absolute()))}?mode=ro&immutable=1"
+    with damage_named(path):
+        connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False, cached_statements=64)
+        for pragma in ("query_only=ON", "trusted_schema=OFF", f"cache_size=-{_CACHE_KIB}", "mmap_size=0"):
+            connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+def read_columns(connection: sqlite3.Connection) -> tuple[Column, ...]:
+    """Return the columns that the file lists."""
+    records = connection.execute(
+        "SELECT position, name, physical, arrow_field, type, affinity, has_nan FROM columns ORDER BY position"
+    )
+    return tuple(
+        Column(position=p, name=n, physical=ph, arrow_field=f, type=t, affinity=a, has_nan=bool(nan))
+        for p, n, ph, f, t, a, nan in records
+    )
+
+
+class damage_named:  # noqa: N801 (used like a function; a class costs a tenth of a generator on the way of every window)
+    """Context that turns SQLite's errors into one that names the file and the cure."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        """Watch the body."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Translate."""
+        if isinstance(error, sqlite3.DatabaseError):
+            raise IndexDatabaseError(
+                f"the index file {self._path} cannot be read ({error}): remove it, the next run builds it again"
+            ) from error
+
+
+def _open(path: Path) -> _Open:
+    connection = connect(path)
+    try:
+        with damage_named(path):
+            application_id = connection.execute("PRAGMA application_id").fetchone()[0]
+            if application_id != APPLICATION_ID:
+                raise IndexDatabaseError(f"{path} is no sqlstream index: remove it, the next run builds it again")
+            meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
+            columns = read_columns(connection)
+    except BaseException:
+        connection.close()
+        raise
+    physical = ", ".join([ROW, *(quote(column.physical) for column in columns)])
+    return _Open(
+        connection=connection,
+        meta=meta,
+        columns=columns,
+        names=tuple(column.name for column in columns),
+        decoders=tuple((c.name, decode) for c in columns if (decode := values.decoder(c)) is not None),
+        select=f"SELECT {physical} FROM rows WHERE {ROW} IN",
+    )

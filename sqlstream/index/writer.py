@@ -1,0 +1,201 @@
+"""Writes one index file: rows in batches, then what the file says of itself.
+
+The file is thrown away unless `finish` returns, so it is built without journal and without syncs. Rows go in with
+multi-row VALUES (1.5 times `executemany`, measured on 10^6 rows of 8 columns), their ids left to SQLite (1.15 times).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.metadata
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sqlstream.errors import SourceError
+from sqlstream.index.keys import KeyCheck
+from sqlstream.index.models import (
+    APPLICATION_ID,
+    FORMAT_VERSION,
+    ROW,
+    VIEWS,
+    Column,
+    SourceFile,
+    identity,
+    physical_name,
+    quote,
+)
+from sqlstream.index.schema import TableSchema
+from sqlstream.index.values import affinity, encode
+from sqlstream.storage import urls
+
+_PRAGMAS = (
+    "journal_mode=OFF",
+    "synchronous=OFF",
+    "locking_mode=EXCLUSIVE",
+    "cache_size=-16000",
+    f"application_id={APPLICATION_ID}",
+)
+_ROWS_A_STATEMENT = 100  # more is not faster, and the statement grows
+_SCHEMA = """
+CREATE TABLE columns (position INTEGER PRIMARY KEY, name TEXT NOT NULL, physical TEXT NOT NULL,
+    arrow_field BLOB NOT NULL, type TEXT NOT NULL, affinity TEXT NOT NULL, has_nan INTEGER NOT NULL) STRICT;
+CREATE TABLE sources (position INTEGER PRIMARY KEY, url TEXT NOT NULL, size_bytes INTEGER, etag TEXT,
+    first_row INTEGER NOT NULL) STRICT;
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE rows (row INTEGER PRIMARY KEY);
+INSERT INTO rows (row) VALUES (-1); -- ids are given from here on: 0, 1, 2, …; finish() deletes it
+"""
+
+
+class IndexWriter:
+    """An index file under construction.
+
+    Args:
+        path: Where it grows; must not exist.
+        key_column: Its values must be unique and present; the verdict goes into `meta`.
+    """
+
+    def __init__(self, path: Path, key_column: str) -> None:
+        self._path = path
+        self._connection = sqlite3.connect(path, isolation_level=None)
+        for pragma in _PRAGMAS:
+            self._connection.execute(f"PRAGMA {pragma}")
+        self._connection.executescript(_SCHEMA)
+        self._connection.execute("BEGIN")
+        self._schema = TableSchema()
+        self._columns: dict[str, Column] = {}
+        self._taken = {identity(ROW)}
+        self._sources: list[tuple[SourceFile, int]] = []
+        self._keys = KeyCheck(key_column)
+        self.num_rows = 0
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """Columns so far, by logical name."""
+        return dict(self._columns)
+
+    def begin_source(self, source: SourceFile, schema: pa.Schema) -> None:
+        """Take in the columns of the next source file; its rows follow with `write_batch`.
+
+        Raises:
+            SchemaError: They conflict with those of an earlier file.
+        """
+        self._schema.merge(schema, urls.redact(source.url))
+        for name, field in self._schema.fields.items():
+            if name not in self._columns:
+                self.add_column(field, affinity(field))
+        self._sources.append((source, self.num_rows))
+
+    def add_column(self, field: pa.Field[Any], declared: str) -> None:
+        """Add an empty column; earlier rows read as None there."""
+        self._schema.fields.setdefault(field.name, field)
+        column = Column(
+            name=field.name,
+            physical=physical_name(field.name, self._taken),
+            position=len(self._columns),
+            arrow_field=b"",  # the type may still widen
+            type="",
+            affinity=declared,
+        )
+        self._connection.execute(f"ALTER TABLE rows ADD COLUMN {quote(column.physical)} {declared}")
+        self._columns[field.name] = column
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Append the rows of `batch`, whose columns belong to the source begun last."""
+        columns: dict[str, list[Any]] = {}
+        for name, array in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                encoded = encode(array, self._schema.fields[name])
+            except (ValueError, OverflowError, TypeError) as error:  # pa.ArrowInvalid is a ValueError
+                where = f"{urls.redact(self._sources[-1][0].url)}, column {name!r}"
+                raise SourceError(
+                    f"{where}: a value has no exact form in the index ({error}): leave it out or round it"
+                ) from error
+            columns[name] = encoded.values
+            if encoded.has_nan:
+                self._columns[name] = replace(self._columns[name], has_nan=True)
+        self.write_values(columns)
+
+    def write_values(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Append rows given as columns of stored values, by logical name; the others are NULL."""
+        num_rows = len(next(iter(columns.values())))
+        width = len(columns)
+        names = ", ".join(quote(self._columns[name].physical) for name in columns)
+        limit = self._connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)
+        at_a_time = max(1, min(_ROWS_A_STATEMENT, limit // width))
+        one = f"({', '.join('?' * width)})"
+        flat = list(chain.from_iterable(zip(*columns.values(), strict=True)))
+        for start in range(0, num_rows, at_a_time):
+            count = min(at_a_time, num_rows - start)
+            statement = f"INSERT INTO rows ({names}) VALUES {', '.join([one] * count)}"
+            self._connection.execute(statement, flat[start * width : (start + count) * width])
+        self._keys.add(columns.get(self._keys.column), num_rows)
+        self.num_rows += num_rows
+
+    def finish(self, meta: Mapping[str, object], types: Mapping[str, pa.Field[Any]] | None = None) -> None:
+        """Complete the file and bring it to the disk.
+
+        Args:
+            meta: What the file says of itself, beside what the writer knows.
+            types: Final fields of columns that were added without a source, by logical name.
+        """
+        db = self._connection
+        db.execute("DELETE FROM rows WHERE row = -1")
+        assert db.execute("SELECT ifnull(min(row), 0), ifnull(max(row), -1) + 1 FROM rows").fetchone() == (0, self.num_rows)
+        fields = {**self._schema.fields, **(types or {})}
+        columns = [_typed(column, fields[name]) for name, column in self._columns.items()]
+        for c in columns:
+            values = (c.position, c.name, c.physical, c.arrow_field, c.type, c.affinity, c.has_nan)
+            db.execute("INSERT INTO columns VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+        for position, (source, first_row) in enumerate(self._sources):
+            origin = (position, urls.redact(source.url), source.size_bytes, source.etag, first_row)
+            db.execute("INSERT INTO sources VALUES (?, ?, ?, ?, ?)", origin)
+        key = self._columns.get(self._keys.column)
+        own = {
+            "format_version": FORMAT_VERSION,
+            "num_rows": self.num_rows,
+            "key_problem": self._keys.problem(db, quote(key.physical)) if key else None,
+            "sqlstream_version": _version(),
+            "created_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        }
+        db.executemany("INSERT INTO meta VALUES (?, ?)", {**own, **meta}.items())
+        for view in VIEWS:
+            db.execute(f"CREATE VIEW {view} AS SELECT {', '.join([ROW, *map(_shown, columns)])} FROM rows")
+        db.execute("COMMIT")
+        self.close()
+        fd = os.open(self._path, os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        self._connection.close()
+
+
+def _typed(column: Column, field: pa.Field[Any]) -> Column:
+    serialised = pa.schema([field]).serialize().to_pybytes()
+    return replace(column, arrow_field=serialised, type="json" if field.metadata else str(field.type))
+
+
+def _shown(column: Column) -> str:
+    """Return the column as users' SQL sees it."""
+    name = quote(column.physical)
+    wanted = affinity(column.field)
+    value = f"CASE typeof({name}) WHEN 'text' THEN NULL ELSE {name} END" if column.has_nan else name
+    if wanted != "BLOB" and (column.has_nan or wanted != column.affinity):
+        value = f"CAST({value} AS {wanted})"
+    return value if value == name else f"{value} AS {name}"
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("sqlstream")
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+        return "unknown"

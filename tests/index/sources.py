@@ -1,0 +1,82 @@
+"""Helpers of the index tests: options in short, and a remote reader that serves a local folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlstream.config import IndexOptions
+from sqlstream.errors import ObjectNotFoundError
+from sqlstream.index.build import open_index
+from sqlstream.index.store import Index
+from sqlstream.storage.base import ObjectInfo
+
+
+class FolderReader:
+    """Serves `folder` as `base`; counts what is asked. Stands for the helper process, whose own tests are in tests/storage."""
+
+    def __init__(self, folder: Path, base: str = "s3://bucket") -> None:
+        self.folder, self.base = folder, base
+        self.count: Counter[str] = Counter()
+
+    def head(self, url: str) -> ObjectInfo:
+        self.count["head"] += 1
+        return self._info(url)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        self.count["list"] += 1
+        for path in sorted(self.folder.rglob("*")):
+            url = f"{self.base}/{path.relative_to(self.folder)}"
+            if path.is_file() and url.startswith(prefix):
+                yield self._info(url)
+
+    def download(self, url: str, path: Path) -> ObjectInfo:
+        self.count["download"] += 1
+        info = self._info(url)
+        shutil.copyfile(self._path(url), path)
+        return info
+
+    def _path(self, url: str) -> Path:
+        return self.folder / url.removeprefix(self.base + "/")
+
+    def _info(self, url: str) -> ObjectInfo:
+        if not self._path(url).is_file():
+            raise ObjectNotFoundError(f"{url}: 404")
+        status = self._path(url).stat()
+        return ObjectInfo(url=url, size_bytes=status.st_size, etag=str(status.st_mtime_ns))
+
+
+class NoReader(FolderReader):
+    """For local sources: whoever asks it anything fails."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nonexistent"))
+
+
+def options(src: Path | str, **changes: Any) -> IndexOptions:
+    """Return options for `src`."""
+    return IndexOptions(src=str(src), **changes)
+
+
+def build(directory: Path, src: Path | str, remote: FolderReader | None = None, **changes: Any) -> Index:
+    """Open the index of `src` in `directory/index`."""
+    place = directory / "index"
+    place.mkdir(exist_ok=True)
+    return open_index(options(src, **changes), place, remote or NoReader(), show_progress=False)
+
+
+def all_rows(index: Index) -> list[dict[str, object]]:
+    """Return every selected row, in order."""
+    import numpy as np
+
+    return index.rows(index.row_ids(np.arange(len(index))).tolist())
+
+
+def write_csv(path: Path, text: str) -> Path:
+    """Write a text file and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode())
+    return path

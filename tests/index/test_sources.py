@@ -1,0 +1,278 @@
+"""Every kind of source: tables, wildcards, lists of paths, directories; local and remote; broken ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sqlstream.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, SchemaError, SourceError
+from sqlstream.index.sources import delimited, json_array
+from sqlstream.index.sources.wildcard import matcher
+from tests.index.sources import FolderReader, all_rows, build, write_csv
+
+ROWS: list[dict[str, object]] = [
+    {"index": "a", "n": 1, "x": 1.5, "ok": True, "text": "one, two"},
+    {"index": "b", "n": None, "x": -2.0, "ok": False, "text": None},
+    {"index": "c", "n": -3, "x": None, "ok": None, "text": "line\nbreak"},
+]
+
+
+def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write `rows` in the format of the path's extension."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows, indent=1))
+    elif path.suffix in (".jsonl", ".ndjson"):
+        path.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
+    else:
+        mark = "," if path.suffix == ".csv" else "\t"
+        lines = [mark.join(rows[0])]
+        for row in rows:
+            cells = ["" if v is None else f'"{v}"' if isinstance(v, str) else str(v) for v in row.values()]
+            lines.append(mark.join(cells))
+        path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("extension", [".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet"])
+def test_every_format_gives_the_same_rows(extension: str, tmp_path: Path) -> None:
+    index = build(tmp_path, write_table(tmp_path / f"table{extension}", ROWS))
+    assert all_rows(index) == ROWS
+    assert [column.type for column in index.columns] == ["string", "int64", "double", "bool", "string"]
+    assert index.resolve("x/1.jpg") == str(tmp_path / "x/1.jpg")
+
+
+@pytest.mark.parametrize("extension", [".csv", ".json", ".jsonl", ".parquet"])
+def test_a_remote_table_is_downloaded_once_and_leaves_no_copy(extension: str, tmp_path: Path) -> None:
+    write_table(tmp_path / f"bucket/data/table{extension}", ROWS)
+    remote = FolderReader(tmp_path / "bucket")
+    index = build(tmp_path, f"s3://bucket/data/table{extension}", remote)
+    again = build(tmp_path, f"s3://bucket/data/table{extension}", remote)
+    assert all_rows(index) == all_rows(again) == ROWS
+    assert remote.count["download"] == 1
+    assert index.resolve("x/1.jpg") == "s3://bucket/data/x/1.jpg"
+    assert [path.suffix for path in (tmp_path / "index").iterdir()] == [".sqlite"]
+
+
+@pytest.mark.parametrize("where", ["local", "remote"])
+def test_a_wildcard_reads_its_files_sorted_by_name(where: str, tmp_path: Path) -> None:
+    for at in (2, 0, 1):
+        write_table(tmp_path / f"d/part-{at}.parquet", [{"index": at}])
+    write_table(tmp_path / "d/deep/part-9.parquet", [{"index": 9}])
+    write_table(tmp_path / "d/part-x.csv", [{"index": 7}])
+    base = str(tmp_path) if where == "local" else "s3://bucket"
+    remote = FolderReader(tmp_path)
+    assert [row["index"] for row in all_rows(build(tmp_path, f"{base}/d/*.parquet", remote))] == [0, 1, 2]
+    assert [row["index"] for row in all_rows(build(tmp_path, f"{base}/d/**/*.parquet", remote))] == [9, 0, 1, 2]
+    assert [row["index"] for row in all_rows(build(tmp_path, f"{base}/d/part-[01].parquet", remote))] == [0, 1]
+    assert len(build(tmp_path, f"{base}/d/*.parquet", remote, max_index_files=2)) == 2
+    assert build(tmp_path, f"{base}/d/*.parquet", remote).resolve("x") == f"{base}/d/x"
+    with pytest.raises(SourceError, match="no file matches"):
+        build(tmp_path, f"{base}/d/*.tsv", remote)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [("a/[!x]*", "a/yz", True), ("a/[!x]*", "a/xz", False), ("a/?.csv", "a/b.csv", True), ("a+(b)*", "a+(b)c", True)],
+)
+def test_wildcards_mean_what_shells_mean(pattern: str, name: str, expected: bool) -> None:
+    assert bool(matcher(pattern).fullmatch(name)) is expected
+
+
+@pytest.mark.parametrize("where", ["local", "remote"])
+def test_a_list_of_paths_keeps_its_order_and_resolves_against_itself(where: str, tmp_path: Path) -> None:
+    write_table(tmp_path / "d/b.csv", [{"index": 1}])
+    write_table(tmp_path / "d/sub/a.jsonl", [{"index": 2}])
+    (tmp_path / "d/split_file_paths.txt").write_text("b.csv\n\nsub/a.jsonl \n")
+    base = str(tmp_path) if where == "local" else "s3://bucket"
+    index = build(tmp_path, f"{base}/d/split_file_paths.txt", FolderReader(tmp_path))
+    assert [row["index"] for row in all_rows(index)] == [1, 2]
+    assert index.resolve("x") == f"{base}/d/x"
+
+
+def test_files_of_one_table_may_lack_columns_and_widen_numbers(tmp_path: Path) -> None:
+    write_table(tmp_path / "a.jsonl", [{"index": 1, "n": 3, "only_a": "x", "empty": None}])
+    write_table(tmp_path / "b.jsonl", [{"n": 0.5, "index": 2, "only_b": True, "empty": [1]}])
+    index = build(tmp_path, tmp_path / "*.jsonl")
+    assert all_rows(index) == [
+        {"index": 1, "n": 3.0, "only_a": "x", "empty": None, "only_b": None},
+        {"index": 2, "n": 0.5, "only_a": None, "empty": [1], "only_b": True},
+    ]
+    assert [repr(row["n"]) for row in all_rows(index)] == ["3.0", "0.5"]
+    assert len(build(tmp_path, tmp_path / "*.jsonl", sql_query="SELECT * FROM dataframe WHERE n / 2 > 1.4")) == 1
+
+
+def test_conflicting_types_name_both_files_and_the_column(tmp_path: Path) -> None:
+    write_table(tmp_path / "a.jsonl", [{"index": 1, "n": 3}])
+    write_table(tmp_path / "b.jsonl", [{"index": 2, "n": "three"}])
+    with pytest.raises(SchemaError, match=r"'n' is int64 in .*a\.jsonl and string in .*b\.jsonl"):
+        build(tmp_path, tmp_path / "*.jsonl")
+
+
+def make_samples(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    return root
+
+
+@pytest.mark.parametrize("where", ["local", "remote"])
+def test_a_directory_groups_files_by_the_name_before_the_first_dot(where: str, tmp_path: Path) -> None:
+    names = ("x/2.JPG", "x/2.txt", "y/10.jpg", "y/10.seg.png", "1.jpg", "3.txt", ".hidden.jpg", "README")
+    make_samples(tmp_path / "d", *names)
+    src = f"{tmp_path}/d/" if where == "local" else "s3://bucket/d/"
+    index = build(tmp_path, src, FolderReader(tmp_path), data_type="image")
+    assert all_rows(index) == [
+        {"index": "1", "jpg": "1.jpg", "seg.png": None, "txt": None},
+        {"index": "10", "jpg": "y/10.jpg", "seg.png": "y/10.seg.png", "txt": None},
+        {"index": "2", "jpg": "x/2.JPG", "seg.png": None, "txt": "x/2.txt"},
+    ]
+    assert index.resolve("x/2.JPG") == src + "x/2.JPG"
+    assert len(build(tmp_path, src, FolderReader(tmp_path), data_type="text")) == 2
+
+
+def test_a_directory_needs_a_data_type(tmp_path: Path) -> None:
+    make_samples(tmp_path / "d", "1.jpg")
+    with pytest.raises(ConfigError, match=r"give data_type.*image"):
+        build(tmp_path, tmp_path / "d")
+    with pytest.raises(SourceError, match="1 files but no video"):
+        build(tmp_path, tmp_path / "d", data_type="video")
+
+
+def test_files_of_one_key_and_extension_in_two_directories_are_named(tmp_path: Path) -> None:
+    make_samples(tmp_path / "d", "x/1.jpg", "y/1.jpg")
+    with pytest.raises(SourceError, match=r"x/1\.jpg and y/1\.jpg have the same key '1'"):
+        build(tmp_path, tmp_path / "d", data_type="image")
+
+
+def test_a_changed_directory_is_indexed_again(tmp_path: Path) -> None:
+    make_samples(tmp_path / "d", "1.jpg")
+    first = build(tmp_path, tmp_path / "d", data_type="image")
+    assert build(tmp_path, tmp_path / "d", data_type="image").fingerprint == first.fingerprint
+    make_samples(tmp_path / "d", "2.jpg")
+    assert len(build(tmp_path, tmp_path / "d", data_type="image")) == 2
+
+
+CSV_TYPES = [
+    ("007\n12", ["007", "12"]),
+    ("1\n2", [1, 2]),
+    ("1\n2.5\n1e3", [1.0, 2.5, 1000.0]),
+    ("1\nx", ["1", "x"]),
+    ("9223372036854775807\n-1", [2**63 - 1, -1]),
+    ("18446744073709551615\n1", [2**64 - 1, 1]),
+    ("99999999999999999999\n1", ["99999999999999999999", "1"]),
+    ("12345678901234567\n0.5", ["12345678901234567", "0.5"]),
+    ("true\nFalse\n", [True, False]),
+    ("true\n1", ["true", "1"]),
+    ("NA\n4", [None, 4]),
+    ("NA\nx", ["NA", "x"]),
+    ("NA\nNULL", ["NA", "NULL"]),
+    ("+5\n6", ["+5", "6"]),
+    ("2024-01-01\n2024-01-02", ["2024-01-01", "2024-01-02"]),
+    ('""\n"a ""b"""', ["", 'a "b"']),
+]
+
+
+@pytest.mark.parametrize(("cells", "expected"), CSV_TYPES, ids=[repr(cells) for cells, _ in CSV_TYPES])
+def test_csv_numbers_are_numbers_only_when_no_text_is_lost(cells: str, expected: list[object], tmp_path: Path) -> None:
+    lines = "".join(f"k{at},{cell}\n" for at, cell in enumerate(cells.strip("\n").split("\n")))
+    path = write_csv(tmp_path / "t.csv", "index,value\n" + lines)
+    assert [row["value"] for row in all_rows(build(tmp_path, path))] == expected
+
+
+def test_a_csv_column_that_turns_to_text_late_keeps_every_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delimited, "_BLOCK_BYTES", 4096)
+    values = [str(at) for at in range(5000)] + ["late"]
+    path = write_csv(tmp_path / "t.csv", "\ufeffindex,value\n" + "".join(f"k{at},{v}\n" for at, v in enumerate(values)))
+    assert [row["value"] for row in all_rows(build(tmp_path, path))] == values
+
+
+def test_a_ragged_csv_names_file_and_line(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.csv", 'index,text\n1,"two\nlines"\n2,b,c\n')
+    with pytest.raises(SourceError, match=r"t\.csv, line 4: 3 values, but the header has 2 columns"):
+        build(tmp_path, path)
+
+
+def test_a_broken_json_line_names_file_and_line(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.jsonl", '{"index": 1}\n\n{"index": 2\n')
+    with pytest.raises(SourceError, match=r"t\.jsonl, line 3: no JSON object"):
+        build(tmp_path, path)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+def test_a_json_array_is_read_in_chunks_of_any_size(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_array, "_CHUNK", chunk)
+    rows = [{"index": at, "text": '\u00e9 \\ " ] } \n', "deep": {"a": [at, None, {"b": -1.5e3}]}} for at in range(5)]
+    path = tmp_path / "t.json"
+    path.write_text("\ufeff [ " + ",\n".join(json.dumps(row) for row in rows) + " ]\n")
+    assert all_rows(build(tmp_path, path)) == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{"index": 1},\n {"index": 2', "line 2: element 2"),
+        ('[{"index": 1}\n{"index": 2}]', "line 2: expected ',' or ']' after element 1"),
+        ('[{"index": 1}] x', "expected the end of the file"),
+        ('[{"index": 1}, 5]', "element 2: a JSON int, not an object"),
+        ('{"index": 1}', "not with an array"),
+        ("", "starts with nothing"),
+        ('[{"index": 1}, {"index": nul}]', "element 2"),
+    ],
+)
+def test_a_broken_json_array_names_the_place(text: str, message: str, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.json", text)
+    with pytest.raises(SourceError) as caught:
+        build(tmp_path, path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_json_column_of_two_scalar_types_names_the_places(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "t.jsonl", '{"index": 1, "v": 5}\n{"index": 2, "v": "x"}\n')
+    with pytest.raises(SchemaError, match=r"'v' holds int \(line 1\) and str \(line 2\)"):
+        build(tmp_path, path)
+
+
+def test_half_a_parquet_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    whole = write_table(tmp_path / "whole.parquet", ROWS).read_bytes()
+    half = tmp_path / "half.parquet"
+    half.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(SourceError, match=r"half\.parquet cannot be read"):
+        build(tmp_path, half)
+
+
+@pytest.mark.parametrize("src", ["gone.csv", "gone/x.parquet", "s3://bucket/gone.csv"])
+def test_a_source_that_does_not_exist_is_named(src: str, tmp_path: Path) -> None:
+    with pytest.raises(ObjectNotFoundError, match=r"gone.*does not exist"):
+        build(tmp_path, src if "://" in src else tmp_path / src, FolderReader(tmp_path))
+
+
+def test_a_forbidden_source_is_named_with_the_cure(tmp_path: Path) -> None:
+    class Forbidden(FolderReader):
+        def head(self, url: str) -> Any:
+            raise AccessDeniedError(f"{url}: 403")
+
+    with pytest.raises(AccessDeniedError, match=r"s3://bucket/x\.csv may not be read.*storage_options"):
+        build(tmp_path, "s3://bucket/x.csv", Forbidden(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["data.xlsx", "data"])
+def test_an_unknown_extension_says_which_are_known(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("x")
+    with pytest.raises(ConfigError, match=r"\.csv, \.tsv, \.json"):
+        build(tmp_path, tmp_path / name)
+
+
+@pytest.mark.parametrize(("name", "text"), [("e.csv", "index,b\n"), ("e.json", "[]"), ("e.csv", ""), ("e.txt", "\n")])
+def test_an_empty_source_is_an_error(name: str, text: str, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / name, text)
+    with pytest.raises((SourceError, SchemaError), match=r"e\."):
+        build(tmp_path, path)

@@ -1,0 +1,147 @@
+"""Reading: rows by id, positions, forks, pickles, threads."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import sqlite3
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sqlstream import locks
+from sqlstream.errors import IndexDatabaseError
+from sqlstream.index import store
+from tests.index.sources import all_rows, build, write_csv
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+QUERY = "SELECT * FROM dataframe WHERE n % 2 = 1 ORDER BY n DESC"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_csv(tmp_path / "t.csv", "index,n\n" + "".join(f"k{at},{at}\n" for at in range(10)))
+
+
+def test_rows_come_in_the_order_asked_with_doubles(path: Path, tmp_path: Path) -> None:
+    index = build(tmp_path, path)
+    assert [row["n"] for row in index.rows([7, 0, 7, 3])] == [7, 0, 7, 3]
+    assert index.rows([]) == []
+    with pytest.raises(IndexError, match="no row 10: its rows are 0 to 9"):
+        index.rows([3, 10])
+    with pytest.raises(IndexError, match="no row -1"):
+        index.rows(np.array([-1]).tolist())
+
+
+def test_more_ids_than_sqlite_takes_variables_are_read_in_chunks(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = store.connect
+
+    def limited(where: Path) -> sqlite3.Connection:
+        connection = connect(where)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 3)
+        return connection
+
+    index = build(tmp_path, path)
+    index.close()
+    monkeypatch.setattr(store, "connect", limited)
+    assert [row["n"] for row in index.rows([9, 8, 7, 6, 5, 9])] == [9, 8, 7, 6, 5, 9]
+
+
+def test_samples_do_not_share_a_list_of_one_row(tmp_path: Path) -> None:
+    index = build(tmp_path, write_csv(tmp_path / "t.jsonl", '{"index": 1, "tags": ["a"]}\n'))
+    one, two = index.rows([0, 0])
+    assert one["tags"] == two["tags"] == ["a"]
+    assert one["tags"] is not two["tags"]
+
+
+def test_positions_are_the_rows_of_the_filter_in_its_order(path: Path, tmp_path: Path) -> None:
+    index = build(tmp_path, path, sql_query=QUERY)
+    assert (len(index), index.num_rows) == (5, 10)
+    ids = index.row_ids(np.array([[0, 4], [1, 1]]))
+    assert ids.tolist() == [[9, 1], [7, 7]]
+    assert ids.dtype == np.int64
+    assert isinstance(index._positions(), np.memmap)  # not in memory: 10^9 of them are 8 GB
+    for wrong in ([5], [-1]):
+        with pytest.raises(IndexError, match=r"not all in \[0, 5\)"):
+            index.row_ids(np.array(wrong))
+
+
+@pytest.mark.parametrize("query", [None, QUERY])
+def test_a_pickle_is_small_and_opens_the_same_index(query: str | None, path: Path, tmp_path: Path) -> None:
+    index = build(tmp_path, path, sql_query=query)
+    rows = all_rows(index)
+    data = pickle.dumps(index)
+    assert len(data) < 1000
+    assert all_rows(pickle.loads(data)) == rows
+
+
+def test_a_forked_child_reads_with_its_own_connection_and_never_closes_the_parents(path: Path, tmp_path: Path) -> None:
+    index = build(tmp_path, path)
+    expected = all_rows(index)
+    inherited = index._open
+    assert inherited is not None
+
+    def work() -> None:
+        assert index._open is None
+        assert any(leaked is inherited.connection for leaked in locks._leaked)
+        assert all_rows(index) == expected
+        index.close()
+        gc.collect()
+
+    children = [multiprocessing.get_context("fork").Process(target=work) for _ in range(3)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0, 0]
+    assert all_rows(index) == expected
+
+
+def test_threads_read_while_one_closes(path: Path, tmp_path: Path) -> None:
+    index = build(tmp_path, path)
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            for at in range(200):
+                assert index.rows([at % 10])[0]["n"] == at % 10
+                if at % 50 == 0:
+                    index.close()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_an_index_that_was_removed_is_an_error_with_a_cure(path: Path, tmp_path: Path) -> None:
+    index = build(tmp_path, path, sql_query=QUERY)
+    index.close()
+    assert index.positions_path is not None
+    index.positions_path.unlink()
+    with pytest.raises(IndexDatabaseError, match="built again"):
+        index.row_ids(np.array([0]))
+    index.path.unlink()
+    with pytest.raises(IndexDatabaseError, match="builds it again"):
+        index.rows([0])
+
+
+def test_the_file_cannot_be_written_through_an_index(path: Path, tmp_path: Path) -> None:
+    index = build(tmp_path, path)
+    before = index.path.read_bytes()
+    connection = store.connect(index.path)
+    with pytest.raises(sqlite3.OperationalError):
+        connection.execute("DELETE FROM rows")
+    connection.close()
+    assert index.path.read_bytes() == before
+    assert sorted(os.listdir(tmp_path / "index")) == [index.path.name]  # no -wal, no -journal

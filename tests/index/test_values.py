@@ -1,0 +1,174 @@
+"""What goes into an index comes out: by example for every type, by property for names and values."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import tempfile
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sqlstream.errors import SchemaError, SourceError
+from sqlstream.index.sandbox import run_query
+from tests.index.sources import all_rows, build
+
+MOMENT = dt.datetime(2024, 2, 29, 12, 30, 1, 250_000)
+CASES: dict[str, tuple[Any, list[Any]]] = {
+    "bool": (pa.bool_(), [True, False, None]),
+    "int8": (pa.int8(), [-128, 127, None]),
+    "int64": (pa.int64(), [-(2**63), 2**63 - 1, None, 0]),
+    "uint64": (pa.uint64(), [0, 2**63 - 1, 2**63, 2**64 - 1, None]),
+    "float16": (pa.float16(), [np.float16(1.5), None]),
+    "float32": (pa.float32(), [0.5, None, math.inf]),
+    "float64": (pa.float64(), [0.1, -1e300, math.inf, -math.inf, None, 2.0]),
+    "string": (pa.string(), ["", "a'b\"c", "x\0y", "日本 🎈", None]),
+    "large_string": (pa.large_string(), ["a", None]),
+    "dictionary": (pa.dictionary(pa.int8(), pa.string()), ["a", "b", None, "a"]),
+    "binary": (pa.binary(), [b"", b"\0\xff", None]),
+    "fixed_binary": (pa.binary(2), [b"ab", None]),
+    "date": (pa.date32(), [dt.date(1, 1, 1), dt.date(9999, 12, 31), None]),
+    "date64": (pa.date64(), [dt.date(2024, 2, 29), None]),
+    "time": (pa.time64("us"), [dt.time(23, 59, 59, 999_999), None]),
+    "time32": (pa.time32("s"), [dt.time(1, 2, 3), None]),
+    "timestamp_s": (pa.timestamp("s"), [dt.datetime(1969, 12, 31, 23, 59, 59), None]),
+    "timestamp_us": (pa.timestamp("us"), [MOMENT, dt.datetime.min, dt.datetime.max, None]),
+    "timestamp_tz": (pa.timestamp("us", "Europe/Berlin"), [MOMENT.replace(tzinfo=dt.UTC), None]),
+    "duration": (pa.duration("ms"), [dt.timedelta(days=-3, milliseconds=7), None]),
+    "decimal": (pa.decimal128(38, 10), [Decimal("0.1000000000"), Decimal("1234567890123456789012345678.0123456789"), None]),
+    "decimal_scale0": (pa.decimal128(20, 0), [Decimal(10**19), Decimal(-5), None]),
+    "list": (pa.list_(pa.int64()), [[1, None, 2**62], [], None]),
+    "fixed_list": (pa.list_(pa.float32(), 2), [[0.5, -1.0], None]),
+    "list_special": (pa.list_(pa.float64()), [[math.inf, None, 1.0], [0.25]]),
+    "list_bytes": (pa.list_(pa.binary()), [[b"\0", None]]),
+    "struct": (
+        pa.struct(
+            [("a", pa.int32()), ("when", pa.timestamp("us", "UTC")), ("d", pa.decimal128(5, 2)), ("l", pa.list_(pa.date32()))]
+        ),
+        [{"a": 1, "when": MOMENT.replace(tzinfo=dt.UTC), "d": Decimal("1.50"), "l": [dt.date(2024, 1, 1), None]}, None],
+    ),
+    "map": (pa.map_(pa.string(), pa.float64()), [[("a", 1.0), ("b", None)], [], None]),
+    "null": (pa.null(), [None, None]),
+}
+
+
+def roundtrip(directory: Path, kind: Any, values: list[Any], name: str = "value") -> list[Any]:
+    path = directory / "table.parquet"
+    keys = pa.array(range(len(values)))
+    pq.write_table(pa.table([keys, pa.array(values, kind)], names=["index", name]), path)
+    index = build(directory, path)
+    result = [row[name] for row in all_rows(index)]
+    index.close()
+    return result
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_of_every_type_come_back_as_they_went_in(name: str, tmp_path: Path) -> None:
+    kind, values = CASES[name]
+    result = roundtrip(tmp_path, kind, values)
+    assert result == values
+    assert [type(value) for value in result if not isinstance(value, float)] == [
+        type(value) for value in values if not isinstance(value, (float, np.float16))
+    ]
+
+
+def test_a_nan_stays_a_nan_and_a_null_stays_none_but_both_read_as_null_in_sql(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"index": [0, 1, 2], "x": [math.nan, None, 1.0]}), path)
+    index = build(tmp_path, path)
+    first, second, third = (row["x"] for row in all_rows(index))
+    assert isinstance(first, float)
+    assert math.isnan(first)
+    assert (second, third) == (None, 1.0)
+    assert run_query(index, "SELECT count(x), sum(x), sum(x > 0.5) FROM dataframe")[1] == [(1, 1.0, 1)]
+
+
+def test_nanoseconds_that_datetime_cannot_hold_come_back_as_numpy(tmp_path: Path) -> None:
+    values = [np.datetime64("2024-01-01T00:00:00.123456789", "ns"), np.datetime64("2024-01-01T00:00:00.123456000", "ns")]
+    assert roundtrip(tmp_path, pa.timestamp("ns"), values) == [values[0], dt.datetime(2024, 1, 1, 0, 0, 0, 123456)]
+
+
+def test_years_beyond_datetime_come_back_as_numpy(tmp_path: Path) -> None:
+    seconds = [int(np.datetime64("12024-01-01", "s").astype("int64")), int(np.datetime64("90000-01-01", "s").astype("int64"))]
+    result = roundtrip(tmp_path, pa.timestamp("s"), pa.array(seconds, pa.int64()).cast(pa.timestamp("s")))  # type: ignore[arg-type]
+    assert result == [np.datetime64("12024-01-01", "s"), np.datetime64("90000-01-01", "s")]
+
+
+def test_times_compare_as_text_and_decimals_as_numbers_in_sql(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    table = {
+        "index": pa.array([0, 1, 2]),
+        "day": pa.array([dt.date(2023, 5, 1), dt.date(2024, 5, 1), None]),
+        "price": pa.array([Decimal("9.99"), Decimal("10.50"), Decimal("100.00")], pa.decimal128(10, 2)),
+        "tags": pa.array([["cat"], ["dog", "cat"], None]),
+    }
+    pq.write_table(pa.table(table), path)
+    index = build(tmp_path, path)
+    assert run_query(index, "SELECT row FROM dataframe WHERE day > '2023-12-31'")[1] == [(1,)]
+    assert run_query(index, "SELECT row FROM dataframe WHERE price > 10")[1] == [(1,), (2,)]
+    assert run_query(index, "SELECT row FROM dataframe, json_each(tags) WHERE value = 'dog'")[1] == [(1,)]
+
+
+def test_a_type_that_cannot_be_stored_is_refused_by_name_and_can_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "t.arrow.parquet"
+    pq.write_table(pa.table({"index": [1], "t": pa.array([[1]], pa.list_(pa.duration("ns")))}), path)
+    values = pa.array([[1]], pa.list_(pa.time64("ns")))
+    pq.write_table(pa.table({"index": [1], "t": values}), path)
+    with pytest.raises(SourceError, match="'t'"):
+        build(tmp_path, path)
+    assert all_rows(build(tmp_path, path, columns_to_keep=())) == [{"index": 1}]
+
+
+def test_more_columns_than_sqlite_has_is_an_error_with_a_cure(tmp_path: Path) -> None:
+    path = tmp_path / "wide.parquet"
+    pq.write_table(pa.table({"index": [1], **{f"c{i}": [1] for i in range(2100)}}), path)
+    with pytest.raises(SchemaError, match="index_cols_to_keep"):
+        build(tmp_path, path)
+    assert all_rows(build(tmp_path, path, columns_to_keep=("c7",))) == [{"index": 1, "c7": 1}]
+
+
+names = st.lists(st.text(st.characters(codec="utf-8"), max_size=12), min_size=1, max_size=6, unique=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(names)
+def test_any_column_names_are_kept_apart_and_come_back(columns: list[str]) -> None:
+    columns = ["index", "row", "ROW", "Index", *(name for name in columns if name not in ("index", "row", "ROW", "Index"))]
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "t.parquet")
+        pq.write_table(pa.table([pa.array([at]) for at in range(len(columns))], names=columns), path)
+        index = build(Path(directory), path)
+        assert all_rows(index) == [{name: at for at, name in enumerate(columns)}]
+        assert run_query(index, "SELECT * FROM dataframe")[1] == [(0, *range(len(columns)))]
+        index.close()
+
+
+nested = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats() | st.none(), max_size=5), st.lists(nested, min_size=1, max_size=5))
+def test_any_floats_and_any_json_come_back(floats: list[float | None], objects: list[Any]) -> None:
+    import json
+
+    rows = [
+        {"index": at, "value": [value], "x": x}
+        for at, (value, x) in enumerate(zip(objects, [*floats, *[None] * 5], strict=False))
+    ]
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "t.jsonl")
+        path.write_text("\n".join(json.dumps(row) for row in rows))
+        index = build(Path(directory), path)
+        assert repr(all_rows(index)) == repr(rows).replace("-0.0,", "0.0,") or repr(all_rows(index)) == repr(rows)
+        index.close()
