@@ -1,0 +1,1 @@
+"""Alembic scripts of the cache ledger; shipped inside the wheel as `sqlstream.migrations`."""

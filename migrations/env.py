@@ -1,0 +1,16 @@
+"""Runs the migrations on the connection that `sqlstream.db.upgrade_to_head` hands over, in one transaction."""
+
+from __future__ import annotations
+
+from alembic import context
+
+
+def run() -> None:
+    """Run the migrations that are due."""
+    connection = context.config.attributes["connection"]
+    context.configure(connection=connection, transactional_ddl=True)
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+run()

@@ -1,0 +1,199 @@
+"""The public face of a cache directory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from sqlstream.cache import recover, statistics
+from sqlstream.cache.clear import ClearReport, clear
+from sqlstream.cache.holds import Hold
+from sqlstream.cache.keys import ObjectRef
+from sqlstream.cache.recover import Finding
+from sqlstream.cache.statistics import CacheStatistics
+from sqlstream.cache.store import Store, close_store, open_store
+from sqlstream.config import StorageOptions, parse_bytes
+from sqlstream.errors import CacheDirectoryError, CacheError, ConfigError, ObjectNotFoundError
+from sqlstream.storage import urls
+from sqlstream.storage.fetcher import Fetcher
+
+
+class Cache:
+    """A directory of remote objects under a hard limit of bytes, shared by every process of this node that opens it.
+
+    Pickles as its path and options; safe in threads, across fork, spawn and forkserver.
+
+    Args:
+        path: The directory; created if absent. Must be empty or a cache, node-local, and this user's own.
+        limit: Most bytes on disk for objects, whole and on their way: a count or a text such as `'10gb'`; None: no limit of
+            its own. Of several limits on one directory, the smallest of the living users' holds.
+        storage_options: Backend settings as fsspec users write them, or a `StorageOptions` value.
+        create: False: refuse a directory that is not a cache yet.
+        allow_network_fs: Do not refuse network file systems; for one process at a time.
+
+    Raises:
+        CacheDirectoryError: The directory is not usable; the message says why and what to do.
+        ConfigError: `limit` is not a size.
+
+    Example:
+        >>> cache = Cache(directory, limit="1gb")
+        >>> with cache.pinned("s3://bucket/photo.jpg") as path:
+        ...     data = path.read_bytes()
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        limit: int | str | None = None,
+        storage_options: Mapping[str, object] | StorageOptions | None = None,
+        create: bool = True,
+        allow_network_fs: bool = False,
+    ) -> None:
+        self.path = Path(os.path.abspath(path))
+        self._arguments = {"limit": limit, "storage_options": storage_options, "allow_network_fs": allow_network_fs}
+        self._limit_bytes = parse_bytes(limit)
+        if not isinstance(storage_options, StorageOptions):
+            storage_options = StorageOptions(storage_options=dict(storage_options or {}))
+        self.storage_options = storage_options
+        self.store = open_store(self.path, create=create, allow_network_fs=allow_network_fs)
+        self.fetcher = Fetcher(self.storage_options)
+        self._holds: dict[str, list[Hold]] = {}
+        self._finalizer = weakref.finalize(self, _close, self.store, self.fetcher, id(self), os.getpid())
+        self.store.acquirer.owner.set_limit(id(self), self._limit_bytes)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle path and options: another process opens the directory itself."""
+        return (_reopen, (self.path, self._arguments))
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # -- objects ------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def pinned(self, url: str) -> Iterator[Path]:
+        """Bring one object if it is not here, and keep it on disk while the body runs.
+
+        Args:
+            url: Where the object is; a local path is read in place.
+
+        Raises:
+            ObjectNotFoundError: There is no such object.
+            CacheFullError: It is larger than the limit, or everything else is pinned.
+            StorageError: It cannot be read.
+        """
+        path = self.acquire_many([url])[0]
+        try:
+            yield path
+        finally:
+            self.release_many([url])
+
+    def acquire_many(self, wanted: Sequence[str]) -> list[Path]:
+        """Bring and pin objects, all or none; return their paths, valid until `release_many` of the same URLs.
+
+        Raises:
+            ObjectNotFoundError: One of them does not exist.
+            CacheFullError: They do not fit under the limit together.
+            StorageError: One of them cannot be read.
+        """
+        paths = {url: local_file(url) for url in wanted if not urls.is_remote(url)}
+        refs = {url: ObjectRef.of(url) for url in wanted if urls.is_remote(url)}
+        if refs:
+            acquirer = self.store.acquirer
+            pieces = {piece.refs[0].key: piece for piece in acquirer.holdings.split(self.hold(tuple(refs.values())))}
+            for url, ref in refs.items():
+                self._holds.setdefault(url, []).append(pieces[ref.key])
+                paths[url] = self.path_of(ref)
+        return [paths[url] for url in wanted]
+
+    def release_many(self, wanted: Sequence[str]) -> None:
+        """Give back what `acquire_many` pinned; local paths, which are read in place, need it not.
+
+        Raises:
+            ConfigError: A URL was not acquired by this object.
+        """
+        for url in filter(urls.is_remote, dict.fromkeys(wanted)):
+            holds = self._holds.get(url)
+            if not holds:
+                raise ConfigError(f"{urls.redact(url)} is not acquired: release once for each call that acquired it")
+            self.store.acquirer.holdings.release(holds.pop())
+            if not holds:
+                del self._holds[url]
+        self.store.acquirer.owner.flush()
+
+    def hold(self, refs: Sequence[ObjectRef]) -> Hold:
+        """Return a hold, in use, on objects that are all here (the engine plans many at once, with `store.acquirer`)."""
+        acquirer = self.store.acquirer
+        while True:
+            hold = acquirer.acquire_one(refs, self.fetcher)
+            try:
+                acquirer.wait(hold)
+            except BaseException:
+                acquirer.release(hold)
+                raise
+            if hold.error is not None:
+                acquirer.release(hold)
+                raise hold.error
+            if acquirer.holdings.claim(hold):
+                return hold
+            acquirer.release(hold)
+
+    def path_of(self, ref: ObjectRef) -> Path:
+        """Return where a held object is."""
+        return Path(self.store.disk.data_path(ref.key, ref.ext))
+
+    # -- the directory ------------------------------------------------------------------------------------------------
+
+    def statistics(self) -> CacheStatistics:
+        """Return the account of this moment."""
+        return statistics.collect(self.store.ledger, self.store.disk)
+
+    def clear(self, *, dataset: str | None = None, older_than_seconds: float | None = None, index: bool = False) -> ClearReport:
+        """Remove entries, never a pinned one; see `sqlstream.cache.clear`."""
+        return clear(self.store.ledger, self.store.disk, dataset=dataset, older_than_seconds=older_than_seconds, index=index)
+
+    def verify(self, repair: bool = False) -> list[Finding]:
+        """Return everything on which ledger and disk disagree; with `repair`, mend it without disturbing readers."""
+        return recover.verify(self.store.ledger, self.store.disk, repair=repair)
+
+    def rest(self) -> None:
+        """End the helper process and what it still brings; the next miss starts it again."""
+        self.store.acquirer.downloads.cancel(self.fetcher)
+        self.fetcher.stop()
+
+    def close(self) -> None:
+        """Give every pin back, end the helper process and threads, close all files."""
+        self._finalizer()
+
+
+def local_file(url: str) -> Path:
+    """Return the path of a local source file, which is read in place: never entered in the ledger, never deleted.
+
+    Raises:
+        ObjectNotFoundError: It is not there.
+    """
+    path = urls.local_path(url)
+    if not path.is_file():
+        raise ObjectNotFoundError(f"there is no file {path}: check the path in the index")
+    return path
+
+
+def _reopen(path: Path, arguments: dict[str, object]) -> Cache:
+    return Cache(path, **arguments)  # type: ignore[arg-type]  # what __init__ took
+
+
+def _close(store: Store, fetcher: Fetcher, user: int, pid: int) -> None:
+    if os.getpid() != pid:
+        return  # a forked child drops its copy; helper, pins and files are the parent's
+    store.acquirer.downloads.cancel(fetcher)
+    fetcher.stop()
+    with contextlib.suppress(CacheDirectoryError, CacheError):  # the directory may be gone: nothing is left to give back
+        store.acquirer.owner.drop_limit(user)
+        close_store(store)

@@ -1,0 +1,104 @@
+"""Removing entries on request: everything, a dataset's, or what has not been used for long; never a pinned file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+
+from sqlstream import locks
+from sqlstream.cache import recover
+from sqlstream.cache.disk import Disk
+from sqlstream.cache.ledger import Ledger
+from sqlstream.cache.room import MAX_EVICTIONS
+from sqlstream.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClearReport:
+    """What `clear` removed, and what it left."""
+
+    removed_entries: int = 0
+    removed_bytes: int = 0
+    kept_pinned_entries: int = 0
+    kept_pinned_bytes: int = 0
+    kept_filling_entries: int = 0
+    removed_index_files: int = 0
+
+
+def clear(ledger: Ledger, disk: Disk, *, dataset: str | None, older_than_seconds: float | None, index: bool) -> ClearReport:
+    """Remove what matches, `MAX_EVICTIONS` files a transaction, so that others go on meanwhile.
+
+    Args:
+        ledger: The account.
+        disk: The files.
+        dataset: Only entries of the dataset of this name.
+        older_than_seconds: Only files that nobody opened for so long (by their access or change time, whichever is later).
+        index: Index files that no process uses, too.
+
+    Raises:
+        ConfigError: There is no dataset of this name.
+    """
+    where = "TRUE"
+    parameters: tuple[int, ...] = ()
+    with ledger.transaction() as tx:
+        recover.reap(tx, disk)
+        if dataset is not None:
+            names = dict(tx.connection.execute("SELECT name, id FROM dataset").fetchall())
+            if dataset not in names:
+                raise ConfigError(f"no dataset {dataset!r} in this cache: it has {', '.join(sorted(names)) or 'none'}")
+            where, parameters = "dataset = ?", (names[dataset],)
+    removed_entries = removed_bytes = 0
+    after = b""
+    while rows := ledger.clearable_after(after, MAX_EVICTIONS, where, parameters):
+        after = rows[-1].key
+        if older_than_seconds is not None:
+            rows = [row for row in rows if _idle_seconds(disk.data_path(row.key, row.ext)) >= older_than_seconds]
+        with ledger.transaction() as tx:
+            gone = [
+                row
+                for row in tx.find([row.key for row in rows]).values()
+                if row.is_ready and not tx.pinned_by_others(row.key, None) and disk.remove_data(row.key, row.ext)
+            ]
+            tx.remove([row.key for row in gone])
+        removed_entries += len(gone)
+        removed_bytes += sum(row.charged_bytes for row in gone)
+    with ledger.transaction() as tx:
+        pinned = tx.connection.execute(
+            "SELECT count(*), coalesce(sum(charged_bytes), 0) FROM entry WHERE state = 'ready' "
+            f"AND EXISTS (SELECT 1 FROM pin WHERE pin.key = entry.key) AND {where}",
+            parameters,
+        ).fetchone()
+        filling = tx.connection.execute(
+            f"SELECT count(*) FROM entry WHERE state = 'filling' AND {where}", parameters
+        ).fetchone()
+    return ClearReport(
+        removed_entries=removed_entries,
+        removed_bytes=removed_bytes,
+        kept_pinned_entries=pinned[0],
+        kept_pinned_bytes=pinned[1],
+        kept_filling_entries=filling[0],
+        removed_index_files=_clear_index(disk) if index else 0,
+    )
+
+
+def _idle_seconds(path: str) -> float:
+    with contextlib.suppress(FileNotFoundError):
+        status = os.lstat(path)
+        return time.time() - max(status.st_atime, status.st_mtime)
+    return 0.0
+
+
+def _clear_index(disk: Disk) -> int:
+    """Remove index files whose lock is free: every process that uses an index holds a shared one."""
+    num_removed = 0
+    for path in disk.index_files():
+        fd = locks.open_descriptor(path, os.O_RDWR)
+        try:
+            if locks.try_lock(fd):
+                path.unlink()
+                num_removed += 1
+        finally:
+            locks.close_descriptor(fd)
+    return num_removed

@@ -1,0 +1,137 @@
+"""The ledger's tables as SQLAlchemy models: the schema's description, for tools, verification and tests.
+
+The migrations create the tables (a test compares them with these models); hot statements are SQL in `ledger.py`.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Index, Integer, LargeBinary, Text, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Base(DeclarativeBase):
+    """Registry of the ledger's tables."""
+
+    type_annotation_map = {int: Integer, str: Text, bytes: LargeBinary}  # noqa: RUF012 (SQLAlchemy's own idiom)
+
+
+class Entry(Base):
+    """One object in the cache: on its way (`filling`) or whole (`ready`)."""
+
+    __tablename__ = "entry"
+    __table_args__ = (
+        Index("entry_by_tick", "tick", sqlite_where=text("state = 'ready'")),
+        Index("entry_filling", "part", sqlite_where=text("state = 'filling'")),
+        {"sqlite_with_rowid": False, "sqlite_strict": True},
+    )
+    key: Mapped[bytes] = mapped_column(primary_key=True)
+    """16 bytes: a hash of the object's identity, and the name of its file."""
+    url: Mapped[str]
+    """Without credentials."""
+    size: Mapped[int | None]
+    """Bytes of the object; None while it is not known."""
+    charged_bytes: Mapped[int]
+    """What counts against the limit: the reservation while filling, then the size rounded up to a block."""
+    state: Mapped[str]
+    tick: Mapped[int]
+    """Logical time of the last use; the lowest goes first."""
+    part: Mapped[str | None]
+    """Name of the file in part/ while filling."""
+    ext: Mapped[str]
+    dataset: Mapped[int | None]
+    etag: Mapped[str | None]
+    created_at: Mapped[int]
+
+
+class Owner(Base):
+    """One process that uses the cache; alive as long as its file in owners/ is locked."""
+
+    __tablename__ = "owner"
+    __table_args__ = ({"sqlite_with_rowid": False, "sqlite_strict": True},)
+    id: Mapped[str] = mapped_column(primary_key=True)
+    pid: Mapped[int]
+    host: Mapped[str]
+    started_at: Mapped[int]
+    name: Mapped[str]
+    limit_bytes: Mapped[int | None]
+    waiting_tick: Mapped[int | None]
+    """Since when it waits for room; the oldest waiter goes first."""
+    waiting_bytes: Mapped[int | None]
+
+
+class Pin(Base):
+    """An owner's claim on an entry: it is not evicted."""
+
+    __tablename__ = "pin"
+    __table_args__ = (Index("pin_by_owner", "owner"), {"sqlite_with_rowid": False, "sqlite_strict": True})
+    key: Mapped[bytes] = mapped_column(primary_key=True)
+    owner: Mapped[str] = mapped_column(primary_key=True)
+    count: Mapped[int]
+    """Pins that the owner held when it wrote the row; only its first pin and its last release touch the row."""
+
+
+class Touch(Base):
+    """Keys used together, 16 bytes each; drained into `entry.tick` by whoever needs room."""
+
+    __tablename__ = "touch"
+    __table_args__ = ({"sqlite_strict": True},)
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    keys: Mapped[bytes]
+
+
+class Totals(Base):
+    """Sums over `entry`, kept by triggers in the same transaction."""
+
+    __tablename__ = "totals"
+    __table_args__ = ({"sqlite_strict": True},)
+    one: Mapped[int] = mapped_column(primary_key=True)
+    entries: Mapped[int]
+    ready_bytes: Mapped[int]
+    filling_bytes: Mapped[int]
+
+
+class Stat(Base):
+    """A counter."""
+
+    __tablename__ = "stat"
+    __table_args__ = ({"sqlite_with_rowid": False, "sqlite_strict": True},)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[int]
+
+
+class Failure(Base):
+    """A URL that could not be brought, and how often."""
+
+    __tablename__ = "failure"
+    __table_args__ = ({"sqlite_with_rowid": False, "sqlite_strict": True},)
+    url: Mapped[str] = mapped_column(primary_key=True)
+    error: Mapped[str] = mapped_column(primary_key=True)
+    count: Mapped[int]
+    last_at: Mapped[int]
+
+
+class Dataset(Base):
+    """A dataset that put entries here."""
+
+    __tablename__ = "dataset"
+    __table_args__ = ({"sqlite_strict": True},)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    src: Mapped[str]
+    fingerprint: Mapped[str]
+    last_used: Mapped[int]
+
+
+class Meta(Base):
+    """The one row of facts about this cache."""
+
+    __tablename__ = "meta"
+    __table_args__ = ({"sqlite_strict": True},)
+    one: Mapped[int] = mapped_column(primary_key=True)
+    uuid: Mapped[str]
+    limit_bytes: Mapped[int | None]
+    """The limit in force when the last owner registered; of use when nobody is alive."""
+    tick: Mapped[int]
+    """The logical clock."""
+    boot_id: Mapped[str]
+    """Boot of the machine that last wrote here."""

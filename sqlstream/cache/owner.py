@@ -1,0 +1,176 @@
+"""This process as the ledger knows it: an id, a locked file, a limit and its pins.
+
+Counts live in memory; the ledger sees an owner's first pin on a key and its last release, both written with whatever
+transaction comes next. So a window of samples costs one transaction, and giving back costs none of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlstream import locks
+from sqlstream.cache import recover
+from sqlstream.cache.disk import Disk
+from sqlstream.cache.ledger import Ledger, LedgerTransaction
+
+
+class Owner:
+    """The pins and the limit of this process on one cache directory; all state is guarded by `locks.fork_guard()`.
+
+    Args:
+        disk: Where the owner file lives.
+        ledger: Where owner and pins are rows.
+    """
+
+    def __init__(self, disk: Disk, ledger: Ledger) -> None:
+        self.id: str | None = None
+        """Empty until the first transaction of this process; another one after a fork."""
+        self._disk = disk
+        self._ledger = ledger
+        self._limits: dict[int, int | None] = {}
+        self._fd: int | None = None
+        self._forget()
+        locks.call_after_fork(self)
+
+    def after_fork_in_child(self) -> None:
+        """Become another owner: the parent keeps its file, its row and its pins."""
+        self.id, self._fd = None, None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._counts: dict[bytes, int] = {}
+        self._changed: set[bytes] = set()
+        self._recorded: set[bytes] | None = set()
+        """Keys that have a pin row of ours; None after a failed transaction: ask the ledger."""
+        self._generation = -1
+
+    # -- the limit ----------------------------------------------------------------------------------------------------
+
+    def set_limit(self, user: int, limit_bytes: int | None) -> None:
+        """Note what one user (a dataset or cache object) of this process wants; the smallest of them is ours."""
+        with locks.fork_guard():
+            self._limits[user] = limit_bytes
+            self._publish_limit()
+
+    def drop_limit(self, user: int) -> None:
+        """Forget a user's limit; the last one's stays in the ledger, as the limit of a cache at rest."""
+        with locks.fork_guard():
+            if self._limits.pop(user, None) is not None and self._limits:
+                self._publish_limit()
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The smallest limit that anybody in this process asked for."""
+        return min((limit for limit in self._limits.values() if limit is not None), default=None)
+
+    def _publish_limit(self) -> None:
+        if self.id is not None:
+            with self.transaction() as tx:
+                tx.set_limit(self.id, self.limit_bytes)
+
+    # -- pins ---------------------------------------------------------------------------------------------------------
+
+    def pin(self, keys: Iterable[bytes]) -> None:
+        """Count one more pin on each key; inside a transaction of this owner."""
+        for key in keys:
+            self._counts[key] = self._counts.get(key, 0) + 1
+            self._changed.add(key)
+
+    def unpin(self, keys: Iterable[bytes]) -> None:
+        """Count one pin less on each key; written with the next transaction."""
+        with locks.fork_guard():
+            for key in keys:
+                left = self._counts[key] - 1
+                if left:
+                    self._counts[key] = left
+                else:
+                    del self._counts[key]
+                self._changed.add(key)
+
+    def is_pinned(self, key: bytes) -> bool:
+        """Return whether this process pins `key`."""
+        return key in self._counts
+
+    @property
+    def num_unwritten(self) -> int:
+        """Keys whose pins changed since the last transaction."""
+        return len(self._changed)
+
+    # -- transactions -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self) -> Iterator[LedgerTransaction]:
+        """Run the body in the ledger as this owner: registered, with its releases written first and its new pins last."""
+        with locks.fork_guard():
+            try:
+                with self._ledger.transaction() as tx:
+                    self._enter(tx)
+                    yield tx
+                    self._write_pins(tx)
+            except BaseException:
+                self._recorded = None  # rolled back, or committed and interrupted: only the ledger knows
+                raise
+
+    def flush(self) -> None:
+        """Write what changed, if anything did."""
+        if self._changed:
+            with self.transaction():
+                pass
+
+    def close(self) -> None:
+        """Give back everything: pins, row, file."""
+        with locks.fork_guard():
+            if self.id is None:
+                return
+            with self._ledger.transaction() as tx:
+                self._disk.remove_owner(self.id)
+                tx.remove_owner(self.id)
+            if self._fd is not None:
+                locks.close_descriptor(self._fd)
+            self.id, self._fd = None, None
+            self._forget()
+
+    def _enter(self, tx: LedgerTransaction) -> None:
+        """Register where needed, and bring the ledger's pins of ours up to what this process knows."""
+        if self.id is None:
+            self.id = uuid.uuid4().hex
+        if self._fd is None or os.fstat(self._fd).st_nlink == 0:  # removed with its directory: one cache gone, another made
+            if self._fd is not None:
+                locks.close_descriptor(self._fd)
+            self._fd = self._disk.create_owner(self.id)
+        if self._generation != self._ledger.database.generation or not tx.has_owner(self.id):
+            recover.reap_owners(tx, self._disk)  # workers of an earlier epoch, say: their pins would count as company
+            tx.add_owner(self.id, pid=os.getpid(), host=socket.gethostname(), name=_program(), limit_bytes=self.limit_bytes)
+            self._generation, self._recorded = self._ledger.database.generation, None
+        if self._recorded is None:
+            rows = tx.connection.execute("SELECT key FROM pin WHERE owner = ?", (self.id,)).fetchall()
+            self._recorded = {row[0] for row in rows}
+            self._changed = self._recorded | self._counts.keys()
+        self._write_pins(tx)
+
+    def _write_pins(self, tx: LedgerTransaction) -> None:
+        if not self._changed:
+            return
+        assert self.id is not None
+        assert self._fd is not None
+        assert self._recorded is not None
+        gained = {key: self._counts[key] for key in self._changed if key in self._counts and key not in self._recorded}
+        lost = [key for key in self._changed if key not in self._counts and key in self._recorded]
+        if gained:
+            # Before COMMIT: the file may name too many keys, never too few.
+            self._disk.write_pins(self._fd, self._recorded | gained.keys())
+        tx.pin(self.id, gained)
+        tx.unpin(self.id, lost)
+        self._recorded = (self._recorded | gained.keys()).difference(lost)
+        self._changed = set()
+
+
+def _program() -> str:
+    """Return what a person would call this process."""
+    return Path(sys.argv[0]).name if sys.argv and sys.argv[0] not in ("", "-c", "-m") else "python"

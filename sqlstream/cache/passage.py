@@ -1,0 +1,137 @@
+"""One pass through the door for a window of samples: pin what is here, reserve what is not, sample by sample, all or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+
+from sqlstream.cache import recover
+from sqlstream.cache.disk import Disk, Part
+from sqlstream.cache.downloads import Downloads, Lead, cannot_fit
+from sqlstream.cache.holds import Hold, Holdings
+from sqlstream.cache.keys import ObjectRef
+from sqlstream.cache.ledger import Account, EntryRow, LedgerTransaction, Reservation
+from sqlstream.cache.room import Room, make_room
+from sqlstream.storage import urls
+from sqlstream.storage.fetcher import Fetcher
+
+TOUCH_ABOVE = 0.5
+"""Uses are noted only when the cache is fuller than this share of its limit: far from it nothing will be evicted soon."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Passage:
+    """The steps that one transaction takes, and what came of them."""
+
+    owner: str
+    disk: Disk
+    downloads: Downloads
+    holdings: Holdings
+    fetcher: Fetcher
+    window: Set[bytes]
+    """All keys of the window: none of them is evicted for another of them."""
+    parts: dict[bytes, Part]
+    """Part files made ready outside the door, for the keys that were missing then."""
+    must_fit: bool
+    """One sample that must get through: its fair share does not bind it."""
+    in_line: bool
+    """Leave room for those that have waited longer."""
+    holds: list[Hold] = field(default_factory=list)
+    leads: list[Lead] = field(default_factory=list)
+    found: dict[bytes, EntryRow] = field(default_factory=dict)
+    room: Room = Room.ENOUGH
+    need_bytes: int = 0
+    """What the first sample that found no room needs."""
+    share_bytes: int | None = None
+    """This process's part of the limit among all that hold pins."""
+    _account: Account | None = None
+
+    def run(self, tx: LedgerTransaction, groups: Sequence[Sequence[ObjectRef]]) -> None:
+        """Acquire the longest prefix of `groups` (the objects of one sample each) that finds room."""
+        self.found = tx.find(list(self.window))
+        self._account = tx.account()
+        if self._account.limit_bytes is not None:
+            self.share_bytes = self._account.limit_bytes // max(1, tx.num_pinning_owners())
+        for group in groups:
+            if not self._add(tx, tuple({ref.key: ref for ref in group}.values())):
+                break
+        self._note_uses(tx)
+
+    def _add(self, tx: LedgerTransaction, refs: tuple[ObjectRef, ...]) -> bool:
+        """Hold the objects of one sample; False, with nothing changed, when there is no room for it."""
+        hold = Hold(refs=refs, owner=self.owner)
+        new: list[ObjectRef] = []
+        for ref in refs:
+            row = self._row(tx, ref)
+            if row is None:
+                new.append(ref)
+                hold.charges[ref.key] = self.downloads.reservation_bytes(ref, self._limit)
+            else:
+                hold.charges[ref.key] = row.charged_bytes
+            if row is None or not row.is_ready:
+                hold.outstanding.add(ref.key)
+        need_bytes = sum(hold.charges[ref.key] for ref in new)
+        if self._limit is not None and need_bytes > self._limit:
+            self._refuse(hold, new)
+            return True
+        if not self._has_room(tx, hold, need_bytes):
+            self.need_bytes = need_bytes
+            return False
+        for ref in new:
+            self._reserve(tx, ref, hold.charges[ref.key])
+        self.holdings.add(hold)
+        for key in hold.outstanding & self.downloads.leads.keys():
+            self.downloads.leads[key].holds.append(hold)
+        self.holds.append(hold)
+        return True
+
+    @property
+    def _limit(self) -> int | None:
+        return self._account.limit_bytes if self._account else None
+
+    def _row(self, tx: LedgerTransaction, ref: ObjectRef) -> EntryRow | None:
+        """Return the entry of an object that is here or on its way; a dead leader's is settled first."""
+        row = self.found.get(ref.key)
+        if row is None or row.is_ready or ref.key in self.downloads.leads:
+            return row
+        if recover.settle_filling(tx, self.disk, row):
+            self.found.pop(ref.key)
+            self.found.update(tx.find([ref.key]))
+        return self.found.get(ref.key)
+
+    def _refuse(self, hold: Hold, new: Sequence[ObjectRef]) -> None:
+        """A sample that can never fit fails by itself; the others of the window go on."""
+        assert self._limit is not None
+        hold.error = cannot_fit({ref.url: hold.charges[ref.key] for ref in new}, self._limit)
+        hold.refs, hold.charges, hold.outstanding = (), {}, set()
+        self.holdings.add(hold)
+        self.holds.append(hold)
+
+    def _has_room(self, tx: LedgerTransaction, hold: Hold, need_bytes: int) -> bool:
+        if self._limit is None:
+            return True
+        held_bytes = self.holdings.held_bytes
+        if not self.must_fit and held_bytes and held_bytes + sum(hold.charges.values()) > (self.share_bytes or 0):
+            self.room = Room.NONE
+        elif need_bytes:
+            self.room = make_room(tx, self.disk, need_bytes, owner=self.owner, keep=self.window, in_line=self.in_line)
+        return self.room is Room.ENOUGH
+
+    def _reserve(self, tx: LedgerTransaction, ref: ObjectRef, charge: int) -> None:
+        """Count an object before its first byte; its part file is locked already."""
+        part = self.parts.pop(ref.key, None) or self.disk.create_part(ref.key)
+        lead = Lead(ref=ref, part=part, charged_bytes=charge, fetcher=self.fetcher)
+        self.leads.append(lead)
+        self.downloads.add(lead)
+        url = urls.redact(ref.url)
+        reservation = Reservation(key=ref.key, url=url, ext=ref.ext, charged_bytes=charge, part=part.name, dataset=ref.dataset)
+        tx.reserve([reservation])
+        self.found[ref.key] = EntryRow(ref.key, "filling", None, charge, part.name, ref.ext, url)
+
+    def _note_uses(self, tx: LedgerTransaction) -> None:
+        assert self._account is not None
+        used = {ref.key: ref.key in hold.outstanding for hold in self.holds for ref in hold.refs}
+        hits = [key for key, is_missing in used.items() if not is_missing]
+        if hits and self._limit is not None and self._account.charged_bytes > TOUCH_ABOVE * self._limit:
+            tx.touch(hits)
+        tx.count({"hits": len(hits), "misses": len(used) - len(hits)})

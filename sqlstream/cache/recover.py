@@ -1,0 +1,133 @@
+"""What the dead left behind, and whether ledger and disk agree: reap, verify.
+
+Reaping costs O(in flight): owners, pins and objects on their way, never the number of entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlstream.cache.disk import DataFile, Disk
+from sqlstream.cache.keys import charged_bytes
+from sqlstream.cache.ledger import EntryRow, Ledger, LedgerTransaction, Publication, batched
+
+VERIFY_BATCH = 512
+"""Entries compared in one step; between steps others use the door."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing on which ledger and disk disagree."""
+
+    kind: str
+    """`missing file`, `wrong size`, `unknown file` or `wrong totals`."""
+    key: str
+    """Hex of the entry's key."""
+    url: str
+    bytes: int
+    """Bytes charged for it, or found on disk where nothing is charged."""
+    repaired: bool = False
+
+
+def reap(tx: LedgerTransaction, disk: Disk) -> int:
+    """Give back what dead processes held; return how many owners and downloads that were."""
+    return reap_owners(tx, disk) + sum(settle_filling(tx, disk, row) for row in tx.fillings())
+
+
+def reap_owners(tx: LedgerTransaction, disk: Disk) -> int:
+    """Forget dead owners with their pins, and files of processes that died before their row; return how many owners."""
+    registered = tx.owners()
+    dead = [owner for owner in registered if not disk.owner_is_live(owner)]
+    for owner in dead:
+        disk.remove_owner(owner)
+        tx.remove_owner(owner)
+    for owner in set(disk.scan_owners()) - set(registered):
+        if not disk.owner_is_live(owner):  # created, and dead before its row
+            disk.remove_owner(owner)
+    for part in set(disk.scan_parts()) - {row.part for row in tx.fillings()}:
+        if disk.part_is_live(part) is False:  # likewise
+            disk.remove_part(part)
+    return len(dead)
+
+
+def settle_filling(tx: LedgerTransaction, disk: Disk, row: EntryRow) -> bool:
+    """Settle a download whose leader is gone: ready if its file was renamed already, else given back.
+
+    Returns:
+        False when the leader or its helper still works on it.
+    """
+    assert row.part is not None
+    if disk.part_is_live(row.part):
+        return False
+    size_bytes = disk.data_size(row.key, row.ext)
+    if size_bytes is not None:
+        charge = charged_bytes(size_bytes)
+        tx.publish([Publication(key=row.key, url=row.url, ext=row.ext, size_bytes=size_bytes, charged_bytes=charge)])
+    else:
+        disk.remove_part(row.part)
+        tx.remove_filling(row.key, row.part)
+    return True
+
+
+def verify(ledger: Ledger, disk: Disk, *, repair: bool) -> list[Finding]:
+    """Return what differs between ledger and disk, mended when `repair`; live readers and downloads go on meanwhile."""
+    findings: list[Finding] = []
+    with ledger.transaction() as tx:
+        reap(tx, disk)  # the dead are ordinary, and no finding
+    last = b""
+    while rows := ledger.ready_after(last, VERIFY_BATCH):
+        last = rows[-1].key
+        findings += _verify_entries(ledger, disk, rows, repair=repair)
+    for files in batched(disk.scan_data(), VERIFY_BATCH):
+        findings += _verify_files(ledger, disk, files, repair=repair)
+    with ledger.transaction() as tx:
+        return findings + _verify_totals(tx, repair=repair)
+
+
+def _verify_entries(ledger: Ledger, disk: Disk, rows: Sequence[EntryRow], *, repair: bool) -> list[Finding]:
+    """Compare ready rows with their files: first without the door, then those that differ once more behind it."""
+    suspects = [row.key for row in rows if disk.data_size(row.key, row.ext) != row.size_bytes]
+    if not suspects:
+        return []
+    findings = []
+    with ledger.transaction() as tx:
+        for row in tx.find(suspects).values():
+            size_bytes = disk.data_size(row.key, row.ext)
+            if row.is_ready and size_bytes != row.size_bytes:
+                kind = "missing file" if size_bytes is None else "wrong size"
+                is_free = size_bytes is None or not tx.pinned_by_others(row.key, None)
+                repaired = repair and is_free and disk.remove_data(row.key, row.ext)
+                if repaired:
+                    tx.remove([row.key])
+                findings.append(Finding(kind=kind, key=row.key.hex(), url=row.url, bytes=row.charged_bytes, repaired=repaired))
+    return findings
+
+
+def _verify_files(ledger: Ledger, disk: Disk, files: Sequence[DataFile], *, repair: bool) -> list[Finding]:
+    """Look for files in data/ that no row counts."""
+    known = ledger.find([file.key for file in files])
+    strangers = [file for file in files if file.key not in known or known[file.key].ext != file.ext]
+    if not strangers:
+        return []
+    findings = []
+    with ledger.transaction() as tx:
+        known = tx.find([file.key for file in strangers])
+        for file in strangers:
+            size_bytes = disk.data_size(file.key, file.ext)
+            if size_bytes is None or (file.key in known and known[file.key].ext == file.ext):
+                continue
+            repaired = repair and disk.remove_data(file.key, file.ext)
+            charge = charged_bytes(size_bytes)
+            findings.append(Finding(kind="unknown file", key=file.key.hex(), url="", bytes=charge, repaired=repaired))
+    return findings
+
+
+def _verify_totals(tx: LedgerTransaction, *, repair: bool) -> list[Finding]:
+    account, sums = tx.account(), tx.sums()
+    stored = (account.entries, account.ready_bytes, account.filling_bytes)
+    if stored == sums:
+        return []
+    if repair:
+        tx.set_totals(*sums)
+    return [Finding(kind="wrong totals", key="totals", url="", bytes=abs(sum(stored[1:]) - sum(sums[1:])), repaired=repair)]

@@ -1,0 +1,86 @@
+"""Making room under the limit: who is evicted, in which order of effects, and who may take the room.
+
+Unlink, then uncount: whatever dies in between, the ledger counts too much, never too little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from enum import Enum, auto
+
+from sqlstream.cache import recover
+from sqlstream.cache.disk import Disk
+from sqlstream.cache.ledger import LedgerTransaction
+
+MAX_EVICTIONS = 32
+"""Files unlinked in one transaction, so that the door is held for milliseconds."""
+MAX_DRAINED_TOUCHES = 32
+"""Touch rows (windows of keys) drained in one transaction, for the same reason."""
+HYSTERESIS = 0.95
+"""Evict down to this share of the limit where possible, so that not every reservation has to."""
+
+
+class Room(Enum):
+    """What `make_room` found."""
+
+    ENOUGH = auto()
+    AGAIN = auto()
+    """Progress was made, but one transaction may not do more: commit, then ask again."""
+    NONE = auto()
+    """Everything left is pinned or on its way: somebody must give something back first."""
+
+
+def make_room(
+    tx: LedgerTransaction, disk: Disk, need_bytes: int, *, owner: str, keep: Container[bytes] = (), in_line: bool = True
+) -> Room:
+    """Evict until `need_bytes` more fit under the limit.
+
+    Args:
+        tx: The transaction that will then count the bytes.
+        disk: Where the files are.
+        need_bytes: What is to be counted.
+        owner: Who asks.
+        keep: Keys that are about to be pinned in this transaction.
+        in_line: Leave room for owners that have waited longer; False for whoever has waited long enough.
+    """
+    account = tx.account()
+    if account.limit_bytes is None:
+        return Room.ENOUGH
+    wanted = need_bytes + (_claims_before(tx, disk, owner) if in_line else 0)
+    if account.has_room(wanted):
+        return Room.ENOUGH
+    if tx.drain_touches(MAX_DRAINED_TOUCHES):
+        return Room.AGAIN
+    missing = account.charged_bytes + wanted - account.limit_bytes
+    surplus = account.charged_bytes + wanted - int(account.limit_bytes * HYSTERESIS)
+    freed = evict(tx, disk, max(missing, surplus), keep=keep)
+    if freed >= missing:
+        return Room.ENOUGH
+    if freed or recover.reap(tx, disk):
+        return Room.AGAIN
+    return Room.NONE
+
+
+def evict(tx: LedgerTransaction, disk: Disk, num_bytes: int, *, keep: Container[bytes] = ()) -> int:
+    """Evict least recently used, unpinned entries, at most `MAX_EVICTIONS`, for `num_bytes`; return the bytes freed."""
+    candidates = tx.unpinned_oldest(4 * MAX_EVICTIONS)  # `keep` is one window of keys at most
+    gone: list[bytes] = []
+    freed = 0
+    for row in candidates:
+        if freed >= num_bytes or len(gone) == MAX_EVICTIONS:
+            break
+        if row.key not in keep and disk.remove_data(row.key, row.ext):
+            gone.append(row.key)
+            freed += row.charged_bytes
+    tx.remove(gone)
+    tx.count({"evictions": len(gone), "evicted_bytes": freed})
+    return freed
+
+
+def _claims_before(tx: LedgerTransaction, disk: Disk, owner: str) -> int:
+    """Return the bytes that living owners wait for since longer than `owner`: the oldest waiter goes first."""
+    claims = 0
+    for waiter, waiting_bytes in tx.waits_before(owner).items():
+        if disk.owner_is_live(waiter):
+            claims += waiting_bytes
+    return claims

@@ -1,0 +1,116 @@
+"""What `sqlstream cache stats` shows: one consistent view of the ledger as a frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlstream.cache.disk import Disk
+from sqlstream.cache.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetUse:
+    """What one dataset has in the cache."""
+
+    name: str
+    src: str
+    entries: int
+    bytes: int
+    last_used: int
+    """Seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerUse:
+    """A living process that uses the cache."""
+
+    id: str
+    pid: int
+    host: str
+    name: str
+    started_at: int
+    limit_bytes: int | None
+    pinned_entries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStatistics:
+    """The account of a cache directory. Bytes are charged bytes: sizes rounded up to whole blocks."""
+
+    limit_bytes: int | None
+    """The limit in force; with nobody alive, the last one. None: no limit."""
+    used_bytes: int
+    """Whole objects in data/."""
+    filling_bytes: int
+    """Reserved for objects on their way."""
+    overhead_bytes: int
+    """Ledger, WAL and ballast: bounded, and not under the limit."""
+    index_bytes: int
+    """Index files: not under the limit."""
+    entries: int
+    """Objects whole or on their way."""
+    pinned_entries: int
+    hits: int
+    misses: int
+    evictions: int
+    evicted_bytes: int
+    requests: int
+    downloaded_bytes: int
+    retries: int
+    failures: int
+    wait_seconds: float
+    """Time that downloads took, added up over all of them."""
+    datasets: tuple[DatasetUse, ...]
+    owners: tuple[OwnerUse, ...]
+
+
+def collect(ledger: Ledger, disk: Disk) -> CacheStatistics:
+    """Return the statistics of one moment."""
+    with ledger.transaction() as tx:
+        query = tx.connection.execute
+        account = tx.account()
+        last_limit = query("SELECT limit_bytes FROM meta").fetchone()[0]
+        stats: dict[str, int] = dict(query("SELECT name, value FROM stat").fetchall())
+        pinned_entries = query(
+            "SELECT count(*) FROM entry WHERE EXISTS (SELECT 1 FROM pin WHERE pin.key = entry.key)"
+        ).fetchone()[0]
+        datasets = query(
+            "SELECT d.name, d.src, count(e.key), coalesce(sum(e.charged_bytes), 0), d.last_used FROM dataset d "
+            "LEFT JOIN entry e ON e.dataset = d.id GROUP BY d.id ORDER BY d.name"
+        ).fetchall()
+        owners = query(
+            "SELECT o.id, o.pid, o.host, o.name, o.started_at, o.limit_bytes, count(p.key) FROM owner o "
+            "LEFT JOIN pin p ON p.owner = o.id GROUP BY o.id ORDER BY o.started_at, o.id"
+        ).fetchall()
+    living = [row for row in owners if disk.owner_is_live(row[0])]
+    return CacheStatistics(
+        limit_bytes=account.limit_bytes if living else last_limit,
+        used_bytes=account.ready_bytes,
+        filling_bytes=account.filling_bytes,
+        overhead_bytes=disk.overhead_bytes(),
+        index_bytes=sum(path.stat().st_size for path in disk.index_files()),
+        entries=account.entries,
+        pinned_entries=pinned_entries,
+        hits=stats.get("hits", 0),
+        misses=stats.get("misses", 0),
+        evictions=stats.get("evictions", 0),
+        evicted_bytes=stats.get("evicted_bytes", 0),
+        requests=stats.get("requests", 0),
+        downloaded_bytes=stats.get("downloaded_bytes", 0),
+        retries=stats.get("retries", 0),
+        failures=stats.get("failures", 0),
+        wait_seconds=stats.get("wait_microseconds", 0) / 1e6,
+        datasets=tuple(DatasetUse(name=row[0], src=row[1], entries=row[2], bytes=row[3], last_used=row[4]) for row in datasets),
+        owners=tuple(
+            OwnerUse(
+                id=row[0],
+                pid=row[1],
+                host=row[2],
+                name=row[3],
+                started_at=row[4],
+                limit_bytes=row[5],
+                pinned_entries=row[6],
+            )
+            for row in living
+        ),
+    )

@@ -1,0 +1,62 @@
+"""A cache directory as this process sees it: one object per directory, whoever uses it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sqlstream import locks
+from sqlstream.cache import recover
+from sqlstream.cache.disk import Disk
+from sqlstream.cache.fetch import Acquirer
+from sqlstream.cache.ledger import Ledger
+from sqlstream.db import Database
+
+
+class Store:
+    """Disk, ledger and acquirer of one directory, shared by all datasets and caches of this process that use it."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.ledger = Ledger(Database(disk.root / "ledger.sqlite"))
+        self.acquirer = Acquirer(disk, self.ledger)
+        self.num_users = 0
+
+
+_stores: dict[tuple[int, int], Store] = {}
+
+
+def open_store(path: str | os.PathLike[str], *, create: bool, allow_network_fs: bool) -> Store:
+    """Return the store of a directory, made on first use; give it back with `close_store`.
+
+    One object per (device, inode) of the directory: two ledgers of one process would not see each other's pins.
+    """
+    with locks.fork_guard():
+        disk = Disk(Path(path), allow_network_fs=allow_network_fs)
+        disk.open(create=create)
+        identity = _identity(disk.root)
+        if identity not in _stores:
+            store = Store(disk)
+            with store.ledger.transaction() as tx:
+                recover.reap(tx, disk)
+            disk.restore_ballast()
+            _stores[identity] = store
+        _stores[identity].num_users += 1
+        return _stores[identity]
+
+
+def close_store(store: Store) -> None:
+    """Give a store back; the last user of the process closes it."""
+    with locks.fork_guard():
+        store.num_users -= 1
+        if store.num_users > 0:
+            return
+        for identity in [identity for identity, known in _stores.items() if known is store]:
+            del _stores[identity]
+    store.acquirer.close()  # joins a thread that may want the guard
+    store.ledger.database.close()
+
+
+def _identity(root: Path) -> tuple[int, int]:
+    status = os.stat(root)
+    return (status.st_dev, status.st_ino)
