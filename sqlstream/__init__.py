@@ -1,0 +1,32 @@
+"""sqlstream: streams training samples from anywhere into PyTorch, with its index and cache ledger in SQLite.
+
+    >>> from sqlstream import StreamingDataset
+
+Names are resolved when they are used (PEP 562): `sqlstream cache stats` never imports torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sqlstream.cache import Cache
+    from sqlstream.records import DataSampleType
+    from sqlstream.stream.dataset import StreamingDataset
+    from sqlstream.world import World
+
+__version__ = "0.1.0"
+__all__ = ["Cache", "DataSampleType", "StreamingDataset", "World", "__version__"]
+
+_HOMES = {
+    "Cache": "sqlstream.cache",
+    "DataSampleType": "sqlstream.records",
+    "StreamingDataset": "sqlstream.stream.dataset",
+    "World": "sqlstream.world",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its home."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sqlstream' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

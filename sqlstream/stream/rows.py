@@ -1,0 +1,123 @@
+"""From a row of the index to what must be fetched for it, and to the sample that transforms see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlstream.cache.cache import Cache, local_file
+from sqlstream.cache.holds import Hold
+from sqlstream.cache.keys import ObjectRef
+from sqlstream.config import SampleOptions
+from sqlstream.errors import MissingFieldError, SampleError
+from sqlstream.storage import urls
+from sqlstream.transforms.base import Sample, Transform, apply
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One sample on its way from a position to the trainer."""
+
+    epoch: int
+    position: int
+    row_id: int
+    sample: Sample
+    """The row; downloaded columns are filled in when their objects are here."""
+    refs: dict[str, ObjectRef]
+    """Remote objects by the column that names them."""
+    hold: Hold | None = None
+    error: Exception | None = None
+    """Why it cannot become a sample; found while planning."""
+    place: int = 0
+    """Which of the rows asked for together it comes from."""
+
+
+class RowReader:
+    """Makes slots of rows.
+
+    Args:
+        resolve: From a value of a downloaded column to a URL or an absolute path.
+        key_column: The column that names samples.
+        options: What is downloaded, and how missing values read.
+        predownload_transforms: Applied to each row before its URLs are read.
+        text_columns: Columns that hold text, for `none_to_empty_str`.
+        dataset: Id of the dataset in the ledger.
+    """
+
+    def __init__(
+        self,
+        resolve: Callable[[str], str],
+        key_column: str,
+        options: SampleOptions,
+        predownload_transforms: Sequence[Transform],
+        *,
+        text_columns: Sequence[str],
+        dataset: int | None,
+    ) -> None:
+        self._resolve = resolve
+        self._key_column = key_column
+        self._options = options
+        self._predownload_transforms = tuple(predownload_transforms)
+        self._dataset = dataset
+        downloaded = set(options.columns_to_download)
+        self._empty_columns = [c for c in text_columns if c not in downloaded] if options.none_to_empty_str else []
+
+    def slots(self, row: Sample, *, row_id: int, epoch: int, position: int) -> Iterator[Slot]:
+        """Yield the slot of one row; several, or none, if a predownload transform says so."""
+        row.update({column: "" for column in self._empty_columns if row.get(column) is None})
+        row["__sample_key__"] = str(row.get(self._key_column, row_id))
+        row["__row__"] = row_id
+        row["__epoch__"] = epoch
+        if self._options.data_type is not None:
+            row["__data_type__"] = self._options.data_type
+        try:
+            outcome = apply(self._predownload_transforms, row)
+            for sample in [outcome] if isinstance(outcome, dict) else outcome:
+                yield self._slot(sample, row_id=row_id, epoch=epoch, position=position)
+        except SampleError as error:
+            yield Slot(epoch=epoch, position=position, row_id=row_id, sample=row, refs={}, error=error)
+
+    def _slot(self, sample: Sample, *, row_id: int, epoch: int, position: int) -> Slot:
+        refs: dict[str, ObjectRef] = {}
+        for column in self._options.columns_to_download:
+            value = sample.get(column)
+            if value is None or value == "":
+                if not self._options.allow_missing_columns:
+                    raise MissingFieldError(
+                        f"row {row_id} (sample {sample['__sample_key__']!r}) has no value in column {column!r}: "
+                        "mend the index, filter such rows with sql_query, or pass allow_missing_columns=True"
+                    )
+                sample[column] = None
+                continue
+            url = self._resolve(str(value))
+            if urls.is_remote(url):
+                refs[column] = ObjectRef.of(url, dataset=self._dataset)
+            else:
+                sample[column] = str(urls.local_path(url))
+        return Slot(epoch=epoch, position=position, row_id=row_id, sample=sample, refs=refs)
+
+    def finish(self, slot: Slot, cache: Cache) -> Sample:
+        """Return the sample with the paths of its objects, which are here and pinned.
+
+        Raises:
+            ObjectNotFoundError: A local file is not there.
+        """
+        sample = slot.sample
+        for column in self._options.columns_to_download:
+            if column in slot.refs:
+                sample[column] = str(cache.path_of(slot.refs[column]))
+            elif sample.get(column) is not None:
+                local_file(sample[column])
+        return sample
+
+
+def holds_path(value: Any, directory: str) -> bool:
+    """Return whether a value of a sample is, or contains, a path below `directory`."""
+    if isinstance(value, str):
+        return value.startswith(directory)
+    if isinstance(value, dict):
+        return any(holds_path(item, directory) for item in value.values())
+    if isinstance(value, list | tuple):
+        return any(holds_path(item, directory) for item in value[:64])
+    return hasattr(value, "__fspath__") and str(value).startswith(directory)

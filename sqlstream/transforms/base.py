@@ -1,0 +1,87 @@
+"""What a transform is, and how a chain of them runs.
+
+A transform takes a sample (a dict) and returns a sample, or several: a generator, list or tuple of samples. Each of several
+goes through the rest of the chain by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from sqlstream.errors import SqlStreamError, TransformError
+
+Sample = dict[str, Any]
+Transform = Callable[[Sample], Sample | Iterable[Sample]]
+
+
+def apply(transforms: Sequence[Transform], sample: Sample) -> Sample | Iterator[Sample]:
+    """Return the sample after all `transforms`; an iterator of samples once one of them made several.
+
+    Raises:
+        TransformError: A transform raised, or returned something else; it names the transform and the sample. From an
+            iterator it is raised when the sample is asked for.
+    """
+    for number, transform in enumerate(transforms):
+        result = _call(transform, sample)
+        if not isinstance(result, dict):
+            return _apply_to_each(transform, result, transforms[number + 1 :], sample)
+        sample = result
+    return sample
+
+
+def _apply_to_each(
+    transform: Transform, results: Iterable[Sample], rest: Sequence[Transform], origin: Sample
+) -> Iterator[Sample]:
+    pieces = iter(results)
+    while True:
+        try:
+            piece = next(pieces)
+        except StopIteration:
+            return
+        except SqlStreamError:
+            raise
+        except Exception as error:
+            raise _failed(transform, origin, error) from error
+        if not isinstance(piece, dict):
+            raise _wrong_type(transform, origin, piece)
+        outcome = apply(rest, piece)
+        if isinstance(outcome, dict):
+            yield outcome
+        else:
+            yield from outcome
+
+
+def _call(transform: Transform, sample: Sample) -> Sample | Iterable[Sample]:
+    try:
+        result = transform(sample)
+    except SqlStreamError:
+        raise
+    except Exception as error:
+        raise _failed(transform, sample, error) from error
+    if not isinstance(result, dict | Iterator | list | tuple):
+        raise _wrong_type(transform, sample, result)
+    return result
+
+
+def transform_name(transform: Transform) -> str:
+    """Return what a person calls this transform."""
+    return getattr(transform, "__name__", None) or type(transform).__name__
+
+
+def _failed(transform: Transform, sample: Sample, error: Exception) -> TransformError:
+    return TransformError(
+        f"transform {transform_name(transform)} failed on {_describe(sample)}: {type(error).__name__}: {error}",
+        transform=transform_name(transform),
+    )
+
+
+def _wrong_type(transform: Transform, sample: Sample, result: object) -> TransformError:
+    return TransformError(
+        f"transform {transform_name(transform)} returned {type(result).__name__} for {_describe(sample)}: "
+        "return the sample (a dict), or a generator, list or tuple of samples"
+    )
+
+
+def _describe(sample: Sample) -> str:
+    return f"sample {sample.get('__sample_key__')!r} with fields {', '.join(map(str, sample)) or 'none'}"

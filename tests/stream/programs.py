@@ -1,0 +1,81 @@
+"""Programs that process tests run: small user scripts, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from sqlstream import StreamingDataset
+from tests.stream.sources import check_bytes
+
+
+def open_dataset(src: str, dst: str, **options: Any) -> StreamingDataset:
+    return StreamingDataset(src, dst, columns_to_download=["image"], transforms=[check_bytes], show_progress=False, **options)
+
+
+def access_then_fork(src: str, dst: str) -> None:
+    """The plainest script: look at one sample, then train with forked workers."""
+    dataset = open_dataset(src, dst, shuffle_seed=1, batch_size=4)
+    assert dataset[0]["is_right"]
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context="fork")
+    rows: list[int] = []
+    for batch in loader:
+        assert all(batch["is_right"])
+        rows += batch["__row__"].tolist()
+    assert sorted(rows) == list(range(len(dataset)))
+    print("done", flush=True)
+
+
+def train(src: str, dst: str, limit: str, seed: str, num_epochs: str) -> None:
+    """Two workers, a few epochs, every byte checked."""
+    dataset = open_dataset(src, dst, cache_limit=int(limit) if limit != "none" else None, shuffle_seed=int(seed), batch_size=4)
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context="fork")
+    for _ in range(int(num_epochs)):
+        rows: list[int] = []
+        for batch in loader:
+            assert all(batch["is_right"])
+            rows += batch["__row__"].tolist()
+        assert sorted(rows) == list(range(len(dataset))), "an epoch is every row once"
+    print("done", flush=True)
+
+
+def access_at_random(src: str, dst: str, limit: str, num_accesses: str) -> None:
+    """Random access, while others stream."""
+    dataset = open_dataset(src, dst, cache_limit=int(limit))
+    rng = random.Random(0)
+    for _ in range(int(num_accesses)):
+        row = rng.randrange(len(dataset))
+        sample = dataset[row]
+        assert sample["__row__"] == row
+        assert sample["is_right"]
+    print("done", flush=True)
+
+
+def stream_until_interrupted(src: str, dst: str, num_workers: str) -> None:
+    """Streams without end; the test presses Ctrl-C."""
+    dataset = open_dataset(src, dst, infinite_iteration=True, batch_size=4, cache_limit=300_000)
+    loader = DataLoader(dataset, batch_size=4, num_workers=int(num_workers))
+    started = None
+    try:
+        for number, _ in enumerate(loader):
+            if number == 3:
+                print("streaming", flush=True)
+    except KeyboardInterrupt:
+        started = time.monotonic()
+        del loader
+        dataset.close()
+    assert started is not None
+    print("ended", threading.active_count(), flush=True)
+    os._exit(0) if time.monotonic() - started < 5 else os._exit(3)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,233 @@
+"""The dataset in real processes: DataLoader workers of every kind, early ends, Ctrl-C, several jobs on one cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch.utils.data import DataLoader
+
+from sqlstream.cache import Cache
+from tests.stream.programs import open_dataset
+from tests.stream.sources import Photos
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(program: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.stream.programs", program, *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 100) -> str:
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"hangs:\n{out}\n{err}") from None
+    assert process.returncode == 0, f"{out}\n{err}"
+    return out
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def children(pid: int) -> set[int]:
+    """Every living process below `pid`, helpers in groups of their own included."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found |= {child, *children(child)}
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class DiskSampler(threading.Thread):
+    """Adds up the files under data/ and part/, over and over; a file renamed during a walk counts once."""
+
+    def __init__(self, cache: Path) -> None:
+        super().__init__(daemon=True)
+        self._cache = cache
+        self._stop_event = threading.Event()
+        self.highest_bytes = 0
+        self.num_walks = 0
+
+    def run(self) -> None:
+        while not self._stop_event.is_set():
+            self.highest_bytes = max(self.highest_bytes, disk_bytes(self._cache))
+            self.num_walks += 1
+
+    def stop(self) -> int:
+        self._stop_event.set()
+        self.join()
+        return self.highest_bytes
+
+
+def disk_bytes(cache: Path) -> int:
+    sizes: dict[int, int] = {}
+    for folder in ("part", "data"):
+        for directory, _, names in os.walk(cache / folder):
+            for name in names:
+                try:
+                    status = os.lstat(os.path.join(directory, name))
+                except FileNotFoundError:
+                    continue
+                sizes[status.st_ino] = max(sizes.get(status.st_ino, 0), status.st_size)
+    return sum(sizes.values())
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "context", "is_persistent"),
+    [(0, None, False), (1, "fork", False), (3, "fork", True), (2, "spawn", False), (2, "forkserver", True)],
+)
+def test_every_kind_of_worker_gives_every_row_once_an_epoch(
+    photos: Photos, tmp_path: Path, num_workers: int, context: str | None, is_persistent: bool
+) -> None:
+    with open_dataset(photos.src, str(tmp_path / "cache"), shuffle_seed=5, batch_size=4, cache_limit=900_000) as dataset:
+        assert dataset[0]["is_right"]  # the helper has run in the parent
+        loader = DataLoader(
+            dataset,
+            batch_size=4,
+            num_workers=num_workers,
+            multiprocessing_context=context,
+            persistent_workers=is_persistent,
+        )
+        orders = []
+        for epoch in range(2):
+            batches = list(loader)
+            assert all(all(batch["is_right"]) for batch in batches)
+            assert {number for batch in batches for number in batch["__epoch__"].tolist()} == {epoch}
+            orders.append([row for batch in batches for row in batch["__row__"].tolist()])
+            # The loader asks its workers in turn, so the order is the plan's, whatever their number.
+            assert orders[-1] == dataset._plan.rows(epoch, 0, photos.num).tolist()
+        assert orders[0] != orders[1]
+        del loader
+
+
+def test_leaving_a_loop_early_leaves_no_thread_and_no_process(photos: Photos, tmp_path: Path) -> None:
+    threads_before, children_before = set(threading.enumerate()), children(os.getpid())
+    for num_workers in (0, 2):
+        with open_dataset(photos.src, str(tmp_path / "cache"), cache_limit=600_000) as dataset:
+            loader = DataLoader(dataset, batch_size=4, num_workers=num_workers)
+            for _ in loader:
+                break
+            del loader
+
+            def ours() -> set[str]:
+                return {thread.name for thread in set(threading.enumerate()) - threads_before if "faulty" not in thread.name}
+
+            assert wait_until(lambda: not {name for name in ours() if "sqlstream" in name}, 1.0), ours()
+            assert wait_until(lambda: children(os.getpid()) <= children_before, 1.0)
+            assert dataset.cache.store.acquirer.holdings.num_revocable == 0
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_ctrl_c_ends_within_a_second_and_leaves_nothing(photos: Photos, tmp_path: Path, num_workers: int) -> None:
+    process = start("stream_until_interrupted", photos.src, tmp_path / "cache", num_workers)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "streaming\n"
+    family = children(process.pid)
+    assert family
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the script and its workers at once
+    pressed = time.monotonic()
+    out = finish(process)
+    assert out.startswith("ended")
+    assert time.monotonic() - pressed < 10  # a hang is what this looks for; the machine may be busy
+    assert wait_until(lambda: not any(is_alive(pid) for pid in family), 5)
+    with Cache(tmp_path / "cache", create=False) as cache:
+        assert cache.statistics().pinned_entries == 0
+        assert cache.verify() == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_sigkill_of_the_script_leaves_no_process_and_no_pin(photos: Photos, tmp_path: Path, num_workers: int) -> None:
+    process = start("stream_until_interrupted", photos.src, tmp_path / "cache", num_workers)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "streaming\n"
+    family = children(process.pid)
+    process.kill()
+    process.communicate()
+    assert wait_until(lambda: not any(is_alive(pid) for pid in family), 20), [
+        Path(f"/proc/{pid}/cmdline").read_text() for pid in family if is_alive(pid)
+    ]
+    with Cache(tmp_path / "cache", create=False) as cache:
+        statistics = cache.statistics()
+        assert statistics.pinned_entries == 0
+        assert statistics.filling_bytes == 0
+        assert statistics.used_bytes >= disk_bytes(tmp_path / "cache")
+        assert cache.verify() == []
+
+
+@pytest.mark.parametrize("num_runs", [6, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.timeout(900)
+def test_random_access_and_then_forked_workers_never_hang(photos: Photos, tmp_path: Path, num_runs: int) -> None:
+    for number in range(num_runs):
+        assert finish(start("access_then_fork", photos.src, tmp_path / f"cache-{number % 2}")) == "done\n"
+
+
+@pytest.mark.timeout(600)
+def test_three_jobs_on_one_cache_keep_the_limit_and_every_byte(photos: Photos, tmp_path: Path) -> None:
+    """Acceptance 2: two DataLoaders of two workers each and one process of random access, a limit of 5 % of the data."""
+    cache, limit = tmp_path / "cache", photos.total_bytes // 20
+    Cache(cache).close()
+    sampler = DiskSampler(cache)
+    sampler.start()
+    jobs = [
+        start("train", photos.src, cache, limit, 1, 2),
+        start("train", photos.src, cache, limit, 2, 2),
+        start("access_at_random", photos.src, cache, limit, 150),
+    ]
+    assert [finish(job, 500) for job in jobs] == ["done\n"] * 3
+    assert sampler.stop() <= limit, "the limit was passed"
+    assert sampler.num_walks > 50
+    verify = subprocess.run(
+        [sys.executable, "-m", "sqlstream", "cache", "verify", str(cache)],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert verify.returncode == 0, verify.stdout + verify.stderr
+    stats = subprocess.run(
+        [sys.executable, "-m", "sqlstream", "cache", "stats", str(cache), "--json"],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    account = json.loads(stats.stdout)
+    files = [path for path in (cache / "data").rglob("*") if path.is_file()]
+    assert account["entries"] == len(files)
+    assert account["used_bytes"] == sum(-(-path.stat().st_size // 4096) * 4096 for path in files)
+    assert account["filling_bytes"] == account["pinned_entries"] == account["failures"] == 0
+    assert account["limit_bytes"] == limit
+    assert not list((cache / "part").iterdir())
+
+
+@pytest.mark.timeout(300)
+def test_two_jobs_that_start_on_an_empty_cache_fetch_each_object_once(photos: Photos, tmp_path: Path) -> None:
+    """Acceptance 3."""
+    jobs = [start("train", photos.src, tmp_path / "cache", "none", 9, 1) for _ in range(2)]
+    assert [finish(job, 200) for job in jobs] == ["done\n"] * 2
+    assert photos.num_gets() == {photos.path(number): 1 for number in range(photos.num)}
