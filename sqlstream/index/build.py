@@ -22,7 +22,7 @@ from sqlstream.index.sources.directory import DirectoryTable
 from sqlstream.index.sources.formats import open_table
 from sqlstream.index.sources.plan import SourcePlan, plan_sources
 from sqlstream.index.store import Index
-from sqlstream.index.values import affinity
+from sqlstream.index.values import declared
 from sqlstream.index.workplace import Workplace, sweep_dead, workplace
 from sqlstream.index.writer import IndexWriter
 from sqlstream.progress import Progress, progress
@@ -193,7 +193,7 @@ def _add_missing(writer: IndexWriter, options: IndexOptions, plan: SourcePlan) -
                     "or set allow_missing_columns=True to read it as None"
                 )
             field = pa.field(name, pa.null())
-            writer.add_column(field, affinity(field))
+            writer.add_column(field, declared(field))
 
 
 def _key_error(index: Index) -> SourceError:

@@ -3,7 +3,7 @@
 An index file is one immutable SQLite database:
 
     rows      row INTEGER PRIMARY KEY (dense from 0), then one column for each source column
-    columns   position, name (logical), physical (in `rows`), arrow_field, type, affinity, has_nan
+    columns   position, name (logical), physical (in `rows`), arrow_field, type, declared, has_nan
     sources   position, url (redacted), size_bytes, etag, first_row
     meta      key, value
     dataframe, samples   views over `rows` as users' SQL sees it (NaN reads as NULL, widened columns have one type)
@@ -50,8 +50,8 @@ class Column:
     """The Arrow type: a serialised schema with this one field."""
     type: str
     """The Arrow type, readable."""
-    affinity: str
-    """Declared type in `rows`: INTEGER, REAL, TEXT or BLOB (none)."""
+    declared: str
+    """Its type in `rows`: INTEGER, TEXT or BLOB (none)."""
     has_nan: bool = False
     """True: some value is NaN, which `rows` holds as the text 'NaN' (SQLite would store NULL)."""
 

@@ -64,7 +64,7 @@ def open_selection(base: Index, options: IndexOptions, directory: Path, *, show_
 
 
 def _existing(base: Index, key: str, directory: Path) -> Index | None:
-    computed = Index(directory / f"{key}.sqlite", base_url=base.resolve(""))
+    computed = Index(directory / f"{key}.sqlite", base_url=base.base_url)
     if computed.is_usable():
         return computed
     selection = read_selection(selection_path(directory, key))
@@ -74,7 +74,7 @@ def _existing(base: Index, key: str, directory: Path) -> Index | None:
 
 
 def _with_positions(base: Index, selection: SelectionInfo) -> Index:
-    return Index(base.path, selection=selection, base_url=base.resolve(""))
+    return Index(base.path, selection=selection, base_url=base.base_url)
 
 
 def _limited(rows: Iterator[list[tuple[Any, ...]]], max_size: int | None, bar: Progress) -> Iterator[list[tuple[Any, ...]]]:
@@ -195,7 +195,7 @@ class _Table:
             writer.finish({**own, **same}, {kind.name: kind.field() for kind in kinds[hidden:]})
         self._check_written(temporary)
         path = self._place.publish(temporary, f"{self._key}.sqlite")
-        return Index(path, base_url=self._base.resolve(""))
+        return Index(path, base_url=self._base.base_url)
 
     def _logical(self, names: list[str], physical: list[str]) -> list[str]:
         """Return the result's names with those of source columns as the source spells them."""

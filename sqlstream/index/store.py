@@ -98,6 +98,11 @@ class Index:
         return self._opened().columns
 
     @property
+    def base_url(self) -> str:
+        """Where relative paths in rows start."""
+        return self._base_url or str(self._opened().meta["base_url"])
+
+    @property
     def meta(self) -> dict[str, Any]:
         """All that the file says of itself."""
         return dict(self._opened().meta)
@@ -149,7 +154,7 @@ class Index:
 
     def resolve(self, value: str) -> str:
         """Return the URL of a downloaded column's value: a relative path starts at the place of the index's source."""
-        return urls.join(self._base_url or str(self._opened().meta["base_url"]), value)
+        return urls.join(self.base_url, value)
 
     def is_usable(self) -> bool:
         """Return False when there is no such file, or another sqlstream's; a damaged one is an error.
@@ -246,11 +251,11 @@ def connect(path: Path) -> sqlite3.Connection:
 def read_columns(connection: sqlite3.Connection) -> tuple[Column, ...]:
     """Return the columns that the file lists."""
     records = connection.execute(
-        "SELECT position, name, physical, arrow_field, type, affinity, has_nan FROM columns ORDER BY position"
+        "SELECT position, name, physical, arrow_field, type, declared, has_nan FROM columns ORDER BY position"
     )
     return tuple(
-        Column(position=p, name=n, physical=ph, arrow_field=f, type=t, affinity=a, has_nan=bool(nan))
-        for p, n, ph, f, t, a, nan in records
+        Column(position=p, name=n, physical=ph, arrow_field=f, type=t, declared=d, has_nan=bool(nan))
+        for p, n, ph, f, t, d, nan in records
     )
 
 

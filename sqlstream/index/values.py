@@ -4,7 +4,7 @@
 |---|---|---|
 | bool, integers | INTEGER | |
 | uint64 above int64 | BLOB of 8 bytes, big endian | sorts after every number, as it should |
-| floats | REAL, NaN as the text 'NaN' | SQLite stores NaN as NULL |
+| floats | REAL (in a column of no type), NaN as the text 'NaN' | SQLite stores NaN as NULL, and -0.0 as 0.0 in REAL columns |
 | string; binary | TEXT; BLOB | |
 | timestamp (UTC), date, time | TEXT, ISO 8601 with a blank | `created > '2024-01-31'` works in SQL |
 | duration | INTEGER of its unit | |
@@ -52,7 +52,7 @@ class Codec:
     accepts: Callable[[Any], bool]
     """Whether an Arrow type is of the family."""
     affinity: str
-    """What a column is declared as; BLOB means none."""
+    """SQLite type of the values, as users' SQL sees them; BLOB means none."""
     stored: tuple[type, ...]
     """Python types of stored values."""
     encode: Callable[[Any, Any], Encoded]
@@ -76,8 +76,13 @@ def codec(field: pa.Field[Any]) -> Codec:
 
 
 def affinity(field: pa.Field[Any]) -> str:
-    """Return the SQLite type that a column of `field` is declared with."""
+    """Return the SQLite type of a column of `field` in users' SQL; BLOB means that values are what they are."""
     return codec(field).affinity
+
+
+def declared(field: pa.Field[Any]) -> str:
+    """Return the type that a column of `field` is declared with in the file."""
+    return "BLOB" if affinity(field) == "REAL" else affinity(field)  # a REAL column makes 0.0 of -0.0
 
 
 def encode(array: pa.Array[Any], field: pa.Field[Any]) -> Encoded:
@@ -97,10 +102,7 @@ def encode(array: pa.Array[Any], field: pa.Field[Any]) -> Encoded:
 
 def decoder(column: Column) -> Decode | None:
     """Return what turns a stored value (never None) back, or None where it is itself."""
-    kind = codec(column.field)
-    if kind.affinity == "REAL" and not column.has_nan and column.affinity == "REAL":
-        return None  # nothing but floats in it
-    return kind.decoder(column.field.type)
+    return codec(column.field).decoder(column.field.type)
 
 
 def could_be(field: pa.Field[Any], stored: Sequence[Any]) -> bool:

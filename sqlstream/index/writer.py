@@ -32,7 +32,7 @@ from sqlstream.index.models import (
     quote,
 )
 from sqlstream.index.schema import TableSchema
-from sqlstream.index.values import affinity, encode
+from sqlstream.index.values import affinity, declared, encode
 from sqlstream.storage import urls
 
 _PRAGMAS = (
@@ -45,7 +45,7 @@ _PRAGMAS = (
 _ROWS_A_STATEMENT = 100  # more is not faster, and the statement grows
 _SCHEMA = """
 CREATE TABLE columns (position INTEGER PRIMARY KEY, name TEXT NOT NULL, physical TEXT NOT NULL,
-    arrow_field BLOB NOT NULL, type TEXT NOT NULL, affinity TEXT NOT NULL, has_nan INTEGER NOT NULL) STRICT;
+    arrow_field BLOB NOT NULL, type TEXT NOT NULL, declared TEXT NOT NULL, has_nan INTEGER NOT NULL) STRICT;
 CREATE TABLE sources (position INTEGER PRIMARY KEY, url TEXT NOT NULL, size_bytes INTEGER, etag TEXT,
     first_row INTEGER NOT NULL) STRICT;
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -90,10 +90,10 @@ class IndexWriter:
         self._schema.merge(schema, urls.redact(source.url))
         for name, field in self._schema.fields.items():
             if name not in self._columns:
-                self.add_column(field, affinity(field))
+                self.add_column(field, declared(field))
         self._sources.append((source, self.num_rows))
 
-    def add_column(self, field: pa.Field[Any], declared: str) -> None:
+    def add_column(self, field: pa.Field[Any], declared_as: str) -> None:
         """Add an empty column; earlier rows read as None there."""
         self._schema.fields.setdefault(field.name, field)
         column = Column(
@@ -102,9 +102,9 @@ class IndexWriter:
             position=len(self._columns),
             arrow_field=b"",  # the type may still widen
             type="",
-            affinity=declared,
+            declared=declared_as,
         )
-        self._connection.execute(f"ALTER TABLE rows ADD COLUMN {quote(column.physical)} {declared}")
+        self._connection.execute(f"ALTER TABLE rows ADD COLUMN {quote(column.physical)} {declared_as}")
         self._columns[field.name] = column
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
@@ -152,7 +152,7 @@ class IndexWriter:
         fields = {**self._schema.fields, **(types or {})}
         columns = [_typed(column, fields[name]) for name, column in self._columns.items()]
         for c in columns:
-            values = (c.position, c.name, c.physical, c.arrow_field, c.type, c.affinity, c.has_nan)
+            values = (c.position, c.name, c.physical, c.arrow_field, c.type, c.declared, c.has_nan)
             db.execute("INSERT INTO columns VALUES (?, ?, ?, ?, ?, ?, ?)", values)
         for position, (source, first_row) in enumerate(self._sources):
             origin = (position, urls.redact(source.url), source.size_bytes, source.etag, first_row)
@@ -189,7 +189,7 @@ def _shown(column: Column) -> str:
     name = quote(column.physical)
     wanted = affinity(column.field)
     value = f"CASE typeof({name}) WHEN 'text' THEN NULL ELSE {name} END" if column.has_nan else name
-    if wanted != "BLOB" and (column.has_nan or wanted != column.affinity):
+    if wanted != "BLOB" and (column.has_nan or wanted != column.declared):
         value = f"CAST({value} AS {wanted})"
     return value if value == name else f"{value} AS {name}"
 

@@ -45,6 +45,8 @@ ATTACKS = [
     "EXPLAIN SELECT * FROM dataframe",
     "SELECT randomblob(1000000000) FROM dataframe",
     "SELECT zeroblob(1000000000) FROM dataframe",
+    "SELECT length(printf('%.*c', 1000000000, 'x')) FROM dataframe",
+    "SELECT length(format('%1000000000d', 1)) FROM dataframe",
     "SELECT random() FROM dataframe",
     "SELECT sqlite_version() FROM dataframe",
     "SELECT fts3_tokenizer('x') FROM dataframe",
@@ -95,11 +97,6 @@ def test_a_regular_expression_takes_no_exponential_time(index: Index, tmp_path: 
         run_query(index, f"SELECT * FROM dataframe WHERE index REGEXP '{'a' * 2000}'")
     with pytest.raises(QueryError, match=r"REGEXP says .*missing"):
         run_query(index, "SELECT * FROM dataframe WHERE index REGEXP '('")
-
-
-def test_a_long_text_is_bounded(index: Index) -> None:
-    (length,) = run_query(index, "SELECT length(printf('%.*c', 1000000000, 'x')) FROM dataframe", 1)[1][0]
-    assert (length or 0) <= 64 << 20
 
 
 def test_an_error_shows_the_query_and_the_columns_at_hand(index: Index) -> None:

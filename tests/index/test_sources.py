@@ -152,6 +152,15 @@ def test_files_of_one_key_and_extension_in_two_directories_are_named(tmp_path: P
         build(tmp_path, tmp_path / "d", data_type="image")
 
 
+def test_links_to_directories_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    make_samples(tmp_path / "d", "x/1.jpg")
+    make_samples(tmp_path / "elsewhere", "2.jpg")
+    (tmp_path / "d/link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "d/x/circle").symlink_to(tmp_path / "d")
+    rows = all_rows(build(tmp_path, tmp_path / "d", data_type="image"))
+    assert [row["jpg"] for row in rows] == ["x/1.jpg", "link/2.jpg"]
+
+
 def test_a_changed_directory_is_indexed_again(tmp_path: Path) -> None:
     make_samples(tmp_path / "d", "1.jpg")
     first = build(tmp_path, tmp_path / "d", data_type="image")

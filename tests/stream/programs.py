@@ -73,7 +73,7 @@ def stream_until_interrupted(src: str, dst: str, num_workers: str) -> None:
         dataset.close()
     assert started is not None
     print("ended", threading.active_count(), flush=True)
-    os._exit(0) if time.monotonic() - started < 5 else os._exit(3)
+    os._exit(0) if time.monotonic() - started < 8 else os._exit(3)
 
 
 if __name__ == "__main__":

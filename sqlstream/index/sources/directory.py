@@ -70,7 +70,14 @@ class Listing:
             def fail(error: OSError) -> None:
                 raise error
 
-            for folder, _, names in os.walk(root, onerror=fail, followlinks=True):
+            seen: set[tuple[int, int]] = set()  # links to directories are followed, each directory is walked once
+            for folder, folders, names in os.walk(root, onerror=fail, followlinks=True):
+                status = os.stat(folder)
+                if (status.st_dev, status.st_ino) in seen:
+                    folders.clear()
+                    continue
+                seen.add((status.st_dev, status.st_ino))
+                folders.sort()  # so it is always the same one that is the second
                 for name in names:
                     path = os.path.join(folder, name)
                     if os.path.isfile(path):
