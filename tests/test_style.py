@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import sqlstream
+
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted(path for package in ("sqlstream", "migrations") for path in (ROOT / package).rglob("*.py"))
 MAX_FILE, MAX_CLASS, MAX_FUNCTION, MAX_PARAMETERS = 400, 250, 60, 8  # lines, lines, lines, count
@@ -31,8 +33,20 @@ def parameters(node: Function) -> list[ast.arg]:
     return [p for p in named if p.arg not in ("self", "cls")]
 
 
+def public_constructors(tree: ast.Module) -> set[ast.AST]:
+    """Constructors of the classes that the root exports: they take what users know, as many parameters as that is."""
+    return {
+        method
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.name in sqlstream.__all__
+        for method in node.body
+        if isinstance(method, Function) and method.name == "__init__"
+    }
+
+
 def size_violations(tree: ast.Module, lines: list[str]) -> Iterator[str]:
     """Budgets: calibrated on 16 codebases."""
+    unbounded = public_constructors(tree)
     if len(lines) > MAX_FILE:
         yield f"1: file has {len(lines)} lines > {MAX_FILE}"
     for node in ast.walk(tree):
@@ -40,7 +54,7 @@ def size_violations(tree: ast.Module, lines: list[str]) -> Iterator[str]:
             yield f"{node.lineno}: class {node.name} has {n} lines > {MAX_CLASS}"
         if isinstance(node, Function) and (n := body_lines(node)) > MAX_FUNCTION:
             yield f"{node.lineno}: {node.name} has {n} lines > {MAX_FUNCTION}"
-        if isinstance(node, Function) and (n := len(parameters(node))) > MAX_PARAMETERS:
+        if isinstance(node, Function) and node not in unbounded and (n := len(parameters(node))) > MAX_PARAMETERS:
             yield f"{node.lineno}: {node.name} takes {n} parameters > {MAX_PARAMETERS}"
         if isinstance(node, Function) and (node.returns is None or any(p.annotation is None for p in parameters(node))):
             yield f"{node.lineno}: {node.name} is not fully annotated"
