@@ -1,0 +1,56 @@
+"""The command line's entry: parses, runs, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from sqlstream import __version__
+from sqlstream.cli import cache, demo, index
+from sqlstream.cli.output import printable
+from sqlstream.errors import SqlStreamError
+
+WRONG_USE = 2
+"""Exit code of wrong use and of errors; argparse uses the same."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all subcommands."""
+    parser = argparse.ArgumentParser(prog="sqlstream", description="Look at sqlstream's caches and indexes.")
+    parser.add_argument("--version", action="version", version=f"sqlstream {__version__}", help="print the version and exit")
+    groups = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for group in (cache, index, demo):
+        group.register(groups)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `sqlstream ARGUMENTS`; return its exit code.
+
+    Args:
+        arguments: Words after the program's name; None takes this process's own.
+    """
+    options = build_parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # captions in any script, terminals in any encoding
+    try:
+        code: int = options.run(options)
+        sys.stdout.flush()
+    except SqlStreamError as error:
+        if options.traceback:
+            traceback.print_exc()
+        print(f"sqlstream: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+        return WRONG_USE
+    except BrokenPipeError:
+        # The reader has what it wanted (`… | head`). The interpreter flushes once more at its end: give it a place to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return code

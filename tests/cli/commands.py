@@ -1,0 +1,33 @@
+"""How these tests run the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*words: str | Path, timeout_seconds: float = 60, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `sqlstream WORDS` in a process of its own, off a terminal."""
+    return run_python("-m", "sqlstream", *map(str, words), timeout_seconds=timeout_seconds, stdin=stdin)
+
+
+def run_python(*words: str, timeout_seconds: float = 60, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run this interpreter in the checkout."""
+    command = [sys.executable, *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_seconds, env=environment, input=stdin or "", check=False
+    )
+
+
+def run_json(*words: str | Path) -> Any:
+    """Run `sqlstream WORDS --json`, which must succeed, and return its document."""
+    result = run(*words, "--json")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)

@@ -1,0 +1,161 @@
+"""`sqlstream index`, on real tables and a real S3 server."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sqlstream.testing.servers import LocalS3
+from tests.cli.commands import run, run_json
+
+ROWS = [("a", "red circle", 0.5), ("b", "blue, square", 0.9), ("c", "größer \x1b[2J", 0.1)]
+
+
+@pytest.fixture
+def src(tmp_path: Path) -> Path:
+    path = tmp_path / "table.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("index", "caption", "score"), *ROWS])
+    return path
+
+
+@pytest.fixture
+def dst(tmp_path: Path, src: Path) -> Path:
+    result = run("index", "build", src, tmp_path / "cache")
+    assert result.returncode == 0, result.stderr
+    return tmp_path / "cache"
+
+
+def test_build_makes_an_index_that_the_next_build_finds(tmp_path: Path, src: Path) -> None:
+    first = run_json("index", "build", src, tmp_path / "cache")
+    assert first["num_rows"] == first["num_selected"] == 3
+    assert [column["name"] for column in first["columns"]] == ["index", "caption", "score"]
+    inode = Path(first["path"]).stat().st_ino
+    assert run_json("index", "build", src, tmp_path / "cache") == first
+    assert Path(first["path"]).stat().st_ino == inode
+
+
+def test_build_makes_a_directory_that_the_cache_commands_take(dst: Path) -> None:
+    stats = run_json("cache", "stats", dst)
+    assert stats["entries"] == 0
+    assert stats["index_bytes"] > 0
+    cleared = run_json("cache", "clear", dst, "--index", "--yes")
+    assert cleared["removed_index_files"] == 1
+    assert run("index", "info", dst).returncode == 2
+
+
+def test_build_with_sql_selects_rows(tmp_path: Path, src: Path) -> None:
+    words = ("--sql", "SELECT * FROM dataframe WHERE score > 0.3", "--key-column", "index")
+    built = run_json("index", "build", src, tmp_path / "cache", *words)
+    assert (built["num_rows"], built["num_selected"]) == (3, 2)
+    assert "2 selected of 3" in run("index", "info", tmp_path / "cache").stdout
+
+
+def test_build_reads_a_remote_parquet_with_credentials_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"id": [1, 2], "image": ["x.jpg", "y.jpg"]}), tmp_path / "t.parquet")
+    with LocalS3() as s3:
+        url = s3.put("bucket/t.parquet", (tmp_path / "t.parquet").read_bytes())
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint_url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        built = run_json("index", "build", url, tmp_path / "cache", "--key-column", "id", "--download", "image")
+    assert (built["src"], built["key_column"], built["num_rows"]) == (url, "id", 2)
+
+
+def test_build_of_a_directory_takes_the_data_type(tmp_path: Path) -> None:
+    (tmp_path / "samples").mkdir()
+    for name in ("a.jpg", "a.txt", "b.jpg"):
+        (tmp_path / "samples" / name).write_bytes(b"x")
+    built = run_json("index", "build", tmp_path / "samples", tmp_path / "cache", "--data-type", "image")
+    assert built["num_rows"] == 2
+    assert {"jpg", "txt"} <= {column["name"] for column in built["columns"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--key-column", "nope"], "'nope'"),
+        (["--download", "nope"], "'nope'"),
+        (["--sql", "DELETE FROM dataframe"], "DELETE"),
+    ],
+)
+def test_build_tells_in_one_line_what_is_wrong(tmp_path: Path, src: Path, words: list[str], message: str) -> None:
+    result = run("index", "build", src, tmp_path / "cache", *words)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_info_tells_source_rows_and_columns(dst: Path, src: Path) -> None:
+    text = run("index", "info", dst).stdout
+    assert str(src) in text
+    assert "caption (string)" in text
+    info = run_json("index", "info", dst)["indexes"]
+    assert [found["num_rows"] for found in info] == [3]
+    assert info[0]["sources"][0]["size_bytes"] == src.stat().st_size
+
+
+def test_info_where_no_index_is_names_the_cure(tmp_path: Path) -> None:
+    result = run("index", "info", tmp_path / "nothing")
+    assert result.returncode == 2
+    assert "sqlstream index build" in result.stderr
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_query_prints_a_table_json_or_csv(dst: Path) -> None:
+    sql = 'SELECT "index", caption, score FROM dataframe ORDER BY score DESC'
+    assert run_json("index", "query", dst, sql) == {
+        "columns": ["index", "caption", "score"],
+        "rows": [list(row) for row in sorted(ROWS, key=lambda row: -row[2])],
+    }
+    lines = run("index", "query", dst, sql, "--csv").stdout.splitlines()
+    assert list(csv.reader(lines)) == [
+        ["index", "caption", "score"],
+        *([*r[:2], str(r[2])] for r in (ROWS[1], ROWS[0], ROWS[2])),
+    ]
+    table = run("index", "query", dst, sql).stdout.splitlines()
+    assert table[0].split() == ["index", "caption", "score"]
+    assert table[1] == "b      blue, square      0.9"
+    assert "\x1b" not in "".join(table)
+
+
+def test_query_shows_what_json_and_terminals_lack(dst: Path) -> None:
+    result = run("index", "query", dst, "SELECT x'00ff' AS bytes, 9e999 AS infinite, NULL AS absent", "--json")
+    assert json.loads(result.stdout, parse_constant=pytest.fail)["rows"] == [["00ff", "inf", None]]
+
+
+@pytest.mark.parametrize(
+    "sql", ["DROP TABLE rows", "SELECT nope FROM dataframe", "SELECT load_extension('x')", "SELECT 1; SELECT 2"]
+)
+def test_query_that_may_not_or_cannot_run_is_one_line(dst: Path, sql: str) -> None:
+    result = run("index", "query", dst, sql)
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert "query" in result.stderr
+
+
+def test_query_of_several_indexes_asks_which_one(dst: Path, src: Path) -> None:
+    run_json("index", "build", src, dst, "--key-column", "caption", "--download", "caption")
+    asked = run("index", "query", dst, "SELECT count(*) FROM dataframe")
+    assert asked.returncode == 2
+    fingerprints = [info["fingerprint"] for info in run_json("index", "info", dst)["indexes"]]
+    assert len(fingerprints) == 2
+    assert all(fingerprint in asked.stderr for fingerprint in fingerprints)
+    chosen = run_json("index", "query", dst, "SELECT count(*) AS n FROM dataframe", "--index", fingerprints[1][:12])
+    assert chosen["rows"] == [[3]]
+    wrong = run("index", "query", dst, "SELECT 1", "--index", "zz")
+    assert (wrong.returncode, "--index='zz' fits 0 of them" in wrong.stderr) == (2, True)
+
+
+def test_query_refuses_two_formats_at_once(dst: Path) -> None:
+    result = run("index", "query", dst, "SELECT 1", "--csv", "--json")
+    assert result.returncode == 2
+    assert "--csv and --json" in result.stderr

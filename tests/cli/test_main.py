@@ -1,0 +1,93 @@
+"""The command line as a whole: its words, its exit codes, its page in the documentation."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sqlstream.cli.main import build_parser, main
+from tests.cli.commands import ROOT, run, run_python
+
+PAGE = (ROOT / "docs" / "cli.md").read_text()
+
+
+def commands(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Each command that does something, e.g. `cache stats`."""
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not groups:
+        yield " ".join(words), parser
+    for group in groups:
+        for word, subparser in group.choices.items():
+            yield from commands(subparser, (*words, word))
+
+
+COMMANDS = dict(commands(build_parser()))
+
+
+def documented_options(section: str) -> set[str]:
+    """Each option and argument that stands first in a row of a table of the page."""
+    return set(re.findall(r"^\| `(--[a-z-]+|[A-Z]+)", section, flags=re.MULTILINE))
+
+
+def test_the_page_has_a_section_for_each_command_and_no_other() -> None:
+    assert set(re.findall(r"^## `sqlstream ([a-z]+(?: [a-z]+)*)", PAGE, flags=re.MULTILINE)) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_option_of_a_command_stands_on_the_page_and_no_other(name: str) -> None:
+    section = re.split(r"^## ", PAGE.split(f"## `sqlstream {name}", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    actions = [action for action in COMMANDS[name]._actions if not isinstance(action, argparse._HelpAction)]
+    own = {action.option_strings[0] if action.option_strings else str(action.metavar) for action in actions}
+    everywhere = {"--json", "--traceback"}
+    assert own >= everywhere
+    assert documented_options(section) == own - everywhere
+    assert everywhere <= documented_options(PAGE.split("\n## `sqlstream ", 1)[0])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_option_has_a_help_text(name: str) -> None:
+    assert [action.dest for action in COMMANDS[name]._actions if not action.help] == []
+
+
+def test_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--version"])
+    assert exit_info.value.code == 0
+    assert capsys.readouterr().out == f"sqlstream {importlib.metadata.version('sqlstream')}\n"
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["cache"], ["cache", "stats"], ["cache", "stats", "a", "b"], ["nothing"], ["demo", "--samples", "x"]]
+)
+def test_wrong_use_exits_with_2_and_says_how(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(words)
+    assert exit_info.value.code == 2
+    assert "usage: sqlstream" in capsys.readouterr().err
+
+
+def test_an_error_is_one_line_and_has_its_traceback_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "no\ncache"
+    plain = run("cache", "stats", path)
+    assert plain.returncode == 2
+    assert len(plain.stderr.splitlines()) == 1
+    detailed = run("cache", "stats", path, "--traceback")
+    assert detailed.returncode == 2
+    assert detailed.stderr.startswith("Traceback (most recent call last)")
+    assert detailed.stderr.splitlines()[-1] == plain.stderr.splitlines()[-1]
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom sqlstream.cli.main import main\n"
+        "try: main(['--help'])\nexcept SystemExit: print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    result = run_python("-c", script)
+    packages = set(result.stdout.splitlines()[-1].split())
+    assert "sqlstream" in packages
+    assert not packages & {"torch", "alembic", "sqlalchemy", "numpy", "pyarrow", "fsspec", "obstore", "PIL", "tqdm", "moto"}

@@ -1,0 +1,74 @@
+"""The built wheel, installed where nothing else of sqlstream is, opens a cache."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+USE_A_CACHE = """
+import sys, sqlstream, sqlstream.db
+from sqlstream.cache import Cache
+from sqlstream.testing.servers import FaultyHttpServer
+with FaultyHttpServer({"/a.txt": b"whole"}) as server, Cache(sys.argv[1], limit="1mb") as cache:
+    with cache.pinned(server.url + "/a.txt") as path:
+        assert path.read_bytes() == b"whole"
+    assert cache.statistics().limit_bytes == 1 << 20
+print(sqlstream.__file__)
+print(sqlstream.db.migrations_directory())
+"""
+
+
+def run(*command: str | Path) -> str:
+    """Run a command outside the checkout and without its PYTHONPATH; return its output."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    result = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.mark.timeout(300)
+def test_wheel_holds_the_package_its_types_its_licence_and_every_migration(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    package = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sqlstream").rglob("*.py")}
+    migrations = {f"sqlstream/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "migrations").rglob("*.py")}
+    assert len(migrations) > 1
+    assert names >= package | migrations | {"sqlstream/py.typed"}
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [name for name in names if "__pycache__" in name or name.startswith(("tests/", "migrations/"))]
+
+
+@pytest.mark.timeout(300)
+def test_wheel_in_an_empty_venv_opens_a_cache_and_its_command_runs(wheel: Path, tmp_path: Path) -> None:
+    """The venv's dependencies come from this environment, through a .pth file.
+
+    A path in a .pth file is put on sys.path, but .pth files within it are not read: so the editable install of this
+    checkout stays out, and what is imported as sqlstream can only be the wheel's. Installing torch anew would take minutes.
+    """
+    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    site_packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
+    (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    package, migrations = run(python, "-c", USE_A_CACHE, tmp_path / "cache").splitlines()
+    assert Path(package) == site_packages / "sqlstream" / "__init__.py"
+    assert Path(migrations) == site_packages / "sqlstream" / "migrations"
+
+    stats = run(tmp_path / "venv" / "bin" / "sqlstream", "cache", "stats", tmp_path / "cache")
+    assert "1.0 MB" in stats
