@@ -28,7 +28,8 @@ def register(subcommands: Subcommands) -> None:
     clear.add_argument("--yes", action="store_true", help="do not ask; needed when there is no terminal")
     verify = add_command(group, "verify", run_verify, "compare the ledger with the disk; exit code 1 if something is wrong")
     verify.add_argument("--repair", action="store_true", help="mend what is found")
-    for parser in (stats, clear, verify):
+    failures = add_command(group, "failures", run_failures, "list what could not be brought or made, the most frequent first")
+    for parser in (stats, clear, verify, failures):
         parser.add_argument("dst", metavar="DST", help="the cache directory, as it was given to StreamingDataset")
 
 
@@ -130,6 +131,23 @@ def _print_report(report: ClearReport) -> None:
         )
     if report.kept_filling_entries:
         print(f"left {report.kept_filling_entries:,} files that are being downloaded")
+
+
+def run_failures(options: argparse.Namespace) -> int:
+    """Print what failed, how and how often."""
+    from sqlstream.cache import Cache
+    from sqlstream.cache.failures import failures
+
+    with Cache(options.dst, create=False) as cache:
+        records = failures(cache.store.ledger)
+    if options.json:
+        print_json({"failures": records})
+    elif not records:
+        print("nothing has failed")
+    else:
+        rows = ([record.count, moment(record.last_at), record.what, record.error] for record in records)
+        print_table(["count", "last", "what", "error"], rows)
+    return 0
 
 
 def run_verify(options: argparse.Namespace) -> int:

@@ -1,19 +1,23 @@
-"""`sqlstream index`: build an index before the first run, look at the indexes of a directory, query one."""
+"""`sqlstream index`: build an index before the first run, look at the indexes of a directory, query and export one."""
 
 from __future__ import annotations
 
 import argparse
 import csv
 import math
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlstream.cli.options import Subcommands, add_command, add_group
-from sqlstream.cli.output import Size, print_facts, print_json, print_table
+from sqlstream.cli.output import Size, percent, print_facts, print_json, print_table
 from sqlstream.config import IndexOptions
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, MissingDependencyError, StorageError
+from sqlstream.storage import urls
 
 if TYPE_CHECKING:
     from sqlstream.index.models import IndexInfo
@@ -26,17 +30,44 @@ def register(subcommands: Subcommands) -> None:
     build.add_argument("src", metavar="SRC", help="table file, wildcard, text file of paths, or directory; local or remote")
     info = add_command(group, "info", run_info, "show the indexes of a cache directory: sources, rows, columns")
     query = add_command(group, "query", run_query, "run one SELECT on an index; its table is called dataframe")
-    for parser in (build, info, query):
+    explain = add_command(group, "explain", run_explain, "count what a filter would keep, for each source file")
+    export = add_command(group, "export", run_export, "write the rows of an index, filtered, weighted, shuffled, as Parquet")
+    for parser in (build, info, query, explain, export):
         parser.add_argument("dst", metavar="DST", help="the cache directory, as it is given to StreamingDataset")
     build.add_argument("--data-type", metavar="TYPE", help="for a directory: which kind of file makes a sample, e.g. image")
     build.add_argument("--key-column", metavar="COL", default="index", help="column that names a sample (default: %(default)s)")
     build.add_argument("--sql", metavar="QUERY", help="which rows to take: SELECT … FROM dataframe WHERE …")
+    build.add_argument("--where", metavar="COND", help="one more condition on them, such as 'score > 6'")
+    build.add_argument(
+        "--sql-engine", metavar="NAME", default="sqlite", help="sqlite, or duckdb for what SQLite lacks (default: %(default)s)"
+    )
+    build.add_argument("--path-prefix", metavar="URL", help="where relative paths start, instead of the place of the source")
+    build.add_argument("--label-column", metavar="COL", help="for a directory: a column for the name of each sample's folder")
     build.add_argument("--download", metavar="COL", nargs="+", default=[], help="columns whose values are URLs or paths")
     query.add_argument("sql", metavar="SQL", help="SELECT … FROM dataframe …; it can read the index's rows and nothing else")
-    query.add_argument(
-        "--index", metavar="FINGERPRINT", help="which index, by the start of its fingerprint; needed if there are several"
-    )
+    info.add_argument("--ranges", action="store_true", help="read all rows: show each column's nulls, least and greatest value")
+    explain.add_argument("sql", metavar="SQL", help="SELECT * FROM dataframe WHERE …")
+    _add_export_options(export)
+    for parser in (query, explain, export):
+        parser.add_argument(
+            "--index", metavar="FINGERPRINT", help="which index, by the start of its fingerprint; needed if there are several"
+        )
     query.add_argument("--csv", action="store_true", help="print CSV")
+
+
+def _add_export_options(export: argparse.ArgumentParser) -> None:
+    export.add_argument("out", metavar="OUT", help="the Parquet file; local, or a URL that fsspec can write, such as s3://…")
+    export.add_argument("--sql", metavar="QUERY", help="which rows to take: SELECT … FROM dataframe WHERE …")
+    export.add_argument("--where", metavar="COND", help="one more condition on them, such as 'score > 6'")
+    export.add_argument("--weights", metavar="EXPR", help="how often each row comes, such as '1 + 3 * (score > 6)'")
+    export.add_argument("--num-rows", metavar="N", type=int, help="how many rows to draw (default: as many as are selected)")
+    export.add_argument("--shuffle-seed", metavar="SEED", type=int, help="shuffle them; without, they keep their order")
+    export.add_argument(
+        "--split", metavar="NAME=SHARE", action="append", default=[], help="a file of its own for a share of the rows, by key"
+    )
+    export.add_argument(
+        "--row-group-rows", metavar="N", type=int, default=100_000, help="rows of a row group (default: %(default)s)"
+    )
 
 
 def run_build(options: argparse.Namespace) -> int:
@@ -51,6 +82,10 @@ def run_build(options: argparse.Namespace) -> int:
         key_column=options.key_column,
         columns_to_download=tuple(options.download),
         sql_query=options.sql,
+        where=options.where,
+        sql_engine=options.sql_engine,
+        path_prefix=options.path_prefix,
+        label_column=options.label_column,
     )
     with Cache(options.dst) as cache:
         index = open_index(wanted, cache.path / "index", cache.fetcher)
@@ -65,15 +100,101 @@ def run_build(options: argparse.Namespace) -> int:
 
 def run_info(options: argparse.Namespace) -> int:
     """Print what each index of a directory is."""
+    from sqlstream.index.explain import column_ranges
+    from sqlstream.index.store import Index
+
     infos = find_indexes(options.dst)
+    ranges = [column_ranges(Index(Path(info.path))) if options.ranges else [] for info in infos]
     if options.json:
-        print_json({"indexes": [_as_document(info) for info in infos]})
+        documents = [
+            {**_as_document(info), **({"ranges": found} if found else {})} for info, found in zip(infos, ranges, strict=True)
+        ]
+        print_json({"indexes": documents})
         return 0
-    for number, info in enumerate(infos):
+    for number, (info, found) in enumerate(zip(infos, ranges, strict=True)):
         if number:
             print()
         _print_info(info)
+        if found:
+            rows = [(one.name, one.num_nulls, _short(one.least), _short(one.greatest)) for one in found]
+            print_table(["column", "nulls", "least", "greatest"], rows)
     return 0
+
+
+def run_explain(options: argparse.Namespace) -> int:
+    """Print how many rows of each source file a filter would keep."""
+    from sqlstream.index.explain import explain
+    from sqlstream.index.store import Index
+
+    counts = explain(Index(choose_index(options.dst, options.index)), options.sql)
+    num_rows, num_kept = sum(count.num_rows for count in counts), sum(count.num_kept for count in counts)
+    if options.json:
+        print_json({"num_rows": num_rows, "num_kept": num_kept, "sources": counts})
+        return 0
+    rows = [(count.source, count.num_rows, count.num_kept, percent(count.num_kept, count.num_rows)) for count in counts]
+    print_table(["source", "rows", "kept", "share"], [*rows, ("all", num_rows, num_kept, percent(num_kept, num_rows))])
+    return 0
+
+
+def run_export(options: argparse.Namespace) -> int:
+    """Write an index as Parquet, to a temporary place first: what has its final name is whole."""
+    from sqlstream.index.dialect import with_where
+    from sqlstream.index.export import ExportOptions, export
+    from sqlstream.index.select import open_selection
+    from sqlstream.index.store import Index
+    from sqlstream.index.weights import open_weights
+
+    shares = dict(_split(text) for text in options.split)
+    wanted = ExportOptions(
+        seed=options.shuffle_seed, num_rows=options.num_rows, splits=shares, row_group_rows=options.row_group_rows
+    )
+    index = Index(choose_index(options.dst, options.index))
+    place = index.path.parent
+    if (query := with_where(options.sql, options.where)) is not None:
+        filtered = IndexOptions(src=index.src, key_column=index.key_column, sql_query=query)
+        index = open_selection(index, filtered, place, show_progress=True)
+    weights = None if options.weights is None else open_weights(index, options.weights, place, show_progress=True)
+    with tempfile.TemporaryDirectory(prefix="sqlstream-export-") as directory:
+        files = export(index, wanted, Path(directory), weights)
+        targets = {name: _target(options.out, name) for name in files}
+        for name, path in files.items():
+            _put(path, targets[name])
+    if options.json:
+        print_json({"files": list(targets.values())})
+    else:
+        print("\n".join(targets.values()))
+    return 0
+
+
+def _split(text: str) -> tuple[str, float]:
+    name, _, share = text.partition("=")
+    try:
+        return name, float(share)
+    except ValueError:
+        raise ConfigError(f"--split={text!r} is no split: give a name and a share, such as val=0.1") from None
+
+
+def _target(out: str, split: str) -> str:
+    return f"{out.removesuffix('.parquet')}-{split}.parquet" if split else out
+
+
+def _put(path: Path, target: str) -> None:
+    """Bring a finished file to its place, local or remote; big ones go in parts."""
+    import fsspec
+
+    name = urls.redact(target)
+    try:
+        if not urls.is_remote(target):
+            part = f"{urls.local_path(target)}.{os.getpid()}.part"
+            shutil.copyfile(path, part)
+            os.replace(part, urls.local_path(target))
+            return
+        filesystem, remote_path = fsspec.core.url_to_fs(target)
+        filesystem.put_file(str(path), remote_path)
+    except ImportError as error:
+        raise MissingDependencyError(f"writing to {name} needs a package ({error}): install it") from error
+    except OSError as error:
+        raise StorageError(f"{name} cannot be written ({error}): check the path, and your rights") from error
 
 
 def run_query(options: argparse.Namespace) -> int:
@@ -159,6 +280,12 @@ def _as_document(info: IndexInfo) -> dict[str, object]:
         "columns": [{"name": column.name, "sql_name": column.physical, "type": column.type} for column in info.columns],
         "sources": info.sources,
     }
+
+
+def _short(value: Any) -> Any:
+    """Return a value short enough for a table."""
+    cell = _cell(value)
+    return cell[:37] + "…" if isinstance(cell, str) and len(cell) > 38 else cell
 
 
 def _cell(value: Any) -> Any:

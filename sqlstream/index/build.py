@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Generator, Sequence
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from sqlstream.config import IndexOptions, check_at_least
-from sqlstream.errors import ConfigError, SchemaError, SourceError
-from sqlstream.index import select
+from sqlstream.errors import SchemaError, SourceError
+from sqlstream.index import select, versions
+from sqlstream.index.dialect import with_where
 from sqlstream.index.models import FORMAT_VERSION, SourceFile, fingerprint
-from sqlstream.index.sources.access import local_copy
 from sqlstream.index.sources.base import TableFile
-from sqlstream.index.sources.directory import DirectoryTable
-from sqlstream.index.sources.formats import open_table
-from sqlstream.index.sources.plan import SourcePlan, plan_sources
+from sqlstream.index.sources.plan import SourcePlan, label, plan_sources, source_items
 from sqlstream.index.store import Index
 from sqlstream.index.values import declared
 from sqlstream.index.workplace import Workplace, sweep_dead, workplace
@@ -49,20 +49,23 @@ def open_index(options: IndexOptions, directory: Path, remote: RemoteReader, *, 
     _check(options)
     sweep_dead(directory)
     plan = _plan(options, directory, remote)
+    own_query = None if plan.has_database else options.sql_query  # a database has run it already
+    options = replace(options, sql_query=with_where(own_query, options.where), where=None)
     base = _open_base(plan, options, directory, remote, show_progress=show_progress)
     if options.sql_query is not None:
-        return select.open_selection(base, options, directory, show_progress=show_progress)
-    if base.key_problem is not None:
+        index = select.open_selection(base, options, directory, show_progress=show_progress)
+    elif base.key_problem is not None:
         raise _key_error(base)
-    return base
+    else:
+        index = base
+    index.hold()
+    return index
 
 
 def _check(options: IndexOptions) -> None:
     for name, limit in (("max_size", options.max_size), ("max_index_files_to_use", options.max_index_files)):
         if limit is not None:
             check_at_least(name, limit, 1)
-    if not options.src:
-        raise ConfigError("src is empty: give a table file, a wildcard, a text file of paths, or a directory")
 
 
 def _plan(options: IndexOptions, directory: Path, remote: RemoteReader) -> SourcePlan:
@@ -70,35 +73,78 @@ def _plan(options: IndexOptions, directory: Path, remote: RemoteReader) -> Sourc
 
         def temporary() -> Path:
             """Return a path that is swept even if we are killed."""
-            place = stack.enter_context(workplace(directory, fingerprint({"list": options.src})))
+            place = stack.enter_context(
+                workplace(directory, fingerprint({"list": [label(item) for item in source_items(options.src)]}))
+            )
             return place.temporary("list")
 
         return plan_sources(options, temporary, remote)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Target:
+    """The index file that is wanted."""
+
+    key: str
+    """Its fingerprint."""
+    lineage: str | None
+    """Names source and options, whatever the version; None: its content has no versions."""
+    digests: tuple[str, ...]
+    """Of the parts."""
+    max_size: int | None
+
+
+def _target(plan: SourcePlan, options: IndexOptions) -> _Target:
+    max_size = options.max_size if options.sql_query is None else None
+    digests = plan.digests()
+    settings: dict[str, object] = {
+        "format": FORMAT_VERSION,
+        "src": plan.src,  # the same files by another way: relative paths start elsewhere
+        "base_url": urls.redact(plan.base_url) if plan.has_versions else None,  # else it is where we happen to run
+        "keep": None if options.columns_to_keep is None else sorted(options.columns_to_keep),
+        "download": sorted(options.columns_to_download),
+        "allow_missing": options.allow_missing_columns,
+        "key": plan.key_column,
+        "max_size": max_size,
+    }
+    reading = [options.data_type, options.label_column, options.max_index_files]
+    reading += [options.encoding, options.delimiter, options.quote_char]
+    lineage = fingerprint({**settings, "reading": reading}) if plan.has_versions else None
+    return _Target(key=fingerprint({**settings, "source": digests}), lineage=lineage, digests=tuple(digests), max_size=max_size)
+
+
 def _open_base(plan: SourcePlan, options: IndexOptions, directory: Path, remote: RemoteReader, *, show_progress: bool) -> Index:
     """Return the index file of all rows (or of the first `max_size` where no filter comes after)."""
-    max_size = options.max_size if options.sql_query is None else None
-    key = fingerprint(
-        {
-            "format": FORMAT_VERSION,
-            "source": plan.identity(),
-            "src": urls.redact(plan.src),  # the same files by another way: relative paths start elsewhere
-            "base_url": urls.redact(plan.base_url),
-            "keep": None if options.columns_to_keep is None else sorted(options.columns_to_keep),
-            "download": sorted(options.columns_to_download),
-            "allow_missing": options.allow_missing_columns,
-            "key": plan.key_column,
-            "max_size": max_size,
-        }
-    )
-    index = Index(directory / f"{key}.sqlite", base_url=plan.base_url)
+    target = _target(plan, options)
+    index = Index(directory / f"{target.key}.sqlite", base_url=plan.base_url)
     if index.is_usable():
         return index
-    with workplace(directory, key) as place:
+    with workplace(directory, target.key) as place:
         if not index.is_usable():  # nobody has built it while we waited
-            _build(plan, options, place, remote, (key, max_size), show_progress=show_progress)
+            temporary = place.temporary()
+            num_known = _start_from_relative(plan, options, target, directory, temporary)
+            _build(plan, options, place, remote, (target, temporary, num_known), show_progress=show_progress)
     return index
+
+
+def _start_from_relative(plan: SourcePlan, options: IndexOptions, target: _Target, directory: Path, temporary: Path) -> int:
+    """Return how many parts are indexed already; `temporary` then is a copy of the index that has them.
+
+    Raises:
+        SourceChangedError: The source changed other than by growing, and that is what was asked for.
+    """
+    relatives = [] if target.lineage is None else versions.find_relatives(directory, target.lineage)
+    grown = versions.grown_from(relatives, target.digests) if target.max_size is None else None
+    if grown is None:
+        named = [urls.redact(part.source.url) for part in plan.parts]
+        versions.check_unchanged(relatives, target.digests, named, plan.src, options.on_source_change)
+        return 0
+    logger.info("%s has grown by %d files: indexing these", plan.src, len(target.digests) - len(grown.parts))
+    try:
+        shutil.copyfile(grown.path, temporary)
+    except FileNotFoundError:  # `cache clear --index` was faster
+        return 0
+    return len(grown.parts)
 
 
 def _build(
@@ -106,47 +152,33 @@ def _build(
     options: IndexOptions,
     place: Workplace,
     remote: RemoteReader,
-    target: tuple[str, int | None],
+    start: tuple[_Target, Path, int],
     *,
     show_progress: bool,
 ) -> None:
-    key, max_size = target
-    temporary = place.temporary()
+    target, temporary, num_known = start
+    max_size = target.max_size
     with contextlib.closing(IndexWriter(temporary, plan.key_column)) as writer:
-        description = f"indexing {urls.redact(plan.src)}"
-        tables = _tables(plan, place, remote)
-        with progress(max_size, " rows", description, show_progress) as bar:
-            for source, table in tables:
-                names = _begin(source, table, writer, options, plan.key_column)
-                _copy_rows(table, names, writer, max_size, bar)
+        with progress(max_size, " rows", f"indexing {plan.src}", show_progress) as bar:
+            for part, digest in zip(plan.parts[num_known:], target.digests[num_known:], strict=True):
+                with part.open(place.temporary, remote) as table:
+                    names = _begin(part.source, table, writer, options, (plan.key_column, digest))
+                    _copy_rows(table, names, writer, max_size, bar)
                 if writer.num_rows == max_size:
-                    tables.close()
                     break
         _add_missing(writer, options, plan)
         if not writer.num_rows:
-            raise SourceError(f"{urls.redact(plan.src)} has no rows: an index needs one at least")
-        src, base_url = urls.redact(plan.src), urls.redact(plan.base_url)
-        writer.finish({"fingerprint": key, "src": src, "base_url": base_url, "key_column": plan.key_column})
-    place.publish(temporary, f"{key}.sqlite")
+            raise SourceError(f"{plan.src} has no rows: an index needs one at least")
+        own = {"fingerprint": target.key, "lineage": target.lineage, "src": plan.src}
+        writer.finish({**own, "base_url": urls.redact(plan.base_url), "key_column": plan.key_column})
+    place.publish(temporary, f"{target.key}.sqlite")
 
 
-def _tables(plan: SourcePlan, place: Workplace, remote: RemoteReader) -> Generator[tuple[SourceFile, TableFile], None, None]:
-    """Yield each table of the source, open, one at a time; remote ones are on the local disk only for that time."""
-    if plan.directory is not None:
-        assert plan.kind is not None
-        table = DirectoryTable(plan.directory, plan.kind, place.temporary("listing"))
-        try:
-            table.read(plan.version)
-            yield SourceFile(url=plan.directory.directory, size_bytes=None, etag=plan.version[0]), table
-        finally:
-            table.close()
-    for file in plan.files:
-        with local_copy(file, place.temporary("download"), remote) as path:
-            yield file, open_table(path, file.url)
-
-
-def _begin(source: SourceFile, table: TableFile, writer: IndexWriter, options: IndexOptions, key_column: str) -> list[str]:
+def _begin(
+    source: SourceFile, table: TableFile, writer: IndexWriter, options: IndexOptions, key_and_digest: tuple[str, str]
+) -> list[str]:
     """Agree on the columns of one table; return which of them go into the index."""
+    key_column, digest = key_and_digest
     schema = table.schema()
     names = kept_names(schema.names, options, key_column)
     if key_column not in names:
@@ -154,7 +186,7 @@ def _begin(source: SourceFile, table: TableFile, writer: IndexWriter, options: I
             f"{urls.redact(source.url)} has no index column {key_column!r}: it has {_listed(schema.names)}; "
             "name the one that identifies a sample with index_col_name"
         )
-    writer.begin_source(source, pa.schema([schema.field(at) for at, name in enumerate(schema.names) if name in names]))
+    writer.begin_source(source, pa.schema([schema.field(at) for at, name in enumerate(schema.names) if name in names]), digest)
     return names
 
 
@@ -188,7 +220,7 @@ def _add_missing(writer: IndexWriter, options: IndexOptions, plan: SourcePlan) -
                 continue
             if not options.allow_missing_columns:
                 raise SchemaError(
-                    f"{option} names {name!r}, but {urls.redact(plan.src)} has no such column: "
+                    f"{option} names {name!r}, but {plan.src} has no such column: "
                     f"it has {_listed(list(writer.columns))}; correct the name, "
                     "or set allow_missing_columns=True to read it as None"
                 )

@@ -4,7 +4,9 @@
 - `/` divides as in DuckDB and Python (3/2 is 1.5, SQLite alone says 1), `//` gives whole numbers of whole numbers;
 - `"name"` is always a column: SQLite takes a misspelled one for a text, and a filter on it for true or false;
 - a column called `index` (the default key) needs no quotes, like other words that only SQLite reserves.
-`LIKE` minds upper and lower case (set in `sandbox`).
+- `left(…)` and `right(…)` are functions, not joins;
+- `ILIKE` becomes SQLite's operator MATCH, whose function is ours.
+`LIKE` minds upper and lower case (set in `sandbox`); functions of DuckDB that SQLite lacks are in `duckdb_functions`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ _TOKEN = re.compile(
     |(?P<other>.)""",
     re.DOTALL | re.VERBOSE,
 )
+_JOINS = ("left", "right")  # functions only where a bracket follows
+_CALL = re.compile(r"\s*\(")
 _ONLY_SQLITE = frozenset("add alter commit delete drop index insert set transaction update".split())
 """Words that SQLite reserves, DuckDB does not, and no SELECT needs."""
 
@@ -51,8 +55,10 @@ def to_sqlite(query: str, columns: Iterable[str]) -> str:
             text = " "
         elif kind == "quoted":
             text = _tick(text[1:-1].replace('""', '"'))
-        elif kind == "word" and text.lower() in reserved:
+        elif kind == "word" and (text.lower() in reserved or (text.lower() in _JOINS and _CALL.match(query, token.end()))):
             text = _tick(text)
+        elif kind == "word" and text.lower() == "ilike":
+            text = "MATCH"
         elif kind == "whole":
             text = "/"
         elif text == "/":
@@ -66,6 +72,28 @@ def to_sqlite(query: str, columns: Iterable[str]) -> str:
     if not re.match(r"(?:select|with)\b", statement, re.IGNORECASE):
         raise QueryError(f"the query {shortened(query)!r} is no SELECT: give 'SELECT … FROM dataframe WHERE …'")
     return statement
+
+
+def bare(query: str) -> str:
+    r"""Return a query, or an expression, without comments and final semicolons, so that others can be built around it.
+
+    Example:
+        >>> bare("SELECT * FROM dataframe; -- all")
+        'SELECT * FROM dataframe'
+    """
+    return "".join(" " if token.lastgroup == "space" else token[0] for token in _TOKEN.finditer(query)).strip().rstrip("; ")
+
+
+def with_where(query: str | None, where: str | None) -> str | None:
+    """Return `query` (None: all rows) with one more condition on its result; None when neither is given.
+
+    Example:
+        >>> with_where(None, "n > 6 OR n < 1"), with_where("SELECT * FROM dataframe LIMIT 9;", "n > 6")
+        ('SELECT * FROM dataframe WHERE (n > 6 OR n < 1)', 'SELECT * FROM (SELECT * FROM dataframe LIMIT 9) WHERE (n > 6)')
+    """
+    if where is None:
+        return query
+    return f"SELECT * FROM {'dataframe' if query is None else f'({bare(query)})'} WHERE ({bare(where)})"
 
 
 def has_word(statement: str, word: str) -> bool:

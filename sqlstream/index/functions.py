@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
+from sqlstream.index import duckdb_functions
 
-_REGEXP_PATTERN_LENGTH = 1_000
-_REGEXP_TEXT_LENGTH = 1 << 20
-_ALLOWED = frozenset(
+_SQLITE = frozenset(
     """
     abs avg ceil ceiling coalesce count cume_dist date datetime degrees dense_rank exp first_value floor glob
-    group_concat hash hex ifnull iif instr json json_array json_array_length json_extract json_group_array
+    group_concat hex ifnull iif instr json json_array json_array_length json_extract json_group_array
     json_group_object json_object json_quote json_type json_valid julianday lag last_value lead length like ln log log10
-    log2 lower ltrim max min mod nth_value ntile nullif percent_rank pi pow power radians random_uniform rank regexp
+    log2 lower ltrim max min mod nth_value ntile nullif percent_rank pi pow power radians rank
     replace round row_number rtrim sign sqrt strftime substr substring sum time total trim trunc typeof unicode
     unixepoch upper -> ->>
     """.split()
 )
-"""What the sandbox lets through: nothing random, no files, no printf (one call of it can take seconds)."""
+"""SQLite's own that the sandbox lets through: nothing random, no files, no printf (one call of it can take seconds)."""
 
 
 def is_allowed(function: str) -> bool:
     """Return True if users' SQL may call it."""
-    return function.lower() in _ALLOWED
+    return function.lower() in _SQLITE or function.lower() in _OURS
 
 
 def register(connection: sqlite3.Connection, report: Callable[[Exception], None]) -> None:
@@ -38,8 +34,13 @@ def register(connection: sqlite3.Connection, report: Callable[[Exception], None]
         connection: Where users' SQL will run.
         report: Gets what a function raises; SQLite says only that it raised.
     """
-    for name, function in (("hash", hash_value), ("random_uniform", random_uniform), ("regexp", regexp)):
-        connection.create_function(name, 2, _reporting(function, report), deterministic=True)
+    for name, function in (*_SCALARS.items(), *duckdb_functions.SCALARS.items()):
+        num_arguments = (
+            2 if name in ("match", "regexp") else -1
+        )  # operators: a built-in MATCH of two wins over one of any number
+        connection.create_function(name, num_arguments, _reporting(name, function, report), deterministic=True)
+    for name, aggregate in duckdb_functions.AGGREGATES.items():
+        connection.create_aggregate(name, 1, aggregate)
 
 
 def hash_value(value: Any, seed: int) -> int:
@@ -60,34 +61,21 @@ def random_uniform(row: Any, seed: int) -> float:
 
 
 def regexp(pattern: str | None, text: str | None) -> int | None:
-    """SQL `text REGEXP pattern`: whether the pattern is found anywhere in the text.
-
-    RE2's syntax and promise: time grows with the length of the text, whatever the pattern (Python's `re` can take for ever on
-    one value, where no time budget reaches it).
-
-    Raises:
-        ValueError: Pattern or text is too long, or the pattern is no regular expression.
-    """
-    if pattern is None or text is None:
-        return None
-    if len(pattern) > _REGEXP_PATTERN_LENGTH or len(str(text)) > _REGEXP_TEXT_LENGTH:
-        raise ValueError(
-            f"REGEXP takes patterns of {_REGEXP_PATTERN_LENGTH} and texts of {_REGEXP_TEXT_LENGTH} characters at most"
-        )
-    return int(pc.get_function("match_substring_regex").call([pa.scalar(str(text))], _options(pattern)).as_py())
+    """SQL `text REGEXP pattern`: whether the pattern is found anywhere in the text; see `duckdb_functions.regexp_matches`."""
+    return duckdb_functions.regexp_matches(text, pattern)
 
 
-def _reporting(function: Callable[[Any, Any], object], report: Callable[[Exception], None]) -> Callable[[Any, Any], Any]:
-    def call(one: Any, two: Any) -> object:
+def _reporting(name: str, function: Callable[..., object], report: Callable[[Exception], None]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> object:
         try:
-            return function(one, two)
+            return function(*arguments)
         except Exception as error:
-            report(error)
+            what = str(error).replace(f"{getattr(function, '__name__', name)}()", f"{name}()")
+            report(ValueError(f"{name.upper() if name == 'regexp' else name} says {what!r}"))
             raise
 
     return call
 
 
-@lru_cache(maxsize=64)
-def _options(pattern: str) -> Any:
-    return pc.MatchSubstringOptions(pattern)
+_SCALARS: dict[str, Callable[..., object]] = {"hash": hash_value, "random_uniform": random_uniform, "regexp": regexp}
+_OURS = frozenset({*_SCALARS, *duckdb_functions.SCALARS, *duckdb_functions.AGGREGATES})

@@ -84,6 +84,8 @@ class SelectionInfo:
     query: str
     max_size: int | None
     num_selected: int
+    engine: str = "sqlite"
+    """In whose dialect the query is."""
     format_version: int = FORMAT_VERSION
 
 

@@ -48,6 +48,21 @@ def loader(kind: Any) -> Callable[[str], Any]:
     return lambda text: convert(json.loads(text)) if '"' in text else json.loads(text)
 
 
+def in_microseconds(kind: Any) -> Any:
+    """Return the type with microseconds, which Python's values have, where it has nanoseconds."""
+    if types.is_map(kind):
+        return pa.map_(in_microseconds(kind.key_type), in_microseconds(kind.item_type))
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(in_microseconds(field.type)) for field in kind])
+    if types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(in_microseconds(kind.value_type)))
+    if types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if types.is_time64(kind):
+        return pa.time64("us")
+    return pa.duration("us") if types.is_duration(kind) and kind.unit == "ns" else kind
+
+
 def _conversion(kind: Any, *, back: bool) -> Convert | None:
     """Return the conversion to JSON values, or back; None where the value is one."""
     if types.is_struct(kind):

@@ -138,7 +138,9 @@ class Sandbox:
             if self._is_late:
                 why = f"it did not end within {self._budget:g} seconds"
             elif self._failed:
-                why = f"one of hash, random_uniform and REGEXP says {str(self._failed[-1])!r}"
+                why = str(self._failed[-1])
+            elif "syntax error" in why or "no such function" in why or "unrecognized token" in why:
+                why += " (what only DuckDB knows needs sql_engine='duckdb')"
             columns = ", ".join([ROW, *self.columns[:50]]) + (", …" if len(self.columns) > 50 else "")
             raise QueryError(
                 f"the query {shortened(self._query)!r} does not run: {why}. The table is {VIEWS[0]!r}, its columns: {columns}",

@@ -45,11 +45,15 @@ class TableSchema:
                 "choose some with index_cols_to_keep"
             )
 
+    def take(self, field: pa.Field[Any], origin: str) -> None:
+        """Take in one column of a normal type; `origin` says in errors where it comes from."""
+        self.fields[field.name] = field
+        self._origins[field.name] = origin
+
     def _merge_field(self, field: pa.Field[Any], file: str) -> None:
         known = self.fields.get(field.name)
         if known is None or (types.is_null(known.type) and not types.is_null(field.type)):
-            self.fields[field.name] = field
-            self._origins[field.name] = file
+            self.take(field, file)
             return
         kind = widen(known.type, field.type)
         if kind is None or (encoding(known) != encoding(field) and not types.is_null(field.type)):

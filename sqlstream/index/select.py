@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,17 +17,17 @@ from sqlstream.config import IndexOptions
 from sqlstream.errors import QueryError, SchemaError, SourceError
 from sqlstream.index import values
 from sqlstream.index.dialect import has_word, shortened
+from sqlstream.index.duck import DuckSandbox
 from sqlstream.index.keys import find_duplicate
 from sqlstream.index.models import ANY, ENCODING, FORMAT_VERSION, ROW, SelectionInfo, fingerprint
 from sqlstream.index.sandbox import Sandbox
-from sqlstream.index.store import Index, positions_path, read_selection, selection_path
+from sqlstream.index.store import Index, finish_npy, npy_header, positions_path, read_selection, selection_path
 from sqlstream.index.workplace import Workplace, workplace
 from sqlstream.index.writer import IndexWriter
 from sqlstream.progress import Progress, progress
 
 _POSITIONS_AT_A_TIME = 65_536
 _ROWS_AT_A_TIME = 8_192
-_HEADER_BYTES = 128  # of a .npy file, format 1.0: room for any count
 _NATURAL = {int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary()}
 
 
@@ -47,6 +47,7 @@ def open_selection(base: Index, options: IndexOptions, directory: Path, *, show_
         "max_size": options.max_size,
         "download": sorted(options.columns_to_download),
         "allow_missing": options.allow_missing_columns,
+        "engine": options.sql_engine,
     }
     key = fingerprint(parts)
     if (found := _existing(base, key, directory)) is not None:
@@ -55,12 +56,19 @@ def open_selection(base: Index, options: IndexOptions, directory: Path, *, show_
         if (found := _existing(base, key, directory)) is not None:  # built while we waited
             return found
         with (
-            contextlib.closing(Sandbox(base, options.sql_query)) as sandbox,
+            contextlib.closing(_sandbox(base, options, place)) as sandbox,
             progress(options.max_size, " rows", "selecting", show_progress) as bar,
         ):
             if sandbox.describe() == [ROW, *sandbox.columns]:
                 return _Positions(base, options, place, key).write(sandbox, directory, bar)
             return _Table(base, options, place, key).write(sandbox, bar)
+
+
+def _sandbox(base: Index, options: IndexOptions, place: Workplace) -> Sandbox | DuckSandbox:
+    assert options.sql_query is not None
+    if options.sql_engine == "duckdb":
+        return DuckSandbox(base, options.sql_query, place.temporary("duckdb"))
+    return Sandbox(base, options.sql_query)
 
 
 def _existing(base: Index, key: str, directory: Path) -> Index | None:
@@ -96,14 +104,14 @@ class _Positions:
     def __init__(self, base: Index, options: IndexOptions, place: Workplace, key: str) -> None:
         self._base, self._options, self._place, self._key = base, options, place, key
 
-    def write(self, sandbox: Sandbox, directory: Path, bar: Progress) -> Index:
+    def write(self, sandbox: Sandbox | DuckSandbox, directory: Path, bar: Progress) -> Index:
         """Write the positions, then the file that makes them valid."""
         statement = sandbox.statement
         if not has_word(statement, "order"):  # else the outer SELECT might lose the order
             statement = f"SELECT {ROW} FROM ({statement})"
         temporary = self._place.temporary("positions")
         with open(temporary, "wb") as file:
-            file.write(bytes(_HEADER_BYTES))
+            file.write(npy_header(0))
             count = 0
             _, batches = sandbox.run(statement, _POSITIONS_AT_A_TIME)
             for batch in _limited(batches, self._options.max_size, bar):
@@ -111,13 +119,14 @@ class _Positions:
                 count += len(batch)
             if not count:
                 raise _empty(self._options)
-            _finish_npy(file, count)
+            finish_npy(file, count)
         self._check_keys(temporary)
         assert self._options.sql_query is not None
         selection = SelectionInfo(
             fingerprint=self._key,
             base=self._base.fingerprint,
             query=self._options.sql_query,
+            engine=self._options.sql_engine,
             max_size=self._options.max_size,
             num_selected=count,
         )
@@ -169,8 +178,9 @@ class _Table:
     def __init__(self, base: Index, options: IndexOptions, place: Workplace, key: str) -> None:
         self._base, self._options, self._place, self._key = base, options, place, key
 
-    def write(self, sandbox: Sandbox, bar: Progress) -> Index:
+    def write(self, sandbox: Sandbox | DuckSandbox, bar: Progress) -> Index:
         """Write and publish the index file."""
+        known = sandbox.result_fields() if isinstance(sandbox, DuckSandbox) else {}
         names, batches = sandbox.run(sandbox.statement, _ROWS_AT_A_TIME)
         names = self._logical(names, sandbox.columns)
         hidden = names[: len(sandbox.columns) + 1] == [ROW, *(column.name for column in self._base.columns)]
@@ -192,7 +202,7 @@ class _Table:
                 raise _empty(self._options)
             own = {"fingerprint": self._key, "query": self._options.sql_query, "base": self._base.fingerprint}
             same = {name: self._base.meta[name] for name in ("src", "base_url", "key_column")}
-            writer.finish({**own, **same}, {kind.name: kind.field() for kind in kinds[hidden:]})
+            writer.finish({**own, **same}, {kind.name: known.get(kind.name) or kind.field() for kind in kinds[hidden:]})
         self._check_written(temporary)
         path = self._place.publish(temporary, f"{self._key}.sqlite")
         return Index(path, base_url=self._base.base_url)
@@ -250,16 +260,6 @@ class _ResultColumn:
         if len(self._kinds) > 1:
             return pa.field(self.name, pa.string(), metadata={ENCODING: ANY})
         return pa.field(self.name, _NATURAL[next(iter(self._kinds))] if self._kinds else pa.null())
-
-
-def _finish_npy(file: BinaryIO, count: int) -> None:
-    """Write the header of a one-dimensional int64 array, and bring the file to the disk."""
-    text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({count},), }}"
-    length = _HEADER_BYTES - 10
-    file.seek(0)
-    file.write(b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + text.ljust(length - 1).encode() + b"\n")
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _empty(options: IndexOptions) -> QueryError:

@@ -6,10 +6,11 @@ import json
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote as quote_url
 
 import numpy as np
@@ -20,6 +21,8 @@ from sqlstream.index import values
 from sqlstream.index.models import APPLICATION_ID, FORMAT_VERSION, ROW, Column, SelectionInfo, quote
 from sqlstream.storage import urls
 
+_NPY_HEADER_BYTES = 128  # of format 1.0: room for any count
+_MAPPED_BYTES = 1 << 40  # as much as SQLite allows (2 GiB): random rows come 1.4 times faster than through reads (m)
 _CACHE_KIB = 8192  # pages of the index that one process keeps; the kernel keeps the rest
 
 
@@ -55,6 +58,9 @@ class Index:
         self._lock = threading.RLock()
         self._open: _Open | None = None
         self._mapped: np.ndarray | None = None
+        self._in_use: list[int] = []
+        """Descriptors that keep `sqlstream cache clear --index` from removing our files."""
+        weakref.finalize(self, _let_go, self._in_use)
         locks.call_after_fork(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -152,6 +158,15 @@ class Index:
             rows.append(row)
         return rows
 
+    def stored_rows(self, row_ids: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Return rows as the file has them, in the order asked; see `arrow.arrays_of`.
+
+        Raises:
+            KeyError: No row has one of these ids.
+        """
+        records = self._records(list(dict.fromkeys(row_ids)))
+        return [records[row_id] for row_id in row_ids]
+
     def resolve(self, value: str) -> str:
         """Return the URL of a downloaded column's value: a relative path starts at the place of the index's source."""
         return urls.join(self.base_url, value)
@@ -170,18 +185,26 @@ class Index:
         os.utime(self.path)  # last used, for those who clear old indexes
         return True
 
+    def hold(self, *others: Path) -> None:
+        """Open now: from here on nobody removes the files, nor `others`, until `close`."""
+        with self._lock:
+            self._opened()
+            self._in_use += [fd for path in others if (fd := locks.open_shared(path)) is not None]
+
     def close(self) -> None:
         """Close the file; the next use opens it again."""
         with self._lock:
             if self._open is not None:
                 self._open.connection.close()
             self._open = self._mapped = None
+            _let_go(self._in_use)
 
     def after_fork_in_child(self) -> None:
         """Leak the parent's connection; open an own one on the next use."""
         if self._open is not None:
             locks.leak(self._open.connection)
         self._open = None
+        self._in_use.clear()  # closed by the fork
         self._lock = threading.RLock()  # another thread of the parent may have held it
 
     def _opened(self) -> _Open:
@@ -189,6 +212,10 @@ class Index:
             return opened
         with self._lock:
             if self._open is None:
+                paths = (
+                    [self.path] if self.selection is None else [self.path, *selection_files(self.path.parent, self.selection)]
+                )
+                self._in_use += [fd for path in paths if (fd := locks.open_shared(path)) is not None]
                 self._open = _open(self.path)
             return self._open
 
@@ -217,6 +244,11 @@ class Index:
         return self._mapped
 
 
+def _let_go(in_use: list[int]) -> None:
+    while in_use:
+        locks.close_descriptor(in_use.pop())
+
+
 def positions_path(directory: Path, fingerprint: str) -> Path:
     """Return the file of a selection's row ids."""
     return directory / f"{fingerprint}.positions.npy"
@@ -225,6 +257,11 @@ def positions_path(directory: Path, fingerprint: str) -> Path:
 def selection_path(directory: Path, fingerprint: str) -> Path:
     """Return the file that says what a selection is; it is written last, so a selection without it is none."""
     return directory / f"{fingerprint}.selection.json"
+
+
+def selection_files(directory: Path, selection: SelectionInfo) -> tuple[Path, Path]:
+    """Return the files that make a selection beside its index file."""
+    return positions_path(directory, selection.fingerprint), selection_path(directory, selection.fingerprint)
 
 
 def read_selection(path: Path) -> SelectionInfo | None:
@@ -236,6 +273,21 @@ def read_selection(path: Path) -> SelectionInfo | None:
     except ValueError as error:
         raise IndexDatabaseError(f"{path} cannot be read ({error}): remove it, it is built again") from error
     return SelectionInfo(**fields) if fields.get("format_version") == FORMAT_VERSION else None
+
+
+def npy_header(count: int) -> bytes:
+    """Return the header of a .npy file of `count` int64; its length does not depend on the count."""
+    text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({count},), }}"
+    length = _NPY_HEADER_BYTES - 10
+    return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + text.ljust(length - 1).encode() + b"\n"
+
+
+def finish_npy(file: BinaryIO, count: int) -> None:
+    """Write the header of a file whose numbers are all there, and bring it to the disk."""
+    file.seek(0)
+    file.write(npy_header(count))
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -280,6 +332,7 @@ def _open(path: Path) -> _Open:
     connection = connect(path)
     try:
         with damage_named(path):
+            connection.execute(f"PRAGMA mmap_size={_MAPPED_BYTES}")
             application_id = connection.execute("PRAGMA application_id").fetchone()[0]
             if application_id != APPLICATION_ID:
                 raise IndexDatabaseError(f"{path} is no sqlstream index: remove it, the next run builds it again")

@@ -225,6 +225,10 @@ def _duration_decoder(kind: Any) -> Decode:
 
 def _nested(array: Any, kind: Any) -> Encoded:
     dump = nested.dumper(kind)
+    coarse = nested.in_microseconds(
+        array.type
+    )  # with pandas installed, to_pylist cuts nanoseconds off or makes objects of them
+    array = array if coarse.equals(array.type) else array.cast(coarse)
     return Encoded([None if value is None else dump(value) for value in array.to_pylist()])
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -32,6 +32,7 @@ from sqlstream.index.models import (
     quote,
 )
 from sqlstream.index.schema import TableSchema
+from sqlstream.index.store import read_columns
 from sqlstream.index.values import affinity, declared, encode
 from sqlstream.storage import urls
 
@@ -42,47 +43,86 @@ _PRAGMAS = (
     "cache_size=-16000",
     f"application_id={APPLICATION_ID}",
 )
+_KEYS_AT_A_TIME = 65_536
 _ROWS_A_STATEMENT = 100  # more is not faster, and the statement grows
 _SCHEMA = """
 CREATE TABLE columns (position INTEGER PRIMARY KEY, name TEXT NOT NULL, physical TEXT NOT NULL,
     arrow_field BLOB NOT NULL, type TEXT NOT NULL, declared TEXT NOT NULL, has_nan INTEGER NOT NULL) STRICT;
 CREATE TABLE sources (position INTEGER PRIMARY KEY, url TEXT NOT NULL, size_bytes INTEGER, etag TEXT,
-    first_row INTEGER NOT NULL) STRICT;
+    first_row INTEGER NOT NULL, identity TEXT NOT NULL) STRICT;
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE rows (row INTEGER PRIMARY KEY);
 INSERT INTO rows (row) VALUES (-1); -- ids are given from here on: 0, 1, 2, …; finish() deletes it
 """
 
 
+class _Source(NamedTuple):
+    """A source file in the index."""
+
+    file: SourceFile
+    first_row: int
+    digest: str
+
+
 class IndexWriter:
     """An index file under construction.
 
     Args:
-        path: Where it grows; must not exist.
+        path: Where it grows. A copy of a finished index goes on after its last row.
         key_column: Its values must be unique and present; the verdict goes into `meta`.
     """
 
     def __init__(self, path: Path, key_column: str) -> None:
         self._path = path
+        goes_on = path.exists()
         self._connection = sqlite3.connect(path, isolation_level=None)
         for pragma in _PRAGMAS:
             self._connection.execute(f"PRAGMA {pragma}")
-        self._connection.executescript(_SCHEMA)
+        if not goes_on:
+            self._connection.executescript(_SCHEMA)
         self._connection.execute("BEGIN")
         self._schema = TableSchema()
         self._columns: dict[str, Column] = {}
         self._taken = {identity(ROW)}
-        self._sources: list[tuple[SourceFile, int]] = []
+        self._sources: list[_Source] = []
         self._keys = KeyCheck(key_column)
         self.num_rows = 0
+        if goes_on:
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """Go on where a finished index ends: its columns, sources and keys become ours, what it says of itself goes."""
+        db = self._connection
+        for column in read_columns(db):
+            self._columns[column.name] = column
+            self._taken.add(identity(column.physical))
+            self._schema.take(column.field, "the files that were indexed before")
+        for url, size_bytes, etag, first_row, digest in db.execute(
+            "SELECT url, size_bytes, etag, first_row, identity FROM sources ORDER BY position"
+        ):
+            self._sources.append(_Source(SourceFile(url=url, size_bytes=size_bytes, etag=etag), first_row, digest))
+        key = self._columns[self._keys.column]
+        keys = db.execute(f"SELECT {quote(key.physical)} FROM rows ORDER BY {ROW}")
+        while some := keys.fetchmany(_KEYS_AT_A_TIME):
+            self._keys.add([value for (value,) in some], len(some))
+            self.num_rows += len(some)
+        for view in VIEWS:
+            db.execute(f"DROP VIEW {view}")
+        for table in ("columns", "sources", "meta"):
+            db.execute(f"DELETE FROM {table}")
 
     @property
     def columns(self) -> dict[str, Column]:
         """Columns so far, by logical name."""
         return dict(self._columns)
 
-    def begin_source(self, source: SourceFile, schema: pa.Schema) -> None:
+    def begin_source(self, source: SourceFile, schema: pa.Schema, digest: str = "") -> None:
         """Take in the columns of the next source file; its rows follow with `write_batch`.
+
+        Args:
+            source: The file.
+            schema: Its columns.
+            digest: Names file and version, so that a later build knows it again.
 
         Raises:
             SchemaError: They conflict with those of an earlier file.
@@ -91,7 +131,7 @@ class IndexWriter:
         for name, field in self._schema.fields.items():
             if name not in self._columns:
                 self.add_column(field, declared(field))
-        self._sources.append((source, self.num_rows))
+        self._sources.append(_Source(source, self.num_rows, digest))
 
     def add_column(self, field: pa.Field[Any], declared_as: str) -> None:
         """Add an empty column; earlier rows read as None there."""
@@ -114,7 +154,7 @@ class IndexWriter:
             try:
                 encoded = encode(array, self._schema.fields[name])
             except (ValueError, OverflowError, TypeError) as error:  # pa.ArrowInvalid is a ValueError
-                where = f"{urls.redact(self._sources[-1][0].url)}, column {name!r}"
+                where = f"{urls.redact(self._sources[-1].file.url)}, column {name!r}"
                 raise SourceError(
                     f"{where}: a value has no exact form in the index ({error}): leave it out or round it"
                 ) from error
@@ -154,9 +194,9 @@ class IndexWriter:
         for c in columns:
             values = (c.position, c.name, c.physical, c.arrow_field, c.type, c.declared, c.has_nan)
             db.execute("INSERT INTO columns VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-        for position, (source, first_row) in enumerate(self._sources):
-            origin = (position, urls.redact(source.url), source.size_bytes, source.etag, first_row)
-            db.execute("INSERT INTO sources VALUES (?, ?, ?, ?, ?)", origin)
+        for position, (source, first_row, digest) in enumerate(self._sources):
+            origin = (position, urls.redact(source.url), source.size_bytes, source.etag, first_row, digest)
+            db.execute("INSERT INTO sources VALUES (?, ?, ?, ?, ?, ?)", origin)
         key = self._columns.get(self._keys.column)
         own = {
             "format_version": FORMAT_VERSION,

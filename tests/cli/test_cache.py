@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache import Cache
+from sqlstream.errors import ObjectNotFoundError
 from sqlstream.testing.disk import cached_files
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cli.commands import ROOT, run, run_json, run_python
@@ -195,3 +196,15 @@ def test_a_reader_that_leaves_early_is_no_error(dst: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_failures_lists_what_could_not_be_brought(dst: Path, urls: list[str]) -> None:
+    assert "nothing has failed" in run("cache", "failures", dst).stdout
+    missing = urls[0].replace("0.jpg", "none.jpg")
+    with Cache(dst) as cache, pytest.raises(ObjectNotFoundError):
+        cache.acquire_many([missing])
+    (record,) = run_json("cache", "failures", dst)["failures"]
+    assert (record["what"], record["count"]) == (missing, 1)
+    shown = run("cache", "failures", dst)
+    assert shown.returncode == 0
+    assert missing in shown.stdout

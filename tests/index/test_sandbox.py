@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sqlstream.errors import QueryError
 from sqlstream.index.dialect import to_sqlite
@@ -67,6 +69,17 @@ ATTACKS = [
 ]
 
 
+FRAGMENTS = r"""
+SELECT FROM WHERE UNION ALL * ( ) , ; -- /* */ ' " ` [ ] . = || -> :: ? \0 1 n row index dataframe samples rows meta
+columns sources sqlite_master sqlite_schema temp main pragma_table_info('rows') pragma_database_list ATTACH DETACH
+'outside' AS x INTO VACUUM PRAGMA writable_schema=1 INSERT UPDATE DELETE DROP TABLE rows WITH RECURSIVE c(i) VALUES
+JOIN ON EXISTS LIMIT 9 ORDER BY GROUP HAVING CASE WHEN THEN END CAST LIKE GLOB MATCH REGEXP IN NOT NULL
+load_extension('outside') readfile('/etc/passwd') writefile('outside','x') randomblob(9999999) zeroblob(9999999)
+printf('%9999999d',1) json_each('[1]') json_tree('[1]') value key left(n,2) concat(n,n)
+regexp_replace(n,'(.*)','\1\1') hash(n,1) count(*) OVER
+""".split()
+
+
 @pytest.fixture
 def index(tmp_path: Path) -> Index:
     return build(tmp_path, write_csv(tmp_path / "t.csv", "index,n\n" + "".join(f"k{at},{at}\n" for at in range(300))))
@@ -81,6 +94,24 @@ def test_an_attack_is_refused_and_changes_nothing(attack: str, index: Index, tmp
     assert index.path.read_bytes() == before
     assert sorted(os.listdir(tmp_path / "index")) == names
     assert not outside.exists()
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=14), st.sampled_from(["", "SELECT * FROM dataframe WHERE ", "SELECT n, "]))
+def test_no_text_reads_or_writes_anything_else(index: Index, tmp_path: Path, words: list[str], start: str) -> None:
+    place = tmp_path / "index"
+    before = index.path.read_bytes()
+    started = time.monotonic()
+    try:
+        found = repr(run_query(index, start + " ".join(words), 50, budget_seconds=1))
+    except QueryError:
+        found = ""
+    assert time.monotonic() - started < 20
+    for secret in ("created_at", "fingerprint", "CREATE TABLE", "root:", str(index.path.parent)):
+        assert secret not in found
+    assert index.path.read_bytes() == before
+    assert [path.name for path in place.iterdir()] == [index.path.name]
+    assert not Path("outside").exists()
 
 
 def test_a_query_that_takes_too_long_is_stopped(index: Index) -> None:

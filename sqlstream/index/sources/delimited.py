@@ -9,7 +9,7 @@ None.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,14 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from sqlstream.errors import SourceError
-from sqlstream.index.sources.base import BATCH_ROWS, arrow_errors
+from sqlstream.index.sources.base import BATCH_ROWS, PLAIN, Reading, arrow_errors
 
 _BLOCK_BYTES = 4 << 20
+_CURE = (
+    "Check that it is whole and UTF-8 (else give encoding), that quotes are closed, "
+    f"and that a row is below {_BLOCK_BYTES >> 20} MiB"
+)
+_DELIMITERS = ",;\t|"
 _WHOLE = r"^(?:0|-?[1-9][0-9]*)$"  # no '007', '+5', '-0': ids, phone numbers
 _NUMBER = r"^[+-]?(?:(?:0|[1-9][0-9]*)?\.[0-9]+|(?:0|[1-9][0-9]*)\.|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?[eE][+-]?[0-9]+)$"
 _SPECIAL = r"^(?:nan|NaN|NAN|[+-]?(?:inf|Inf|INF|[Ii]nfinity))$"
@@ -35,10 +40,13 @@ class DelimitedTable:
     """A text file with a header line and one row a line (more when quoted)."""
 
     num_rows: int | None = None
-    _delimiter = ","
+    _usual_delimiter = ","
 
-    def __init__(self, path: Path, name: str) -> None:
-        self._path, self._name = path, name
+    def __init__(self, path: Path, name: str, reading: Reading = PLAIN) -> None:
+        self._path, self._name, self._reading = path, name, reading
+        with arrow_errors(name, _CURE):
+            self._encoding = reading.encoding_of(path)
+            self._delimiter = reading.delimiter or self._find_delimiter()
         self._header = self._read_header()
         self._types: dict[str, pa.DataType] = {}
 
@@ -61,12 +69,30 @@ class DelimitedTable:
                 columns = [_convert(values, self._types[name]) for name, values in zip(names, batch.columns, strict=True)]
                 yield pa.RecordBatch.from_arrays(columns, names=list(names))
 
+    def _find_delimiter(self) -> str:
+        """Return the usual delimiter, or another one when the first line has only that."""
+        with self._reading.open_text(self._path, errors="replace") as file:
+            line = next((line for line in file if line.strip()), "")
+        if self._usual_delimiter in line:
+            return self._usual_delimiter
+        return next((mark for mark in _DELIMITERS if mark in line), self._usual_delimiter)
+
+    def _lines(self, file: Iterable[str]) -> Any:
+        """Return Python's reader, which keeps count of lines; its slower walk serves the header and errors."""
+        quote = self._reading.quote_char
+        if not quote:
+            return csv.reader(file, delimiter=self._delimiter, quotechar=None, quoting=csv.QUOTE_NONE)
+        return csv.reader(file, delimiter=self._delimiter, quotechar=quote)
+
     def _read_header(self) -> list[str]:
-        with open(self._path, encoding="utf-8-sig", newline="") as file:
+        with arrow_errors(self._name, _CURE), self._reading.open_text(self._path) as file:
             try:
-                header = next((row for row in csv.reader(file, delimiter=self._delimiter) if row), None)
+                header: list[str] | None = next((row for row in self._lines(file) if row), None)
             except (UnicodeDecodeError, csv.Error) as error:
-                raise SourceError(f"{self._name}: the header is not text in UTF-8 ({error}): save the file as UTF-8") from error
+                raise SourceError(
+                    f"{self._name}: the header is not text in {self._encoding.removesuffix('-sig').upper()} ({error}): "
+                    "save the file as UTF-8, or give encoding"
+                ) from error
         if header is None:
             raise SourceError(f"{self._name} is empty: it needs a header line with the names of the columns")
         return header
@@ -75,9 +101,11 @@ class DelimitedTable:
         """Yield blocks with every value as text."""
         try:
             yield from pacsv.open_csv(
-                self._path,
-                read_options=pacsv.ReadOptions(block_size=_BLOCK_BYTES),
-                parse_options=pacsv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+                self._reading.open_stream(self._path),
+                read_options=pacsv.ReadOptions(block_size=_BLOCK_BYTES, encoding=self._encoding.removesuffix("-sig")),
+                parse_options=pacsv.ParseOptions(
+                    delimiter=self._delimiter, quote_char=self._reading.quote_char or False, newlines_in_values=True
+                ),
                 convert_options=pacsv.ConvertOptions(
                     column_types=dict.fromkeys(self._header, pa.string()),
                     include_columns=list(names),
@@ -86,19 +114,19 @@ class DelimitedTable:
                     quoted_strings_can_be_null=False,
                 ),
             )
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
             self._raise_if_ragged(error)
-            with arrow_errors(
-                self._name, f"Check that it is UTF-8, that quotes are closed, and that a row is below {_BLOCK_BYTES >> 20} MiB"
-            ):
+            if isinstance(error, UnicodeDecodeError):
+                raise SourceError(f"{self._name} is not in {self._encoding} ({error}): give another encoding") from error
+            with arrow_errors(self._name, _CURE):
                 raise
 
     def _raise_if_ragged(self, cause: Exception) -> None:
         """Find the first row of the wrong length; only a file that failed is read this way, so it may be slow."""
         previous = csv.field_size_limit(2**31 - 1)
         try:
-            with open(self._path, encoding="utf-8-sig", errors="replace", newline="") as file:
-                reader, line = csv.reader(file, delimiter=self._delimiter), 1
+            with self._reading.open_text(self._path, errors="replace") as file:
+                reader, line = self._lines(file), 1
                 for row in reader:
                     if row and len(row) != len(self._header):
                         raise SourceError(
@@ -106,7 +134,7 @@ class DelimitedTable:
                             "complete the row, or quote values that hold the delimiter"
                         ) from cause
                     line = reader.line_num + 1
-        except csv.Error:
+        except (csv.Error, OSError):
             return  # Arrow's own words say more
         finally:
             csv.field_size_limit(previous)
@@ -115,7 +143,7 @@ class DelimitedTable:
 class TabDelimitedTable(DelimitedTable):
     """The same with tabs."""
 
-    _delimiter = "\t"
+    _usual_delimiter = "\t"
 
 
 def decide(kinds: set[str]) -> pa.DataType:

@@ -94,11 +94,13 @@ class DirectoryTable:
         listing: The files.
         kind: Samples are the keys that own a file of this type.
         temporary: A path for the sorting; removed by `close`.
+        label_column: A column for the name of each sample's folder; keys are then paths, so that cat/1.jpg is not dog/1.jpg.
     """
 
     num_rows: int | None = None
 
-    def __init__(self, listing: Listing, kind: DataSampleType, temporary: Path) -> None:
+    def __init__(self, listing: Listing, kind: DataSampleType, temporary: Path, label_column: str | None = None) -> None:
+        self._label = label_column
         self._listing, self._kind, self._path = listing, kind, temporary
         self._name = urls.redact(listing.directory)
         self._db = sqlite3.connect(temporary, isolation_level=None)
@@ -117,7 +119,10 @@ class DirectoryTable:
         self._db.execute("BEGIN")
         for file in self._listing.files():
             total, count = (total + _digest(file)) % (1 << _DIGEST_BITS), count + 1
-            key, _, extension = file.url.rpartition("/")[2].partition(".")
+            folder, slash, name = file.url.rpartition("/")
+            key, _, extension = name.partition(".")
+            if key and self._label is not None:
+                key = folder + slash + key
             if key and extension:  # hidden files have no key, others no column
                 self._add(key, extension.lower(), file.url)
         self._db.execute("COMMIT")
@@ -142,19 +147,23 @@ class DirectoryTable:
         if KEY in extensions:
             path = self._db.execute("SELECT path FROM file JOIN sample USING (key) WHERE ext = ?", (KEY,)).fetchone()[0]
             raise SourceError(f"{self._name}: {path} has the extension of the key column {KEY!r}: rename it")
+        if self._label in (KEY, *extensions):
+            raise SourceError(f"{self._name}: label_column={self._label!r} is a column of the samples: give it another name")
         if len(extensions) > _MAX_EXTENSIONS:
             some = ", ".join(repr(ext) for ext in extensions[:3])
             raise SourceError(
                 f"{self._name} has {len(extensions)} different extensions ({some}, …), and each would be a column. "
                 "A sample's key ends at the first dot of the name: rename the files, or list them in a table"
             )
-        return pa.schema([pa.field(name, pa.string()) for name in (KEY, *extensions)])
+        labels = () if self._label is None else (self._label,)
+        return pa.schema([pa.field(name, pa.string()) for name in (KEY, *extensions, *labels)])
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the samples, sorted by key."""
         files = self._db.execute("SELECT key, ext, path FROM file JOIN sample USING (key) ORDER BY key")
         samples = (
-            {KEY: key} | {ext: path for _, ext, path in rows} for key, rows in groupby(files, key=lambda row: str(row[0]))
+            {KEY: key, self._label: key.rpartition("/")[0].rpartition("/")[2]} | {ext: path for _, ext, path in rows}
+            for key, rows in groupby(files, key=lambda row: str(row[0]))
         )
         while rows := list(islice(samples, BATCH_ROWS)):
             arrays = [pa.array([row.get(name) for row in rows], pa.string()) for name in names]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from sqlstream.errors import ConfigError
-from sqlstream.index.sources.base import OpenTable, TableFile
+from sqlstream.index.sources.arrow_file import ArrowTable
+from sqlstream.index.sources.base import OpenTable, Reading, TableFile
 from sqlstream.index.sources.delimited import DelimitedTable, TabDelimitedTable
 from sqlstream.index.sources.json_array import JsonArrayTable
 from sqlstream.index.sources.json_lines import JsonLinesTable
@@ -20,14 +24,36 @@ FORMATS: Mapping[str, OpenTable] = {
     ".jsonl": JsonLinesTable,
     ".ndjson": JsonLinesTable,
     ".parquet": ParquetTable,
+    ".arrow": ArrowTable,
+    ".feather": ArrowTable,
+    ".ipc": ArrowTable,
 }
+COMPRESSIONS: Mapping[str, Literal["gzip", "zstd"]] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+"""Extensions after that of a text format, and what Arrow calls them."""
+_TEXT = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 PATH_LIST = ".txt"
 """A text file whose lines are paths of table files."""
 
 
+def format_of(url: str) -> tuple[str, Literal["gzip", "zstd"] | None]:
+    """Return the extension of the format, and the compression.
+
+    Example:
+        >>> format_of("s3://bucket/a.csv.gz"), format_of("a.parquet"), format_of("a.tar.gz")
+        (('.csv', 'gzip'), ('.parquet', None), ('.gz', None))
+    """
+    last = urls.extension(url)
+    if last in COMPRESSIONS:
+        bare = re.split(r"[?#]", url, maxsplit=1)[0] if urls.is_remote(url) else url
+        inner = urls.extension(bare[: -len(last)])
+        if inner in _TEXT:
+            return inner, COMPRESSIONS[last]
+    return last, None
+
+
 def is_table(url: str) -> bool:
     """Return True if the extension of `url` is one of a table format."""
-    return urls.extension(url) in FORMATS
+    return format_of(url)[0] in FORMATS
 
 
 def check_table(url: str, src: str) -> None:
@@ -37,11 +63,13 @@ def check_table(url: str, src: str) -> None:
         what = f"has the unknown extension {found!r}" if found else "has no extension"
         of_source = "" if url == src else f" (in {urls.redact(src)})"
         raise ConfigError(
-            f"{urls.redact(url)}{of_source} {what}: an index is one of {', '.join(FORMATS)}, a wildcard over these, "
-            f"a {PATH_LIST} file with one path a line, or a directory of samples (end it with '/' and give data_type)"
+            f"{urls.redact(url)}{of_source} {what}: an index is one of {', '.join(FORMATS)} (text also as .gz or .zst), "
+            f"a wildcard over these, a {PATH_LIST} file with one path a line, the URL of a database, "
+            "or a directory of samples (end it with '/' and give data_type)"
         )
 
 
-def open_table(path: Path, url: str) -> TableFile:
+def open_table(path: Path, url: str, reading: Reading) -> TableFile:
     """Open the local file `path`, which holds the table file `url`."""
-    return FORMATS[urls.extension(url)](path, urls.redact(url))
+    extension, compression = format_of(url)
+    return FORMATS[extension](path, urls.redact(url), replace(reading, compression=compression))

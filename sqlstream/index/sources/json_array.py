@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TextIO
 
 from sqlstream.errors import SourceError
-from sqlstream.index.sources.json_values import JsonRecords, Record, as_record
+from sqlstream.index.sources.base import PLAIN, Reading, arrow_errors
+from sqlstream.index.sources.json_values import CURE, JsonRecords, Record, as_record
 
 _CHUNK = 1 << 20  # characters read at a time
 _LONGEST = 256 << 20  # characters of one element: more is a quote that was never closed
@@ -23,13 +24,13 @@ _BLANK = " \t\n\r"
 class JsonArrayTable(JsonRecords):
     """A file that holds one JSON array of objects."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, reading: Reading = PLAIN) -> None:
         super().__init__(name)
-        self._path = path
+        self._path, self._reading = path, reading
 
     def records(self) -> Iterator[Record]:
         """Yield the array's elements."""
-        with open(self._path, encoding="utf-8-sig") as file:
+        with arrow_errors(self._name, CURE), self._reading.open_text(self._path) as file:
             window = _Window(file, self._name)
             if (start := window.take()) != "[":
                 found = "nothing" if start == "" else repr(start)
@@ -107,6 +108,8 @@ class _Window:
         try:
             more = self._file.read(size)
         except UnicodeDecodeError as error:
-            raise SourceError(f"{self._name}, after line {self._line}: not UTF-8 ({error}): save the file as UTF-8") from error
+            raise SourceError(
+                f"{self._name}, after line {self._line}: not in its encoding ({error}): save it as UTF-8, or give encoding"
+            ) from error
         self._is_whole = not more
         self._text, self._at = self._text[self._at :] + more, 0

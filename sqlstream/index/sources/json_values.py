@@ -16,6 +16,7 @@ import pyarrow as pa
 from sqlstream.errors import SchemaError, SourceError
 from sqlstream.index.models import ENCODING, JSON
 
+CURE = "If it was cut short while it was written or copied, write it again"
 _ROWS = 4096
 _EXACT_INTEGER = 2**53  # that a float64 always holds
 _NONE = type(None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sqlstream.index.sources.base import BATCH_ROWS, arrow_errors
+from sqlstream.index.sources.base import BATCH_ROWS, PLAIN, Reading, arrow_errors
 
 _BATCH_BYTES = 16 << 20  # long captions: fewer rows a batch
 _CURE = "If it was cut short while it was written or copied, write it again"
@@ -17,7 +17,7 @@ _CURE = "If it was cut short while it was written or copied, write it again"
 class ParquetTable:
     """A Parquet file, read row group by row group."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, reading: Reading = PLAIN) -> None:  # noqa: ARG002 - all formats take it
         self._name = name
         with arrow_errors(name, _CURE):
             # Without pre_buffer, which holds all columns of a row group at once.

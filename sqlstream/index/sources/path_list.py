@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sqlstream.errors import SourceError
@@ -10,6 +11,8 @@ from sqlstream.index.sources.access import local_copy, stat_file
 from sqlstream.index.sources.formats import check_table
 from sqlstream.storage import urls
 from sqlstream.storage.base import RemoteReader
+
+_REQUESTS_AT_A_TIME = 16  # as many as a helper process works on
 
 
 def read_paths(src: str, temporary: Path, remote: RemoteReader) -> list[str]:
@@ -34,5 +37,6 @@ def read_paths(src: str, temporary: Path, remote: RemoteReader) -> list[str]:
 
 
 def list_files(paths: list[str], remote: RemoteReader) -> list[SourceFile]:
-    """Return the files at these URLs, with their versions."""
-    return [stat_file(path, remote) for path in paths]
+    """Return the files at these URLs, with their versions; a request each, so several at a time."""
+    with ThreadPoolExecutor(_REQUESTS_AT_A_TIME, thread_name_prefix="sqlstream-index") as pool:
+        return list(pool.map(lambda path: stat_file(path, remote), paths))

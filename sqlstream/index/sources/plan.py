@@ -1,48 +1,51 @@
-"""From what users write as `src` to the files that make the index."""
+"""From what users write as `src` to the parts that make the index."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError
 from sqlstream.index.models import SourceFile, fingerprint
-from sqlstream.index.sources import formats, path_list, wildcard
+from sqlstream.index.sources import folder, formats, hive, path_list, wildcard
 from sqlstream.index.sources.access import stat_file
+from sqlstream.index.sources.base import Reading
+from sqlstream.index.sources.database import is_database
 from sqlstream.index.sources.directory import KEY, Listing
+from sqlstream.index.sources.memory import as_table
+from sqlstream.index.sources.parts import DatabasePart, DerivedPart, DirectoryPart, FilePart, MemoryPart, MetadataPart, Part
 from sqlstream.records import DataSampleType
 from sqlstream.storage import urls
 from sqlstream.storage.base import RemoteReader
 
+SOURCE_COLUMN = "__source__"
+"""Which of several sources a row comes from, as the user gave it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcePlan:
-    """What will be read: table files, or one directory of samples."""
+    """What will be read."""
 
     src: str
-    """As the user gave it, credentials included."""
+    """As the user gave it, without credentials."""
     base_url: str
     """Where relative paths in the rows start; credentials included."""
     key_column: str
-    files: tuple[SourceFile, ...] = ()
-    directory: Listing | None = None
-    kind: DataSampleType | None = None
-    """Of a directory."""
-    version: tuple[str, int] = ("", 0)
-    """Of a directory: digest of its listing, number of files."""
+    parts: tuple[Part, ...]
 
-    def identity(self) -> dict[str, object]:
-        """Return what a fingerprint must tell apart: sources and their versions (without one, the URL with its query)."""
-        if self.directory is not None:
-            return {"directory": urls.redact(self.directory.directory), "version": list(self.version), "kind": self.kind}
-        return {
-            "files": [
-                [urls.redact(file.url), file.size_bytes, file.etag or fingerprint({"url": file.url})] for file in self.files
-            ]
-        }
+    has_database: bool = False
+    """True: `sql_query` is run there, and not on the index."""
+
+    has_versions: bool = True
+    """False: tables in memory and databases, where other content is not a new version of the same."""
+
+    def digests(self) -> list[str]:
+        """Return for each part a digest of what it is and its version."""
+        return [fingerprint({"part": part.identity()}) for part in self.parts]
 
 
 def plan_sources(options: IndexOptions, temporary: Callable[[], Path], remote: RemoteReader) -> SourcePlan:
@@ -58,45 +61,133 @@ def plan_sources(options: IndexOptions, temporary: Callable[[], Path], remote: R
         ObjectNotFoundError: It does not exist.
         AccessDeniedError: It may not be read.
     """
-    src = options.src if urls.is_remote(options.src) else str(urls.local_path(options.src).absolute()) + _slash(options.src)
+    items = source_items(options.src)
+    plans = [_plan_item(item, options, temporary, remote) for item in items]
+    labels = [label(item, number) for number, item in enumerate(items)]
+    own_base = None if options.path_prefix is None else _absolute(options.path_prefix).rstrip("/") or "/"
+    bases = list(dict.fromkeys(plan.base_url for plan in plans))
+    parts: list[Part] = []
+    for plan, name in zip(plans, labels, strict=True):
+        constants = {SOURCE_COLUMN: name} if len(plans) > 1 else {}
+        base = plan.base_url if len(bases) > 1 and own_base is None else None
+        if base is not None and urls.redact(base) != base:
+            raise ConfigError(
+                f"{urls.redact(base)} is one of several sources and has credentials in its URL, which an index must not hold: "
+                "give them in storage_options"
+            )
+        for part in plan.parts:
+            needs_more = constants or base is not None
+            parts.append(
+                DerivedPart(part=part, constants=constants, base_url=base, path_columns=options.columns_to_download)
+                if needs_more
+                else part
+            )
+    has_database = any(isinstance(item, str) and is_database(item) for item in items)
+    keys = {plan.key_column for plan in plans}
+    assert len(keys) == 1  # a directory refuses another key column than its own
+    return SourcePlan(
+        src=" + ".join(labels),
+        base_url=own_base or bases[0],
+        key_column=keys.pop(),
+        parts=tuple(parts),
+        has_database=has_database,
+    )
+
+
+def source_items(src: Any) -> list[Any]:
+    """Return the sources in `src`: it is one, or a list of them; a list of dicts is one table.
+
+    Raises:
+        ConfigError: It is empty.
+    """
+    if isinstance(src, list | tuple) and not any(isinstance(item, Mapping) for item in src):
+        items = [os.fspath(item) if isinstance(item, os.PathLike) else item for item in src]
+    else:
+        items = [os.fspath(src) if isinstance(src, os.PathLike) else src]
+    if not items or any(isinstance(item, str) and not item for item in items):
+        raise ConfigError("src is empty: give a table file, a wildcard, a text file of paths, or a directory")
+    return items
+
+
+def label(item: Any, number: int = 0) -> str:
+    """Return what a source is called: its URL without credentials, or what kind of table it is."""
+    return urls.redact(item) if isinstance(item, str) else f"{type(item).__name__} {number}"
+
+
+def _plan_item(item: Any, options: IndexOptions, temporary: Callable[[], Path], remote: RemoteReader) -> SourcePlan:
+    """Return the plan of one source."""
+    if not isinstance(item, str):
+        table = as_table(item)
+        return _plan(item, options, os.getcwd(), [MemoryPart(table=table, digest=table.digest())])
+    if is_database(item):
+        if options.sql_query is None:
+            raise ConfigError(f"{urls.redact(item)} is a database: give sql_query, which it runs: 'SELECT … FROM …'")
+        part = DatabasePart(url=item, query=options.sql_query, version=options.source_version)
+        return _plan(item, options, os.getcwd(), [part])
+    src = _absolute(item)
     if wildcard.has_wildcard(src):
         formats.check_table(src, src)
-        files = wildcard.match_files(src, remote)
-        return _tables(options, files, wildcard.fixed_part(src).rstrip("/") or urls.parent(src))
+        root = wildcard.fixed_part(src)
+        return _tables(item, options, wildcard.match_files(src, remote), root.rstrip("/") or urls.parent(src), root)
     if _is_directory(src, options):
         return _directory(src, options, remote)
     if urls.extension(src) == formats.PATH_LIST:
         paths = path_list.read_paths(src, temporary(), remote)[: options.max_index_files]
-        return _tables(options, path_list.list_files(paths, remote), urls.parent(src))
+        return _tables(item, options, path_list.list_files(paths, remote), urls.parent(src))
     formats.check_table(src, src)
-    return _tables(options, [stat_file(src, remote)], urls.parent(src))
+    return _tables(item, options, [stat_file(src, remote)], urls.parent(src))
 
 
-def _tables(options: IndexOptions, files: list[SourceFile], base_url: str) -> SourcePlan:
-    chosen = tuple(files[: options.max_index_files])
-    return SourcePlan(src=options.src, base_url=base_url, key_column=options.key_column, files=chosen)
+def _absolute(src: str) -> str:
+    return src if urls.is_remote(src) else str(urls.local_path(src).absolute()) + _slash(src)
+
+
+def _plan(item: Any, options: IndexOptions, base_url: str, parts: Iterable[Part]) -> SourcePlan:
+    return SourcePlan(src=label(item), base_url=base_url, key_column=options.key_column, parts=tuple(parts))
+
+
+def _tables(
+    item: str, options: IndexOptions, files: list[SourceFile], base_url: str, hive_root: str | None = None
+) -> SourcePlan:
+    chosen = files[: options.max_index_files]
+    parts: list[Part] = [FilePart(source=file, reading=_reading(options)) for file in chosen]
+    if hive_root is not None:
+        constants = hive.partitions([file.url for file in chosen], hive_root)
+        parts = [DerivedPart(part=part, constants=own) if own else part for part, own in zip(parts, constants, strict=True)]
+    return _plan(item, options, base_url, parts)
+
+
+def _reading(options: IndexOptions) -> Reading:
+    return Reading(delimiter=options.delimiter, quote_char=options.quote_char, encoding=options.encoding)
 
 
 def _directory(src: str, options: IndexOptions, remote: RemoteReader) -> SourcePlan:
+    listing = Listing(src, remote)
+    base_url = listing.directory.rstrip("/") or "/"
     if options.data_type is None:
+        found = sorted((file for file in listing.files() if folder.METADATA.fullmatch(file.url)), key=lambda file: file.url)
+        if found:
+            files = [SourceFile(url=listing.directory + file.url, size_bytes=file.size_bytes, etag=file.etag) for file in found]
+            parts = [
+                MetadataPart(
+                    file=FilePart(source=file, reading=_reading(options)),
+                    root=listing.directory,
+                    key_column=options.key_column,
+                )
+                for file in files[: options.max_index_files]
+            ]
+            return _plan(src, options, base_url, parts)
         raise ConfigError(
             f"{urls.redact(src)} is a directory: give data_type, which says whose files make a sample: "
-            f"one of {', '.join(DataSampleType)}"
+            f"one of {', '.join(DataSampleType)} (it has no metadata.csv, .jsonl or .parquet that would say it)"
         )
     if options.key_column != KEY:
         raise ConfigError(
             f"index_col_name={options.key_column!r}: the key column of a directory is always {KEY!r}; leave it out"
         )
     kind = DataSampleType.from_str(options.data_type)
-    listing = Listing(src, remote)
-    return SourcePlan(
-        src=options.src,
-        base_url=listing.directory.rstrip("/") or "/",
-        key_column=KEY,
-        directory=listing,
-        kind=kind,
-        version=listing.version(),
-    )
+    part = DirectoryPart(listing=listing, kind=kind, version=listing.version(), label_column=options.label_column)
+    return _plan(src, options, base_url, [part])
 
 
 def _is_directory(src: str, options: IndexOptions) -> bool:

@@ -1,0 +1,191 @@
+"""Weights of an index's rows: an SQL expression, a column, or an array becomes a table of sums, memory-mapped beside the index.
+
+    open_weights(index, "1 + 3 * (score > 6)", directory) → WeightTable → order.weights.WeightedRows
+
+The expression sees the rows that the index's filter keeps, and nothing else, in the sandbox: `1.0 / count(*) OVER (PARTITION BY
+label)` balances the classes of the *selected* rows. The file is immutable and named by its content's fingerprint, so it is
+evaluated once per node, and a resumed run finds the same one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sqlstream.errors import ConfigError, IndexDatabaseError, QueryError
+from sqlstream.index.dialect import bare
+from sqlstream.index.duck import DuckSandbox
+from sqlstream.index.models import FORMAT_VERSION, ROW, VIEWS, fingerprint, quote
+from sqlstream.index.sandbox import Sandbox
+from sqlstream.index.store import Index, finish_npy, npy_header
+from sqlstream.index.workplace import Workplace, workplace
+from sqlstream.order.permute import Int64Array
+from sqlstream.order.weights import WEIGHTS_VERSION, scale_of, scale_weights
+from sqlstream.progress import progress
+
+WeightsSpec: TypeAlias = str | ArrayLike
+"""An SQL expression, the name of a column, or one number for each selected row."""
+_ROWS_AT_A_TIME = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightTable:
+    """The sums of the weights of an index's selected rows; pickles as a path."""
+
+    path: Path
+    """An int64 .npy file: the sum of the scaled weights up to and with each selected row."""
+    num_rows: int
+    """Selected rows."""
+    total: int
+    """Sum of all scaled weights; above 0."""
+    fingerprint: str
+    """Names index and weights: equal for equal ones. It belongs into a run's state."""
+
+    def cumulative(self) -> Int64Array:
+        """Return the sums, mapped: [num_rows]."""
+        return _map(self.path)
+
+
+def open_weights(index: Index, spec: WeightsSpec, directory: Path, *, show_progress: bool = False) -> WeightTable:
+    """Return the table of weights, evaluated when no earlier run has done it.
+
+    Args:
+        index: The rows, and their filter when there is one.
+        spec: What they weigh: 0 leaves a row out, fractions are fine, 2 comes twice as often as 1.
+        directory: Where index files are.
+        show_progress: Show a bar if stderr is a terminal.
+
+    Raises:
+        QueryError: The expression does not run.
+        ConfigError: A weight is negative, not finite or missing, all are 0, or the array has another length.
+    """
+    array = None if isinstance(spec, str) else _as_array(spec, index)
+    what: object = spec if array is None else blake2b(array.tobytes(), digest_size=16).hexdigest()
+    parts = {"format": FORMAT_VERSION, "version": WEIGHTS_VERSION, "index": index.fingerprint, "weights": what}
+    key = fingerprint(parts)
+    path = directory / f"{key}.weights.npy"
+    if not path.exists():
+        with workplace(directory, key) as place:
+            if not path.exists():  # nobody has done it while we waited
+                _build(index, spec, array, place, path.name, show_progress=show_progress)
+    index.hold(path)
+    sums = _map(path)
+    if len(sums) != len(index):
+        raise IndexDatabaseError(f"{path} has {len(sums)} weights for {len(index)} rows: remove it, it is built again")
+    os.utime(path)  # last used
+    return WeightTable(path=path, num_rows=len(sums), total=int(sums[-1]), fingerprint=key)
+
+
+def _as_array(spec: ArrayLike, index: Index) -> NDArray[np.float64]:
+    try:
+        array = np.ascontiguousarray(spec, np.float64)  # [n]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"weights are no numbers ({error}): give an SQL expression, a column, or one number a row") from error
+    if array.shape != (len(index),):
+        raise ConfigError(f"weights have the shape {array.shape}, but {len(index)} rows are selected: give one number a row")
+    return array
+
+
+def _build(
+    index: Index, spec: WeightsSpec, array: NDArray[np.float64] | None, place: Workplace, name: str, *, show_progress: bool
+) -> None:
+    """Write the sums in two walks over the weights: their sum gives the scale."""
+    if array is None:
+        by_row = place.temporary("weights")
+        _evaluate(index, str(spec), by_row, place, show_progress=show_progress)
+        weights = np.memmap(by_row, np.float64, "r", shape=(index.num_rows,))
+    total = 0.0
+
+    def chunks() -> Iterator[NDArray[np.float64]]:
+        for start in range(0, len(index), _ROWS_AT_A_TIME):
+            positions = np.arange(start, min(start + _ROWS_AT_A_TIME, len(index)))  # [n]
+            yield array[positions] if array is not None else np.asarray(weights[index.row_ids(positions)])
+
+    for at, chunk in enumerate(chunks()):
+        _check(chunk, at * _ROWS_AT_A_TIME, index, spec)
+        total += float(chunk.sum())
+    if not 0 < total < float("inf"):
+        raise ConfigError(f"weights {_shown(spec)} add up to {total:g}: give at least one row a weight above 0, and none huge")
+    temporary, scale, last = place.temporary("sums"), scale_of(total), 0
+    with open(temporary, "wb") as file:
+        file.write(npy_header(len(index)))
+        for chunk in chunks():
+            sums = np.cumsum(scale_weights(chunk, scale)) + last  # [n]
+            last = int(sums[-1])
+            file.write(sums.astype("<i8").tobytes())
+        finish_npy(file, len(index))
+    place.publish(temporary, name)
+
+
+def _evaluate(index: Index, expression: str, path: Path, place: Workplace, *, show_progress: bool) -> None:
+    """Write the weight of each row id, NaN where no weight is known, as float64."""
+    by_row = np.memmap(path, np.float64, "w+", shape=(index.num_rows,))  # [num_rows]; the disk's, not ours
+    by_row[:] = np.nan
+    column = next((column for column in index.columns if column.name == expression), None)
+    wanted = expression if column is None else quote(column.physical)
+    with (
+        contextlib.closing(_sandbox(index, wanted, place)) as sandbox,
+        progress(len(index), " rows", "weighing", show_progress) as bar,
+    ):
+        names, batches = sandbox.run(sandbox.statement, _ROWS_AT_A_TIME)
+        if len(names) != 2:
+            raise QueryError(f"weights {_shown(expression)} are {len(names) - 1} values a row: give one expression")
+        for batch in batches:
+            rows, values = zip(*batch, strict=True)
+            by_row[list(rows)] = _numbers(values, rows, expression)
+            bar.update(len(rows))
+    by_row.flush()
+
+
+def _sandbox(index: Index, expression: str, place: Workplace) -> Sandbox | DuckSandbox:
+    """Return a sandbox for (row, weight) of the selected rows, in the engine of the index's filter."""
+    selection = index.selection
+    source = VIEWS[0] if selection is None else f"({bare(selection.query)})"
+    if selection is not None and selection.max_size is not None:
+        source = f"(SELECT * FROM {source} LIMIT {selection.max_size})"
+    query = f"SELECT {ROW}, ({bare(expression)}) AS weight FROM {source}"
+    if selection is not None and selection.engine == "duckdb":
+        return DuckSandbox(index, query, place.temporary("duckdb"))
+    return Sandbox(index, query)
+
+
+def _numbers(values: Sequence[Any], rows: Sequence[int], expression: str) -> NDArray[np.float64]:
+    wrong = next((at for at, value in enumerate(values) if not isinstance(value, int | float | None)), None)
+    if wrong is not None:
+        raise ConfigError(f"weights {_shown(expression)}: row {rows[wrong]} has {values[wrong]!r}, which is no number: cast it")
+    return np.array(values, np.float64)  # [n]; None becomes NaN
+
+
+def _check(weights: NDArray[np.float64], first: int, index: Index, spec: WeightsSpec) -> None:
+    good = np.isfinite(weights) & (weights >= 0)  # [n]
+    if good.all():
+        return
+    at = int(np.argmin(good))
+    value = "no value (NULL or NaN)" if np.isnan(weights[at]) else f"{weights[at]:g}"
+    row = int(index.row_ids(np.array([first + at]))[0])
+    key = index.rows([row])[0][index.key_column]
+    raise ConfigError(
+        f"weights {_shown(spec)}: row {row} ({index.key_column}={key!r}) has {value}: weights are finite and 0 or more; "
+        "coalesce(…, 0) leaves rows without a value out, max(…, 0) negative ones"
+    )
+
+
+def _shown(spec: WeightsSpec) -> str:
+    return repr(spec) if isinstance(spec, str) else "(an array)"
+
+
+def _map(path: Path) -> Int64Array:
+    try:
+        sums = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise IndexDatabaseError(f"{path} cannot be read ({error}): remove it, it is built again") from error
+    assert sums.dtype == np.int64
+    return sums  # type: ignore[no-any-return]  # numpy's load is not typed by content

@@ -1,0 +1,141 @@
+"""SQL databases as sources: a real PostgreSQL, and SQLite."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sqlite3
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+
+from sqlstream.errors import ConfigError, MissingDependencyError, QueryError, SourceError
+from sqlstream.index.sources import database
+from tests.index import postgres
+from tests.index.sources import all_rows, build
+
+COLUMNS = """
+    "index" text PRIMARY KEY, n integer, big bigint, x double precision, price numeric(12, 2), ok boolean, raw bytea,
+    at timestamptz, day date, doc jsonb, tags text[], id uuid
+"""
+VALUES = """
+    ('a', 1, 9007199254740993, 0.5, 9.99, true, '\\x0001', '2024-02-29 12:30:00+00', '2024-02-29', '{"k": [1, null]}',
+     '{x,y}', '12345678-1234-1234-1234-123456789abc'),
+    ('b', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL),
+    ('c', -3, 2, 'NaN', 1234567890.10, false, '', '1999-12-31 23:59:59.5+00', '1999-12-31', '"text"', '{}', NULL)
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    pytest.importorskip("psycopg")
+    binaries = postgres.find_binaries()
+    if binaries is None:
+        pytest.skip("PostgreSQL is not on this machine: scripts/install_servers.sh installs it")
+    with postgres.running(binaries) as url:
+        engine = sqlalchemy.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"CREATE TABLE photos ({COLUMNS})")
+            connection.exec_driver_sql(f"INSERT INTO photos VALUES {VALUES}")
+            late = "CASE WHEN i > 90000 THEN i END AS late"
+            query = f"SELECT i AS index, 'photo ' || i AS caption, {late} FROM generate_series(1, 100000) i"
+            connection.exec_driver_sql(f"CREATE TABLE many AS {query}")
+        engine.dispose()
+        yield url
+
+
+@pytest.fixture(params=["sqlalchemy", "adbc"])
+def url(request: pytest.FixtureRequest, server: str) -> str:
+    if request.param == "adbc":
+        pytest.importorskip("adbc_driver_postgresql")
+        return server
+    return server.replace("postgresql:", "postgresql+psycopg:")
+
+
+def test_values_of_postgres_come_back_as_they_went_in(url: str, tmp_path: Path) -> None:
+    index = build(tmp_path, url, sql_query='SELECT * FROM photos ORDER BY "index"')
+    a, b, c = all_rows(index)
+    assert a["price"] == Decimal("9.99")
+    assert a["at"] == dt.datetime(2024, 2, 29, 12, 30, tzinfo=dt.UTC)
+    assert (a["n"], a["big"], a["x"], a["ok"], a["raw"], a["day"]) == (1, 2**53 + 1, 0.5, True, b"\0\1", dt.date(2024, 2, 29))
+    assert (a["doc"], a["tags"]) == ({"k": [1, None]}, ["x", "y"])
+    assert a["id"] == "12345678-1234-1234-1234-123456789abc"
+    assert set(b.values()) == {"b", None}
+    assert c["x"] != c["x"]
+    assert (c["price"], c["raw"], c["doc"], c["tags"]) == (Decimal("1234567890.10"), b"", "text", [])
+
+
+def test_many_rows_are_streamed_and_typed_by_all_of_them(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[int] = []
+    stream = database._stream
+
+    def counted(*arguments: Any) -> Iterator[Any]:
+        for batch in stream(*arguments):
+            batches.append(batch.num_rows)
+            yield batch
+
+    monkeypatch.setattr(database, "_stream", counted)
+    query = "SELECT * FROM many WHERE caption LIKE 'photo %' AND caption <> ':none' ORDER BY index"
+    index = build(tmp_path, url, sql_query=query, where="late IS NULL OR late >= 99999")
+    assert len(index) == 90_000 + 2
+    assert index.rows([99_999]) == [{"index": 100_000, "caption": "photo 100000", "late": 100_000}]
+    if "+psycopg" in url:
+        assert max(batches) < 10_000  # from a server-side cursor, not the whole result
+    batches.clear()
+    assert len(build(tmp_path, url, sql_query=query)) == 100_000
+    assert not batches  # not read again …
+    build(tmp_path, url, sql_query=query, source_version="tuesday")
+    assert batches  # … until told to
+
+
+def test_the_password_is_in_no_file_and_no_error(url: str, tmp_path: Path) -> None:
+    build(tmp_path, url, sql_query="SELECT index FROM photos")
+    for file in (tmp_path / "index").iterdir():
+        assert b"geheim" not in file.read_bytes()
+    with pytest.raises(QueryError, match=r"refuses the query 'SELECT nothing FROM photos'.*nothing") as caught:
+        build(tmp_path, url, sql_query="SELECT nothing FROM photos")
+    assert "geheim" not in str(caught.value)
+    with pytest.raises(SourceError, match="cannot be read") as lost:
+        build(tmp_path, url.replace("geheim", "geheim2"), sql_query="SELECT n, index FROM photos")
+    assert "geheim" not in str(lost.value)
+
+
+def test_postgres_is_only_read(url: str, tmp_path: Path) -> None:
+    with pytest.raises((QueryError, SourceError), match=r"read-only|syntax error"):
+        build(tmp_path, url, sql_query="DELETE FROM photos RETURNING index")
+    with pytest.raises((QueryError, SourceError), match="read-only"):
+        build(tmp_path, url, sql_query="SELECT index FROM photos FOR UPDATE")
+    assert len(build(tmp_path, url, sql_query="SELECT index FROM photos")) == 3
+
+
+def test_sqlite_is_a_database_too(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "data.db") as connection:
+        connection.execute("CREATE TABLE t (name TEXT, n INTEGER, x)")
+        connection.executemany("INSERT INTO t VALUES (?, ?, ?)", [("a", 1, 2), ("b", 2, 2.5), ("c", 3, None)])
+    connection.close()
+    src = f"sqlite:///{tmp_path / 'data.db'}"
+    index = build(tmp_path, src, sql_query="SELECT * FROM t WHERE n <> 2", key_column="name", path_prefix="s3://bucket/x")
+    assert all_rows(index) == [{"name": "a", "n": 1, "x": 2}, {"name": "c", "n": 3, "x": None}]
+    assert index.resolve("1.jpg") == "s3://bucket/x/1.jpg"
+    with pytest.raises(SourceError, match="has no rows"):
+        build(tmp_path, src, sql_query="SELECT * FROM t WHERE 0", key_column="name")
+
+
+def test_two_databases_of_one_address_are_not_one(tmp_path: Path) -> None:
+    address = "postgresql://me:{}@host/db?options=-csearch_path%3D{}"
+    one, same, other = (database.identity(address.format(*words)) for words in (("x", "a"), ("y", "a"), ("x", "b")))
+    assert one == same != other
+    with pytest.raises(ConfigError, match="no URL of a database"):
+        build(tmp_path, "postgresql://host:port/db", sql_query="SELECT 1")
+
+
+def test_a_database_needs_a_query_and_its_driver(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"postgresql://host/db is a database: give sql_query"):
+        build(tmp_path, "postgresql://me:geheim@host/db")
+    with pytest.raises(MissingDependencyError, match=r"sqlstream\[bigquery\]"):
+        build(tmp_path, "bigquery://project", sql_query="SELECT 1")
+    with pytest.raises(MissingDependencyError, match=r"not installed .*install the SQLAlchemy dialect and driver"):
+        build(tmp_path, "mysql+pymysql://host/db", sql_query="SELECT 1")

@@ -1,0 +1,190 @@
+"""DuckDB's functions in SQLite, and DuckDB itself."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sqlstream.errors import MissingDependencyError, QueryError
+from sqlstream.index.duck import DuckSandbox
+from sqlstream.index.sandbox import run_query
+from sqlstream.index.store import Index
+from sqlstream.index.weights import open_weights
+from tests.index.sources import all_rows, build
+
+TABLE = {
+    "index": ["a", "b", "c", "d"],
+    "text": ["Hello world", "x-y-z", None, "größe"],
+    "n": [4, 1, None, 10],
+    "x": [0.5, float("nan"), None, 2.5],
+    "tags": [["cat", "dog"], [], None, ["dog"]],
+    "moment": pa.array([dt.datetime(2024, 2, 29, 12, 30, 5), None, dt.datetime(1999, 12, 31), None], pa.timestamp("us")),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    where = tmp_path / "t.parquet"
+    pq.write_table(pa.table(TABLE), where)
+    return where
+
+
+SAME = [
+    "contains(text, 'wor')",
+    "starts_with(text, 'Hel')",
+    "ends_with(text, 'ld')",
+    "suffix(text, 'e')",
+    "left(text, 3)",
+    "right(text, 3)",
+    "right(text, -2)",
+    "reverse(text)",
+    "split_part(text, '-', 2)",
+    "split_part(text, '-', -1)",
+    "split_part(text, '-', 9)",
+    "concat(text, '!', n)",
+    "concat_ws('/', index, text)",
+    "strlen(text)",
+    "md5(text)",
+    "len(text)",
+    "len(tags)",
+    "array_length(tags)",
+    "list_contains(tags, 'dog')",
+    "regexp_matches(text, 'o+')",
+    "regexp_full_match(text, 'H.*d')",
+    "regexp_extract(text, '([a-z])-([a-z])', 2)",
+    "regexp_extract(text, '[a-z]+')",
+    "regexp_replace(text, '[a-z]', '<\\0>')",
+    "regexp_replace(text, '-(.)', '\\1', 'g')",
+    "text ILIKE 'h%O%'",
+    "text NOT ILIKE 'h_llo%'",
+    "greatest(n, 5)",
+    "least(n, 5, NULL)",
+    "year(moment)",
+    "month(moment)",
+    "day(moment)",
+    "hour(moment)",
+    "minute(moment)",
+    "date_part('year', moment)",
+    "date_part('dow', moment)",
+    "epoch(moment)",
+    "n / 8",
+    "n // 3",
+]
+
+
+@pytest.mark.parametrize("expression", SAME)
+def test_a_function_gives_in_sqlite_what_it_gives_in_duckdb(expression: str, path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    index = build(tmp_path, path)
+    ours = run_query(index, f"SELECT {expression} FROM dataframe ORDER BY row")[1]
+    duck = DuckSandbox(index, f"SELECT {expression} FROM dataframe ORDER BY row", tmp_path / "scratch")
+    theirs = [row for batch in duck.run(duck.statement, 10)[1] for row in batch]
+    duck.close()
+    assert ours == theirs
+
+
+def test_aggregates_of_duckdb(path: Path, tmp_path: Path) -> None:
+    index = build(tmp_path, path)
+    names = "median(n), stddev(n), variance(n), count_if(n > 3), bool_and(n > 0), bool_or(n > 9), any_value(n), median(NULL)"
+    assert run_query(index, f"SELECT {names} FROM dataframe")[1] == [(4, 21**0.5, 21.0, 2, 1, 1, 4, None)]
+
+
+def test_a_function_that_fails_says_which_and_why(path: Path, tmp_path: Path) -> None:
+    index = build(tmp_path, path)
+    with pytest.raises(QueryError, match=r"date_part says .*'century'.*year"):
+        run_query(index, "SELECT date_part('century', moment) FROM dataframe")
+    with pytest.raises(QueryError, match=r"array_length says"):
+        run_query(index, "SELECT array_length(text) FROM dataframe")
+    for query in ("SELECT n::TEXT FROM dataframe", "SELECT list_sort(tags) FROM dataframe"):
+        with pytest.raises(QueryError, match="sql_engine='duckdb'"):
+            run_query(index, query)
+
+
+def keys(index: Index) -> str:
+    return "".join(str(row["index"]) for row in all_rows(index))
+
+
+DUCKDB = [
+    ("SELECT * FROM dataframe WHERE n::DOUBLE > 2", "ad"),
+    ("SELECT * FROM samples WHERE list_contains(list_transform(tags, lambda t: upper(t)), 'DOG') ORDER BY n DESC", "da"),
+    ("SELECT * FROM dataframe QUALIFY row_number() OVER (ORDER BY n DESC NULLS LAST) <= 2 ORDER BY index", "ad"),
+    ("SELECT * FROM dataframe WHERE moment > TIMESTAMP '2000-01-01' -- it\n;", "a"),
+    ("SELECT * FROM dataframe WHERE isnan(x); -- the NaN", "b"),
+]
+
+
+@pytest.mark.parametrize(("query", "expected"), DUCKDB, ids=[query for query, _ in DUCKDB])
+def test_duckdb_runs_what_sqlite_cannot_and_keeps_positions(query: str, expected: str, path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    index = build(tmp_path, path, sql_query=query, sql_engine="duckdb")
+    assert keys(index) == expected
+    assert index.selection is not None
+    assert not [name for name in os.listdir(tmp_path / "index") if ".tmp" in name]
+    table = open_weights(index, "1 + n::INT * 0", tmp_path / "index") if "n::" in query else None
+    assert table is None or np.diff(table.cumulative(), prepend=0).tolist() == [table.total // 2] * 2
+
+
+def test_computed_columns_of_duckdb_have_their_types(path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    query = "SELECT index, tags[1] AS first, [n, 2] AS pair, moment::DATE AS day, n::DECIMAL(6, 2) AS price, x FROM dataframe"
+    index = build(tmp_path, path, sql_query=query, sql_engine="duckdb", where="price IS NOT NULL")
+    assert all_rows(index)[0]["pair"] == [4, 2]
+    assert [(row["first"], row["day"], str(row["price"]), row["x"]) for row in all_rows(index)] == [
+        ("cat", dt.date(2024, 2, 29), "4.00", 0.5),
+        (None, None, "1.00", None),
+        ("dog", None, "10.00", 2.5),
+    ]
+
+
+ATTACKS = [
+    "SELECT * FROM read_csv('/etc/passwd')",
+    "SELECT * FROM '/etc/passwd'",
+    "COPY dataframe TO '{outside}'",
+    "ATTACH '{outside}'",
+    "SELECT * FROM dataframe; DROP TABLE dataframe",
+    "DROP TABLE dataframe",
+    "INSERT INTO dataframe SELECT * FROM dataframe",
+    "SET lock_configuration = false",
+    "INSTALL httpfs",
+    "LOAD httpfs",
+    "SELECT * FROM glob('/etc/*')",
+    "SELECT content FROM read_text('/etc/passwd')",
+    "EXPORT DATABASE '{outside}'",
+    "PRAGMA version",
+    "SELECT nothing FROM dataframe",
+    "",
+]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_duckdb_reads_the_rows_and_nothing_else(attack: str, path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    build(tmp_path, path)
+    with pytest.raises(QueryError):
+        build(tmp_path, path, sql_query=attack.format(outside=tmp_path / "outside"), sql_engine="duckdb")
+    assert not (tmp_path / "outside").exists()
+    assert len(os.listdir(tmp_path / "index")) == 1
+
+
+def test_duckdb_that_is_not_installed_is_named(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'sqlstream\[duckdb\]'"):
+        build(tmp_path, path, where="n > 1", sql_engine="duckdb")
+
+
+def test_duckdb_has_a_budget_too(path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    index: Any = build(tmp_path, path)
+    query = "SELECT count(*) AS n FROM range(1000000) a, range(1000000) b WHERE a.range + b.range = 7"
+    sandbox = DuckSandbox(index, query, tmp_path / "scratch", budget_seconds=0.5)
+    with pytest.raises(QueryError, match=r"did not end within 0\.5 seconds"):
+        sandbox.run(query, 1)
+    sandbox.close()
