@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import sqlstream
+from sqlstream.transforms import presets
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted(path for package in ("sqlstream", "migrations") for path in (ROOT / package).rglob("*.py"))
@@ -34,14 +35,16 @@ def parameters(node: Function) -> list[ast.arg]:
 
 
 def public_constructors(tree: ast.Module) -> set[ast.AST]:
-    """Constructors of the classes that the root exports: they take what users know, as many parameters as that is."""
-    return {
+    """Constructors and pipelines that users know by name: they take what users know, as many parameters as that is."""
+    public = {*sqlstream.__all__, *presets.__all__}
+    constructors: set[ast.AST] = {
         method
         for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and node.name in sqlstream.__all__
+        if isinstance(node, ast.ClassDef) and node.name in public
         for method in node.body
         if isinstance(method, Function) and method.name == "__init__"
     }
+    return constructors | {node for node in tree.body if isinstance(node, Function) and node.name in presets.__all__}
 
 
 def size_violations(tree: ast.Module, lines: list[str]) -> Iterator[str]:

@@ -7,9 +7,11 @@ goes through the rest of the chain by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
 from sqlstream.errors import SqlStreamError, TransformError
+from sqlstream.transforms.rng import PRIVATE_FIELDS, RNG_KEY, begin_piece
 
 Sample = dict[str, Any]
 Transform = Callable[[Sample], Sample | Iterable[Sample]]
@@ -26,15 +28,25 @@ def apply(transforms: Sequence[Transform], sample: Sample) -> Sample | Iterator[
         result = _call(transform, sample)
         if not isinstance(result, dict):
             return _apply_to_each(transform, result, transforms[number + 1 :], sample)
-        sample = result
+        sample = _carry(sample, result)
     return sample
+
+
+def _carry(origin: Sample, result: Sample) -> Sample:
+    """Keep the sample's generator when a transform returned another dict; without it, what follows would draw at random."""
+    if result is not origin:
+        for field in PRIVATE_FIELDS:
+            if field in origin and field not in result:
+                result[field] = origin[field]
+    return result
 
 
 def _apply_to_each(
     transform: Transform, results: Iterable[Sample], rest: Sequence[Transform], origin: Sample
 ) -> Iterator[Sample]:
     pieces = iter(results)
-    while True:
+    key = origin.get(RNG_KEY)
+    for number in count():
         try:
             piece = next(pieces)
         except StopIteration:
@@ -45,6 +57,7 @@ def _apply_to_each(
             raise _failed(transform, origin, error) from error
         if not isinstance(piece, dict):
             raise _wrong_type(transform, origin, piece)
+        begin_piece(piece, key, number)
         outcome = apply(rest, piece)
         if isinstance(outcome, dict):
             yield outcome
@@ -84,4 +97,5 @@ def _wrong_type(transform: Transform, sample: Sample, result: object) -> Transfo
 
 
 def _describe(sample: Sample) -> str:
-    return f"sample {sample.get('__sample_key__')!r} with fields {', '.join(map(str, sample)) or 'none'}"
+    fields = ", ".join(str(field) for field in sample if field not in PRIVATE_FIELDS)
+    return f"sample {sample.get('__sample_key__')!r} with fields {fields or 'none'}"

@@ -1,0 +1,140 @@
+"""A sample as bytes and back: one safetensors file, tensors as tensors, the rest as JSON in its metadata; no pickle.
+
+Any safetensors tool can look into a stored sample. What comes back equals what went in, types included: tuples, bytes, arrays,
+Pillow images, dicts with keys that are no texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+
+from sqlstream.errors import DecodeError, TransformError
+from sqlstream.transforms.base import Sample
+from sqlstream.transforms.field import holds, summary
+from sqlstream.transforms.optional import require
+from sqlstream.transforms.rng import PRIVATE_FIELDS
+
+_MARK = "__sqlstream__"
+"""Key of a JSON object that stands for something that JSON does not have."""
+_HEADER = 8
+"""Bytes of a safetensors file that hold the length of its header."""
+
+
+def encode_sample(sample: Sample) -> bytes:
+    """Return a sample as bytes, its generator left out.
+
+    Raises:
+        TransformError: A field holds something that is neither JSON nor a tensor; it names the field.
+        MissingDependencyError: safetensors is not installed.
+    """
+    save = require("safetensors.torch", "latent", "to store samples").save
+    tensors: dict[str, torch.Tensor] = {}  # [...] each
+    document = {}
+    for field, value in sample.items():
+        if field in PRIVATE_FIELDS:
+            continue
+        try:
+            document[str(field)] = _encode(value, tensors)
+        except TypeError as error:
+            raise TransformError(
+                f"CacheTransform: field {field!r} cannot be stored: {error}; drop it before, or make it a tensor; "
+                f"{holds(sample)}"
+            ) from error
+    data: bytes = save(tensors, metadata={_MARK: json.dumps(document)})
+    return data
+
+
+def decode_sample(data: bytes) -> Sample:
+    """Return the sample that `encode_sample` made bytes of.
+
+    Raises:
+        DecodeError: The bytes are damaged, or something else.
+    """
+    load = require("safetensors.torch", "latent", "to read stored samples").load
+    try:
+        length = int.from_bytes(data[:_HEADER], "little")
+        metadata = json.loads(data[_HEADER : _HEADER + length])["__metadata__"]
+        tensors = load(data)
+        return {field: _decode(value, tensors) for field, value in json.loads(metadata[_MARK]).items()}
+    except Exception as error:
+        raise DecodeError(f"{len(data)} bytes are no stored sample: {type(error).__name__}: {error}") from error
+
+
+def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:  # [...] each
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is list:
+        return [_encode(item, tensors) for item in value]
+    if type(value) is dict and all(type(key) is str for key in value) and _MARK not in value:
+        return {key: _encode(item, tensors) for key, item in value.items()}
+    return _encode_marked(value, tensors)
+
+
+def _encode_marked(  # noqa: PLR0911 - one line for each kind of value
+    value: Any,
+    tensors: dict[str, torch.Tensor],  # [...] each
+) -> dict[str, Any]:
+    if isinstance(value, torch.Tensor):
+        return {_MARK: "tensor", "of": _keep(value, tensors)}
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+        kind = "array" if isinstance(value, np.ndarray) else "scalar"
+        native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")  # [...]
+        return {_MARK: kind, "of": _keep(torch.from_numpy(native), tensors)}
+    if isinstance(value, bytes | bytearray):
+        return {
+            _MARK: "bytes",
+            "of": _keep(torch.frombuffer(bytearray(value or b"\0"), dtype=torch.uint8)[: len(value)], tensors),
+        }
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return {_MARK: "tuple", "of": [_encode(item, tensors) for item in value]}
+    if isinstance(value, Mapping):
+        return {_MARK: "dict", "of": [[_encode(key, tensors), _encode(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, PurePath):
+        return {_MARK: "path", "of": str(value)}
+    if isinstance(value, str):
+        return {_MARK: "str", "of": str(value)}
+    if hasattr(value, "getbands") and hasattr(value, "tobytes"):
+        array = np.array(value)  # [h, w, c] or [h, w]
+        return {_MARK: "image", "mode": value.mode, "of": _keep(torch.from_numpy(array), tensors)}
+    raise TypeError(f"{summary(value)} is neither JSON nor a tensor")
+
+
+def _keep(tensor: torch.Tensor, tensors: dict[str, torch.Tensor]) -> str:  # [...]
+    name = str(len(tensors))
+    tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)  # safetensors refuses shared memory
+    return name
+
+
+def _decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:  # [...] each
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _MARK not in value:
+        return {key: _decode(item, tensors) for key, item in value.items()}
+    return _DECODERS[value[_MARK]](value, tensors)
+
+
+def _decode_image(value: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:  # [...] each
+    pillow = require("PIL.Image", "image", "to read a stored image")
+    image = pillow.fromarray(tensors[value["of"]].numpy())
+    return image if image.mode == value["mode"] else image.convert(value["mode"])
+
+
+_DECODERS: Mapping[str, Any] = {
+    "tensor": lambda value, tensors: tensors[value["of"]],
+    "array": lambda value, tensors: tensors[value["of"]].numpy(),
+    "scalar": lambda value, tensors: tensors[value["of"]].numpy()[()],
+    "bytes": lambda value, tensors: tensors[value["of"]].numpy().tobytes(),
+    "tuple": lambda value, tensors: tuple(_decode(value["of"], tensors)),
+    "dict": lambda value, tensors: {_decode(key, tensors): _decode(item, tensors) for key, item in value["of"]},
+    "path": lambda value, tensors: PurePath(value["of"]),  # noqa: ARG005
+    "str": lambda value, tensors: value["of"],  # noqa: ARG005
+    "image": _decode_image,
+}

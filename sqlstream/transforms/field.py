@@ -1,0 +1,183 @@
+"""What transforms on one field share: reading it, options, errors that say what the sample holds.
+
+Functions of the other modules do the work on values and raise plain errors; the classes here add transform, field and sample.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import reprlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from sqlstream.errors import ConfigError, DecodeError, MissingDependencyError, TransformError
+from sqlstream.transforms.base import Sample
+from sqlstream.transforms.rng import PRIVATE_FIELDS
+
+_MAX_FIELDS = 30  # arbitrary: an error is read by a person
+
+
+def summary(value: Any) -> str:
+    """Return what a person needs to know of a value: its type, and shape, length or text."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return f"{type(value).__name__} {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"{type(value).__name__} of {len(value)} bytes"
+    if isinstance(value, dict | list | tuple | set):
+        return f"{type(value).__name__} of {len(value)}"
+    if value is None or isinstance(value, str | int | float | bool):
+        return f"{type(value).__name__} {reprlib.repr(value)}" if value is not None else "None"
+    return type(value).__name__
+
+
+def holds(sample: Mapping[str, Any]) -> str:
+    """Return which sample this is, and what its fields hold."""
+    fields = [f"{name}: {summary(value)}" for name, value in sample.items() if name not in PRIVATE_FIELDS]
+    more = f", and {len(fields) - _MAX_FIELDS} more" if len(fields) > _MAX_FIELDS else ""
+    return f"sample {sample.get('__sample_key__')!r} holds {', '.join(fields[:_MAX_FIELDS]) or 'no field'}{more}"
+
+
+def failure(transform: object, sample: Mapping[str, Any], text: str) -> TransformError:
+    """Return the TransformError of `transform` on `sample`."""
+    name = type(transform).__name__
+    return TransformError(f"{name}: {text}; {holds(sample)}", transform=name)
+
+
+def read_field(transform: object, sample: Mapping[str, Any], field: str) -> Any:
+    """Return a field's value.
+
+    Raises:
+        TransformError: The sample has no such field.
+    """
+    if field not in sample:
+        raise failure(transform, sample, f"field {field!r} is missing")
+    return sample[field]
+
+
+def dummy_reason(sample: Mapping[str, Any], field: str) -> str | None:  # noqa: PLR0911 - one line for each case
+    """Return why a field holds no value: it is absent, None, '', NaN or a tensor with NaN; None if it does hold one."""
+    if field not in sample:
+        return "absent"
+    value = sample[field]
+    if value is None:
+        return "None"
+    if isinstance(value, str | bytes) and len(value) == 0:
+        return "empty"
+    if isinstance(value, float | np.floating) and math.isnan(value):
+        return "NaN"
+    if isinstance(value, torch.Tensor) and value.is_floating_point() and bool(torch.isnan(value).any()):
+        return "a tensor with NaN"
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fc" and bool(np.isnan(value).any()):
+        return "an array with NaN"
+    return None
+
+
+def read_bytes(value: Any) -> bytes:
+    """Return the bytes of a field: bytes as they are, a path's file whole.
+
+    Raises:
+        DecodeError: Neither bytes nor a path, or the file cannot be read.
+    """
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, str | os.PathLike) and str(value):
+        try:
+            return Path(value).read_bytes()
+        except (OSError, ValueError) as error:
+            raise DecodeError(f"{os.fspath(value)!r} cannot be read: {error}") from error
+    raise DecodeError(f"expected bytes or the path of a file, got {summary(value)}")
+
+
+def parse_options(options_type: type[Any], given: Mapping[str, Any], owner: str) -> Any:
+    """Return the option value of keyword arguments.
+
+    Raises:
+        ConfigError: A name is unknown, or a value is out of its range.
+    """
+    known = [field.name for field in dataclasses.fields(options_type)]
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise ConfigError(f"{owner} has no option {', '.join(map(repr, unknown))}: it knows {', '.join(known) or 'none'}")
+    try:
+        return options_type(**given)
+    except TypeError as error:
+        raise ConfigError(f"{owner}: {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{owner}: {error}") from None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NoOptions:
+    """A transform that has no options takes none."""
+
+
+class BaseTransform:
+    """A transform from one field to one field; subclasses implement `transform`.
+
+    Args:
+        input_field: Read from here.
+        output_field: The result goes here; None: into the input field.
+        transform_kwargs: Options, checked against `options_type` now.
+    """
+
+    options_type: ClassVar[type[Any]] = NoOptions
+    options: Any
+
+    def __init__(self, input_field: str, output_field: str | None = None, **transform_kwargs: Any) -> None:
+        self.input_field = input_field
+        self.output_field = input_field if output_field is None else output_field
+        self.options = parse_options(self.options_type, transform_kwargs, type(self).__name__)
+
+    def __call__(self, sample: Sample) -> Sample:
+        """Put the transformed field into the sample and return it.
+
+        Raises:
+            DecodeError: The field's bytes do not decode.
+            TransformError: The field is missing or does not fit.
+        """
+        value = read_field(self, sample, self.input_field)
+        with naming(self, sample, self.input_field):
+            sample[self.output_field] = self.transform(value, sample)
+        return sample
+
+    def transform(self, value: Any, sample: Sample) -> Any:
+        """Return the transformed value; `sample` gives access to its generator and to other fields."""
+        raise NotImplementedError(f"{type(self).__name__} must define transform(value, sample)")
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({fields})"
+
+
+class naming:  # noqa: N801 - reads as a word in `with naming(...)`
+    """Context in which errors get the name of the transform, the field and what the sample holds."""
+
+    def __init__(self, transform: object, sample: Mapping[str, Any], field: str) -> None:
+        self._transform = transform
+        self._sample = sample
+        self._field = field
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or not isinstance(error, Exception) or isinstance(error, MissingDependencyError | NotImplementedError):
+            return
+        name = type(self._transform).__name__
+        if isinstance(error, TransformError | DecodeError) and error.context.get("transform"):
+            return
+        text = (
+            str(error) if isinstance(error, TransformError | DecodeError | ConfigError) else f"{type(error).__name__}: {error}"
+        )
+        kind_of = DecodeError if isinstance(error, DecodeError) else TransformError
+        raise kind_of(
+            f"{name}: field {self._field!r}: {text}; {holds(self._sample)}", transform=name, field=self._field
+        ) from error

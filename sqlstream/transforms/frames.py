@@ -1,0 +1,73 @@
+"""What a video decoder is: the interface between `video_reader` and the libraries behind it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from sqlstream.transforms.audio_decode import Source
+from sqlstream.transforms.clip import Times
+
+CHUNK = 64
+"""Frames asked of a decoder at a time; the clock is looked at in between.
+
+Joining the pieces copies: 16 frames of 720p in two pieces cost a fifth more than in one.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frames:
+    """Decoded frames and when they begin."""
+
+    pixels: torch.Tensor  # [t, c, h, w]
+    """uint8 RGB."""
+    times: Times
+    """Seconds from the video's first frame to the beginning of each. # [t]"""
+
+
+class Decoder(Protocol):
+    """One opened file in one library."""
+
+    begin: float
+    """Time of the first frame in the container, in seconds; transport streams do not begin at 0."""
+    duration: float
+    """Seconds of the video stream."""
+    framerate: float
+    """Mean frames per second."""
+    height: int
+    """Pixels, after rotation."""
+    width: int
+    """Pixels, after rotation."""
+
+    def frames_at(self, times: Times, check: Callable[[], None]) -> Frames:
+        """Return the frames shown at ascending times; `check` raises when time is up."""
+
+    def close(self) -> None:
+        """Give the file back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderOptions:
+    """How a video is opened."""
+
+    num_threads: int = 1
+    """Decoding threads; 0: FFmpeg chooses."""
+    is_approximate: bool = False
+    """Do not scan the file for its frames (torchcodec)."""
+
+
+OpenDecoder = Callable[[Any, Source, ReaderOptions], Decoder]
+
+
+def file_like(source: Source) -> Any:
+    """Return a path as it is, bytes as a file."""
+    return io.BytesIO(source) if isinstance(source, bytes) else source
+
+
+def chunks(values: Sequence[Any], size: int = CHUNK) -> list[Sequence[Any]]:
+    """Return `values` in pieces of at most `size`."""
+    return [values[start : start + size] for start in range(0, len(values), size)]

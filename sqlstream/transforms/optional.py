@@ -1,0 +1,47 @@
+"""Optional packages: imported when they are needed, and one clear error that names the extra when they are not there."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from sqlstream.errors import MissingDependencyError
+
+_FAILURES = (ImportError, OSError, RuntimeError)
+"""What an import of a package with native parts raises when its libraries are missing: torchaudio OSError, torchcodec
+RuntimeError."""
+
+
+@functools.cache
+def _attempt(module: str) -> tuple[Any, str]:
+    try:
+        return importlib.import_module(module), ""
+    except _FAILURES as error:
+        return None, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
+def find(module: str) -> Any | None:
+    """Return an optional module, or None if it cannot be imported here; the answer is remembered."""
+    return _attempt(module)[0]
+
+
+def require(module: str, extra: str, purpose: str) -> Any:
+    """Return an optional module.
+
+    Args:
+        module: Its import name.
+        extra: The extra of sqlstream that installs it.
+        purpose: What it is needed for, e.g. `to decode images`.
+
+    Raises:
+        MissingDependencyError: It cannot be imported; the message has the command that installs it.
+    """
+    found, reason = _attempt(module)
+    if found is None:
+        raise MissingDependencyError(
+            f"{module.partition('.')[0]} is needed {purpose} and does not import ({reason}): pip install 'sqlstream[{extra}]'",
+            module=module,
+            extra=extra,
+        )
+    return found

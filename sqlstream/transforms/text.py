@@ -1,0 +1,248 @@
+"""Transforms of texts and their embeddings: load, tokenise, choose one of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sqlstream.errors import ConfigError, DecodeError, TransformError
+from sqlstream.transforms.base import Sample
+from sqlstream.transforms.field import BaseTransform, dummy_reason, failure, naming, read_bytes, read_field, summary
+from sqlstream.transforms.fields import load_file
+from sqlstream.transforms.rng import rng
+from sqlstream.transforms.tensor_files import load_tensors, mapping_of, tensor_in
+
+
+class LoadTextTransform(BaseTransform):
+    """Path of a UTF-8 file, or bytes → text, without white space at its ends."""
+
+    def transform(self, value: Any, sample: Sample) -> str:  # noqa: ARG002
+        """Return the text."""
+        try:
+            text = value.decode("utf-8") if isinstance(value, bytes) else str(load_file(value, as_text=True))
+        except UnicodeDecodeError as error:
+            raise DecodeError(f"{summary(value)} is not UTF-8: {error}") from error
+        return text.strip()
+
+
+class TokenizeTransform(BaseTransform):
+    """Text → what a tokenizer makes of it.
+
+    Args:
+        input_field: The text.
+        tokenizer: Called with the text; it must be picklable for spawned workers.
+        output_field: None: into the input field.
+    """
+
+    def __init__(self, input_field: str, tokenizer: Callable[[str], Any], output_field: str | None = None) -> None:
+        super().__init__(input_field, output_field)
+        if not callable(tokenizer):
+            raise ConfigError(f"TokenizeTransform: tokenizer={tokenizer!r} cannot be called")
+        self.tokenizer = tokenizer
+
+    def transform(self, value: Any, sample: Sample) -> Any:  # noqa: ARG002
+        """Return the tokens."""
+        if not isinstance(value, str):
+            raise TransformError(f"expected a text, got {summary(value)}")
+        return self.tokenizer(value)
+
+
+class TextEmbLoaderTransform(BaseTransform):
+    """Path, bytes or mapping of a text's embedding → float tensor `[num_tokens, d]`.
+
+    The mapping has `embeddings` `[n, d]` and may have `eot_location`: rows after the end of the text become 0.
+
+    Args:
+        input_field: npy, npz, pt, safetensors, gzipped or not; or the mapping.
+        num_tokens: Rows of the result: cut, or filled up with 0.
+        output_field: None: into the input field.
+        allow_missing: A missing value (absent, None, '', NaN) gives None instead of an error.
+        allow_pickle: Unpickle, which runs whatever code the file names.
+    """
+
+    def __init__(
+        self,
+        input_field: str,
+        num_tokens: int,
+        output_field: str | None = None,
+        allow_missing: bool = False,
+        *,
+        allow_pickle: bool = False,
+    ) -> None:
+        super().__init__(input_field, output_field)
+        if num_tokens < 1:
+            raise ConfigError(f"TextEmbLoaderTransform: num_tokens={num_tokens!r} is out of range: give 1 or more")
+        self.num_tokens = num_tokens
+        self.allow_missing = allow_missing
+        self.allow_pickle = allow_pickle
+
+    def __call__(self, sample: Sample) -> Sample:
+        """Return the sample with the embedding, or None for a missing one that is allowed."""
+        if self.allow_missing and dummy_reason(sample, self.input_field) is not None:
+            sample[self.output_field] = None
+            return sample
+        return super().__call__(sample)
+
+    def transform(self, value: Any, sample: Sample) -> torch.Tensor:  # noqa: ARG002
+        """Return the embedding. # [num_tokens, d]."""
+        if not isinstance(value, Mapping):
+            value = load_tensors(read_bytes(value), allow_pickle=self.allow_pickle)
+        return fit_embedding(mapping_of(value, "'embeddings' and 'eot_location'"), self.num_tokens)
+
+
+def fit_embedding(mapping: Mapping[str, Any], num_tokens: int) -> torch.Tensor:  # [num_tokens, d]
+    """Return the embeddings of a text with rows after `eot_location` zeroed, cut or filled to `num_tokens`.
+
+    Raises:
+        DecodeError: The mapping has no matrix of embeddings.
+    """
+    embeddings = tensor_in(mapping, "embeddings")  # [n, d]
+    if embeddings.ndim == 3 and embeddings.shape[0] == 1:
+        embeddings = embeddings[0]  # [n, d]
+    if embeddings.ndim != 2 or not embeddings.is_floating_point():
+        raise DecodeError(f"'embeddings' is {summary(embeddings)}: expected floats of shape [n, d]")
+    num_kept = min(num_tokens, embeddings.shape[0])
+    if mapping.get("eot_location") is not None:
+        try:
+            num_kept = max(0, min(num_kept, int(mapping["eot_location"]) + 1))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DecodeError(f"'eot_location' is no number but {summary(mapping['eot_location'])}") from error
+    fitted = torch.zeros((num_tokens, embeddings.shape[1]), dtype=embeddings.dtype)  # [num_tokens, d]
+    fitted[:num_kept] = embeddings[:num_kept]
+    return fitted
+
+
+def checked_probabilities(probabilities: Sequence[float] | None, number: int, owner: str) -> tuple[float, ...]:
+    """Return one probability for each of `number` fields; None: all equal.
+
+    Raises:
+        ConfigError: Another number of them, one below 0, or all 0.
+    """
+    if number < 1:
+        raise ConfigError(f"{owner}: give at least one field to choose from")
+    given = tuple(float(p) for p in probabilities) if probabilities is not None else (1.0 / number,) * number
+    if len(given) != number or any(not p >= 0 for p in given) or not 0 < sum(given) < float("inf"):
+        raise ConfigError(f"{owner}: probabilities={probabilities!r} must be {number} numbers of at least 0, not all 0")
+    return given
+
+
+def choose(generator: np.random.Generator, probabilities: Sequence[float], is_possible: Sequence[bool]) -> int | None:
+    """Return one of the possible choices, drawn by their probabilities among themselves; None if there is none."""
+    weights = np.array(probabilities) * np.array(is_possible)  # [n]
+    if not weights.sum() > 0:
+        return None
+    return int(generator.choice(len(weights), p=weights / weights.sum()))
+
+
+class TextEmbSamplingTransform:
+    """Chooses one of several texts, with its embedding.
+
+    Args:
+        input_text_fields: The texts.
+        input_text_emb_fields: Their embeddings, in the same order.
+        probabilities: Of each pair.
+        output_text_field: Gets the chosen text.
+        output_text_emb_field: Gets its embedding.
+        cleanup: Remove the input fields.
+        allow_missing: Choose only among pairs of which neither is missing (absent, None, '', NaN); False: that is an error.
+    """
+
+    def __init__(
+        self,
+        input_text_fields: Sequence[str],
+        input_text_emb_fields: Sequence[str],
+        probabilities: Sequence[float],
+        output_text_field: str,
+        output_text_emb_field: str,
+        cleanup: bool = True,
+        allow_missing: bool = False,
+    ) -> None:
+        if len(input_text_fields) != len(input_text_emb_fields):
+            raise ConfigError(
+                f"TextEmbSamplingTransform: {len(input_text_fields)} text fields and {len(input_text_emb_fields)} embedding "
+                "fields: they are pairs"
+            )
+        self.input_text_fields = tuple(input_text_fields)
+        self.input_text_emb_fields = tuple(input_text_emb_fields)
+        self.probabilities = checked_probabilities(probabilities, len(input_text_fields), type(self).__name__)
+        self.output_text_field = output_text_field
+        self.output_text_emb_field = output_text_emb_field
+        self.cleanup = cleanup
+        self.allow_missing = allow_missing
+
+    def __call__(self, sample: Sample) -> Sample:
+        """Return the sample with the chosen pair.
+
+        Raises:
+            TransformError: A field is missing, or all pairs are.
+        """
+        fields = (*self.input_text_fields, *self.input_text_emb_fields)
+        missing = {field: reason for field in fields if (reason := dummy_reason(sample, field)) is not None}
+        if missing and not self.allow_missing:
+            raise failure(self, sample, f"fields hold no value: {missing!r} (allow_missing=True chooses among the others)")
+        pairs = list(zip(self.input_text_fields, self.input_text_emb_fields, strict=True))
+        chosen = choose(rng(sample), self.probabilities, [not missing.keys() & set(pair) for pair in pairs])
+        if chosen is None:
+            raise failure(self, sample, f"no text with its embedding can be chosen: {missing!r} hold no value")
+        text, embedding = (sample[field] for field in pairs[chosen])
+        if self.cleanup:
+            for field in fields:
+                sample.pop(field, None)
+        sample[self.output_text_field] = text
+        sample[self.output_text_emb_field] = embedding
+        return sample
+
+
+class ChooseFieldTransform:
+    """Copies one of several fields, chosen by probability: a caption, or (before downloads) the URL to fetch.
+
+    Args:
+        input_fields: To choose from.
+        output_field: Gets the chosen value.
+        probabilities: Of each field; None: all equal.
+        allow_missing: Choose only among fields that hold a value; False: a missing one is an error.
+        choice_field: Gets the name of the chosen field; None: nowhere.
+        cleanup: Remove the input fields.
+    """
+
+    def __init__(
+        self,
+        input_fields: Sequence[str],
+        output_field: str,
+        probabilities: Sequence[float] | None = None,
+        *,
+        allow_missing: bool = False,
+        choice_field: str | None = None,
+        cleanup: bool = False,
+    ) -> None:
+        self.input_fields = tuple(input_fields)
+        self.output_field = output_field
+        self.probabilities = checked_probabilities(probabilities, len(self.input_fields), type(self).__name__)
+        self.allow_missing = allow_missing
+        self.choice_field = choice_field
+        self.cleanup = cleanup
+
+    def __call__(self, sample: Sample) -> Sample:
+        """Return the sample with the chosen value.
+
+        Raises:
+            TransformError: A field is missing, or all are.
+        """
+        missing = {field: reason for field in self.input_fields if (reason := dummy_reason(sample, field)) is not None}
+        if missing and not self.allow_missing:
+            raise failure(self, sample, f"fields hold no value: {missing!r} (allow_missing=True chooses among the others)")
+        chosen = choose(rng(sample), self.probabilities, [field not in missing for field in self.input_fields])
+        if chosen is None:
+            raise failure(self, sample, f"no field can be chosen: {missing!r} hold no value")
+        value = read_field(self, sample, self.input_fields[chosen])
+        with naming(self, sample, self.output_field):
+            if self.cleanup:
+                for field in self.input_fields:
+                    sample.pop(field, None)
+            sample[self.output_field] = value
+            if self.choice_field is not None:
+                sample[self.choice_field] = self.input_fields[chosen]
+        return sample

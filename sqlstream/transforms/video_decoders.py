@@ -1,0 +1,205 @@
+"""torchcodec, decord and PyAV behind one interface, `video_reader.Decoder`.
+
+Times are from the first frame; rotation is applied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from sqlstream.errors import DecodeError
+from sqlstream.transforms.audio_decode import Source
+from sqlstream.transforms.clip import Times, shown_at, tolerance
+from sqlstream.transforms.frames import Frames, ReaderOptions, chunks, file_like
+
+_LONG_GAP_SECONDS = 3.0
+"""PyAV seeks over gaps longer than this; shorter ones are decoded through (a group of pictures lasts 1 to 10 s)."""
+
+
+class TorchcodecDecoder:
+    """By torchcodec: exact by a scan when it opens, or approximate."""
+
+    def __init__(self, torchcodec: Any, source: Source, options: ReaderOptions) -> None:
+        mode = "approximate" if options.is_approximate else "exact"
+        self._decoder = torchcodec.VideoDecoder(source, num_ffmpeg_threads=options.num_threads, seek_mode=mode)
+        metadata = self._decoder.metadata
+        self.begin = float(metadata.begin_stream_seconds or 0.0)
+        self._end = float(metadata.end_stream_seconds)
+        self.duration = self._end - self.begin
+        self.framerate = _nominal(metadata.average_fps_from_header, float(metadata.average_fps))
+        self.height, self.width = int(metadata.height), int(metadata.width)
+
+    def frames_at(self, times: Times, check: Callable[[], None]) -> Frames:
+        """Return the frames shown at ascending times."""
+        latest = np.nextafter(self._end - tolerance(self.framerate) / 2, 0)
+        asked = np.minimum(self.begin + times + tolerance(self.framerate), latest)  # [t]
+        pixels, starts = [], []
+        for chunk in chunks(np.maximum(asked, self.begin).tolist()):
+            check()
+            batch = self._decoder.get_frames_played_at(chunk)
+            pixels.append(batch.data)
+            starts.append(batch.pts_seconds.numpy())
+        return Frames(pixels=joined(pixels), times=np.concatenate(starts).astype(np.float64) - self.begin)
+
+    def close(self) -> None:
+        """Give the file back."""
+        del self._decoder
+
+
+class DecordDecoder:
+    """By decord, which knows the time of every frame from its index."""
+
+    def __init__(self, decord: Any, source: Source, options: ReaderOptions) -> None:
+        decord.logging.set_level(decord.logging.QUIET)
+        self._reader = decord.VideoReader(file_like(source), ctx=decord.cpu(0), num_threads=options.num_threads)
+        if len(self._reader) < 1:
+            raise DecodeError("the video has no frames")
+        spans = np.asarray(self._reader.get_frame_timestamp(range(len(self._reader))))  # [n, 2]
+        self._starts = spans[:, 0].astype(np.float64) - float(spans[0, 0])  # [n]
+        self.begin = 0.0  # decord does not tell; MP4 and Matroska begin there
+        self.framerate = float(self._reader.get_avg_fps())
+        self.duration = float(self._starts[-1]) + 1 / self.framerate
+        self.height, self.width = (int(side) for side in self._reader[0].shape[:2])
+
+    def frames_at(self, times: Times, check: Callable[[], None]) -> Frames:
+        """Return the frames shown at ascending times."""
+        indices = shown_at(self._starts, times, self.framerate)  # [t]
+        pixels = []
+        for chunk in chunks(indices.tolist()):
+            check()
+            pixels.append(torch.from_numpy(self._reader.get_batch(chunk).asnumpy()).permute(0, 3, 1, 2))
+        return Frames(pixels=joined(pixels), times=self._starts[indices])
+
+    def close(self) -> None:
+        """Give the file back."""
+        del self._reader
+
+
+class AvDecoder:
+    """By PyAV: seek to a key frame before the time, decode on; steps back where a seek lands late (MPEG-TS)."""
+
+    def __init__(self, av: Any, source: Source, options: ReaderOptions) -> None:
+        self._av, self._source, self._options = av, source, options
+        self._open()
+        try:
+            first = next(self._container.decode(self._stream), None)
+            if first is None:
+                raise DecodeError("the video has no frames")
+            self._read_facts(av, first)
+        except BaseException:
+            self._container.close()
+            raise
+
+    def _open(self) -> None:
+        self._container = self._av.open(file_like(self._source), metadata_errors="ignore")
+        if not self._container.streams.video:
+            self._container.close()
+            raise DecodeError("the file has no video stream")
+        self._stream = self._container.streams.video[0]
+        self._stream.thread_type = "NONE" if self._options.num_threads == 1 else "AUTO"
+
+    def _read_facts(self, av: Any, first: Any) -> None:
+        stream = self._stream
+        self._time_base = float(stream.time_base or 1 / 90_000)
+        start = first.pts if first.pts is not None else stream.start_time
+        self.begin = float(start or 0) * self._time_base
+        rate = stream.average_rate or stream.guessed_rate or stream.base_rate
+        self.framerate = float(rate) if rate else 0.0
+        if stream.duration:
+            self.duration = float(stream.duration) * self._time_base
+        elif self._container.duration:
+            end = (self._container.duration + (self._container.start_time or 0)) / av.time_base
+            self.duration = float(end) - self.begin
+        else:
+            self.duration = float(stream.frames) / self.framerate if self.framerate else 0.0
+        is_turned = round(_rotation(first) / 90) % 2 == 1
+        self.height, self.width = (first.width, first.height) if is_turned else (first.height, first.width)
+
+    def frames_at(self, times: Times, check: Callable[[], None]) -> Frames:
+        """Return the frames shown at ascending times."""
+        late = tolerance(self.framerate)
+        chosen: list[tuple[float, Any]] = []
+        shown: tuple[float, Any] | None = None
+        ahead = self._from(float(times[0]), check)
+        upcoming = next(ahead, None)
+        for moment in times.tolist():
+            if shown is not None and upcoming is not None and moment - upcoming[0] > _LONG_GAP_SECONDS:
+                ahead = self._from(moment, check)
+                shown, upcoming = None, next(ahead, None)
+            while upcoming is not None and (shown is None or upcoming[0] <= moment + late):
+                shown, upcoming = upcoming, next(ahead, None)
+            if shown is None:
+                raise DecodeError(f"there is no frame at {moment:.3f} s")
+            if upcoming is None and moment > shown[0] + max(1.0, 5 / self.framerate):
+                raise DecodeError(f"the frames end at {shown[0]:.3f} s, before {moment:.3f} s")
+            chosen.append(shown)
+        arrays: dict[float, torch.Tensor] = {}  # [c, h, w] each
+        for start, frame in chosen:
+            if start not in arrays:
+                arrays[start] = _pixels(frame)
+        return Frames(
+            pixels=torch.stack([arrays[start] for start, _ in chosen]),
+            times=np.array([start for start, _ in chosen], dtype=np.float64),
+        )
+
+    def _from(self, moment: float, check: Callable[[], None]) -> Iterator[tuple[float, Any]]:
+        """Yield (time, frame) from a frame shown at or before `moment` on."""
+        back = 0.0
+        while True:
+            target = max(0.0, moment - back)
+            check()
+            self._container.seek(math.floor((self.begin + target) / self._time_base), stream=self._stream, backward=True)
+            frames = self._frames(check)
+            first = next(frames, None)
+            if first is not None and first[0] <= moment + tolerance(self.framerate):
+                yield first
+                yield from frames
+                return
+            if target == 0.0:  # a seek to the very start may land late too (MPEG-TS)
+                self._container.close()
+                self._open()
+                yield from self._frames(check)
+                return
+            back = max(1.0, 2 * back)
+
+    def _frames(self, check: Callable[[], None]) -> Iterator[tuple[float, Any]]:
+        previous = None
+        for frame in self._container.decode(self._stream):
+            check()
+            if frame.pts is not None:
+                start = float(frame.pts) * self._time_base - self.begin
+            else:
+                start = 0.0 if previous is None else previous + 1 / self.framerate
+            previous = start
+            yield start, frame
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._container.close()
+
+
+def _nominal(from_header: float | None, from_content: float) -> float:
+    """Return the header's framerate, unless the frames say another one: Matroska's rounded times make 24.006 of 24."""
+    is_near = from_header is not None and abs(from_header - from_content) < 0.01 * from_content
+    return float(from_header) if from_header is not None and is_near else from_content
+
+
+def _rotation(frame: Any) -> float:
+    return float(getattr(frame, "rotation", 0) or 0)
+
+
+def _pixels(frame: Any) -> torch.Tensor:  # [c, h, w]
+    array = torch.from_numpy(frame.to_ndarray(format="rgb24"))  # [h, w, c]
+    turns = round(_rotation(frame) / 90) % 4
+    turned = torch.rot90(array, turns, (0, 1)) if turns else array  # [h, w, c]
+    return turned.permute(2, 0, 1)
+
+
+def joined(pixels: list[torch.Tensor]) -> torch.Tensor:  # [t, c, h, w]
+    """Return chunks of frames as one tensor; a single one without a copy."""
+    return pixels[0] if len(pixels) == 1 else torch.cat(pixels)

@@ -1,0 +1,214 @@
+"""Frames of a video at given times, by whichever decoder is at hand.
+
+torchcodec is preferred where it imports, decord where it does not. PyAV reads what these cannot: MPEG-TS (both give wrong
+frames there), whatever does not suit decord, and whatever failed in the first one.
+
+A reader belongs to the process that opened it: decord's hangs after a fork, torchcodec's shares a file position with the
+parent. So it cannot be pickled, and refuses to work in another process.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from sqlstream.errors import DecodeError, MissingDependencyError
+from sqlstream.transforms.audio_decode import Source
+from sqlstream.transforms.clip import Times
+from sqlstream.transforms.frames import Decoder, Frames, OpenDecoder, ReaderOptions, file_like
+from sqlstream.transforms.optional import find
+from sqlstream.transforms.video_decoders import AvDecoder, DecordDecoder, TorchcodecDecoder
+
+_DECORD_FORMATS = frozenset(("mp4", "mov", "matroska", "webm"))
+_NOT_FOR_DECORD = frozenset(("hevc", "av1", "libdav1d", "libaom-av1"))
+_MAX_PIXELS = 1 << 27  # 16384 x 8192: more than any video has
+MAX_BYTES = 1 << 33
+"""Most bytes of the frames of one clip: 8 GiB. A damaged header may claim any size."""
+
+
+class VideoReader:
+    """Reads frames of one video at given times.
+
+    Args:
+        source: Path or bytes.
+        options: How to open it.
+
+    Raises:
+        DecodeError: No decoder at hand reads it; the message has every decoder's reason.
+        MissingDependencyError: None is installed.
+    """
+
+    def __init__(self, source: Source, options: ReaderOptions | None = None) -> None:
+        self.source = source
+        self._options = options or ReaderOptions()
+        self._pid = os.getpid()
+        self._reasons: list[str] = []
+        self._candidates = decoders_for(source)
+        self._decoder: Decoder | None = None
+        self._open_next()
+
+    def _open_next(self) -> None:
+        """Open with the next decoder that can."""
+        self.close()
+        while self._candidates:
+            name, library, open_decoder = self._candidates.pop(0)
+            try:
+                decoder = open_decoder(library, self.source, self._options)
+                if not (decoder.duration > 0 and decoder.framerate > 0):
+                    raise DecodeError(f"it lasts {decoder.duration} s at {decoder.framerate} frames per second")
+            except Exception as error:
+                self._note(name, error)
+                continue
+            self._name, self._decoder = name, decoder
+            return
+        raise DecodeError(f"no decoder reads this video ({'; '.join(self._reasons)})")
+
+    def _note(self, name: str, error: Exception) -> None:
+        self._reasons.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:160]}")
+
+    @property
+    def name(self) -> str:
+        """The library that reads."""
+        return self._name
+
+    @property
+    def decoder(self) -> Decoder:
+        """The opened decoder.
+
+        Raises:
+            DecodeError: The reader is closed, or belongs to another process.
+        """
+        if os.getpid() != self._pid:
+            raise DecodeError(
+                "the video reader was opened in another process: open it where it is used (InitVideoDecoderTransform)"
+            )
+        if self._decoder is None:
+            raise DecodeError("the video reader is closed")
+        return self._decoder
+
+    def frames_at(self, times: Times, timeout_seconds: float | None = None) -> Frames:
+        """Return the frames shown at `times`, in their order.
+
+        Args:
+            times: Seconds from the first frame. # [t]
+            timeout_seconds: Most seconds that it may take; looked at between frames.
+
+        Raises:
+            DecodeError: They cannot be decoded, lie after the end, or take too long.
+        """
+        check = _deadline(timeout_seconds)
+        order = np.argsort(times, kind="stable")  # [t]
+        while True:
+            decoder = self.decoder
+            try:
+                _check_request(decoder, times)
+                frames = decoder.frames_at(times[order], check)
+            except (_LateError, _RequestError) as error:
+                raise DecodeError(f"{self._name}: {error}") from None
+            except Exception as error:
+                self._note(self._name, error)
+                self._open_next()
+                continue
+            if bool((order[:-1] <= order[1:]).all()):
+                return frames
+            back = np.argsort(order, kind="stable")  # [t]
+            return Frames(pixels=frames.pixels[torch.from_numpy(back)], times=frames.times[back])
+
+    def close(self) -> None:
+        """Give the file back; a forked child leaves it to its parent."""
+        if self._decoder is not None and os.getpid() == self._pid:
+            self._decoder.close()
+        self._decoder = None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a video reader belongs to its process: remove it from the sample (DeleteVideoDecoderTransform)")
+
+
+class _LateError(Exception):
+    """The time is up."""
+
+
+class _RequestError(Exception):
+    """What is asked for is not in the video; no other decoder would find it."""
+
+
+def _deadline(timeout_seconds: float | None) -> Callable[[], None]:
+    started = time.monotonic()
+
+    def check() -> None:
+        if timeout_seconds is not None and time.monotonic() - started > timeout_seconds:
+            raise _LateError(f"the frames took longer than frame_seek_timeout_sec={timeout_seconds:g}")
+
+    return check
+
+
+def _check_request(decoder: Decoder, times: Times) -> None:
+    latest = float(times.max())
+    if latest > decoder.duration + 1.5 / decoder.framerate:
+        raise _RequestError(f"there is no frame at {latest:.3f} s: the video lasts {decoder.duration:.3f} s")
+    num_bytes = 3 * decoder.height * decoder.width * len(times)
+    if num_bytes > MAX_BYTES:
+        raise _RequestError(f"{len(times)} frames of {decoder.width}x{decoder.height} pixels would fill {num_bytes} bytes")
+
+
+def decoders_for(source: Source) -> list[tuple[str, Any, OpenDecoder]]:
+    """Return the decoders to try on a file, best first: (name, library, function that opens).
+
+    Raises:
+        MissingDependencyError: None is installed.
+        DecodeError: The file cannot be read.
+    """
+    torchcodec, decord, av = find("torchcodec.decoders"), find("decord"), find("av")
+    found: list[tuple[str, Any, OpenDecoder]] = []
+    if not is_transport_stream(source):
+        if torchcodec is not None:
+            found.append(("torchcodec", torchcodec, TorchcodecDecoder))
+        elif decord is not None and (av is None or _suits_decord(av, source)):
+            found.append(("decord", decord, DecordDecoder))
+    if av is not None:
+        found.append(("PyAV", av, AvDecoder))
+    if not found:
+        raise MissingDependencyError("PyAV, torchcodec or decord is needed to decode videos: pip install 'sqlstream[video]'")
+    return found
+
+
+def _suits_decord(av: Any, source: Source) -> bool:
+    """Return whether decord reads this file, and rightly: MP4 or Matroska, neither HEVC nor AV1, of a sane size.
+
+    Of HEVC's open groups of pictures decord gives wrong frames; damaged AVI files made it end the process (3 of some 700 in a
+    fuzzing run).
+    """
+    try:
+        with av.open(file_like(source), metadata_errors="ignore") as container:
+            stream = container.streams.video[0]
+            is_known = not _DECORD_FORMATS.isdisjoint(container.format.name.split(","))
+            codec = stream.codec_context
+            return is_known and codec.name not in _NOT_FOR_DECORD and codec.width * codec.height <= _MAX_PIXELS
+    except Exception:  # what PyAV cannot open, decord had better not touch
+        return False
+
+
+def is_transport_stream(source: Source) -> bool:
+    """Return whether the file is MPEG-TS: its packets of 188 bytes (192 with times) begin with 0x47.
+
+    Raises:
+        DecodeError: The file cannot be read.
+    """
+    try:
+        head = source[:600] if isinstance(source, bytes) else _head(source, 600)
+    except OSError as error:
+        raise DecodeError(f"{source!r} cannot be read: {error}") from error
+    return any(
+        len(head) > first + 2 * step and all(head[first + k * step] == 0x47 for k in range(3))
+        for first, step in ((0, 188), (4, 192))
+    )
+
+
+def _head(path: str, num_bytes: int) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(num_bytes)

@@ -1,0 +1,97 @@
+"""Small videos made here, by PyAV's own encoders: every frame carries its number, the sound its time."""
+
+from __future__ import annotations
+
+import functools
+import io
+from fractions import Fraction
+from typing import Any
+
+import av
+import numpy as np
+import numpy.typing as npt
+import torch
+
+WIDTH, HEIGHT = 160, 96
+BITS = 10
+"""Blocks of 16 x 16 pixels in the upper row, white for 1; the lower half shows whether colours come through."""
+
+
+def numbered(number: int) -> npt.NDArray[np.uint8]:
+    """The picture of a frame."""
+    picture = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    for bit in range(BITS):
+        picture[:32, 16 * bit : 16 * (bit + 1)] = 235 if number >> bit & 1 else 20
+    picture[48:, :80] = (200, 40, 40)
+    picture[48:, 80:] = (40, 40, 200)
+    return picture
+
+
+def numbers(frames: torch.Tensor) -> list[int]:
+    """The numbers that frames carry. # [t, c, h, w]"""
+    centres = frames.float().mean(dim=1)[:, 12, 8 : 16 * BITS : 16]  # [t, bits]
+    return [sum(1 << bit for bit, level in enumerate(row.tolist()) if level > 128) for row in centres]
+
+
+@functools.cache
+def video(
+    container: str = "mp4",
+    codec: str = "libx264",
+    num_frames: int = 60,
+    fps: int = 24,
+    *,
+    gop: int = 12,
+    sound: bool = False,
+    is_variable: bool = False,
+    rotation: int = 0,
+    options: tuple[tuple[str, str], ...] = (),
+) -> bytes:
+    """A video's bytes; with `is_variable`, frame k lasts 1 or 3 frame times in turn."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=container, options=dict(options)) as output:
+        stream: Any = output.add_stream(codec, rate=fps)
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        stream.codec_context.gop_size = gop
+        stream.codec_context.time_base = Fraction(1, fps)
+        stream.options = {"preset": "ultrafast", "crf": "18"} if codec == "libx264" else {}
+        if codec == "libx264":
+            stream.codec_context.max_b_frames = 2
+        if codec == "libsvtav1":
+            stream.options = {"preset": "12", "crf": "12"}
+        voice: Any = output.add_stream("aac", rate=48000, layout="mono") if sound else None
+        for number, pts in enumerate(times_of(num_frames, is_variable)):
+            frame = av.VideoFrame.from_ndarray(numbered(number), format="rgb24")
+            frame.pts, frame.time_base = pts, Fraction(1, fps)
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+        if voice is not None:
+            mux_sound(output, voice, num_frames / fps)
+    return file.getvalue()
+
+
+def times_of(num_frames: int, is_variable: bool) -> list[int]:
+    """When frames begin, in frame times."""
+    return [2 * k + k % 2 for k in range(num_frames)] if is_variable else list(range(num_frames))
+
+
+def chirp(seconds: float, rate: int = 48000) -> npt.NDArray[np.float32]:
+    """A tone that climbs 400 Hz each second from 200 Hz: its pitch tells the time."""
+    t = np.arange(round(seconds * rate)) / rate
+    return (0.5 * np.sin(2 * np.pi * (200 * t + 200 * t * t))).astype(np.float32)
+
+
+def pitch(samples: torch.Tensor, rate: int) -> float:
+    """Main frequency of samples. # [c, s]"""
+    window = samples[0] * torch.hann_window(samples.shape[1])
+    return float(torch.fft.rfft(window).abs().argmax()) * rate / samples.shape[1]
+
+
+def mux_sound(output: Any, stream: Any, seconds: float) -> None:
+    """Encode the chirp."""
+    samples = chirp(seconds)
+    for start in range(0, len(samples), 1024):
+        block = samples[None, start : start + 1024]
+        frame = av.AudioFrame.from_ndarray(block, format="fltp", layout="mono")
+        frame.sample_rate, frame.pts, frame.time_base = 48000, start, Fraction(1, 48000)
+        output.mux(stream.encode(frame))
+    output.mux(stream.encode(None))

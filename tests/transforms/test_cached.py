@@ -1,0 +1,174 @@
+"""The cache point: its key, and samples as bytes."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import subprocess
+import sys
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sqlstream.errors import ConfigError, DecodeError, TransformError
+from sqlstream.transforms import rng
+from sqlstream.transforms.cached import CacheTransform, chain_key
+from sqlstream.transforms.codec import decode_sample, encode_sample
+from sqlstream.transforms.presets import DecodeResizedImageTransform, create_standard_image_pipeline
+from sqlstream.transforms.rng import begin
+
+from .media import photo
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner) | st.dictionaries(st.integers(), inner)
+    ),
+    max_leaves=8,
+)
+
+
+def add_one(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "n": sample["n"] + 1}
+
+
+def add_two(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "n": sample["n"] + 2}
+
+
+class Scale:
+    def __init__(self, factor: Any) -> None:
+        self.factor = factor
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return sample
+
+
+def test_without_an_engine_the_transforms_just_run_and_later_draws_start_anew() -> None:
+    def draw(sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "drawn": rng(sample).random()}
+
+    sample: dict[str, Any] = {"n": 1}
+    begin(sample, (1, 2, 3))
+    hit: dict[str, Any] = {}
+    begin(hit, (1, 2, 3), stage=2)
+    result = CacheTransform("c", [add_one, draw])(sample)
+    assert isinstance(result, dict)
+    assert result["n"] == 2
+    assert rng(result).random() == rng(hit).random(), "a hit and a miss must draw the same afterwards"
+
+
+def key(*transforms: Any, name: str = "c", version: str = "") -> str:
+    return chain_key(CacheTransform(name, transforms, version))
+
+
+def test_any_change_of_the_chain_is_another_key() -> None:
+    base = key(Scale(2))
+    assert base == key(Scale(2))
+    others = [
+        key(Scale(3)),
+        key(Scale(2.0)),
+        key(Scale("2")),
+        key(Scale(2), Scale(2)),
+        key(),
+        key(Scale(2), name="d"),
+        key(Scale(2), version="1"),
+        key(Scale(torch.zeros(2))),
+        key(Scale(torch.ones(2))),
+        key(Scale(torch.float16)),
+        key(Scale([1, 2])),
+        key(Scale({2, 1})),
+        key(Scale({"a": 1})),
+        key(Scale(PurePath("a"))),
+        key(add_one),
+        key(add_two),
+        key(functools.partial(add_one)),
+        key(lambda sample: {**sample, "n": 1}),
+        key(lambda sample: {**sample, "n": 2}),
+        key(*create_standard_image_pipeline("jpg", (8, 8))),
+        key(*create_standard_image_pipeline("jpg", (8, 9))),
+        key(*create_standard_image_pipeline("jpg", (8, 8), resize_kwargs={"fit": "letterbox"})),
+        key(DecodeResizedImageTransform("jpg", resolution=(8, 8), background=(0, 0, 0))),
+    ]
+    assert len({base, *others}) == 1 + len(others)
+
+
+def test_the_key_is_the_same_in_another_process_whatever_its_hash_seed() -> None:
+    code = (
+        "from sqlstream.transforms.cached import *; from sqlstream.transforms.presets import *;"
+        "chain = [*create_standard_image_pipeline('a', (8, 8)), AddConstantFieldTransform('x', {'p', 'q', 'r'})];"
+        "print(chain_key(CacheTransform('c', chain)))"
+    )
+    runs = {
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env={"PYTHONHASHSEED": seed}).stdout
+        for seed in ("1", "2")
+    }
+    assert len(runs) == 1
+
+
+def test_a_parameter_that_cannot_be_described_needs_a_version() -> None:
+    with pytest.raises(ConfigError, match="give version="):
+        key(Scale(iter([1])))
+    assert key(Scale(iter([1])), version="1") != key(Scale(iter([1])), version="2")
+    with pytest.raises(ConfigError, match="name=''"):
+        CacheTransform("", [])
+
+
+@given(st.dictionaries(st.text(), JSON, max_size=4))
+def test_json_values_come_back_equal_and_of_the_same_types(sample: dict[str, Any]) -> None:
+    def typed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return [(typed(k), typed(v)) for k, v in value.items()]
+        return [type(value), [typed(v) for v in value]] if isinstance(value, list | tuple) else (type(value), value)
+
+    assert typed(decode_sample(encode_sample(sample))) == typed(sample)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
+)
+def test_tensors_of_every_type_and_layout_come_back_bit_for_bit(dtype: torch.dtype) -> None:
+    whole = torch.arange(24).reshape(2, 3, 4).to(dtype)
+    views = {
+        "whole": whole,
+        "turned": whole.permute(2, 0, 1),
+        "part": whole[:, 1],
+        "scalar": whole[0, 0, 0],
+        "empty": whole[:0],
+    }
+    back = decode_sample(encode_sample({"nested": [views, (whole,)]}))["nested"]
+    for name, tensor in views.items():
+        assert torch.equal(back[0][name], tensor), name
+        assert back[0][name].dtype == dtype
+    assert isinstance(back[1], tuple)
+
+
+def test_bytes_arrays_images_and_special_numbers_come_back() -> None:
+    image = photo(5, 7)
+    sample = {"b": b"\0\xff", "e": b"", "a": np.arange(3, dtype=np.int16), "s": np.float32(1.5), "i": image, "n": float("inf")}
+    back = decode_sample(encode_sample(sample))
+    assert (back["b"], back["e"], back["n"]) == (b"\0\xff", b"", float("inf"))
+    assert (back["a"].dtype, back["a"].tolist()) == (np.int16, [0, 1, 2])
+    assert (back["s"], type(back["s"])) == (1.5, np.float32)
+    assert (back["i"].mode, back["i"].tobytes()) == ("RGB", image.tobytes())
+
+
+def test_the_generator_is_not_stored_and_what_cannot_be_is_named() -> None:
+    sample: dict[str, Any] = {"n": 1}
+    begin(sample, (1, 2, 3))
+    rng(sample)
+    assert decode_sample(encode_sample(sample)) == {"n": 1}
+    with pytest.raises(TransformError, match=r"field 'reader' cannot be stored: object is neither"):
+        encode_sample({"reader": object()})
+
+
+def test_damaged_bytes_are_a_decode_error_and_pickles_are_never_loaded() -> None:
+    data = encode_sample({"x": torch.zeros(100), "s": "text"})
+    for bad in (b"", data[:20], data[:-1], b"\xff" * 50, pickle.dumps({"x": 1})):
+        with pytest.raises(DecodeError, match="no stored sample"):
+            decode_sample(bad)

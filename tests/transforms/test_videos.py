@@ -1,0 +1,329 @@
+"""Video decoding: the right frames in every container, clips, bad files, forks."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sqlstream.errors import ConfigError, DecodeError, TransformError
+from sqlstream.transforms import Transform, apply, audio_decode, optional, video_reader
+from sqlstream.transforms.presets import create_standard_joint_video_audio_pipeline, create_standard_video_pipeline
+from sqlstream.transforms.rng import begin
+from sqlstream.transforms.video import (
+    ConvertVideoToByteTensorTransform,
+    DecodeVideoAndAudioTransform,
+    DecodeVideoTransform,
+    DeleteVideoDecoderTransform,
+    InitVideoDecoderTransform,
+    ResizeVideoTransform,
+    UndistortFramesTransform,
+)
+from sqlstream.transforms.video_reader import VideoReader
+
+from .clips import HEIGHT, WIDTH, mux_sound, numbers, pitch, times_of, video
+
+LIBRARIES = {"torchcodec": "torchcodec.decoders", "decord": "decord", "PyAV": "av"}
+KINDS: dict[str, dict[str, Any]] = {
+    "mp4": {},
+    "one group of pictures": {"gop": 250},
+    "mkv": {"container": "matroska"},
+    "webm vp9": {"container": "webm", "codec": "libvpx-vp9"},
+    "transport stream": {"container": "mpegts"},
+    "variable frame rate": {"is_variable": True},
+    "fragmented mp4": {"options": (("movflags", "frag_keyframe+empty_moov"),)},
+    "av1": {"codec": "libsvtav1"},
+    "avi mpeg4": {"container": "avi", "codec": "mpeg4"},
+    "hevc": {"codec": "libx265"},
+}
+
+
+@pytest.fixture(params=[name for name, module in LIBRARIES.items() if optional.find(module) is not None])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each decoder in turn preferred, PyAV always there as in the video extra."""
+    keep = {LIBRARIES[request.param], "av"}
+    monkeypatch.setattr(video_reader, "find", lambda module: optional.find(module) if module in keep else None)
+    return str(request.param)
+
+
+def sample_at(position: int = 0, **fields: Any) -> dict[str, Any]:
+    begin(fields, (0, 0, position))
+    return fields
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_decoder_gives_exactly_the_frames_of_a_sequential_decode(library: str, kind: str) -> None:
+    reader = VideoReader(video(**KINDS[kind]))
+    begins = np.array(times_of(60, kind == "variable frame rate")) / 24
+    frames = reader.frames_at(begins)
+    assert numbers(frames.pixels) == list(range(60)), f"{reader.name} in order"
+    assert np.abs(frames.times - begins).max() < 2e-3
+    assert frames.pixels.shape == (60, 3, HEIGHT, WIDTH)
+    assert frames.pixels.dtype == torch.uint8
+    moments = np.random.default_rng(0).uniform(0, begins[-1], 60)
+    moments = moments[np.abs(moments * 24 - np.round(moments * 24)) > 0.15]  # clear of borders, which containers round
+    expected = (np.searchsorted(begins, moments, side="right") - 1).tolist()
+    assert numbers(reader.frames_at(moments).pixels) == expected, f"{reader.name} at random"
+    red, blue = frames.pixels[7, :, 80, 20].tolist(), frames.pixels[7, :, 80, 140].tolist()
+    assert np.abs(np.array([red, blue]) - [[200, 40, 40], [40, 40, 200]]).max() < 30
+    reader.close()
+
+
+def test_files_that_a_decoder_reads_wrongly_go_to_another_one(library: str) -> None:
+    assert VideoReader(video(container="mpegts")).name == "PyAV"
+    assert VideoReader(video(container="mpegts", codec="libx264", gop=250)).name == "PyAV"
+    if library == "decord":
+        assert VideoReader(video(codec="libsvtav1")).name == "PyAV"
+        assert VideoReader(video(codec="libx265")).name == "PyAV"
+    assert VideoReader(video()).name == library
+
+
+def test_paths_and_bytes_give_the_same(library: str, tmp_path: Path) -> None:
+    path = tmp_path / "v.mp4"
+    path.write_bytes(video())
+    times = np.array([0.5, 1.0])
+    assert torch.equal(VideoReader(str(path)).frames_at(times).pixels, VideoReader(video()).frames_at(times).pixels)
+
+
+def decoded(sample: dict[str, Any] | None = None, num_frames: int = 4, **options: Any) -> tuple[list[int], Any]:
+    """Numbers of the decoded frames, and their times."""
+    transform = DecodeVideoTransform(
+        "v", num_frames, "frames", frame_timestamps_output_field="times", frame_format="tensor", **options
+    )
+    result = transform({"v": video(), **sample_at(), **(sample or {})})
+    return numbers(result["frames"]), result["times"]
+
+
+def through(transforms: list[Transform], sample: dict[str, Any]) -> dict[str, Any]:
+    """The sample after all transforms."""
+    result = apply(transforms, sample)
+    assert isinstance(result, dict)
+    return result
+
+
+def test_clips_start_where_asked_and_step_by_the_framerate(library: str) -> None:
+    assert decoded(random_offset=False)[0] == [0, 1, 2, 3]
+    assert decoded(random_offset=False, framerate=12.0)[0] == [0, 2, 4, 6]
+    assert decoded(random_offset=False, framerate=48.0)[0] == [0, 0, 1, 1]
+    assert decoded(random_offset=False, framerate=12.0, speedup_factor=2.0)[0] == [0, 4, 8, 12]
+    assert decoded({"s": 3}, random_offset=False, speedup_factor_field="s")[0] == [0, 3, 6, 9]
+    assert decoded(random_offset=False, num_frames=60)[0] == list(range(60)), "the whole video is a clip"
+
+
+def test_random_clips_are_uniform_reproducible_and_inside(library: str) -> None:
+    starts = []
+    for position in range(30):
+        frames, times = decoded(sample_at(position), num_frames=12, framerate=12.0)
+        assert frames == [frames[0] + 2 * k for k in range(12)]
+        assert abs(times[0] - frames[0] / 24) < 2e-3
+        starts.append(frames[0])
+    assert max(starts) <= 60 - 24
+    assert len(set(starts)) > 12
+    assert decoded(sample_at(5))[0] == decoded(sample_at(5))[0]
+
+
+def test_given_timestamps_win_and_read_back_the_same_frames(library: str) -> None:
+    frames, times = decoded(sample_at(3), num_frames=6, framerate=10.0)
+    again, _ = decoded({"t": times}, num_frames=6, framerate=10.0, frame_timestamps_input_field="t")
+    assert again == frames
+    assert decoded({"t": [2.0, 0.5, 0.5]}, frame_timestamps_input_field="t")[0] == [48, 12, 12], "any order, repeats"
+    with pytest.raises(DecodeError, match=r"no frame at 99.000 s: the video lasts 2.5"):
+        decoded({"t": [99.0]}, frame_timestamps_input_field="t")
+
+
+def test_crop_intervals_bound_the_clip_hard_or_soft() -> None:
+    interval = {"a": 1.0, "b": 1.5}
+    fields: dict[str, Any] = {"crop_interval_start_field": "a", "crop_interval_end_field": "b"}
+    for position in range(10):
+        frames, _ = decoded(sample_at(position, **interval), num_frames=6, **fields)
+        assert frames[0] >= 24
+        assert frames[-1] <= 36
+    with pytest.raises(DecodeError, match=r"0.500 s between 1.000 and 1.500"):
+        decoded(interval, num_frames=24, **fields)
+    soft, _ = decoded(interval, num_frames=24, crop_interval_type="soft", random_offset=False, **fields)
+    assert soft == list(range(18, 42)), "0.5 s grows to 1 s, evenly"
+    at_the_end, _ = decoded({"a": 2.4, "b": 2.5}, num_frames=24, crop_interval_type="soft", **fields)
+    assert at_the_end == list(range(36, 60)), "shifted into the video"
+    with pytest.raises(ConfigError, match="crop_interval_type='firm'"):
+        DecodeVideoTransform("v", 4, crop_interval_type="firm")
+    with pytest.raises(ConfigError, match="both"):
+        DecodeVideoTransform("v", 4, crop_interval_start_field="a")
+
+
+def test_shorter_videos_give_fewer_frames_only_when_allowed() -> None:
+    with pytest.raises(DecodeError, match=r"DecodeVideoTransform: field 'v': a clip of 62 frames .*allow_shorter_videos"):
+        decoded(num_frames=62)
+    assert decoded(num_frames=100, allow_shorter_videos=True)[0] == list(range(60))
+
+
+def test_facts_from_fields_are_used_and_nothing_in_a_field_changes_nothing(library: str) -> None:
+    fields: dict[str, Any] = {"duration_field": "d", "framerate_field": "f"}
+    for position in range(6):
+        assert max(decoded(sample_at(position, d=1.0, f=24.0), **fields)[0]) < 24
+    assert decoded({"d": None, "f": ""}, random_offset=False, **fields)[0] == [0, 1, 2, 3]
+    with pytest.raises(TransformError, match=r"field 'd' holds str 'x': expected a number above 0"):
+        decoded({"d": "x", "f": 24.0}, **fields)
+
+
+def test_rotation_is_applied_by_every_decoder(library: str, tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    source, turned = tmp_path / "a.mp4", tmp_path / "b.mp4"
+    source.write_bytes(video())
+    with av.open(str(source)) as given, av.open(str(turned), "w") as output:
+        stream = output.add_stream_from_template(given.streams.video[0])
+        if not hasattr(stream, "set_display_rotation"):
+            pytest.skip("this PyAV cannot write a rotation")
+        stream.set_display_rotation(90)
+        for packet in given.demux(given.streams.video[0]):
+            if packet.dts is not None:
+                packet.stream = stream
+                output.mux(packet)
+    assert VideoReader(str(turned)).frames_at(np.array([0.5])).pixels.shape == (1, 3, WIDTH, HEIGHT)
+
+
+@pytest.mark.parametrize("container", ["mp4", "matroska", "mpegts"])
+def test_the_sound_of_a_clip_lies_between_its_times(library: str, monkeypatch: pytest.MonkeyPatch, container: str) -> None:
+    keep = {LIBRARIES[library], "av"}
+    monkeypatch.setattr(audio_decode, "find", lambda module: optional.find(module) if module in keep else None)
+    for position in range(4):
+        sample = sample_at(position, v=video(container, num_frames=96, sound=True))
+        transform = DecodeVideoAndAudioTransform(
+            "v", "frames", "sound", "rate", 24, frame_timestamps_output_field="times", duration_output_field="seconds"
+        )
+        sample = transform(sample)
+        assert isinstance(sample["frames"][0], Image.Image)
+        assert (sample["rate"], sample["seconds"]) == (48000, pytest.approx(1.0))
+        assert sample["sound"].dtype == torch.float32
+        assert abs(sample["sound"].shape[1] - 48000) <= 2500, "the sound of a stream may end a little before its picture"
+        middle = sample["times"][0] + 0.5
+        window = sample["sound"][:, 21600:26400]
+        assert abs(pitch(window, 48000) - (200 + 400 * middle)) < 25, "a tenth of a second would be 40 Hz"
+
+
+def test_silence_and_missing_sound_are_errors_that_say_so() -> None:
+    transform = DecodeVideoAndAudioTransform("v", "frames", "sound", "rate", 4, silent_audio_thresh=2.0)
+    with pytest.raises(DecodeError, match=r"is silent: its largest \|x\| is 0\.\d+, below silent_audio_thresh=2.0"):
+        transform(sample_at(v=video(sound=True)))
+    with pytest.raises(DecodeError, match="no audio between"):
+        transform(sample_at(v=video()))
+
+
+def test_the_standard_pipelines_give_tensors_of_the_asked_shape() -> None:
+    sample = sample_at(v=video(num_frames=96, sound=True))
+    chain = create_standard_video_pipeline("v", 8, (32, 48), {"framerate": 12.0}, normalize=True, output_field="clip")
+    sample = through(chain, sample)
+    assert (sample["clip"].shape, sample["clip"].dtype) == ((8, 3, 32, 48), torch.float32)
+    assert sample["clip"].is_contiguous()
+    sample = through(create_standard_joint_video_audio_pipeline("v", 12, (32, 48), {"framerate": 12.0}), sample)
+    assert sample["video"].shape == (12, 3, 32, 48)
+    assert sample["audio"].shape == (1, 16000)
+
+
+def test_pillow_frames_and_tensors_give_the_same_pixels() -> None:
+    steps: list[Transform] = [
+        DecodeVideoTransform("v", 4, "x", random_offset=False),
+        ResizeVideoTransform("x", resolution=(32, 32)),
+        ConvertVideoToByteTensorTransform("x"),
+    ]
+    sample = through(steps, sample_at(v=video()))
+    fused = through(create_standard_video_pipeline("v", 4, (32, 32), {"random_offset": False}), sample_at(v=video()))
+    assert (sample["x"].int() - fused["video"].int()).abs().max() <= 2
+
+
+def test_squeezed_frames_get_their_aspect_back() -> None:
+    frames = torch.zeros(2, 3, 40, 40, dtype=torch.uint8)
+    sample = {"x": frames, "h": 1080, "w": 1920}
+    assert UndistortFramesTransform("x", ["h", "w"], "y")(sample)["y"].shape == (2, 3, 40, 71)
+    with pytest.raises(ConfigError, match="two field names"):
+        UndistortFramesTransform("x", ["h"])
+    with pytest.raises(TransformError, match="'w' holds int 0"):
+        UndistortFramesTransform("x", ["h", "w"])({"x": frames, "h": 1, "w": 0})
+
+
+def test_an_opened_reader_serves_several_transforms_and_does_not_leave_its_process() -> None:
+    sample = InitVideoDecoderTransform("v", "reader")(sample_at(v=video()))
+    first = DecodeVideoTransform("reader", 2, "a", random_offset=False, frame_format="tensor")(sample)
+    second = DecodeVideoTransform("reader", 2, "b", frame_timestamps=[1.0, 1.5], frame_format="tensor")(first)
+    assert (numbers(second["a"]), numbers(second["b"])) == ([0, 1], [24, 36])
+    reader = second["reader"]
+    with pytest.raises(TypeError, match="DeleteVideoDecoderTransform"):
+        pickle.dumps(reader)
+    sample = DeleteVideoDecoderTransform("reader")(second)
+    assert "reader" not in sample
+    with pytest.raises(DecodeError, match="closed"):
+        reader.frames_at(np.array([0.0]))
+    with pytest.raises(TransformError, match="expected a video reader"):
+        DeleteVideoDecoderTransform("v")(sample)
+
+
+def _use(reader: VideoReader, answers: Any) -> None:
+    try:
+        reader.frames_at(np.array([0.0]))
+        answers.put("worked")
+    except DecodeError as error:
+        answers.put(str(error))
+
+
+def _decode_in_child(answers: Any) -> None:
+    torch.set_num_threads(1)  # as a DataLoader's workers do: OpenMP's threads do not survive a fork
+    answers.put(decoded(random_offset=False)[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_refuses_its_parents_reader_and_opens_its_own(library: str) -> None:
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    reader = VideoReader(video())
+    reader.frames_at(np.array([0.5]))
+    for target, arguments in ((_use, (reader, answers)), (_decode_in_child, (answers,))):
+        child = context.Process(target=target, args=arguments)
+        child.start()
+        answer = answers.get(timeout=20)
+        child.join(20)
+        assert child.exitcode == 0
+        assert answer == [0, 1, 2, 3] or "another process" in answer
+    assert numbers(reader.frames_at(np.array([0.5])).pixels) == [12], "the parent's reader still works"
+
+
+def bad_files() -> dict[str, bytes]:
+    """Files that must give a DecodeError."""
+    av = pytest.importorskip("av")
+    whole = video(sound=True)
+    sound_only = io.BytesIO()
+    with av.open(sound_only, "w", format="mp4") as output:
+        mux_sound(output, output.add_stream("aac", rate=48000, layout="mono"), 0.5)
+    return {
+        "empty": b"",
+        "text": b"this is no video" * 100,
+        "truncated before the index": whole[: len(whole) // 2],
+        "first bytes": whole[:100],
+        "audio only": sound_only.getvalue(),
+    }
+
+
+@pytest.mark.parametrize("kind", ["empty", "text", "truncated before the index", "first bytes", "audio only"])
+def test_bad_files_give_a_decode_error_soon(library: str, kind: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(DecodeError, match=r"DecodeVideoTransform: field 'v': .*sample 'k' holds") as caught:
+        decoded({"v": bad_files()[kind], "__sample_key__": "k"}, num_frames=24)
+    assert time.monotonic() - started < 10
+    assert caught.value.context["transform"] == "DecodeVideoTransform"
+
+
+def test_missing_files_and_wrong_types_are_decode_errors(tmp_path: Path) -> None:
+    for value in (str(tmp_path / "none.mp4"), "", None, 3):
+        with pytest.raises(DecodeError, match=r"DecodeVideoTransform: field 'v'"):
+            decoded({"v": value})
+
+
+def test_the_time_limit_on_frames_holds(library: str) -> None:
+    with pytest.raises(DecodeError, match="longer than frame_seek_timeout_sec=1e-09"):
+        decoded(frame_seek_timeout_sec=1e-9)
