@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-.PHONY: help install demo test lint wheel
+.PHONY: help install servers demo test lint wheel
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
 
@@ -27,7 +27,10 @@ install: $(STAMP)  ## Set up .venv, if it is not there or not as pyproject.toml 
 demo: $(STAMP)  ## Stream a small made-up dataset from a local S3 server under a tight cache limit, and say what happened
 	@$(BIN)/sqlstream demo $(ARGS)
 
-test: $(STAMP)  ## Run the tests; ARGS="tests/cli -k stats" runs some
+servers:
+	@scripts/install_servers.sh
+
+test: $(STAMP) servers  ## Run the tests; ARGS="tests/cli -k stats" runs some
 	@$(BIN)/pytest $(ARGS)
 
 lint: $(STAMP)  ## Check format, style, types and the floors of the architecture

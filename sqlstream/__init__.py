@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     from sqlstream.cache import Cache
     from sqlstream.records import DataSampleType
     from sqlstream.stream.dataset import StreamingDataset
+    from sqlstream.stream.loader import StreamingDataLoader
     from sqlstream.world import World
 
 __version__ = "0.1.0"
-__all__ = ["Cache", "DataSampleType", "StreamingDataset", "World", "__version__"]
+__all__ = ["Cache", "DataSampleType", "StreamingDataLoader", "StreamingDataset", "World", "__version__"]
 
 _HOMES = {
     "Cache": "sqlstream.cache",
     "DataSampleType": "sqlstream.records",
+    "StreamingDataLoader": "sqlstream.stream.loader",
     "StreamingDataset": "sqlstream.stream.dataset",
     "World": "sqlstream.world",
 }

@@ -55,3 +55,39 @@ class World:
     def with_worker(self, worker: int, num_workers: int) -> World:
         """Return the place of one DataLoader worker of this rank, as `torch.utils.data.get_worker_info()` names it."""
         return replace(self, worker=worker, num_workers=num_workers)
+
+    def replicated(self, replication: int) -> World:
+        """Return the place of this rank where every `replication` consecutive ranks take the same samples, and so count as one.
+
+        Raises:
+            ConfigError: The ranks of the job, or those of the nodes, cannot be grouped so.
+        """
+        if replication == 1:
+            return self
+        if replication < 1 or self.world_size % replication:
+            raise ConfigError(
+                f"replication={replication} does not divide world_size={self.world_size}: "
+                "give the number of consecutive ranks that take the same samples"
+            )
+        local, num_nodes, node = self.local_world_size, self.num_nodes, self.node
+        if self.is_even and local % replication == 0:
+            groups, place = local // replication, self.local_rank // replication
+        elif self.is_even and replication % local == 0:  # a group spans nodes
+            groups, place = 1, 0
+            node, num_nodes = node * local // replication, num_nodes * local // replication
+        elif num_nodes == 1:
+            groups, place = self.world_size // replication, self.rank // replication
+        else:
+            raise ConfigError(
+                f"replication={replication} does not fit nodes of {local} ranks (world_size={self.world_size}, "
+                f"num_nodes={num_nodes}): groups must fill whole nodes, or nodes whole groups"
+            )
+        return replace(
+            self,
+            rank=self.rank // replication,
+            world_size=self.world_size // replication,
+            local_rank=place,
+            local_world_size=groups,
+            node=node,
+            num_nodes=num_nodes,
+        )

@@ -49,3 +49,30 @@ def test_nodes_with_unequal_ranks_are_allowed_and_known() -> None:
 def test_an_impossible_place_is_refused_with_both_values(options: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         World(**options)
+
+
+@pytest.mark.parametrize(
+    ("replication", "expected"),
+    [
+        (1, World(rank=6, world_size=8, local_rank=2, local_world_size=4, node=1, num_nodes=2)),
+        (2, World(rank=3, world_size=4, local_rank=1, local_world_size=2, node=1, num_nodes=2)),
+        (4, World(rank=1, world_size=2, local_rank=0, local_world_size=1, node=1, num_nodes=2)),
+        (8, World(rank=0, world_size=1)),
+    ],
+)
+def test_ranks_that_take_the_same_samples_count_as_one(replication: int, expected: World) -> None:
+    place = World(rank=6, world_size=8, local_rank=2, local_world_size=4, node=1, num_nodes=2)
+    assert place.replicated(replication) == expected
+
+
+@pytest.mark.parametrize(
+    ("world", "replication", "message"),
+    [
+        (World(world_size=8), 3, "replication=3 does not divide world_size=8"),
+        (World(world_size=8), 0, "replication=0 does not divide"),
+        (World(world_size=6, local_world_size=3, num_nodes=2), 2, "replication=2 does not fit nodes of 3 ranks"),
+    ],
+)
+def test_a_replication_that_does_not_fit_is_refused(world: World, replication: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        world.replicated(replication)

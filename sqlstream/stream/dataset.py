@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from sqlstream import distributed
 from sqlstream.cache import Cache
-from sqlstream.config import IndexOptions, OnError, SampleOptions, StorageOptions, check_at_least, default_cache_directory
-from sqlstream.errors import ConfigError
+from sqlstream.config import IndexOptions, OnError, SampleOptions, default_cache_directory
 from sqlstream.index.build import open_index
-from sqlstream.index.store import Index
+from sqlstream.index.weights import WeightsSpec
 from sqlstream.order import Plan, Tail
 from sqlstream.records import DataSampleType
-from sqlstream.storage import urls
 from sqlstream.stream.engine import Engine
-from sqlstream.stream.epochs import EpochCounter
+from sqlstream.stream.options import callables, check_on_error, default_name, names_of, storage_of, warn_of_lazy_index
 from sqlstream.stream.pipeline import Pipeline
-from sqlstream.stream.state import Progress, StreamState
+from sqlstream.stream.schedule import BatchOptions, Layout, Schedule
+from sqlstream.stream.shares import EpochShare, Progress
+from sqlstream.stream.standing import Standing
+from sqlstream.stream.weighting import weighting_of
 from sqlstream.transforms.base import Sample, Transform
 from sqlstream.world import World
 
-logger = logging.getLogger(__name__)
-
-AUTO_THREADS = 16
-"""Downloads at a time for each reading process when `num_downloading_workers` is not given."""
+DEFAULT_PREFETCH = SampleOptions().prefetch
 
 
-class StreamingDataset(IterableDataset[Sample]):
+class StreamingDataset(Standing, IterableDataset[Sample]):
     """Streams the rows of an index, with their remote objects on local disk, in one order on any number of ranks and workers.
 
     Iterate it (alone or in a DataLoader), or index it: `dataset[i]` is row i of the selection, unshuffled, or an error.
@@ -72,12 +67,17 @@ class StreamingDataset(IterableDataset[Sample]):
         lazy_index_prefetch_factor: Accepted; it belongs to the lazy index.
         min_num_pending_tasks_thresh: Accepted; our downloads are bounded by `prefetch`.
         storage_options: Backend settings, as fsspec users write them.
+        weights: How often rows come: an SQL expression over the selected rows, a column, or a number for each; None: equally.
+        epoch_size: Samples of an epoch; None: as many as selected rows.
         batch_size: Samples of a rank's batch: with it, global batches are the same on any number of ranks and workers.
         drop_last: Leave out the last, incomplete global batch.
         on_error: `'replace'` a failing sample by another one, `'raise'`, or `'skip'` it.
         max_failure_ratio: Stop when more than this share of the samples fail.
         num_canonical_nodes: Fixed parts of the dataset that stay on their nodes in every epoch.
-        world: Where this process stands in the job; None: from torch.distributed or the launcher.
+        world: Where this process stands in the job; None: from torch.distributed or the launcher, when iteration starts.
+        replication: So many consecutive ranks take the same samples (tensor, sequence or pipeline parallelism).
+        seed_transforms: While a sample's transforms run, python's, numpy's and torch's global generators are seeded from (seed,
+            epoch, position), and restored after; `sqlstream.transforms.rng(sample)` works either way.
         show_progress: Show a bar on a terminal while the index is built.
 
     Raises:
@@ -119,23 +119,21 @@ class StreamingDataset(IterableDataset[Sample]):
         index_cols_to_keep: Sequence[str] | None = None,
         *,
         storage_options: Mapping[str, object] | None = None,
+        weights: WeightsSpec | None = None,
+        epoch_size: int | None = None,
         batch_size: int | None = None,
         drop_last: bool = False,
         on_error: OnError | str = OnError.REPLACE,
         max_failure_ratio: float = 0.1,
         num_canonical_nodes: int = 1,
         world: World | None = None,
+        replication: int = 1,
+        seed_transforms: bool = True,
         show_progress: bool = True,
     ) -> None:
-        if lazy_index_chunk_size is not None:
-            logger.error(
-                "lazy_index_chunk_size=%s: this version has no lazy index yet; the whole index is built first, once per node, "
-                "and read from disk. Leave the argument out to silence this",
-                lazy_index_chunk_size,
-            )
+        warn_of_lazy_index(lazy_index_chunk_size)
         self.data_type = None if data_type is None else DataSampleType.from_str(data_type).value
         columns = names_of("columns_to_download", columns_to_download)
-        defaults = SampleOptions()
         options = SampleOptions(
             columns_to_download=columns,
             allow_missing_columns=allow_missing_columns,
@@ -143,10 +141,11 @@ class StreamingDataset(IterableDataset[Sample]):
             data_type=self.data_type,
             on_error=check_on_error(on_error),
             max_failure_ratio=max_failure_ratio,
-            prefetch=defaults.prefetch if prefetch is None else prefetch,
+            prefetch=DEFAULT_PREFETCH if prefetch is None else prefetch,
             num_random_access_retries=num_random_access_retries,
             print_exceptions=print_exceptions,
             print_traceback=print_traceback,
+            seed_transforms=seed_transforms,
         )
         index_options = IndexOptions(
             src=os.fspath(src),
@@ -159,28 +158,24 @@ class StreamingDataset(IterableDataset[Sample]):
             max_size=max_size,
             max_index_files=max_index_files_to_use,
         )
-        storage = StorageOptions(
-            storage_options=dict(storage_options or {}),
-            num_retries=num_downloading_retries,
-            num_threads=AUTO_THREADS if num_downloading_workers is None else num_downloading_workers,
-        )
+        storage = storage_of(storage_options, num_downloading_retries, num_downloading_workers)
+        layout = Layout(world=world, replication=replication)
         self.name = name or default_name(index_options.src)
-        self.infinite_iteration = infinite_iteration
-        self._unaligned_worker_index = unaligned_worker_index
-        self._given_world = world
         cache = Cache(dst or default_cache_directory(), limit=cache_limit, storage_options=storage)
         try:
+            seed = distributed.agree_on_seed(layout.whole) if shuffle_seed == -1 else shuffle_seed
             self._pipeline = Pipeline(
                 name=self.name,
                 index=open_index(index_options, cache.path / "index", cache.fetcher, show_progress=show_progress),
                 cache=cache,
                 options=options,
+                seed=seed,
                 transforms=callables("transforms", transforms),
                 predownload_transforms=callables("predownload_transforms", predownload_transforms),
             )
-            seed = distributed.agree_on_seed(self.world) if shuffle_seed == -1 else shuffle_seed
-            self._plan = Plan(
-                num_samples=len(self._pipeline.index),
+            weighting = weighting_of(self._pipeline.index, cache.path / "index", epoch_size, weights)
+            plan = Plan(
+                num_samples=weighting.num_positions,
                 seed=seed,
                 batch_size=batch_size,
                 tail=Tail.DROP if drop_last else Tail.FILL if infinite_iteration else Tail.SHORT,
@@ -190,41 +185,43 @@ class StreamingDataset(IterableDataset[Sample]):
             cache.close()
             raise
         cache.rest()  # the helper has read the index; workers are about to be forked
-        self._epochs = EpochCounter()
-        self._progress = Progress()
+        self._schedule = Schedule(plan, weighting, layout, is_endless=infinite_iteration, is_unaligned=unaligned_worker_index)
         self._random_access: Engine | None = None
 
     # -- as a stream --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Sample]:
-        """Return the samples of the next epoch that are this rank's and this worker's."""
-        info = get_worker_info()
-        world = self.world if info is None else self.world.with_worker(info.id, info.num_workers)
-        return self._iterate(world, self._epochs.start())
+        """Return the samples of the next epoch that are this rank's and this worker's.
 
-    def _iterate(self, world: World, epoch: int) -> Iterator[Sample]:
-        plan, first_worker = self._plan, 0
-        if self._unaligned_worker_index and plan.seed is not None:
-            plan = replace(plan, seed=own_seed(plan.seed, world))
-        with self._pipeline.engine() as engine:
-            while True:
-                consumed = self._progress.begin(epoch, world.world_size)
-                partition = plan.partition(world, consumed, first_worker)
-                if self.infinite_iteration and not partition.num_steps:
-                    raise ConfigError(f"an epoch of {len(self)} samples has no step: lower batch_size, or drop_last=False")
-                rows_at, replacements = partial(plan.rows_at, epoch), partial(plan.replacements, epoch)
-                for sample in engine.stream(epoch, partition.blocks(), rows_at, replacements):
-                    self._progress.num_yielded += 1
-                    yield sample
-                if not self.infinite_iteration:
-                    return
-                epoch, first_worker = epoch + 1, partition.next_worker
+        In the trainer's own process the iteration begins with the first sample that is asked for.
+        """
+        if get_worker_info() is None and not self._schedule.is_announced:
+            return self._iterate_later()
+        return self._iterate(*self._schedule.begin())
+
+    def _iterate_later(self) -> Iterator[Sample]:
+        yield from self._iterate(*self._schedule.begin())
+
+    def _iterate(self, progress: Progress, shares: Iterator[EpochShare]) -> Iterator[Sample]:
+        with self._pipeline.engine(self._schedule.layout.whole.local_world_size) as engine:
+            yield from engine.stream(
+                shares, progress, is_endless=self._schedule.is_endless, note_several=self._schedule.note_several
+            )
+
+    def expect_batches(self, options: BatchOptions) -> None:
+        """Learn how a loader takes samples (`StreamingDataLoader` calls this).
+
+        Raises:
+            ConfigError: The dataset was given another batch size.
+        """
+        self._schedule.expect_batches(options)
+        self._pipeline.options = replace(self._pipeline.options, retained_samples=options.num_under_way)
 
     # -- as a sequence ------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """Return the number of selected rows."""
-        return self._plan.num_samples
+        return len(self._pipeline.index)
 
     def __getitem__(self, index: int) -> Any:
         """Return the sample of selected row `index` (negative from the end), after transforms; a list if they make several.
@@ -245,77 +242,14 @@ class StreamingDataset(IterableDataset[Sample]):
                 raise IndexError(f"index {index} is out of range: the dataset has {size} samples")
         if self._random_access is None:
             self._random_access = self._pipeline.make_engine(self._pipeline.options.retained_accesses)
-        return self._random_access.rows([index % size for index in indices], self._epochs.next_epoch)
+        return self._random_access.rows([index % size for index in indices], self.epoch)
 
-    # -- where it stands ----------------------------------------------------------------------------------------------
-
-    @property
-    def world(self) -> World:
-        """Where this process stands in its job."""
-        return self._given_world or distributed.read_world()
-
-    @property
-    def shuffle_seed(self) -> int | None:
-        """The seed of the order; the drawn one for `shuffle_seed=-1`."""
-        return self._plan.seed
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next iteration will be."""
-        return self._epochs.next_epoch
-
-    @property
-    def epoch_size(self) -> int:
-        """Positions of an epoch."""
-        return self._plan.num_samples
+    # -- its parts ----------------------------------------------------------------------------------------------------
 
     @property
     def cache(self) -> Cache:
         """The cache that the objects go through."""
         return self._pipeline.cache
-
-    @property
-    def index(self) -> Index:
-        """The index that the rows come from."""
-        return self._pipeline.index
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration epoch `epoch`."""
-        self.set_progress(epoch, 0)
-
-    def set_progress(self, epoch: int, sample_in_epoch: int) -> None:
-        """Make the next iteration go on in `epoch` after `sample_in_epoch` samples of the whole job."""
-        check_at_least("epoch", epoch, 0)
-        check_at_least("sample_in_epoch", sample_in_epoch, 0)
-        self._epochs.set_next(epoch)
-        self._progress.resume_at(epoch, sample_in_epoch)
-
-    def state_dict(self, num_samples: int | None = None) -> dict[str, object]:
-        """Return where the run stands, JSON-able.
-
-        Args:
-            num_samples: Samples of the epoch that the whole job has consumed. Needed with DataLoader workers, which run
-                ahead of the trainer; without, what this process has yielded counts.
-        """
-        epoch, consumed = self._progress.position(self.epoch)
-        state = StreamState(
-            epoch=epoch,
-            sample_in_epoch=consumed if num_samples is None else num_samples,
-            fingerprint=self.index.fingerprint,
-            shuffle_seed=self.shuffle_seed,
-        )
-        return state.to_dict()
-
-    def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> None:
-        """Go on where `state` says.
-
-        Raises:
-            StateError: It is the state of another dataset, query or seed (`strict=False` insists).
-        """
-        loaded = StreamState.from_dict(state)
-        if strict:
-            loaded.check(StreamState.from_dict(self.state_dict()))
-        self.set_progress(loaded.epoch, loaded.sample_in_epoch)
 
     def get_identifier_desc(self) -> str:
         """Return a line that names this dataset in logs."""
@@ -334,57 +268,5 @@ class StreamingDataset(IterableDataset[Sample]):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle for a worker: it cannot ask torch.distributed for its place, so the trainer's goes along."""
-        return {**self.__dict__, "_given_world": self.world, "_random_access": None}
-
-
-def default_name(src: str) -> str:
-    """Return the last three parts of `src`, joined by '-', without extension, as in `sds`."""
-    bare = urls.redact(src).rstrip("/")
-    parts = [part for part in bare.partition("://")[2].split("/") or [bare] if part] or [
-        part for part in bare.split("/") if part
-    ]
-    return "-".join(parts[-3:]).removesuffix(urls.extension(bare)) or "dataset"
-
-
-def names_of(option: str, names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return column names as a tuple.
-
-    Raises:
-        ConfigError: A single text was given, whose letters would be taken for names.
-    """
-    if isinstance(names, str):
-        raise ConfigError(f"{option}={names!r} is a text: give a list of column names, [{names!r}]")
-    return tuple(names or ())
-
-
-def callables(option: str, transforms: Sequence[Transform] | None) -> list[Transform]:
-    """Return transforms as a list.
-
-    Raises:
-        ConfigError: One of them cannot be called.
-    """
-    if callable(transforms):
-        raise ConfigError(f"{option}={transforms!r} is a single transform: give a list of them")
-    for number, transform in enumerate(transforms or ()):
-        if not callable(transform):
-            raise ConfigError(f"{option}[{number}]={transform!r} is not callable: give callables from sample to sample")
-    return list(transforms or ())
-
-
-def own_seed(seed: int, world: World) -> int:
-    """Return a seed of this worker's own (`unaligned_worker_index`)."""
-    number = world.rank * world.num_workers + world.worker
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest(), "little")
-
-
-def check_on_error(value: OnError | str) -> OnError:
-    """Return what to do with failing samples.
-
-    Raises:
-        ConfigError: An unknown word.
-    """
-    try:
-        return OnError(value)
-    except ValueError:
-        raise ConfigError(f"on_error={value!r} is unknown: give one of {', '.join(OnError)}") from None
+        """Pickle for a worker, which makes its own engine."""
+        return {**self.__dict__, "_random_access": None}

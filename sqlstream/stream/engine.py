@@ -7,12 +7,11 @@ the trainer sleeps (then the sample is acquired again).
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 
 import numpy as np
-import numpy.typing as npt
 
 from sqlstream.cache.cache import Cache
 from sqlstream.cache.fetch import Acquirer
@@ -20,22 +19,24 @@ from sqlstream.cache.holds import Hold
 from sqlstream.config import OnError, SampleOptions
 from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, SampleError, StorageError
 from sqlstream.index.store import Index
+from sqlstream.stream.chain import Chain
 from sqlstream.stream.failures import FailureLog
 from sqlstream.stream.rows import RowReader, Slot, holds_path
-from sqlstream.transforms.base import Sample, Transform, apply
-
-Positions = npt.NDArray[np.int64]
+from sqlstream.stream.shares import EpochShare, Progress
+from sqlstream.stream.window import Window
+from sqlstream.transforms.base import Sample
 
 
 class Engine:
-    """Produces the samples of one iteration.
+    """Makes the samples of a process.
 
     Args:
         index: Rows by id.
         cache: Objects by URL.
         reader: From rows to slots and samples.
-        transforms: What every sample goes through.
-        options: Window, failures, retention.
+        chain: What every sample goes through.
+        options: Window, failures.
+        name: Of the dataset, in the report of failures.
         num_retained: Yielded samples whose paths stay valid.
     """
 
@@ -44,21 +45,23 @@ class Engine:
         index: Index,
         cache: Cache,
         reader: RowReader,
-        transforms: Sequence[Transform],
+        chain: Chain,
         options: SampleOptions,
         *,
+        name: str,
         num_retained: int,
     ) -> None:
         self._index = index
         self._cache = cache
         self._reader = reader
-        self._transforms = tuple(transforms)
+        self._chain = chain
         self._options = options
         self._num_retained = num_retained
         self._kept: deque[Hold] = deque(maxlen=num_retained)
         self._data_directory = f"{cache.store.disk.root}/data/"
-        self._failures = FailureLog(options)
-        self._window = options.prefetch
+        self._name = name
+        self._failures = FailureLog(options, cache.store.ledger, name)
+        self._ahead: Window | None = None
 
     @property
     def _acquirer(self) -> Acquirer:
@@ -67,43 +70,44 @@ class Engine:
     # -- a stream -----------------------------------------------------------------------------------------------------
 
     def stream(
-        self,
-        epoch: int,
-        blocks: Iterable[Positions],
-        rows_at: Callable[[Positions], Positions],
-        replacements: Callable[[int], Iterator[int]],
+        self, shares: Iterator[EpochShare], progress: Progress, *, is_endless: bool, note_several: Callable[[], None]
     ) -> Iterator[Sample]:
-        """Yield the samples at the positions in `blocks`, in that order.
+        """Yield the samples of the first share, in order; the objects of what follows are on their way by then.
 
         Args:
-            epoch: Put into each sample, and part of every choice.
-            blocks: Positions of the epoch. # [n] each
-            rows_at: From positions to selected rows.
-            replacements: Selected rows to try instead of a failed position's.
+            shares: Of consecutive epochs. A second one is prepared for the next call, in case that it begins with it.
+            progress: Moved on with each sample.
+            is_endless: Yield the samples of all shares, not only of the first.
+            note_several: Called when a position does not give exactly one sample.
 
         Raises:
             SqlStreamError: A sample failed and `on_error` says so, or too many did.
         """
-        planned = self._plan(epoch, blocks, rows_at)
-        ahead: deque[Slot] = deque()
+        first = next(shares)
+        progress.begin(first)
+        self._failures = FailureLog(self._options, self._cache.store.ledger, self._name)
+        window = self._window(first, shares)
+        slot: Slot | None = None
         try:
-            while True:
-                self._look_ahead(ahead, planned)
-                if not ahead:
-                    return
-                slot = ahead.popleft()
-                try:
-                    yield from self._samples(slot)
-                    self._failures.note_success()
-                except (SampleError, StorageError) as error:
-                    self._failures.note_failure(slot.position, slot.row_id, error)
-                    if self._options.on_error is OnError.RAISE:
-                        raise
-                    if self._options.on_error is OnError.REPLACE:
-                        yield from self._replacement(slot, replacements(slot.position), error)
-        finally:
-            for slot in ahead:
-                self._give_back(slot)
+            while (slot := window.pop(None if is_endless else first.epoch)) is not None:
+                if slot.share is not None and slot.share.epoch != progress.share.epoch:
+                    progress.begin(slot.share)
+                progress.taken = slot.place
+                num_samples = 0
+                for sample in self._outcome(slot):
+                    num_samples += 1
+                    if slot.is_single:
+                        progress.taken = slot.place + slot.is_last
+                    yield sample
+                if num_samples != 1 or not slot.is_last:
+                    note_several()
+            progress.taken = progress.share.partition.num_samples
+        except BaseException:
+            if slot is not None:
+                window.give_back(slot)
+            window.close()
+            raise
+        self._ahead = window
 
     def rows(self, selected: Sequence[int], epoch: int) -> list[Sample | list[Sample]]:
         """Return the samples of selected rows, in the order asked; a list where transforms make several of one row.
@@ -142,41 +146,57 @@ class Engine:
         if release_kept:
             for hold in self._kept:
                 self._acquirer.release(hold)
+            if self._ahead is not None:
+                self._ahead.close()
         self._kept.clear()
         self._acquirer.owner.flush()
 
-    def _plan(self, epoch: int, blocks: Iterable[Positions], rows_at: Callable[[Positions], Positions]) -> Iterator[Slot]:
-        for positions in blocks:
-            row_ids = self._index.row_ids(rows_at(positions)).tolist()
-            yield from self._slots(epoch, positions.tolist(), row_ids)
+    # -- planning -----------------------------------------------------------------------------------------------------
+
+    def _window(self, first: EpochShare, following: Iterator[EpochShare]) -> Window:
+        """Return the window that the last stream left, if it goes on with `first`, else a new one."""
+        window, self._ahead = self._ahead, None
+        if window is not None:
+            if window.next_share == first:
+                window.extend(self._plan(following))
+                return window
+            window.close()
+        planned = self._plan(itertools.chain((first,), following))
+        return Window(planned, self._acquirer, self._cache.fetcher, self._options.prefetch)
+
+    def _plan(self, shares: Iterable[EpochShare]) -> Iterator[Slot]:
+        for share in shares:
+            place = share.taken
+            for positions in share.blocks():
+                row_ids = self._index.row_ids(share.rows_at(positions)).tolist()
+                for slot in self._slots(share.epoch, positions.tolist(), row_ids):
+                    slot.place += place
+                    slot.share = share
+                    yield slot
+                place += len(positions)
 
     def _slots(self, epoch: int, positions: Sequence[int], row_ids: Sequence[int]) -> Iterator[Slot]:
         rows = self._index.rows(row_ids)
         for place, (position, row_id, row) in enumerate(zip(positions, row_ids, rows, strict=True)):
-            for slot in self._reader.slots(row, row_id=row_id, epoch=epoch, position=position):
-                slot.place = place
-                yield slot
-
-    # -- the window ---------------------------------------------------------------------------------------------------
-
-    def _look_ahead(self, ahead: deque[Slot], planned: Iterator[Slot]) -> None:
-        """Keep `prefetch` samples planned, and as many of them acquired as there is room for, half a window at a time."""
-        if len(ahead) <= self._options.prefetch // 2:
-            ahead.extend(islice(planned, self._options.prefetch - len(ahead)))
-        num_acquired = sum(slot.hold is not None for slot in ahead)
-        if num_acquired > self._window // 2:
-            return
-        bare = [slot for slot in ahead if slot.refs and slot.hold is None][: self._window - num_acquired]
-        if not bare:
-            return
-        holds = self._acquirer.acquire([list(slot.refs.values()) for slot in bare], self._cache.fetcher)
-        for slot, hold in zip(bare, holds, strict=False):
-            slot.hold = hold
-        # With no room for all, the window shrinks to what there is room for; it grows again as fast.
-        short = num_acquired + len(holds)
-        self._window = self._options.prefetch if len(holds) == len(bare) else max(1, short)
+            slots = list(self._reader.slots(row, row_id=row_id, epoch=epoch, position=position))
+            for slot in slots:
+                slot.place, slot.is_last = place, slot is slots[-1]
+            yield from slots
 
     # -- one sample ---------------------------------------------------------------------------------------------------
+
+    def _outcome(self, slot: Slot) -> Iterator[Sample]:
+        """Yield the samples of a slot, or what stands in for them."""
+        try:
+            yield from self._samples(slot)
+        except (SampleError, StorageError) as error:
+            self._failures.note_failure(slot, error)
+            if self._options.on_error is OnError.RAISE:
+                raise
+            if self._options.on_error is OnError.REPLACE:
+                yield from self._replacement(slot, error)
+        else:
+            self._failures.note_success()
 
     def _samples(self, slot: Slot) -> Iterator[Sample]:
         """Yield what transforms make of one slot: wait for its objects, pin them meanwhile, keep or release them after."""
@@ -186,7 +206,8 @@ class Engine:
             self._settle(slot)
         is_kept = False
         try:
-            outcome = apply(self._transforms, self._reader.finish(slot, self._cache))
+            outcome = self._chain.run(self._reader.finish(slot, self._cache), slot.epoch, slot.position)
+            slot.is_single = isinstance(outcome, dict)
             if isinstance(outcome, dict):
                 is_kept = self._keeps_path(slot, outcome)
                 self._done_with(slot, is_kept)
@@ -212,18 +233,20 @@ class Engine:
                 return
             self._give_back(slot)
 
-    def _replacement(self, slot: Slot, rows: Iterator[int], error: Exception) -> Iterator[Sample]:
+    def _replacement(self, slot: Slot, error: Exception) -> Iterator[Sample]:
         """Yield another row's sample in the place of a failed one; the first that works."""
-        for selected in rows:
+        for selected in () if slot.share is None else slot.share.replacements(slot.position):
             row_ids = self._index.row_ids(np.array([selected], dtype=np.int64)).tolist()
+            samples: list[Sample] = []
             for stand_in in self._slots(slot.epoch, [slot.position], row_ids):
                 try:
-                    samples = list(self._samples(stand_in))
+                    samples += self._samples(stand_in)
                 except (SampleError, StorageError) as again:
-                    self._failures.note_failure(slot.position, stand_in.row_id, again)
+                    self._failures.note_failure(stand_in, again)
                     break
-                yield from samples
             else:
+                slot.is_single = len(samples) == 1
+                yield from samples
                 return
         raise error
 

@@ -1,14 +1,16 @@
-"""Which epoch an iteration is, agreed by the DataLoader workers of one iteration without a lock or a message.
+"""Which epoch an iteration is, and where in it it begins, in memory that the trainer shares with its workers (fork and spawn).
 
-A DataLoader asks every worker for an iterator once per iteration; workers of one iteration share its seed. The first that
-starts takes the next epoch and writes it down in shared memory; the others find it there, or, starting at the same moment,
-work out the same number from the same past. Rejected: a counter in each worker (workers that are new in each epoch start
-again at 0), and a lock (a semaphore would bring multiprocessing's resource tracker process).
+Two ways. A StreamingDataLoader decides in the trainer, and its workers read what it announced. Under a plain DataLoader nobody
+decides: it asks every worker for an iterator once per iteration, and the workers of one iteration share its seed. The first
+that starts takes the next epoch and writes it down; the others find it there, or, starting at the same moment, work out the
+same from the same past. Rejected: a counter in each worker (workers that are new in each epoch start again at 0), and a lock (a
+semaphore would bring multiprocessing's resource tracker process).
 """
 
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 import torch
 from torch.utils.data import get_worker_info
@@ -17,46 +19,95 @@ _SLOTS = 256
 """Workers that can write at once; more share slots, which is harmless as long as they do not start in the same instant."""
 
 
+class Mark(NamedTuple):
+    """A place in the run of the whole job."""
+
+    epoch: int
+    consumed: int
+    """Samples of the epoch that the whole job has behind it."""
+
+
 class EpochCounter:
-    """The next epoch of a dataset, shared by its trainer process and its workers (fork and spawn)."""
+    """Where the next iteration of a dataset begins."""
 
     def __init__(self) -> None:
-        # Per slot: identity of the iteration (seed, count in that worker) and its epoch + 1; slot 0 is the trainer's.
-        self._table = torch.zeros((_SLOTS, 3), dtype=torch.int64)  # [slots, 3]
-        self._next = torch.zeros(1, dtype=torch.int64)  # [1]
-        for tensor in (self._table, self._next):  # [*]
+        # Per slot: identity of the iteration (seed, count in that worker), its epoch + 1, what is consumed of it.
+        self._table = torch.zeros((_SLOTS, 4), dtype=torch.int64)  # [slots, 4]
+        self._next = torch.zeros(2, dtype=torch.int64)  # [epoch and consumed]
+        self._announced = torch.zeros(2, dtype=torch.int64)  # [epoch and consumed]
+        # The epoch + 1 that workers have started by themselves, 0 if none; whether some position gave no sample, or several.
+        self._flags = torch.zeros(2, dtype=torch.int64)  # [2]
+        for tensor in (self._table, self._next, self._announced, self._flags):  # [*]
             tensor.share_memory_()  # type: ignore[no-untyped-call]  # torch annotates it not
         self._num_started = 0
         self._pid = os.getpid()
 
     @property
-    def next_epoch(self) -> int:
-        """The epoch that the next iteration will be."""
-        return int(self._next[0])
+    def next(self) -> Mark:
+        """Where the next iteration begins."""
+        return Mark(int(self._next[0]), int(self._next[1]))
 
-    def set_next(self, epoch: int) -> None:
-        """Make the next iteration `epoch`."""
-        self._next[0] = epoch
+    @property
+    def announced(self) -> Mark:
+        """Where the iteration begins that the trainer announced last."""
+        return Mark(int(self._announced[0]), int(self._announced[1]))
+
+    @property
+    def epoch_of_workers(self) -> int | None:
+        """The epoch that workers started by themselves; None if the trainer knows better."""
+        return int(self._flags[0]) - 1 if self._flags[0] else None
+
+    def set_next(self, mark: Mark) -> None:
+        """Make the next iteration begin at `mark`."""
+        self._next[1] = mark.consumed
+        self._next[0] = mark.epoch
         self._table.zero_()
+        self._flags[0] = 0
 
-    def start(self) -> int:
-        """Return the epoch of the iteration that starts now."""
+    def announce(self) -> Mark:
+        """Begin an iteration in the trainer, for the workers that it is about to ask."""
+        mark = self.next
+        self._announced[0], self._announced[1] = mark
+        self.set_next(Mark(mark.epoch + 1, 0))
+        return mark
+
+    def start(self) -> Mark:
+        """Return where the iteration begins that this process, trainer or worker, starts now."""
         info = get_worker_info()
         if info is None:
-            epoch = self.next_epoch
-            self._next[0] = epoch + 1
-            return epoch
+            mark = self.next
+            self.set_next(Mark(mark.epoch + 1, 0))
+            return mark
         if self._pid != os.getpid():  # a worker that was forked or spawned: it has started nothing yet
             self._pid, self._num_started = os.getpid(), 0
         self._num_started += 1
-        candidate = self.next_epoch  # read before the table: whoever moved it has written its slot
+        candidate = self.next  # read before the table: whoever moved it has written its slot
         seed, count = info.seed - info.id, self._num_started
         same = (self._table[:, 0] == seed) & (self._table[:, 1] == count) & (self._table[:, 2] > 0)  # [slots]
-        known = self._table[same, 2]  # [n]
-        epoch = int(known[0]) - 1 if len(known) else candidate
+        known = self._table[same]  # [n, 4]
+        mark = Mark(int(known[0, 2]) - 1, int(known[0, 3])) if len(known) else candidate
         slot = 1 + info.id % (_SLOTS - 1)
         self._table[slot, 2] = 0  # not valid while it is being written
-        self._table[slot, 0], self._table[slot, 1] = seed, count
-        self._table[slot, 2] = epoch + 1
-        self._next[0] = max(self.next_epoch, epoch + 1)
-        return epoch
+        self._table[slot, 0], self._table[slot, 1], self._table[slot, 3] = seed, count, mark.consumed
+        self._table[slot, 2] = mark.epoch + 1
+        self.skip_to(mark.epoch)
+        return mark
+
+    def skip_to(self, epoch: int) -> None:
+        """Have this process's iteration be that of `epoch`, so that the one after it is the next."""
+        if get_worker_info() is not None:
+            self._flags[0] = epoch + 1
+        if self._next[0] <= epoch:
+            self._next[1] = 0
+            self._next[0] = epoch + 1
+
+    @property
+    def has_several(self) -> bool:
+        """Some position gave no sample, or several: batches are no steps."""
+        return bool(self._flags[1])
+
+    def note_several(self) -> bool:
+        """Note that; return True for the first of all processes (two, if they come in the same instant)."""
+        is_first = not self._flags[1]
+        self._flags[1] = 1
+        return is_first

@@ -1,16 +1,20 @@
-"""Samples that fail: counted, logged, and too many of them stop the run."""
+"""Samples that fail: counted, logged, written into the ledger, and too many of them stop the run."""
 
 from __future__ import annotations
 
 import logging
 
+from sqlstream.cache.ledger import Ledger
 from sqlstream.config import SampleOptions
-from sqlstream.errors import TooManyFailuresError
+from sqlstream.errors import CacheError, SampleError, TooManyFailuresError
+from sqlstream.stream.rows import Slot
 
 logger = logging.getLogger(__name__)
 
 MIN_SAMPLES = 100
 """A share of failures says something only from so many samples on."""
+MAX_TEXT = 500
+"""Characters of an error that the ledger keeps: some decoders quote what they could not read."""
 
 
 class FailureLog:
@@ -18,10 +22,14 @@ class FailureLog:
 
     Args:
         options: How much to log, and how much is too much.
+        ledger: Where failures of samples are written down; those of downloads are there already.
+        name: Of the dataset.
     """
 
-    def __init__(self, options: SampleOptions) -> None:
+    def __init__(self, options: SampleOptions, ledger: Ledger, name: str) -> None:
         self._options = options
+        self._ledger = ledger
+        self._name = name
         self._num_failed = 0
         self._num_seen = 0
 
@@ -29,19 +37,22 @@ class FailureLog:
         """Count a sample that came out well."""
         self._num_seen += 1
 
-    def note_failure(self, position: int, row_id: int, error: Exception) -> None:
-        """Count and log a failure.
+    def note_failure(self, slot: Slot, error: Exception) -> None:
+        """Count, log and write down a failure.
 
         Raises:
             TooManyFailuresError: More than `max_failure_ratio` of the samples have failed.
         """
         self._num_failed += 1
         self._num_seen += 1
+        if isinstance(error, SampleError):
+            self._write_down(slot, error)
         if self._num_failed == 1 or self._options.print_exceptions or self._options.print_traceback:
             logger.warning(
-                "sample at position %d (row %d) failed, on_error=%s: %s",
-                position,
-                row_id,
+                "sample at position %d of epoch %d (row %d) failed, on_error=%s: %s",
+                slot.position,
+                slot.epoch,
+                slot.row_id,
                 self._options.on_error.value,
                 error,
                 exc_info=error if self._options.print_traceback else None,
@@ -52,3 +63,10 @@ class FailureLog:
                 f"{self._num_failed} of {self._num_seen} samples failed, more than max_failure_ratio="
                 f"{self._options.max_failure_ratio}; the last one: {error}"
             ) from error
+
+    def _write_down(self, slot: Slot, error: SampleError) -> None:
+        try:
+            with self._ledger.transaction() as tx:
+                tx.record_failure(f"{self._name} row {slot.row_id}", f"{type(error).__name__}: {error}"[:MAX_TEXT])
+        except CacheError as problem:  # a report is no reason to stop a run that goes on without it
+            logger.warning("the failure of row %d of %s could not be written down: %s", slot.row_id, self._name, problem)

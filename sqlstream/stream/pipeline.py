@@ -5,21 +5,25 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch.utils.data import get_worker_info
 
 from sqlstream.cache import Cache
 from sqlstream.config import SampleOptions
 from sqlstream.index.store import Index
+from sqlstream.stream.chain import Chain
 from sqlstream.stream.engine import Engine
 from sqlstream.stream.rows import RowReader
 from sqlstream.transforms.base import Transform
 
 TEXT_TYPES = frozenset(("string", "large_string", "string_view"))
 """Arrow types in which `none_to_empty_str` puts ''."""
+_PREDOWNLOAD, _AFTER_DOWNLOAD = 0, 1
+"""Stages of the chains (`transforms/rng.py`)."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Pipeline:
     """The parts of a dataset that do not change while it is iterated."""
 
@@ -27,20 +31,32 @@ class Pipeline:
     index: Index
     cache: Cache
     options: SampleOptions
+    seed: int | None
+    """Part of the key of every sample's randomness."""
     transforms: Sequence[Transform]
     predownload_transforms: Sequence[Transform]
     dataset_id: int | None = None
     """Id of the dataset in the ledger; asked for when samples are first made."""
     num_iterating: int = field(default=0, compare=False)
+    worker_engine: Engine | None = field(default=None, compare=False)
+    """A DataLoader worker's engine: it outlives an iteration, with what it has prepared for the next one."""
 
     @contextlib.contextmanager
-    def engine(self) -> Iterator[Engine]:
+    def engine(self, ranks_on_node: int) -> Iterator[Engine]:
         """Give an engine for one iteration; at its end nothing of it stays behind in the trainer's process.
 
         In a DataLoader worker the helper stays for the next epoch, and the paths that are under way to the trainer stay pinned.
+
+        Args:
+            ranks_on_node: Trainer processes of this node: they and their workers share the cache's limit.
         """
-        is_worker = get_worker_info() is not None
-        engine = self.make_engine(self.options.retained_samples)
+        info = get_worker_info()
+        is_worker = info is not None
+        if info is not None:
+            self.cache.store.acquirer.num_expected = info.num_workers * ranks_on_node
+        engine = self.worker_engine or self.make_engine(self.options.retained_samples)
+        if is_worker:
+            self.worker_engine = engine
         self.num_iterating += 1
         try:
             yield engine
@@ -59,13 +75,21 @@ class Pipeline:
             self.index.resolve,
             self.index.key_column,
             self.options,
-            self.predownload_transforms,
+            self._chain(self.predownload_transforms, _PREDOWNLOAD),
             text_columns=[column.name for column in self.index.columns if column.type in TEXT_TYPES],
             dataset=self.dataset_id,
         )
-        return Engine(self.index, self.cache, reader, self.transforms, self.options, num_retained=num_retained)
+        chain = self._chain(self.transforms, _AFTER_DOWNLOAD)
+        return Engine(self.index, self.cache, reader, chain, self.options, name=self.name, num_retained=num_retained)
+
+    def _chain(self, transforms: Sequence[Transform], stage: int) -> Chain:
+        return Chain(transforms, seed=self.seed, stage=stage, seeds_globals=self.options.seed_transforms)
 
     def close(self) -> None:
         """Give everything back."""
         self.cache.close()
         self.index.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle for a worker, which makes its own engine."""
+        return {**self.__dict__, "worker_engine": None, "num_iterating": 0}

@@ -12,7 +12,9 @@ from sqlstream.cache.keys import ObjectRef
 from sqlstream.config import SampleOptions
 from sqlstream.errors import MissingFieldError, SampleError
 from sqlstream.storage import urls
-from sqlstream.transforms.base import Sample, Transform, apply
+from sqlstream.stream.chain import Chain
+from sqlstream.stream.shares import EpochShare
+from sqlstream.transforms.base import Sample
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +32,13 @@ class Slot:
     error: Exception | None = None
     """Why it cannot become a sample; found while planning."""
     place: int = 0
-    """Which of the rows asked for together it comes from."""
+    """Which of the rows asked for together it comes from; in a stream, which position of the share."""
+    share: EpochShare | None = None
+    """The share of an epoch that it belongs to; None: it was asked for by row."""
+    is_last: bool = True
+    """No other slot of its position follows."""
+    is_single: bool = False
+    """Transforms have made one sample of it."""
 
 
 class RowReader:
@@ -40,7 +48,7 @@ class RowReader:
         resolve: From a value of a downloaded column to a URL or an absolute path.
         key_column: The column that names samples.
         options: What is downloaded, and how missing values read.
-        predownload_transforms: Applied to each row before its URLs are read.
+        predownload: Applied to each row before its URLs are read.
         text_columns: Columns that hold text, for `none_to_empty_str`.
         dataset: Id of the dataset in the ledger.
     """
@@ -50,7 +58,7 @@ class RowReader:
         resolve: Callable[[str], str],
         key_column: str,
         options: SampleOptions,
-        predownload_transforms: Sequence[Transform],
+        predownload: Chain,
         *,
         text_columns: Sequence[str],
         dataset: int | None,
@@ -58,7 +66,7 @@ class RowReader:
         self._resolve = resolve
         self._key_column = key_column
         self._options = options
-        self._predownload_transforms = tuple(predownload_transforms)
+        self._predownload = predownload
         self._dataset = dataset
         downloaded = set(options.columns_to_download)
         self._empty_columns = [c for c in text_columns if c not in downloaded] if options.none_to_empty_str else []
@@ -72,7 +80,7 @@ class RowReader:
         if self._options.data_type is not None:
             row["__data_type__"] = self._options.data_type
         try:
-            outcome = apply(self._predownload_transforms, row)
+            outcome = self._predownload.run(row, epoch, position)
             for sample in [outcome] if isinstance(outcome, dict) else outcome:
                 yield self._slot(sample, row_id=row_id, epoch=epoch, position=position)
         except SampleError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
@@ -10,10 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from sqlstream import StreamingDataset
+from sqlstream import StreamingDataLoader, StreamingDataset
 from tests.stream.sources import check_bytes
+from tests.stream.tables import rows_of
 
 
 def open_dataset(src: str, dst: str, **options: Any) -> StreamingDataset:
@@ -74,6 +77,33 @@ def stream_until_interrupted(src: str, dst: str, num_workers: str) -> None:
     assert started is not None
     print("ended", threading.active_count(), flush=True)
     os._exit(0) if time.monotonic() - started < 8 else os._exit(3)
+
+
+def train_rank(src: str, folder: str, global_batch_size: str, num_workers: str, seconds_a_step: str) -> None:
+    """A rank under torchrun: two epochs, each step's rows written down, the state saved when all ranks have done the step."""
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    dataset = StreamingDataset(src, Path(folder) / "cache", shuffle_seed=5, show_progress=False)
+    loader = StreamingDataLoader(
+        dataset, batch_size=int(global_batch_size) // world_size, num_workers=int(num_workers), collate_fn=rows_of
+    )
+    state_path, step = Path(folder) / "state.json", 0
+    if state_path.exists():
+        saved = json.loads(state_path.read_text())
+        step = saved["step"]
+        loader.load_state_dict(saved["state"])
+    dist.barrier()
+    with (Path(folder) / f"rank-{rank}-of-{world_size}.jsonl").open("a") as log:
+        while dataset.epoch < 2:
+            for rows in loader:
+                time.sleep(float(seconds_a_step))
+                step += 1
+                print(json.dumps({"step": step, "rows": rows}), file=log, flush=True)
+                dist.barrier()
+                if rank == 0:
+                    state_path.with_suffix(".new").write_text(json.dumps({"step": step, "state": loader.state_dict()}))
+                    state_path.with_suffix(".new").rename(state_path)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from sqlstream.errors import (
     TransformError,
 )
 from sqlstream.order import Plan
-from sqlstream.stream.dataset import default_name
+from sqlstream.stream.options import default_name
 from sqlstream.testing.servers import Fault, FaultyAnswer
 from sqlstream.world import World
 from tests.stream.sources import Photos, check_bytes
@@ -192,6 +193,24 @@ def test_random_access_raises_and_never_gives_another_row(photos: Photos, tmp_pa
         dataset[5]
 
 
+def test_failures_are_reported_with_what_failed_and_how_often(photos: Photos, tmp_path: Path) -> None:
+    def broken(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__row__"] == 7:
+            raise ValueError("no such picture")
+        return sample
+
+    del photos.server.objects[photos.path(5)]
+    with open_photos(photos, tmp_path / "cache", transforms=[broken], name="photos", num_downloading_retries=0) as dataset:
+        assert dataset.failures() == []
+        for _ in range(2):
+            list(dataset)
+        reported = {record.what: (record.count, record.error) for record in dataset.failures()}
+    assert set(reported) == {photos.server.url + photos.path(5), "photos row 7"}
+    assert reported["photos row 7"][0] == 2
+    assert "TransformError" in reported["photos row 7"][1]
+    assert "no such picture" in reported["photos row 7"][1]
+
+
 def test_too_many_failures_stop_the_run(photos: Photos, tmp_path: Path) -> None:
     for number in range(0, photos.num, 4):
         del photos.server.objects[photos.path(number)]
@@ -342,3 +361,13 @@ def test_a_state_goes_on_where_it_was_taken(photos: Photos, tmp_path: Path) -> N
 )
 def test_the_default_name_is_the_end_of_the_source(src: str, name: str) -> None:
     assert default_name(src) == name
+
+
+def test_clearing_indexes_leaves_those_in_use(photos: Photos, tmp_path: Path) -> None:
+    query = "SELECT * FROM dataframe WHERE score >= 0.5"
+    with open_photos(photos, tmp_path / "cache", columns_to_download=[], sql_query=query) as dataset:
+        assert dataset.cache.clear(index=True).removed_index_files == 0
+        assert dataset[0]["__row__"] == 60
+        cache = pickle.loads(pickle.dumps(dataset.cache))
+    with cache:
+        assert cache.clear(index=True).removed_index_files == 3  # the table, the positions, and what they are

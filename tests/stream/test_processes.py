@@ -131,7 +131,7 @@ def test_every_kind_of_worker_gives_every_row_once_an_epoch(
             assert {number for batch in batches for number in batch["__epoch__"].tolist()} == {epoch}
             orders.append([row for batch in batches for row in batch["__row__"].tolist()])
             # The loader asks its workers in turn, so the order is the plan's, whatever their number.
-            assert orders[-1] == dataset._plan.rows(epoch, 0, photos.num).tolist()
+            assert orders[-1] == dataset.schedule.plan.rows(epoch, 0, photos.num).tolist()
         assert orders[0] != orders[1]
         del loader
 
@@ -241,4 +241,12 @@ def test_two_jobs_that_start_on_an_empty_cache_fetch_each_object_once(photos: Ph
     """Acceptance 3."""
     jobs = [start("train", photos.src, tmp_path / "cache", "none", 9, 1) for _ in range(2)]
     assert [finish(job, 200) for job in jobs] == ["done\n"] * 2
+    assert photos.num_gets() == {photos.path(number): 1 for number in range(photos.num)}
+
+
+def test_workers_leave_each_other_their_share_so_nothing_is_fetched_twice(photos: Photos, tmp_path: Path) -> None:
+    """The first worker must not fill the cache with its window, only to give it up when the second one comes."""
+    with open_dataset(photos.src, str(tmp_path / "cache"), batch_size=4, cache_limit=photos.total_bytes * 3 // 10) as dataset:
+        batches = list(DataLoader(dataset, batch_size=4, num_workers=2))
+    assert sum(len(batch["__row__"]) for batch in batches) == photos.num
     assert photos.num_gets() == {photos.path(number): 1 for number in range(photos.num)}

@@ -1,0 +1,160 @@
+"""A DataLoader that tells its dataset how it takes samples, counts what it has delivered, and resumes anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from sqlstream.config import check_at_least
+from sqlstream.errors import ConfigError
+from sqlstream.stream.dataset import StreamingDataset
+from sqlstream.stream.schedule import BatchOptions, Delivery
+from sqlstream.transforms.base import Sample
+
+TORCH_PREFETCH_FACTOR = 2
+"""What torch takes for `prefetch_factor=None` with workers."""
+
+
+class StreamingDataLoader(DataLoader[Sample]):
+    """Batches of a StreamingDataset: the same global batches on any number of ranks and workers, resumable after each of them.
+
+    Each iteration is the next epoch, also with persistent workers; `set_epoch` and `load_state_dict` say otherwise.
+
+    Args:
+        dataset: What to load.
+        batch_size: Samples of this rank's batch, the same on every rank; None: samples one by one, not collated.
+        num_workers: Processes that make batches; 0: this one does.
+        collate_fn: From a list of samples to a batch; None: torch's default.
+        pin_memory: Copy tensors into page-locked memory.
+        drop_last: Leave out the last, incomplete global batch. None: as the dataset was told.
+        timeout: Seconds to wait for a batch of a worker; 0: for ever.
+        worker_init_fn: Called in each worker with its number.
+        multiprocessing_context: How workers start: `'fork'`, `'spawn'`, `'forkserver'` or a context; None: the platform's way.
+        generator: Draws the seeds of the workers. The order does not depend on it.
+        prefetch_factor: Batches that each worker makes ahead; None: 2.
+        persistent_workers: Keep the workers from epoch to epoch; they prepare the next one while the last batches are taken.
+        pin_memory_device: The device of `pin_memory`.
+
+    Raises:
+        ConfigError: The dataset was given another batch size, or is no StreamingDataset.
+
+    Example:
+        >>> loader = StreamingDataLoader(dataset, batch_size=4, num_workers=2)
+        >>> for batch in loader:
+        ...     state = loader.state_dict()
+    """
+
+    dataset: StreamingDataset
+
+    def __init__(
+        self,
+        dataset: StreamingDataset,
+        batch_size: int | None = 1,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool | None = None,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+    ) -> None:
+        if not isinstance(dataset, StreamingDataset):
+            raise ConfigError(
+                f"StreamingDataLoader takes a StreamingDataset, not {type(dataset).__name__}: use torch's DataLoader"
+            )
+        if batch_size is not None:
+            check_at_least("batch_size", batch_size, 1)
+        dataset.expect_batches(
+            BatchOptions(
+                batch_size=batch_size or 1,
+                drop_last=bool(drop_last),
+                num_workers=num_workers,
+                prefetch_factor=TORCH_PREFETCH_FACTOR if prefetch_factor is None else prefetch_factor,
+                is_persistent=persistent_workers,
+            )
+        )
+        super().__init__(
+            dataset,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=bool(drop_last),
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+        )
+
+    def __iter__(self) -> _BaseDataLoaderIter:
+        """Begin the next epoch, or go on where a state said."""
+        schedule = self.dataset.schedule
+        delivery = schedule.begin_delivery()
+        schedule.is_announced = True
+        try:
+            batches = super().__iter__()
+        finally:
+            schedule.is_announced = False
+        return _CountedBatches(batches, delivery)  # type: ignore[return-value]  # stands in for torch's iterator
+
+    def __len__(self) -> int:
+        """Return the batches of this rank in an epoch."""
+        return self.dataset.schedule.num_steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration epoch `epoch`, from its start."""
+        self.dataset.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the run stands after the last batch that this loader has delivered: JSON-able, equal on all ranks."""
+        return self.dataset.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Have the next iteration go on where `state` says, on whatever ranks and workers there are now.
+
+        Args:
+            state: What `state_dict` returned; the same one on every rank.
+            strict: False: take epoch and samples from the state of another dataset, query, seed or global batch size.
+
+        Raises:
+            StateError: It is the state of another one.
+        """
+        self.dataset.load_state_dict(state, strict=strict)
+
+
+class _CountedBatches:
+    """Torch's iterator, counting what it hands out."""
+
+    def __init__(self, batches: _BaseDataLoaderIter, delivery: Delivery) -> None:
+        self._batches = batches
+        self._delivery = delivery
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._delivery.is_over = True
+            raise
+        self._delivery.num_batches += 1
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getattr__(self, name: str) -> Any:
+        """Give what else torch's iterator has: frameworks ask for it."""
+        return getattr(self._batches, name)

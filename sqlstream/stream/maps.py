@@ -1,0 +1,68 @@
+"""The dataset as a map with a sampler of batches, for loaders that take samples by index, in the order of the stream.
+
+DataLoader(MapView(dataset), batch_sampler=EpochBatches(dataset, batch_size=16))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import Dataset, Sampler
+
+from sqlstream.config import check_at_least
+from sqlstream.stream.dataset import StreamingDataset
+
+
+class MapView(Dataset[Any]):
+    """A StreamingDataset that torch takes for a map: `DataLoader` then allows samplers and batch samplers.
+
+    Args:
+        dataset: What to look at; it stays usable by itself.
+    """
+
+    def __init__(self, dataset: StreamingDataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        """Return the number of selected rows."""
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return the sample of selected row `index`."""
+        return self.dataset[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples of several selected rows, brought together."""
+        return self.dataset.__getitems__(indices)
+
+
+class EpochBatches(Sampler[list[int]]):
+    """The selected rows of each of this rank's batches, as the stream would give them; each iteration is the next epoch.
+
+    Args:
+        dataset: Whose order.
+        batch_size: Samples of this rank's batch.
+    """
+
+    def __init__(self, dataset: StreamingDataset, batch_size: int) -> None:
+        check_at_least("batch_size", batch_size, 1)
+        self._dataset = dataset
+        self._batch_size = batch_size
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        """Return the batches of this rank in an epoch."""
+        return self._dataset.schedule.batches_of(self.epoch, self._batch_size).partition.num_steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the batches of the next epoch."""
+        share = self._dataset.schedule.batches_of(self.epoch, self._batch_size)
+        self.epoch += 1
+        for positions in share.partition.blocks(block=self._batch_size):
+            yield share.rows_at(positions).tolist()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration epoch `epoch`."""
+        check_at_least("epoch", epoch, 0)
+        self.epoch = epoch

@@ -1,0 +1,81 @@
+"""What the constructor of a dataset takes, checked and turned into frozen values."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from sqlstream.config import OnError, StorageOptions
+from sqlstream.errors import ConfigError
+from sqlstream.storage import urls
+from sqlstream.transforms.base import Transform
+
+logger = logging.getLogger(__name__)
+
+AUTO_THREADS = 16
+"""Downloads at a time for each reading process when `num_downloading_workers` is not given."""
+
+
+def default_name(src: str) -> str:
+    """Return the last three parts of `src`, joined by '-', without extension, as in `sds`."""
+    bare = urls.redact(src).rstrip("/")
+    parts = [part for part in bare.partition("://")[2].split("/") or [bare] if part] or [
+        part for part in bare.split("/") if part
+    ]
+    return "-".join(parts[-3:]).removesuffix(urls.extension(bare)) or "dataset"
+
+
+def names_of(option: str, names: Sequence[str] | None) -> tuple[str, ...]:
+    """Return column names as a tuple.
+
+    Raises:
+        ConfigError: A single text was given, whose letters would be taken for names.
+    """
+    if isinstance(names, str):
+        raise ConfigError(f"{option}={names!r} is a text: give a list of column names, [{names!r}]")
+    return tuple(names or ())
+
+
+def callables(option: str, transforms: Sequence[Transform] | None) -> list[Transform]:
+    """Return transforms as a list.
+
+    Raises:
+        ConfigError: One of them cannot be called.
+    """
+    if callable(transforms):
+        raise ConfigError(f"{option}={transforms!r} is a single transform: give a list of them")
+    for number, transform in enumerate(transforms or ()):
+        if not callable(transform):
+            raise ConfigError(f"{option}[{number}]={transform!r} is not callable: give callables from sample to sample")
+    return list(transforms or ())
+
+
+def check_on_error(value: OnError | str) -> OnError:
+    """Return what to do with failing samples.
+
+    Raises:
+        ConfigError: An unknown word.
+    """
+    try:
+        return OnError(value)
+    except ValueError:
+        raise ConfigError(f"on_error={value!r} is unknown: give one of {', '.join(OnError)}") from None
+
+
+def storage_of(options: Mapping[str, object] | None, num_retries: int, num_threads: int | None) -> StorageOptions:
+    """Return how bytes are read."""
+    return StorageOptions(
+        storage_options=dict(options or {}),
+        num_retries=num_retries,
+        num_threads=AUTO_THREADS if num_threads is None else num_threads,
+    )
+
+
+def warn_of_lazy_index(chunk_size: int | None) -> None:
+    """Log what becomes of `lazy_index_chunk_size`, if it was given."""
+    if chunk_size is not None:
+        logger.error(
+            "lazy_index_chunk_size=%s: this version has no lazy index yet; the whole index is built first, once per node, "
+            "and read from disk. Leave the argument out to silence this",
+            chunk_size,
+        )

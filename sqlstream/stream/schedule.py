@@ -1,0 +1,335 @@
+"""Order, layout and state of a dataset, without its samples: which process takes which positions when, and how far it is."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch.utils.data import get_worker_info
+
+from sqlstream import distributed
+from sqlstream.config import check_at_least
+from sqlstream.errors import ConfigError, StateError
+from sqlstream.order import Partition, Plan, Tail
+from sqlstream.stream.epochs import EpochCounter, Mark
+from sqlstream.stream.shares import EpochShare, Progress
+from sqlstream.stream.state import Share
+from sqlstream.stream.weighting import Weighting
+from sqlstream.world import World
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOptions:
+    """How a loader takes samples."""
+
+    batch_size: int
+    """Samples of a rank's batch."""
+    drop_last: bool
+    """Leave out the last, incomplete global batch."""
+    num_workers: int
+    """Processes that make batches; 0: the trainer."""
+    prefetch_factor: int
+    """Batches that each worker makes ahead."""
+    is_persistent: bool
+    """Workers run several epochs: they prepare the next one while the last samples of one are taken."""
+
+    @property
+    def num_under_way(self) -> int:
+        """Samples of a worker that may be under way to the trainer: their paths stay valid."""
+        return (self.prefetch_factor + 1) * self.batch_size
+
+
+@dataclass(slots=True)
+class Delivery:
+    """What a loader in the trainer has handed out of an iteration."""
+
+    start: Mark
+    num_batches: int = 0
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where this process stands, as its trainer knows it."""
+
+    world: World | None
+    """None: asked for when it is needed, from torch.distributed or the launcher."""
+    replication: int
+    """So many consecutive ranks take the same samples."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_at_least("replication", self.replication, 1)
+
+    @property
+    def whole(self) -> World:
+        """The place among all ranks."""
+        return self.world or distributed.read_world()
+
+    @property
+    def effective(self) -> World:
+        """The place where ranks that take the same samples count as one."""
+        return self.whole.replicated(self.replication)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle for a worker: it cannot ask torch.distributed for its place, so the trainer's goes along."""
+        return (partial(Layout, world=self.whole, replication=self.replication), ())
+
+
+class Schedule:
+    """Order and state of one dataset in this process.
+
+    Args:
+        plan: The order.
+        weighting: The rows of the plan's slots.
+        layout: Where this process stands.
+        is_endless: An iteration goes on over epochs without end.
+        is_unaligned: Every worker has a shuffle of its own.
+    """
+
+    def __init__(self, plan: Plan, weighting: Weighting, layout: Layout, *, is_endless: bool, is_unaligned: bool) -> None:
+        self.plan = plan
+        self.weighting = weighting
+        self.layout = layout
+        self.is_endless = is_endless
+        self.is_announced = False
+        """A loader in the trainer says where iterations begin; true while it creates its workers, and in those."""
+        self.counter = EpochCounter()
+        self.batches: BatchOptions | None = None
+        self._is_unaligned = is_unaligned
+        self._given_batch_size = plan.batch_size
+        self._own_start: tuple[Mark, Share] | None = None
+        self._progress: Progress | None = None
+        self._delivery: Delivery | None = None
+
+    # -- layout -------------------------------------------------------------------------------------------------------
+
+    @property
+    def world(self) -> World:
+        """Where this process stands; ranks that take the same samples count as one."""
+        return self.layout.effective
+
+    @property
+    def global_batch_size(self) -> int | None:
+        """Samples of a step of the whole job; None: not known."""
+        return None if self.plan.batch_size is None else self.plan.batch_size * self.world.world_size
+
+    @property
+    def step_size(self) -> int:
+        """Positions of a step."""
+        return self.global_batch_size or self.world.world_size
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of every rank in an epoch."""
+        return self.plan.num_steps(self.world)
+
+    def expect_batches(self, options: BatchOptions) -> None:
+        """Learn from a loader how it takes samples.
+
+        Raises:
+            ConfigError: The dataset was given another batch size.
+        """
+        batch_size = options.batch_size
+        if self._given_batch_size not in (None, batch_size):
+            raise ConfigError(
+                f"the loader has batch_size={batch_size}, its dataset was given batch_size={self._given_batch_size}: "
+                "give the same to both, or only to the StreamingDataLoader"
+            )
+        self.batches = options
+        self.plan = replace(self.plan, batch_size=batch_size, tail=Tail.DROP if options.drop_last else self.plan.tail)
+
+    # -- an iteration -------------------------------------------------------------------------------------------------
+
+    def begin(self) -> tuple[Progress, Iterator[EpochShare]]:
+        """Begin an iteration in this process; return its progress, and what it takes of its epoch and of those that follow.
+
+        In a persistent worker the next iteration's epoch follows, too: it will most likely run it.
+        """
+        info = get_worker_info()
+        world = self.world if info is None else self.world.with_worker(info.id, info.num_workers)
+        plan = self.plan
+        if self._is_unaligned and plan.seed is not None:
+            plan = replace(plan, seed=own_seed(plan.seed, world))
+        first = self._first_share(plan, world)
+        progress = Progress(first, first.taken)
+        if not self.is_announced:
+            self._delivery = None
+        self._progress = progress
+        looks_ahead = info is not None and self.batches is not None and self.batches.is_persistent
+        return progress, self._from(first, looks_ahead)
+
+    def begin_delivery(self) -> Delivery:
+        """Begin an iteration of a loader in the trainer, which tells its workers where they begin.
+
+        Raises:
+            StateError: The state is that of one process within a step.
+        """
+        if self._own_start is not None:
+            share = self._own_start[1]
+            raise StateError(
+                f"the state was taken within a step, {share.taken} samples beyond its start, by {share.place}: loaders go on "
+                "at steps; iterate the dataset itself, or load it with strict=False to go on at the start of that step"
+            )
+        mark = self.counter.next
+        if self._is_over(mark):
+            self.counter.set_next(Mark(mark.epoch + 1, 0))
+        self._progress, self._delivery = None, Delivery(self.counter.announce())
+        return self._delivery
+
+    def _first_share(self, plan: Plan, world: World) -> EpochShare:
+        if self._own_start is not None:
+            (mark, share), self._own_start = self._own_start, None
+            partition = plan.partition(world, mark.consumed, share.first_worker)
+            ours = Share.of(partition, share.taken)
+            if ours != share:
+                raise StateError(
+                    f"the state is that of {share.place}, this process is {ours.place}: go on with as many ranks and workers, "
+                    "or save the state of a StreamingDataLoader, which fits any number of them"
+                )
+            self.counter.skip_to(mark.epoch)
+            return self._share(mark.epoch, plan, partition, share.taken)
+        mark = self.counter.announced if self.is_announced else self.counter.start()
+        if self._is_over(mark):
+            mark = Mark(mark.epoch + 1, 0)  # a state from an epoch's end goes on with the next
+            self.counter.skip_to(mark.epoch)
+        return self._share(mark.epoch, plan, plan.partition(world, mark.consumed))
+
+    def batches_of(self, epoch: int, batch_size: int) -> EpochShare:
+        """Return what this rank takes of an epoch in batches of `batch_size`, all in one process."""
+        plan = replace(self.plan, batch_size=batch_size)
+        return self._share(epoch, plan, plan.partition(self.world))
+
+    def _share(self, epoch: int, plan: Plan, partition: Partition, taken: int = 0) -> EpochShare:
+        weighting = self.weighting
+        return EpochShare(
+            epoch=epoch, plan=plan, partition=partition, taken=taken, weighting=weighting, version=weighting.version
+        )
+
+    def _from(self, share: EpochShare, looks_ahead: bool) -> Iterator[EpochShare]:
+        while True:
+            if self.is_endless and not share.partition.num_steps:
+                raise ConfigError(
+                    f"an epoch of {share.plan.num_samples} samples has no step: lower batch_size, or drop_last=False"
+                )
+            yield share
+            if not self.is_endless and not looks_ahead:
+                return
+            looks_ahead = False
+            first_worker = share.partition.next_worker if self.is_endless else 0
+            partition = share.plan.partition(share.partition.world, 0, first_worker)
+            share = self._share(share.epoch + 1, share.plan, partition)
+
+    def _is_over(self, mark: Mark) -> bool:
+        partition = self.plan.partition(self.world, mark.consumed)
+        return mark.consumed > 0 and partition.first_step >= partition.num_steps
+
+    def note_several(self) -> None:
+        """Note that a position gave no sample, or several; warn once if ranks may get out of step by that."""
+        if self.counter.note_several() and self.world.world_size > 1 and not self.is_endless:
+            logger.warning(
+                "some rows give no sample, or several, so ranks may make different numbers of steps, and a state taken within "
+                "an epoch is not exact: use infinite_iteration=True, or transforms that make one sample of each row"
+            )
+
+    # -- where it stands ----------------------------------------------------------------------------------------------
+
+    def where(self, num_samples: int | None = None) -> tuple[Mark, Share | None]:
+        """Return where the whole job stands: after `num_samples` of the epoch, or as far as this process knows.
+
+        A worker, or a process within a step, adds how far its own share is.
+
+        Raises:
+            StateError: Workers of a plain DataLoader iterate: they run ahead of the trainer, who alone knows.
+        """
+        return self._position() if num_samples is None else (self._position_after(num_samples), None)
+
+    def set_next(self, mark: Mark, share: Share | None = None) -> None:
+        """Make the next iteration begin at `mark`; with `share`, in this process alone, and beyond it."""
+        self._progress = self._delivery = self._own_start = None
+        if share is not None:
+            self._own_start = (mark, share)
+        if share is None or get_worker_info() is None:
+            self.counter.set_next(mark)
+
+    @property
+    def is_under_way(self) -> bool:
+        """An iteration has begun in this process."""
+        return self._delivery is not None or self._progress is not None
+
+    @property
+    def place(self) -> Mark:
+        """Where the whole job stands, at a step's end."""
+        return self._position()[0]
+
+    def place_after(self, num_steps: int) -> Mark:
+        """Return where the whole job will stand `num_steps` later; without endless iteration the next epoch at most."""
+        return self._advanced(self.place, num_steps)
+
+    def _position(self) -> tuple[Mark, Share | None]:
+        if self._own_start is not None:
+            return self._own_start
+        if get_worker_info() is None and self.counter.epoch_of_workers is not None:
+            raise StateError(
+                "workers of a DataLoader run ahead of the trainer, so the dataset cannot know what was delivered: use "
+                "StreamingDataLoader and its state_dict(), or give num_samples=, the samples of the epoch that the whole job "
+                "has consumed"
+            )
+        if self._delivery is not None:
+            return self._delivered(self._delivery), None
+        if self._progress is not None:
+            return self._processed(self._progress)
+        return self.counter.next, None
+
+    def _position_after(self, num_samples: int) -> Mark:
+        """Return where the whole job stands after `num_samples` samples of the epoch under way."""
+        if (started := self.counter.epoch_of_workers) is not None:
+            epoch = started
+        elif self._delivery is not None:
+            epoch = self._delivery.start.epoch
+        else:
+            epoch = self.counter.next.epoch if self._progress is None else self._progress.share.epoch
+        mark = Mark(epoch, num_samples)
+        return Mark(epoch + 1, 0) if self._is_over(mark) else mark
+
+    def _delivered(self, delivery: Delivery) -> Mark:
+        """Return where the batches of a loader have come to."""
+        if delivery.is_over:
+            return Mark(delivery.start.epoch + 1, 0)
+        num_batches = delivery.num_batches
+        if self.counter.has_several and not self.is_endless:  # batches are no steps then: the epoch goes on until it is over
+            partition = self.plan.partition(self.world, delivery.start.consumed)
+            num_batches = min(num_batches, max(0, partition.num_steps - partition.first_step - 1))
+        return self._advanced(delivery.start, num_batches)
+
+    def _advanced(self, mark: Mark, num_steps: int) -> Mark:
+        partition = self.plan.partition(self.world, mark.consumed)
+        num_left = partition.num_steps - partition.first_step
+        if num_steps < num_left:
+            return Mark(mark.epoch, mark.consumed + num_steps * partition.step_size)
+        if not self.is_endless:
+            return Mark(mark.epoch + 1, 0)
+        num_epochs, num_steps = divmod(num_steps - num_left, partition.num_steps)
+        return Mark(mark.epoch + 1 + num_epochs, num_steps * partition.step_size)
+
+    def _processed(self, progress: Progress) -> tuple[Mark, Share | None]:
+        """Return where this process has come to by itself."""
+        epoch, partition = progress.share.epoch, progress.share.partition
+        if get_worker_info() is not None:
+            return Mark(epoch, partition.consumed), Share.of(partition, progress.taken)
+        if progress.taken >= partition.num_samples:
+            return Mark(epoch + 1, 0), None
+        num_steps, rest = divmod(progress.taken, partition.batch_size or 1)
+        mark = Mark(epoch, partition.consumed + num_steps * partition.step_size)
+        return mark, Share.of(partition, rest) if rest else None
+
+
+def own_seed(seed: int, world: World) -> int:
+    """Return a seed of this worker's own (`unaligned_worker_index`)."""
+    number = world.rank * world.num_workers + world.worker
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest(), "little")

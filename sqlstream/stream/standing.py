@@ -1,0 +1,136 @@
+"""Where a dataset stands in its run: its epoch, its place in the job, and its state, saved and loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from sqlstream.cache.failures import FailureRecord, failures
+from sqlstream.config import check_at_least
+from sqlstream.index.store import Index
+from sqlstream.index.weights import WeightsSpec
+from sqlstream.stream.epochs import Mark
+from sqlstream.stream.pipeline import Pipeline
+from sqlstream.stream.reweight import reweight
+from sqlstream.stream.schedule import Schedule
+from sqlstream.stream.state import StreamState
+from sqlstream.world import World
+
+logger = logging.getLogger(__name__)
+
+
+class Standing:
+    """The part of a dataset's interface that is about its order and state, over its schedule."""
+
+    _schedule: Schedule
+
+    _pipeline: Pipeline
+
+    @property
+    def index(self) -> Index:
+        """The index that the rows come from."""
+        return self._pipeline.index
+
+    @property
+    def world(self) -> World:
+        """Where this process stands in its job; ranks that take the same samples count as one."""
+        return self._schedule.world
+
+    @property
+    def schedule(self) -> Schedule:
+        """Order, layout and state."""
+        return self._schedule
+
+    @property
+    def shuffle_seed(self) -> int | None:
+        """The seed of the order; the drawn one for `shuffle_seed=-1`."""
+        return self._schedule.plan.seed
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration will be."""
+        return self._schedule.counter.next.epoch
+
+    @property
+    def epoch_size(self) -> int:
+        """Positions of an epoch."""
+        return self._schedule.plan.num_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration epoch `epoch`."""
+        self.set_progress(epoch, 0)
+
+    def set_progress(self, epoch: int, sample_in_epoch: int) -> None:
+        """Make the next iteration go on in `epoch` after `sample_in_epoch` samples of the whole job."""
+        check_at_least("epoch", epoch, 0)
+        check_at_least("sample_in_epoch", sample_in_epoch, 0)
+        self._schedule.set_next(Mark(epoch, sample_in_epoch))
+
+    def reweight(self, weights: WeightsSpec | None, at_step: int | None = None) -> None:
+        """Change how often rows come; call it on every rank, after the same step. States carry it.
+
+        Args:
+            weights: An SQL expression over the selected rows, a column, or a number for each row; None: all the same.
+            at_step: From this step of the epoch under way on; None: from the next epoch on.
+
+        Raises:
+            StateError: That step is handed out or planned already; the message names the first possible one.
+            ConfigError, QueryError: These are no weights.
+        """
+        reweight(self._schedule, weights, at_step, self._pipeline.options.prefetch)
+
+    def failures(self) -> list[FailureRecord]:
+        """Return what failed in this cache: URLs that could not be brought, rows that made no sample; most frequent first."""
+        return failures(self._pipeline.cache.store.ledger)
+
+    def state_dict(self, num_samples: int | None = None) -> dict[str, object]:
+        """Return where the run stands, JSON-able.
+
+        Args:
+            num_samples: Samples of the epoch that the whole job has consumed. Needed with the workers of a plain DataLoader,
+                which run ahead of the trainer; otherwise what this process has yielded counts, or what a StreamingDataLoader
+                has delivered.
+
+        Raises:
+            StateError: It is needed and was not given.
+        """
+        return self._state(num_samples).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> None:
+        """Go on where `state` says; call it in the trainer before iteration starts, on every rank with the same state.
+
+        Args:
+            state: What `state_dict` returned, on any number of ranks and workers.
+            strict: False: take epoch and samples from the state of another dataset, query, seed or global batch size.
+
+        Raises:
+            StateError: It is the state of another one.
+        """
+        loaded, schedule = StreamState.from_dict(state), self._schedule
+        consumed = loaded.sample_in_epoch
+        if strict:
+            loaded.check(self._state(0))
+            if loaded.fingerprint is not None:
+                schedule.weighting.restore(loaded.weights)
+        elif schedule.plan.batch_size is not None and consumed < self.epoch_size and consumed % schedule.step_size:
+            consumed -= consumed % schedule.step_size
+            logger.warning(
+                "sample_in_epoch=%d of the state is no multiple of a step of %d samples: going on after %d, so %d come again",
+                *(loaded.sample_in_epoch, schedule.step_size, consumed, loaded.sample_in_epoch - consumed),
+            )
+        schedule.set_next(Mark(loaded.epoch, consumed), loaded.share if strict else None)
+
+    def _state(self, num_samples: int | None) -> StreamState:
+        schedule = self._schedule
+        mark, share = schedule.where(num_samples)
+        return StreamState(
+            epoch=mark.epoch,
+            sample_in_epoch=mark.consumed,
+            fingerprint=self.index.fingerprint,
+            shuffle_seed=schedule.plan.seed,
+            global_batch_size=schedule.global_batch_size,
+            num_canonical_nodes=schedule.plan.num_canonical_nodes,
+            epoch_size=schedule.plan.num_samples,
+            weights=tuple(schedule.weighting.to_state()),
+            share=share,
+        )

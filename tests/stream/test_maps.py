@@ -1,0 +1,46 @@
+"""The dataset as a map, with samplers of batches: the order of the stream through `__getitems__`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+
+from sqlstream import StreamingDataset
+from sqlstream.stream.maps import EpochBatches, MapView
+from sqlstream.world import World
+from tests.stream.sources import Photos, check_bytes
+from tests.stream.tables import make_table
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+def rows_only(samples: list[dict[str, int]]) -> list[int]:
+    return [sample["__row__"] for sample in samples]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_by_index_have_the_order_of_the_stream(tmp_path: Path, num_workers: int) -> None:
+    for rank in range(2):
+        world = World(rank=rank, world_size=2, local_rank=rank, local_world_size=2)
+        with StreamingDataset(
+            make_table(tmp_path, 22), tmp_path / "cache", shuffle_seed=5, batch_size=4, world=world, show_progress=False
+        ) as dataset:
+            streamed = [list(DataLoader(dataset, batch_size=4, collate_fn=rows_only)) for _ in range(2)]
+            sampler = EpochBatches(dataset, batch_size=4)
+            loader = DataLoader(MapView(dataset), batch_sampler=sampler, num_workers=num_workers, collate_fn=rows_only)
+            assert len(loader) == 3
+            assert [list(loader) for _ in range(2)] == streamed
+            sampler.set_epoch(1)
+            assert list(loader) == streamed[1]
+
+
+def test_any_sampler_of_torch_works_on_the_map(photos: Photos, tmp_path: Path) -> None:
+    with StreamingDataset(photos.src, tmp_path / "cache", columns_to_download=["image"], transforms=[check_bytes]) as dataset:
+        batches = BatchSampler(RandomSampler(range(len(dataset))), batch_size=16, drop_last=False)
+        rows = []
+        for batch in DataLoader(MapView(dataset), batch_sampler=batches, num_workers=2):
+            assert all(batch["is_right"])
+            rows += batch["__row__"].tolist()
+        assert sorted(rows) == list(range(photos.num))
