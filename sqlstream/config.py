@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any, Literal
 
 from sqlstream.errors import ConfigError
 
@@ -79,7 +80,7 @@ def child_environment(package_root: Path) -> dict[str, str]:
 class StorageOptions:
     """How bytes are read from storage; pickled to the helper process."""
 
-    storage_options: Mapping[str, object] = field(default_factory=dict)
+    storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
     """Backend settings as fsspec users write them: `key`, `secret`, `endpoint_url`, `region`, `anon`, `token`, `backend`, …"""
     num_retries: int = 3
     """Tries after the first one, on faults that can pass; 3 as in `sds`."""
@@ -87,24 +88,46 @@ class StorageOptions:
     """Time to a connection; 10 s is the least that survives a cold DNS and a TLS handshake on a busy node."""
     read_timeout_seconds: float = 60.0
     """Longest silence within a body, not the whole download; 60 s as botocore has it."""
-    num_threads: int = 16
-    """Downloads at a time in one helper process."""
+    total_timeout_seconds: float = 600.0
+    """Longest time of one request, its body included; what came is kept and the rest asked for, where the server allows it.
+    600 s bring 6 GB at 10 MB/s; it is there for servers that drip."""
+    num_threads: int | Literal["auto"] = "auto"
+    """Downloads at a time in one helper process; "auto" follows object size and latency (`storage.concurrency`)."""
+    hedge_factor: float = 0.0
+    """Race a request whose answer takes so many times the 95th percentile of its kind with a second one; 0: never."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
+        """Take the settings of ours among `storage_options`, and check ranges."""
+        for key, name in _STORAGE_KEYS.items():
+            if (value := self.storage_options.get(key)) is not None:
+                if isinstance(value, bool) or not isinstance(value, (int, float)):
+                    raise ConfigError(f"storage_options[{key!r}]={value!r} is not a number")
+                object.__setattr__(self, name, float(value))
+            check_at_least(f"storage_options[{key!r}]", getattr(self, name), 0 if name == "hedge_factor" else 0.001)
         check_at_least("num_downloading_retries", self.num_retries, 0)
-        check_at_least("num_downloading_workers", self.num_threads, 1)
+        if self.num_threads != "auto":
+            check_at_least("num_downloading_workers", self.num_threads, 1)
         backend = self.storage_options.get("backend", "obstore")
         if backend not in ("obstore", "fsspec"):
             raise ConfigError(f"storage_options['backend']={backend!r} is not one of 'obstore', 'fsspec'")
+
+
+_STORAGE_KEYS = {
+    "connect_timeout": "connect_timeout_seconds",
+    "read_timeout": "read_timeout_seconds",
+    "timeout": "total_timeout_seconds",
+    "hedge_factor": "hedge_factor",
+}
+"""Keys of `storage_options` that are fields of `StorageOptions`: there they reach the helper through every constructor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexOptions:
     """What is indexed and which rows and columns of it are kept."""
 
-    src: str
-    """A table file, a wildcard over them, a text file of paths, or a directory of samples; local or remote."""
+    src: Any
+    """A table file, a wildcard over them, a text file of paths, or a directory of samples, local or remote; the SQLAlchemy URL
+    of a database; a table of pandas, polars or pyarrow, or an iterable of dicts; a list of these, read one after the other."""
     data_type: str | None = None
     """For a directory: which extension is the main one (`DataSampleType` value)."""
     key_column: str = "index"
@@ -121,6 +144,37 @@ class IndexOptions:
     """At most this many rows, from the start of the selection."""
     max_index_files: int | None = None
     """At most this many files of a wildcard or a list of paths (`max_index_files_to_use`)."""
+    where: str | None = None
+    """One more condition, on the result of `sql_query` if that is given: `score > 6 AND label = 'cat'`."""
+    sql_engine: str = "sqlite"
+    """What runs `sql_query` and `where`: `'sqlite'`, or `'duckdb'` (extra) for functions that SQLite lacks."""
+    path_prefix: str | None = None
+    """Where relative paths in rows start, instead of the place of the source."""
+    delimiter: str | None = None
+    """Of CSV files; None: a comma (a tab in .tsv), or ';', tab or '|' where the header has no comma but these."""
+    quote_char: str = '"'
+    """What values that hold the delimiter stand in, in CSV files; '' when nothing is quoted."""
+    encoding: str | None = None
+    """Of CSV and JSON files, as Python names them (`'latin-1'`); None: UTF-8, or what a byte order mark says."""
+    label_column: str | None = None
+    """For a directory of samples: a column of this name holds each sample's folder, and keys are paths, unique per folder."""
+    source_version: str | None = None
+    """Any text, for sources that name no version themselves: a database is read again when this changes."""
+    on_source_change: str = "rebuild"
+    """What to do when the source is not what was indexed before: `'rebuild'` (and log it), or `'raise'` SourceChangedError;
+    new files at the end of a wildcard or list are no change, they are added."""
+
+    def __post_init__(self) -> None:
+        """Check words."""
+        for name, value, words in (
+            ("sql_engine", self.sql_engine, ("sqlite", "duckdb")),
+            ("on_source_change", self.on_source_change, ("rebuild", "raise")),
+        ):
+            if value not in words:
+                raise ConfigError(f"{name}={value!r} is unknown: give one of {', '.join(words)}")
+        for name, mark in (("delimiter", self.delimiter), ("quote_char", self.quote_char or None)):
+            if mark is not None and (len(mark) != 1 or not mark.isascii()):
+                raise ConfigError(f"{name}={mark!r} is not a single ASCII character")
 
 
 def check_at_least(name: str, value: float, least: float) -> None:
@@ -240,6 +294,8 @@ class SampleOptions:
     """Columns whose values are URLs or paths; in the sample they hold local paths."""
     allow_missing_columns: bool = False
     """True: a row without a value in a downloaded column has None there; False: it fails."""
+    allowed_roots: tuple[str, ...] = ()
+    """Local directories and URL prefixes that a remote index may name, beside objects on servers."""
     none_to_empty_str: bool = False
     """True: a missing value in a text column reads as ''."""
     data_type: str | None = None
@@ -259,6 +315,8 @@ class SampleOptions:
     """Log each failed sample as a warning, not only the first one."""
     print_traceback: bool = False
     """Log its traceback, too."""
+    seed_transforms: bool = True
+    """Seed python's, numpy's and torch's global generators by (seed, epoch, position) while a sample's transforms run."""
 
     def __post_init__(self) -> None:
         """Check ranges."""

@@ -2,10 +2,14 @@
 
     reading process                                helper process (no torch)
     Fetcher ── HelperClient ── HelperProcess ══ socketpair ══ Helper ── Transfer ── with_retries ── Resolver ── Storage
-      submit, grant, cancel      receiver thread     messages,         pwrite up to the grant        obstore | urllib3 | fsspec
-      head, list, download                           descriptors
+      submit, grant, cancel      receiver thread     messages,   Workers  pwrite up to the grant    obstore | urllib3 | fsspec
+      head, list, download       Outstanding         descriptors Outbox  resumes, checks digests
+      get_ranges
+
+Pure planners: `coalesce` (which ranges become one request), `concurrency` (how many downloads at a time), `retry` (what is
+tried again, and when), `policy` (what an index may name), `outstanding` (who is asked again after a helper died), `settings`.
 
 Invariants: no byte is written past the grant or after FetchDone; a FetchDone without error means the whole object, its length
-checked; each request ends with exactly one FetchDone; no storage client is ever imported in the reading process; no URL is
-shown with its credentials or its query.
+checked, of one version; each request ends with exactly one FetchDone; a request that kills helpers fails alone; no storage
+client is ever imported in the reading process; no URL is shown with its credentials or its query.
 """

@@ -1,27 +1,26 @@
-"""What is outstanding at the helper, and the one thread that hears from it.
+"""The way to the helper, and the one thread that hears from it.
 
 Locks, always in this order: `locks.fork_guard()` (only where a helper may be started), `_lock`, the channel's own. `_lock`
 guards the state and is held while sending, so that no grant or cancel overtakes its request (the helper always reads, so a send
-ends); it is never held while waiting for an answer or calling a sink.
+ends; a helper that does not is killed by its receiver thread, without the lock); it is never held while waiting for an answer
+or calling a sink.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from sqlstream import locks
 from sqlstream.config import StorageOptions
-from sqlstream.errors import FetchCancelledError, SqlStreamError, StorageError, TransientStorageError
+from sqlstream.errors import StorageError
 from sqlstream.storage.channel import MAX_DESCRIPTORS, ChannelClosedError
 from sqlstream.storage.helper_process import HelperProcess
 from sqlstream.storage.messages import (
+    Alive,
     Cancel,
     EndListing,
     Fetch,
@@ -33,45 +32,20 @@ from sqlstream.storage.messages import (
     Head,
     LogLine,
     NextPage,
+    Ranges,
     Reply,
+    ShareNode,
     ToReader,
 )
-from sqlstream.storage.urls import redact
+from sqlstream.storage.outstanding import Ended, Entry, Outstanding, Question, Sink
 
-Question = FetchRequest | Head | NextPage
-Sink = Callable[[Sequence[FetchEvent]], None]
-
-_MAX_SENDS = 3  # the first, and two more to helpers that follow dead ones: a request that kills them must not do so for ever
+_LOOK_SECONDS = 2.0
+_MAX_SILENT_LOOKS = 15
+"""A helper that owes answers gives a sign every 2 s; one that is silent for 15 looks of 2 s hangs. Looks, not time: a job that
+was stopped as a whole (SIGSTOP, a suspended machine) must not find its helper overdue when it goes on."""
+_MAX_SILENT_LOOKS_AT_START = 60  # its imports may come from a cold network disk
 
 _logger = logging.getLogger(__name__)
-
-
-class _FileIdentity(NamedTuple):
-    device: int
-    inode: int
-
-
-@dataclass(slots=True, kw_only=True)
-class _Outstanding:
-    """A download or a call without its answer."""
-
-    question: Question
-    """As it must be asked again if the helper dies: with the latest grant."""
-    answer: Sink | Future[Reply]
-    helper: HelperProcess
-    file: _FileIdentity | None
-    """What a download writes to: the number of a descriptor that was closed too early may mean another file by now."""
-    num_sends: int = 1
-    is_cancelled: bool = False
-
-    def fail(self, error: SqlStreamError) -> None:
-        """End it with an error of our side."""
-        if isinstance(self.question, FetchRequest):
-            assert not isinstance(self.answer, Future)
-            _call_sink(self.answer, [FetchDone(ticket=self.question.ticket, error=error)])
-        else:
-            assert isinstance(self.answer, Future)
-            self.answer.set_exception(error)
 
 
 class HelperClient:
@@ -85,7 +59,8 @@ class HelperClient:
         self._lock = threading.RLock()  # reentrant: a finalizer may call stop() wherever this thread is
         self._helper: HelperProcess | None = None
         self._unreaped: dict[HelperProcess, threading.Thread] = {}
-        self._outstanding: dict[str, _Outstanding] = {}
+        self._outstanding = Outstanding()
+        self._num_processes = 1
         locks.call_after_fork(self)
 
     def after_fork_in_child(self) -> None:
@@ -95,7 +70,7 @@ class HelperClient:
             helper.forget()
         self._helper = None
         self._unreaped = {}
-        self._outstanding = {}
+        self._outstanding = Outstanding()
 
     @property
     def helper_pid(self) -> int | None:
@@ -113,7 +88,7 @@ class HelperClient:
         """Send downloads; the sink gets their events."""
         self._ask({request.ticket: request for request in requests}, sink)
 
-    def call(self, question: Head | NextPage) -> Reply:
+    def call(self, question: Head | NextPage | Ranges) -> Reply:
         """Send a question and wait for its answer; raise the error that it may be."""
         future: Future[Reply] = Future()
         self._ask({question.call: question}, future)
@@ -128,20 +103,20 @@ class HelperClient:
     def grant(self, ticket: str, granted_bytes: int) -> None:
         """Let a download write up to `granted_bytes`; without effect when it has ended."""
         with self._lock:
-            entry = self._outstanding.get(ticket)
-            if entry is None or not isinstance(entry.question, FetchRequest):
-                return
-            entry.question = replace(entry.question, granted_bytes=max(granted_bytes, entry.question.granted_bytes))
-            _send(entry.helper, Grant(ticket=ticket, granted_bytes=granted_bytes))
+            if (entry := self._outstanding.get(ticket)) is not None:
+                entry.grant(granted_bytes)
+                if entry.helper is not None:
+                    _send(entry.helper, Grant(ticket=ticket, granted_bytes=granted_bytes))
 
     def cancel(self, tickets: Sequence[str]) -> None:
         """Give downloads up; each still ends with its FetchDone."""
         helpers: dict[HelperProcess, list[str]] = {}
         with self._lock:
             for ticket in tickets:
-                if entry := self._outstanding.get(ticket):
+                if (entry := self._outstanding.get(ticket)) is not None:
                     entry.is_cancelled = True
-                    helpers.setdefault(entry.helper, []).append(ticket)
+                    if entry.helper is not None:
+                        helpers.setdefault(entry.helper, []).append(ticket)
             for helper, theirs in helpers.items():
                 _send(helper, Cancel(tickets=tuple(theirs)))
 
@@ -151,6 +126,13 @@ class HelperClient:
             if self._helper is not None:
                 _send(self._helper, EndListing(listing=listing))
 
+    def share_node(self, num_processes: int) -> None:
+        """Tell this helper, and those that follow, how many processes share the node."""
+        with self._lock:
+            self._num_processes = num_processes
+            if self._helper is not None:
+                _send(self._helper, ShareNode(num_processes=num_processes))
+
     def stop(self) -> None:
         """Kill the helper; return when it is reaped, its thread has ended and every outstanding request has its error."""
         if (helper := self._helper) is not None:
@@ -158,6 +140,7 @@ class HelperClient:
         with self._lock:
             if self._helper is not None:
                 self._helper.kill()
+                self._outstanding.give_up(self._helper)
                 self._helper = None
             threads = list(self._unreaped.values())
         for thread in threads:
@@ -165,22 +148,19 @@ class HelperClient:
                 thread.join()
 
     def _ask(self, questions: Mapping[str, Question], answer: Sink | Future[Reply]) -> None:
-        """Enter the questions as outstanding at the helper, started if need be, and send them."""
+        """Enter the questions as outstanding at the helper, started if need be, and send what may be sent."""
         with self._at_helper() as helper:
-            if twice := questions.keys() & self._outstanding.keys():
-                raise ValueError(f"tickets {sorted(twice)} are outstanding already: give each download its own")
-            entries = {
-                name: _Outstanding(question=question, answer=answer, helper=helper, file=_file_of(question))
-                for name, question in questions.items()
-            }
+            self._outstanding.add(questions, answer)
             try:
-                self._outstanding.update(entries)
-                _send_questions(helper, list(questions.values()))
+                self._send_on(helper)
             except BaseException:  # Ctrl-C: half a frame may be out, nobody can read on behind it
-                for name in entries:
-                    self._outstanding.pop(name, None)
+                self._outstanding.remove(questions)
                 helper.channel.shutdown()
                 raise
+
+    def _send_on(self, helper: HelperProcess) -> None:
+        """Send what waits and may be sent; the caller holds the lock."""
+        _send_questions(helper, [entry.question for entry in self._outstanding.take_sendable(helper)])
 
     @contextlib.contextmanager
     def _at_helper(self) -> Iterator[HelperProcess]:
@@ -202,103 +182,95 @@ class HelperClient:
             thread = threading.Thread(target=self._receive, args=(helper,), name="sqlstream-fetcher", daemon=True)
             self._helper, self._unreaped[helper] = helper, thread
             thread.start()
+            if self._num_processes > 1:
+                _send(helper, ShareNode(num_processes=self._num_processes))
         return self._helper
 
     # What follows runs in a receiver thread.
 
     def _receive(self, helper: HelperProcess) -> None:
         """Hear a helper until it is gone."""
+        num_silent, has_spoken = 0, False
         while True:
             try:  # no name for what came: it would hold errors, and through them the frames of callers, until the next one
-                self._dispatch(helper.channel.receive()[0])
+                self._dispatch(helper, helper.channel.receive(_LOOK_SECONDS)[0])
+                num_silent, has_spoken = 0, True
+            except TimeoutError:
+                num_silent += 1
+                if num_silent >= (_MAX_SILENT_LOOKS if has_spoken else _MAX_SILENT_LOOKS_AT_START):
+                    self._end_if_hanging(helper)
             except ChannelClosedError:
                 break
         helper.close()
         try:
-            self._after_death(helper)
+            self._after_death(helper, has_spoken=has_spoken)
         finally:
             with self._lock:
                 del self._unreaped[helper]
 
-    def _dispatch(self, messages: Sequence[ToReader]) -> None:
+    def _end_if_hanging(self, helper: HelperProcess) -> None:
+        """Kill a silent helper if it owes answers: its requests go to another one."""
+        is_free = self._lock.acquire(timeout=_LOOK_SECONDS)  # taken: somebody sends, and it does not read
+        try:
+            if is_free and not self._outstanding.is_waiting_for(helper):
+                return
+        finally:
+            if is_free:
+                self._lock.release()
+        _logger.warning("the helper process %d gives no sign of life: it is killed", helper.pid)
+        helper.end()
+
+    def _dispatch(self, helper: HelperProcess, messages: Sequence[ToReader]) -> None:
         """Give each answer to the one who waits for it; events of one sink go together."""
         batches: dict[int, tuple[Sink, list[FetchEvent]]] = {}
+        answers: list[FetchEvent | Reply] = []
         for message in messages:
             if isinstance(message, LogLine):
                 logging.getLogger(message.name).log(message.level, "%s", message.text)
-                continue
-            name = message.call if isinstance(message, Reply) else message.ticket
-            with self._lock:
-                is_last = not isinstance(message, GrantNeeded)
-                entry = self._outstanding.pop(name, None) if is_last else self._outstanding.get(name)
+            elif not isinstance(message, Alive):
+                answers.append(message)
+        with self._lock:
+            self._outstanding.note_sign_of_life()
+            entries = [self._entry_of(answer) for answer in answers]
+            ended = self._outstanding.take_cancelled()
+            with contextlib.suppress(ChannelClosedError):
+                self._send_on(helper)
+        for answer, entry in zip(answers, entries, strict=True):
             if entry is None:
                 continue
-            if isinstance(message, Reply):
+            if isinstance(answer, Reply):
                 assert isinstance(entry.answer, Future)
-                entry.answer.set_result(message)
+                entry.answer.set_result(answer)
             else:
                 assert not isinstance(entry.answer, Future)
-                batches.setdefault(id(entry.answer), (entry.answer, []))[1].append(message)
+                batches.setdefault(id(entry.answer), (entry.answer, []))[1].append(answer)
         for sink, events in batches.values():
             _call_sink(sink, events)
+        _end(ended)
 
-    def _after_death(self, dead: HelperProcess) -> None:
-        """Ask a new helper what the dead one left open; end what was cancelled, stopped, or sent too often."""
-        failed: list[tuple[_Outstanding, SqlStreamError]] = []
+    def _entry_of(self, answer: FetchEvent | Reply) -> Entry | None:
+        """Return whose answer this is, taken out if it is the last one."""
+        if isinstance(answer, GrantNeeded):
+            return self._outstanding.get(answer.ticket)
+        return self._outstanding.pop(answer.call if isinstance(answer, Reply) else answer.ticket)
+
+    def _after_death(self, dead: HelperProcess, *, has_spoken: bool) -> None:
+        """Ask a new helper what the dead one left open, and end what is not asked again."""
         with locks.fork_guard(), self._lock:
             if self._helper is dead:
                 self._helper = None
-            lost = {name: entry for name, entry in self._outstanding.items() if entry.helper is dead}
-            again = {}
-            for name, entry in lost.items():
-                if (reason := _reason_to_end(entry)) is None:
-                    again[name] = entry
+            ended = self._outstanding.after_death(dead, has_spoken=has_spoken)
+            if self._helper is None and len(self._outstanding):
+                try:
+                    self._ensure_helper()
+                except StorageError as error:
+                    ended += self._outstanding.fail_all(error)
                 else:
-                    failed.append((entry, reason))
-            try:
-                self._ask_again(list(again.values()), dead)
-            except StorageError as error:
-                failed += [(entry, error) for entry in again.values()]
-                again = {}
-            for name in lost.keys() - again.keys():
-                del self._outstanding[name]
-        for entry, reason in failed:
-            entry.fail(reason)
-
-    def _ask_again(self, entries: Sequence[_Outstanding], dead: HelperProcess) -> None:
-        """Send what a dead helper left open to the one that follows; the caller holds both locks."""
-        if not entries:
-            return
-        helper = self._ensure_helper()
-        _logger.warning("the helper process %d died; another one gets its %d open requests", dead.pid, len(entries))
-        for entry in entries:
-            entry.helper, entry.num_sends = helper, entry.num_sends + 1
-        _send_questions(helper, [entry.question for entry in entries])
-
-
-def _reason_to_end(entry: _Outstanding) -> SqlStreamError | None:
-    """Return the error that a request ends with after the death of its helper; None when it is asked again."""
-    question = entry.question
-    where = redact(question.prefix if isinstance(question, NextPage) else question.url)
-    if entry.is_cancelled or entry.helper.is_stopping:
-        return FetchCancelledError(f"{where}: the download was {'cancelled' if entry.is_cancelled else 'stopped'}", url=where)
-    if entry.num_sends >= _MAX_SENDS:
-        text = f"{where}: the helper process died {_MAX_SENDS} times while it had this request; its error is on standard error"
-        return TransientStorageError(text, url=where)
-    if isinstance(question, NextPage) and not question.is_first:
-        return TransientStorageError(f"{where}: the helper process died in the middle of the listing: list again", url=where)
-    with contextlib.suppress(OSError):
-        if _file_of(question) == entry.file:
-            return None
-    return StorageError(f"{where}: its descriptor was closed before its FetchDone: keep it open until then", url=where)
-
-
-def _file_of(question: Question) -> _FileIdentity | None:
-    """Return which file a download writes to."""
-    if not isinstance(question, FetchRequest):
-        return None
-    status = os.fstat(question.fd)
-    return _FileIdentity(status.st_dev, status.st_ino)
+                    num_open = len(self._outstanding)
+                    _logger.warning("the helper process %d died; another one gets its %d open requests", dead.pid, num_open)
+            if self._helper is not None:
+                self._send_on(self._helper)
+        _end(ended)
 
 
 def _send(helper: HelperProcess, *messages: object) -> None:
@@ -316,6 +288,17 @@ def _send_questions(helper: HelperProcess, questions: Sequence[Question]) -> Non
             part = tuple(fetches[start : start + MAX_DESCRIPTORS])
             helper.channel.send([Fetch(requests=part)], [request.fd for request in part])
     _send(helper, *[question for question in questions if not isinstance(question, FetchRequest)])
+
+
+def _end(ended: Sequence[Ended]) -> None:
+    """Give entries that end without an answer their error."""
+    for entry, error in ended:
+        if isinstance(entry.question, FetchRequest):
+            assert not isinstance(entry.answer, Future)
+            _call_sink(entry.answer, [FetchDone(ticket=entry.question.ticket, error=error)])
+        else:
+            assert isinstance(entry.answer, Future)
+            entry.answer.set_exception(error)
 
 
 def _call_sink(sink: Sink, events: Sequence[FetchEvent]) -> None:

@@ -6,6 +6,7 @@ not share the trainer's interpreter lock, to end them is a kill, and a client th
 
 from __future__ import annotations
 
+import builtins
 import os
 import queue
 import uuid
@@ -16,8 +17,9 @@ from pathlib import Path
 from sqlstream import locks
 from sqlstream.config import StorageOptions
 from sqlstream.storage.base import ObjectInfo
-from sqlstream.storage.client import HelperClient, Sink
-from sqlstream.storage.messages import FetchDone, FetchEvent, FetchRequest, GrantNeeded, Head, NextPage
+from sqlstream.storage.client import HelperClient
+from sqlstream.storage.messages import FetchDone, FetchEvent, FetchRequest, GrantNeeded, Head, NextPage, Ranges
+from sqlstream.storage.outstanding import Sink
 
 __all__ = ["FetchDone", "FetchEvent", "FetchRequest", "Fetcher", "GrantNeeded", "Sink"]
 
@@ -105,6 +107,26 @@ class Fetcher:
                 is_first = False
         finally:
             self._client.end_listing(listing)
+
+    def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]]) -> builtins.list[bytes]:
+        """Return parts of one object, in the order asked, all of one version; near ones come with one request.
+
+        For small parts (footers, directories of archives): the bytes pass through memory.
+
+        Args:
+            url: Which object.
+            ranges: Half open, in bytes.
+
+        Raises:
+            ObjectChangedError: It changed between two requests.
+            StorageError: It cannot be read, or ends before a range does.
+        """
+        question = Ranges(call=uuid.uuid4().hex, url=url, ranges=tuple(ranges))
+        return list(self._client.call(question).parts)
+
+    def share_node(self, num_processes: int) -> None:
+        """Say how many processes of this node read, this one included: with `num_threads="auto"` they share its downloads."""
+        self._client.share_node(num_processes)
 
     def download(self, url: str, path: Path) -> ObjectInfo:
         """Write the whole object to the local file `path`, streamed; when it fails, no file is left.

@@ -6,8 +6,10 @@ Objects are read in blocks, since `cat_file` would hold them whole in memory: a 
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,8 +27,9 @@ from sqlstream.errors import (
     StorageError,
     TransientStorageError,
 )
-from sqlstream.storage.base import ObjectInfo, check_length
+from sqlstream.storage.base import ObjectInfo, RangeBytes, check_length
 from sqlstream.storage.retry import error_for_status
+from sqlstream.storage.settings import OWN_KEYS
 from sqlstream.storage.urls import is_remote, local_path, redact, redact_text, scheme
 
 _BLOCK_BYTES = 8 << 20  # of one range request: as s3transfer cuts its parts
@@ -100,30 +103,31 @@ class FsspecStorage:
             file_system, path = self._locate(url)
             return _object_info(url, file_system.info(path))
 
-    def get(self, url: str) -> FsspecStream:
-        """Open the whole object."""
+    def get(self, url: str, *, start: int = 0, stop: int | None = None, etag: str | None = None) -> FsspecStream:
+        """Open the object, whole or a range."""
         with _mapped(url):
             file_system, path = self._locate(url)
-            details = file_system.info(path)
-            info = _object_info(url, details)
-            file = file_system.open(path, "rb", block_size=_BLOCK_BYTES, cache_type="none")
-        return FsspecStream(info, file, lambda: self.head(url))
+            info = _object_info(url, file_system.info(path))
+            if etag and info.etag != etag:
+                raise ObjectChangedError(f"{redact(url)} is not the version that was asked for", url=redact(url))
+            blocks = _blocks(file_system, path, start, info.size_bytes if stop is None else stop)
+        deadline = time.monotonic() + self._options.total_timeout_seconds
+        return FsspecStream(info, blocks, lambda: self.head(url), start=start, deadline=deadline)
 
-    def get_range(self, url: str, start: int, stop: int) -> bytes:
+    def get_range(self, url: str, start: int, stop: int, *, etag: str | None = None) -> RangeBytes:
         """Return exactly the bytes `[start, stop)`; also from a server that ignores ranges."""
         if start >= stop:
-            return b""
+            return RangeBytes(data=b"", etag=etag)
         with _mapped(url):
             file_system, path = self._locate(url)
             data: bytes = file_system.cat_file(path, start=start, end=stop)
-            if len(data) > stop - start and len(data) == file_system.info(path).get("size"):
+            info = _object_info(url, file_system.info(path))  # after the bytes: what changed meanwhile shows
+            if len(data) > stop - start and len(data) == info.size_bytes:
                 data = data[start:stop]
+        if etag and info.etag != etag:
+            raise ObjectChangedError(f"{redact(url)} changed while it was read: read it again", url=redact(url))
         check_length(url, received=len(data), expected=stop - start)
-        return data
-
-    def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of each range, in the order asked."""
-        return [self.get_range(url, start, stop) for start, stop in ranges]
+        return RangeBytes(data=data, etag=info.etag)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield every object below `prefix`, sorted by name; fsspec gives the listing whole."""
@@ -139,6 +143,8 @@ class FsspecStorage:
         """Return the file system of a URL and the path there."""
         if not is_remote(url):
             return fsspec.filesystem("file"), str(local_path(url))
+        if (file_system := self._options.storage_options.get("filesystem")) is not None:
+            return _checked_file_system(file_system, url)
         with self._lock:  # fsspec's registry of instances is no place for 16 threads at once
             try:
                 file_system, path = fsspec.core.url_to_fs(url, **_constructor_options(scheme(url), self._options))
@@ -149,9 +155,17 @@ class FsspecStorage:
         return file_system, path
 
 
+def _checked_file_system(file_system: Any, url: str) -> tuple[Any, str]:
+    """Return the file system object that the user gave, and the path of a URL there."""
+    if not isinstance(file_system, fsspec.AbstractFileSystem):
+        kind = type(file_system).__name__
+        raise ConfigError(f"storage_options['filesystem'] is a {kind}: give an fsspec file system", url=redact(url))
+    return file_system, file_system._strip_protocol(url)
+
+
 def _constructor_options(kind: str, options: StorageOptions) -> dict[str, Any]:
     """Return what the file system of a scheme is made with: the user's options, and our timeouts where it takes them."""
-    given = {key: value for key, value in options.storage_options.items() if key != "backend"}
+    given = {key: value for key, value in options.storage_options.items() if key not in OWN_KEYS}
     if kind in ("s3", "s3a"):
         region = given.pop("region", None)
         if region is not None:
@@ -161,36 +175,83 @@ def _constructor_options(kind: str, options: StorageOptions) -> dict[str, Any]:
         nested = given.get("config_kwargs")
         user = nested if isinstance(nested, Mapping) else {}
         given["config_kwargs"] = {**timeouts, "retries": {"total_max_attempts": 1}, **user}
+    elif kind in ("gs", "gcs") and given.get("endpoint_url"):
+        # An emulator: before it is imported, gcsfs must be told not to ask Google over gRPC which type a bucket has (minutes).
+        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     elif kind in ("http", "https"):
         given.setdefault("headers", {"Accept-Encoding": "identity"})
     return {**given, "use_listings_cache": False}
 
 
-class FsspecStream:
-    """An open file of a file system."""
+def _blocks(file_system: Any, path: str, start: int, stop: int | None) -> Iterator[bytes]:
+    """Yield the bytes `[start, stop)`: one range request for each block, which a file object would not promise.
 
-    def __init__(self, info: ObjectInfo, file: Any, head_again: Any) -> None:
+    Local files and objects of unknown length are read as files.
+    """
+    if stop is not None and "file" not in file_system.protocol:
+        while start < stop:
+            end = min(start + _BLOCK_BYTES, stop)
+            block: bytes = file_system.cat_file(path, start=start, end=end)
+            if len(block) > end - start:  # a server without ranges sent the whole object
+                block = block[start:stop]
+            if not block:
+                return
+            yield block
+            start += len(block)
+        return
+    with file_system.open(path, "rb") as file:
+        if start:
+            file.seek(start)
+        while stop is None or start < stop:
+            block = file.read(_BLOCK_BYTES if stop is None else min(_BLOCK_BYTES, stop - start))
+            if not block:
+                return
+            yield block
+            start += len(block)
+
+
+class FsspecStream:
+    """An object that is read block by block."""
+
+    def __init__(
+        self,
+        info: ObjectInfo,
+        blocks: Iterator[bytes],
+        head_again: Callable[[], ObjectInfo],
+        *,
+        start: int,
+        deadline: float,
+    ) -> None:
         self.info = info
-        self._file = file
+        self.start = start
+        self.num_extra_requests = 0
+        self._blocks = blocks
         self._head_again = head_again
+        self._deadline = deadline
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the bytes in order; blocks of one object must be of one version."""
         num_blocks = 0
         while True:
             with _mapped(self.info.url):
-                chunk = self._file.read(_BLOCK_BYTES)
-            if not chunk:
+                block = next(self._blocks, None)
+            if block is None:
                 break
             num_blocks += 1
-            yield memoryview(chunk)
-        if num_blocks > 1 and self._head_again().etag != self.info.etag:
-            where = redact(self.info.url)
-            raise ObjectChangedError(f"{where} changed while it was read: read it again", url=where)
+            self.num_extra_requests += 1
+            yield memoryview(block)
+            if time.monotonic() > self._deadline:
+                raise TransientStorageError(f"{redact(self.info.url)}: it took too long", url=redact(self.info.url))
+        if num_blocks > 1:
+            self.num_extra_requests += 1
+            if self._head_again().etag != self.info.etag:
+                where = redact(self.info.url)
+                raise ObjectChangedError(f"{where} changed while it was read: read it again", url=where)
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Give up what is left."""
+        if isinstance(self._blocks, Generator):
+            self._blocks.close()
 
 
 def _object_info(url: str, details: Mapping[str, Any]) -> ObjectInfo:

@@ -7,26 +7,26 @@ read, so the client may always send; one sends; the pools download and answer ca
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import queue
 import resource
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import islice
-from time import sleep
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import SqlStreamError, StorageError, TransientStorageError
-from sqlstream.storage.base import ObjectInfo, Storage
+from sqlstream.storage.base import ObjectInfo, Storage, read_ranges
 from sqlstream.storage.channel import Channel, ChannelClosedError
+from sqlstream.storage.concurrency import Observations, Seen
+from sqlstream.storage.hedge import Opener
 from sqlstream.storage.messages import (
+    Alive,
     Cancel,
     EndListing,
     Fetch,
@@ -37,19 +37,24 @@ from sqlstream.storage.messages import (
     Head,
     LogLine,
     NextPage,
+    Ranges,
     Reply,
+    ShareNode,
     Start,
     ToHelper,
     ToReader,
 )
+from sqlstream.storage.outbox import Outbox
 from sqlstream.storage.resolve import Resolver
-from sqlstream.storage.retry import RetryPolicy, Tally, list_with_retries, with_retries
-from sqlstream.storage.transfer import Transfer
+from sqlstream.storage.retry import Result, RetryPolicy, Tally, list_with_retries, with_retries
+from sqlstream.storage.transfer import Transfer, Way
 from sqlstream.storage.urls import redact, redact_text
+from sqlstream.storage.workers import Job, Workers
 
-_PARENT_CHECK_SECONDS = 2.0  # for what hides the end of the socket: a copy of it in a process forked without Python's hooks
+_LOOK_SECONDS = 2.0  # at our parent, for what hides the end of the socket (a copy in a process forked without Python's hooks)
+_HANG_SECONDS = 60.0  # beyond every timeout: a client that takes longer than that has broken down
 _NUM_CALL_THREADS = 4  # head and list have threads of their own: downloads that wait for a grant must not stop them
-_BATCH = 256  # messages of one frame at most; arbitrary
+_RESIZE_EVERY = 16  # downloads; to look more often gains nothing
 _PAGE = 1000  # objects of one page of a listing, as S3 has it
 
 _logger = logging.getLogger(__name__)
@@ -62,24 +67,35 @@ class Helper:
         self._channel = channel
         self._resolver = Resolver(options)
         self._policy = RetryPolicy(num_retries=options.num_retries)
-        self._downloads = ThreadPoolExecutor(options.num_threads, thread_name_prefix="download")
+        self._options = options
+        self._observations = Observations()
+        self._num_processes = 1
+        self._num_calls = 0
+        self._downloads = Workers(self._num_threads())
+        self._way = Way(
+            resolver=self._resolver,
+            policy=self._policy,
+            opener=Opener(options.hedge_factor, self._usual_latency),
+            report=self._report,
+            observe=self._observe,
+            checks_etag=bool(options.storage_options.get("verify_etag")),
+        )
         self._calls = ThreadPoolExecutor(_NUM_CALL_THREADS, thread_name_prefix="call")
-        self._outgoing: queue.SimpleQueue[ToReader] = queue.SimpleQueue()
         self._transfers: dict[str, Transfer] = {}
         self._listings: dict[str, Iterator[ObjectInfo]] = {}
         self._lock = threading.Lock()
+        self._outbox = Outbox(channel.send, lambda: bool(self._transfers))
         threading.Thread(target=self._send_loop, name="send", daemon=True).start()
 
     def post(self, message: ToReader) -> None:
         """Send a message soon; never blocks."""
-        self._outgoing.put(message)
+        self._outbox.post(message)
 
     def handle(self, message: ToHelper, descriptors: list[int]) -> None:
         """Act on one message of the client."""
         match message:
             case Fetch():
-                for position, request in enumerate(message.requests):
-                    self._fetch(request, descriptors[position] if position < len(descriptors) else None)
+                self._fetch(message.requests, descriptors)
             case Grant():
                 if transfer := self._transfers.get(message.ticket):
                     transfer.grant(message.granted_bytes)
@@ -88,81 +104,116 @@ class Helper:
                     if transfer := self._transfers.get(ticket):
                         transfer.cancel()
             case Head():
-                self._answer(message.call, lambda: (self._head(message.url),))
+                self._answer(message.call, lambda: self._head(message))
             case NextPage():
                 self._answer(message.call, lambda: self._next_page(message))
+            case Ranges():
+                self._answer(message.call, lambda: self._ranges(message))
             case EndListing():
                 self._listings.pop(message.listing, None)
+            case ShareNode():
+                with self._lock:
+                    self._num_processes = message.num_processes
+                    num_threads = self._num_threads()
+                self._downloads.resize(num_threads)
             case Start():
                 raise AssertionError("the second Start")
 
-    def _fetch(self, request: FetchRequest, fd: int | None) -> None:
-        if fd is None:
+    def look(self) -> None:
+        """Give a sign of life if anybody waits; end this process if a client hangs beyond all timeouts."""
+        transfers = list(self._transfers.values())
+        limit = self._options.total_timeout_seconds + self._options.connect_timeout_seconds + _HANG_SECONDS
+        now = time.monotonic()
+        for transfer in transfers:
+            if (since := transfer.active_since) is not None and now - since > limit:
+                sys.stderr.write(f"sqlstream: {redact(transfer.request.url)} hangs beyond all timeouts\n")
+                os._exit(1)
+        if transfers or self._num_calls:
+            self.post(Alive())
+
+    def _fetch(self, requests: Sequence[FetchRequest], descriptors: Sequence[int]) -> None:
+        jobs: list[Job] = []
+        for request, fd in zip(requests, descriptors, strict=False):
+            transfer = Transfer(request, fd, self._way)
+            self._transfers[request.ticket] = transfer
+            jobs.append(transfer.run)
+        self._downloads.submit(jobs)
+        for request in requests[len(descriptors) :]:
             where = redact(request.url)
             error = TransientStorageError(f"{where}: the helper process may not open more files: raise `ulimit -n`", url=where)
             self.post(FetchDone(ticket=request.ticket, error=error))
-            return
-        transfer = Transfer(replace(request, fd=fd), self._report)
-        self._transfers[request.ticket] = transfer
-        self._downloads.submit(self._logged, lambda: transfer.run(self._resolver, self._policy))
 
     def _report(self, event: FetchEvent) -> None:
         if isinstance(event, FetchDone):
             self._transfers.pop(event.ticket, None)
         self.post(event)
 
-    def _answer(self, call: str, work: Callable[[], tuple[ObjectInfo, ...]]) -> None:
+    def _observe(self, seen: Seen) -> None:
+        with self._lock:
+            self._observations.add(seen)
+            is_due = self._observations.num_seen % _RESIZE_EVERY == 0
+            num_threads = self._num_threads() if is_due else self._downloads.limit
+        if num_threads != self._downloads.limit:
+            self._downloads.resize(num_threads)
+
+    def _num_threads(self) -> int:
+        if self._options.num_threads != "auto":
+            return self._options.num_threads
+        return self._observations.threads(self._num_processes)
+
+    def _usual_latency(self) -> tuple[float, int]:
+        with self._lock:
+            return self._observations.latency(0.95), self._observations.num_seen
+
+    def _answer(self, call: str, work: Callable[[], Reply]) -> None:
+        self._num_calls += 1  # by the main thread alone
+
         def run() -> None:
             try:
-                reply = Reply(call=call, objects=work())
+                reply = work()
             except SqlStreamError as error:
                 reply = Reply(call=call, error=error)
             except Exception as error:
-                self.post(
-                    Reply(
-                        call=call, error=StorageError(f"unexpected {type(error).__name__} in the helper process: see the log")
-                    )
-                )
-                raise
+                _logger.exception("unexpected error in the helper process")
+                text = f"unexpected {type(error).__name__} in the helper process: see the log"
+                reply = Reply(call=call, error=StorageError(text))
+            with self._lock:
+                self._num_calls -= 1
             self.post(reply)
 
-        self._calls.submit(self._logged, run)
+        with self._lock:
+            self._num_calls += 1
+        self._calls.submit(run)
 
-    def _head(self, url: str) -> ObjectInfo:
-        def head(storage: Storage) -> ObjectInfo:
-            return storage.head(url)
+    def _head(self, message: Head) -> Reply:
+        info = self._with_retries(message.url, lambda storage: storage.head(message.url))
+        return Reply(call=message.call, objects=(info,))
 
+    def _ranges(self, message: Ranges) -> Reply:
+        parts = self._with_retries(message.url, lambda storage: read_ranges(storage, message.url, message.ranges))
+        return Reply(call=message.call, parts=tuple(bytes(part) for part in parts))
+
+    def _with_retries(self, url: str, operation: Callable[[Storage], Result]) -> Result:
         candidates, tally = self._resolver.candidates(url), Tally()
-        return with_retries(candidates, head, policy=self._policy, tally=tally, wait=sleep)
+        return with_retries(candidates, operation, policy=self._policy, tally=tally, wait=time.sleep)
 
-    def _next_page(self, message: NextPage) -> tuple[ObjectInfo, ...]:
+    def _next_page(self, message: NextPage) -> Reply:
         with self._lock:
             listing = self._listings.get(message.listing)
             if listing is None:
                 candidates = self._resolver.candidates(message.prefix)
-                listing = list_with_retries(candidates, message.prefix, self._policy, sleep)
+                listing = list_with_retries(candidates, message.prefix, self._policy, time.sleep)
                 self._listings[message.listing] = listing
         page = tuple(islice(listing, _PAGE))  # one page at a time is asked for, so no two threads are here
         if not page:
             self._listings.pop(message.listing, None)
-        return page
-
-    def _logged(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception:
-            _logger.exception("unexpected error in the helper process")
+        return Reply(call=message.call, objects=page)
 
     def _send_loop(self) -> None:
-        while True:
-            batch = [self._outgoing.get()]
-            with contextlib.suppress(queue.Empty):
-                while len(batch) < _BATCH:
-                    batch.append(self._outgoing.get_nowait())
-            try:
-                self._channel.send(batch)
-            except ChannelClosedError:
-                os._exit(0)
+        try:
+            self._outbox.run()
+        except ChannelClosedError:
+            os._exit(0)
 
 
 class _LogForwarder(logging.Handler):
@@ -189,9 +240,13 @@ def main() -> None:
     descriptor, parent_pid = int(sys.argv[1]), int(sys.argv[2])
     channel = Channel(socket.socket(fileno=descriptor))
     helper: Helper | None = None
+    alive_at = 0.0
     while os.getppid() == parent_pid:
+        if helper is not None and time.monotonic() - alive_at >= _LOOK_SECONDS:
+            alive_at = time.monotonic()
+            helper.look()
         try:
-            messages, descriptors = channel.receive(_PARENT_CHECK_SECONDS)
+            messages, descriptors = channel.receive(_LOOK_SECONDS)
         except TimeoutError:
             continue
         except ChannelClosedError:
@@ -200,6 +255,7 @@ def main() -> None:
             if helper is None:
                 assert isinstance(message, Start)
                 helper = Helper(channel, message.options)
+                helper.post(Alive())
                 logging.getLogger().addHandler(_LogForwarder(helper))
             else:
                 helper.handle(message, descriptors)

@@ -27,6 +27,9 @@ class HelperProcess:
 
     def __init__(self, options: StorageOptions) -> None:
         self.is_stopping = False
+        """Its end is wanted: what it was asked ends with it."""
+        self.is_dead = False
+        """It is reaped."""
         with locks.fork_guard():
             ours, theirs = socket.socketpair()
             locks.adopt_descriptor(ours.fileno())
@@ -48,14 +51,19 @@ class HelperProcess:
         return self._process.pid
 
     def kill(self) -> None:
-        """End it now; whoever reads the channel sees the end."""
+        """End it now, and with it what it was asked; whoever reads the channel sees the end."""
         self.is_stopping = True
+        self.end()
+
+    def end(self) -> None:
+        """End it now; another one gets its requests."""
         self._process.kill()
 
     def close(self) -> None:
         """Make sure that it is dead, reap it, and close the channel."""
         self._process.kill()  # it may have closed its socket and live on
         self._process.wait()
+        self.is_dead = True
         with locks.fork_guard():
             locks.close_descriptor(self.channel.detach())
 

@@ -24,6 +24,8 @@ class FetchRequest:
     """Size that the object must have; None: any."""
     expected_etag: str | None = None
     """ETag that the object must have; None: any."""
+    expected_hash: str | None = None
+    """`"<algorithm>:<digest>"` (md5, sha1, sha256, crc32c; hexadecimal or base64) of its bytes; None: not checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +39,14 @@ class FetchDone:
     seconds: float = 0.0
     """From the start of the download, without its time in the queue."""
     num_requests: int = 0
-    """Tries, each one request with obstore and urllib3."""
+    """Requests: exact with obstore and urllib3 (redirects that they follow are not counted); with fsspec at least so many."""
     num_retries: int = 0
     downloaded_bytes: int = 0
     """Bytes that came over the network, those of failed tries included."""
+    pause_seconds: float = 0.0
+    """Waited between tries."""
+    host: str = ""
+    """What the requests were made to: `scheme://authority`, without credentials; `file` for local files."""
     error: SqlStreamError | None = None
     """A StorageError (context `errno` when the local write failed, e.g. ENOSPC), ConfigError or MissingDependencyError."""
 
@@ -105,21 +111,38 @@ class NextPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ranges:
+    """Ask for parts of one object; the answer comes by message, so they are small."""
+
+    call: str
+    url: str
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndListing:
     """The listing is not read on."""
 
     listing: str
 
 
-ToHelper = Start | Fetch | Grant | Cancel | Head | NextPage | EndListing
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareNode:
+    """So many processes of this node read: take no more than a share of its downloads at a time (only with `"auto"`)."""
+
+    num_processes: int
+
+
+ToHelper = Start | Fetch | Grant | Cancel | Head | NextPage | Ranges | EndListing | ShareNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The answer to Head (one object) or NextPage (some; none at the end), or the error."""
+    """The answer to Head (one object), NextPage (some; none at the end) or Ranges (their bytes), or the error."""
 
     call: str
     objects: tuple[ObjectInfo, ...] = ()
+    parts: tuple[bytes, ...] = ()
     error: SqlStreamError | None = None
 
 
@@ -133,4 +156,9 @@ class LogLine:
     """Redacted, with its traceback if it had one."""
 
 
-ToReader = FetchDone | GrantNeeded | Reply | LogLine
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alive:
+    """The first message of a helper, and from then on a sign every few seconds while it has something to do."""
+
+
+ToReader = FetchDone | GrantNeeded | Reply | LogLine | Alive

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import obstore
@@ -26,15 +26,17 @@ from sqlstream.errors import (
     StorageError,
     TransientStorageError,
 )
-from sqlstream.storage.base import ObjectInfo, UnsupportedAnswerError, check_length
+from sqlstream.storage.base import ObjectInfo, RangeBytes, UnsupportedAnswerError, read_range
 from sqlstream.storage.retry import error_for_status
-from sqlstream.storage.settings import SCHEMES, StoreSettings, store_settings
+from sqlstream.storage.settings import SCHEMES, StoreSettings, has_region, store_settings
+from sqlstream.storage.spelling import spells_exactly
 from sqlstream.storage.urls import redact, redact_text, scheme
 
 CHUNK_BYTES = 1 << 20  # one pwrite each; larger ones gained nothing (m), smaller ones cost a switch of threads each
 _PAGE = 1000  # what S3 gives at once
 _STATUS = re.compile(r"status code: (\d{3})")
-_PLAIN_HTTP_PATH = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@/-]*")  # nothing that object_store would escape or cut off
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*([^\s,)]+)")
+_CAUSE = re.compile(r'(?:error|message): "([^"]*)"')  # of a connection; what obstore says aloud is "error sending request"
 
 ERRORS: dict[type[BaseException], type[SqlStreamError]] = {
     FileNotFoundError: ObjectNotFoundError,  # what NotFoundError is raised as
@@ -57,8 +59,16 @@ ERRORS: dict[type[BaseException], type[SqlStreamError]] = {
 
 def map_error(error: Exception, url: str) -> SqlStreamError:
     """Return our error for one of obstore's."""
-    text = redact_text(str(error).partition("\n\nDebug source")[0]).strip()
+    said, _, details = str(error).partition("\n\nDebug source")
+    text = redact_text(said).strip()
     where = redact(url)
+    if certificate := _CERTIFICATE.search(details):
+        fact = certificate[1].split("(")[0]
+        return StorageError(
+            f"{where}: the server's certificate is not valid ({fact}): see storage_options['verify']", url=where
+        )
+    if cause := _CAUSE.search(details):
+        text += f": {redact_text(cause[1])}"
     if status := _STATUS.search(text):
         detail = text[status.end() :].lstrip(" :")
         return error_for_status(int(status[1]), url, detail=detail)
@@ -66,18 +76,12 @@ def map_error(error: Exception, url: str) -> SqlStreamError:
         return UnsupportedAnswerError(
             f"{where}: the server does not say the length; storage_options backend='fsspec' can", url=where
         )
+    if "non-partial response" in text:
+        return UnsupportedAnswerError(f"{where}: the server ignores ranges", url=where)
     if "redirect without LOCATION" in text:
         return StorageError(f"{where}: the bucket is in another region: set storage_options['region']", url=where)
     kind = next(ours for theirs, ours in ERRORS.items() if isinstance(error, theirs))
     return kind(f"{where}: {text}", url=where)
-
-
-def spells_exactly(url: str) -> bool:
-    """Return True if obstore asks for this very name: it drops or refuses empty and dot segments, and escapes HTTP paths."""
-    authority, _, key = url.partition("://")[2].partition("/")
-    if {"", ".", ".."} & set(key.split("/")):
-        return False
-    return SCHEMES[scheme(url)] != "http" or ("@" not in authority and _PLAIN_HTTP_PATH.fullmatch(key) is not None)
 
 
 class ObstoreStorage:
@@ -95,30 +99,29 @@ class ObstoreStorage:
             meta = obstore.head(store, key)
         return ObjectInfo(url=url, size_bytes=meta["size"], etag=meta["e_tag"])
 
-    def get(self, url: str) -> ObstoreStream:
-        """Open the whole object."""
+    def get(self, url: str, *, start: int = 0, stop: int | None = None, etag: str | None = None) -> ObstoreStream:
+        """Open the object, whole or a range."""
         store, key = self._locate(url)
+        options: obstore.GetOptions | None = None
+        if start or stop is not None or etag:
+            options = {}
+            if stop is not None:
+                options["range"] = (start, stop)
+            elif start:
+                options["range"] = {"offset": start}
+            if etag:
+                options["if_match"] = etag
         with _mapped(url):
-            result = obstore.get(store, key)
+            result = obstore.get(store, key, options=options)
             encoding = result.attributes.get("Content-Encoding") or "identity"
         if encoding != "identity" and SCHEMES[scheme(url)] == "http":
             where = redact(url)
             raise UnsupportedAnswerError(f"{where}: the server sent it compressed ({encoding})", url=where)
         return ObstoreStream(url, result)
 
-    def get_range(self, url: str, start: int, stop: int) -> bytes:
+    def get_range(self, url: str, start: int, stop: int, *, etag: str | None = None) -> RangeBytes:
         """Return exactly the bytes `[start, stop)`."""
-        if start >= stop:
-            return b""
-        store, key = self._locate(url)
-        with _mapped(url):
-            data = bytes(obstore.get_range(store, key, start=start, end=stop))
-        check_length(url, received=len(data), expected=stop - start)
-        return data
-
-    def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of each range, in the order asked."""
-        return [self.get_range(url, start, stop) for start, stop in ranges]
+        return read_range(self, url, start, stop, etag)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield every object below `prefix`, a page at a time."""
@@ -153,6 +156,12 @@ class ObstoreStorage:
         config: Any = dict(settings.config)  # obstore checks the keys
         shared: dict[str, Any] = {"client_options": self._client(settings), "retry_config": {"max_retries": 0}}
         if SCHEMES[kind] == "s3":
+            if not {"region", "default_region", "endpoint"} & config.keys() and not has_region():
+                from sqlstream.storage.http_pools import Pools
+                from sqlstream.storage.region import discover_region
+
+                config["region"] = discover_region(authority, Pools(self._options).pool("https", "s3.amazonaws.com"))
+                config = {key: value for key, value in config.items() if value is not None}
             return obstore.store.S3Store(authority, config=config, **shared)
         if SCHEMES[kind] == "gs":
             return obstore.store.GCSStore(authority, config=config, **shared)
@@ -167,7 +176,7 @@ class ObstoreStorage:
         client = dict(settings.client)
         client["connect_timeout"] = f"{round(self._options.connect_timeout_seconds * 1000)}ms"
         client["read_timeout"] = f"{round(self._options.read_timeout_seconds * 1000)}ms"
-        client["timeout"] = "7d"  # its default, 30 s for the whole body, would cut off large objects
+        client["timeout"] = f"{round(self._options.total_timeout_seconds * 1000)}ms"  # its default is 30 s
         if settings.headers or not settings.config:
             client["default_headers"] = {"Accept-Encoding": "identity", **settings.headers}
         return client
@@ -181,6 +190,8 @@ class ObstoreStream:
         self._result: obstore.GetResult | None = result
         meta = result.meta
         self.info = ObjectInfo(url=url, size_bytes=meta["size"], etag=meta["e_tag"])
+        self.start = result.range[0]
+        self.num_extra_requests = 0
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the bytes in order."""

@@ -5,8 +5,10 @@ Backends make one attempt and have their own retries off, so that tries are coun
 
 from __future__ import annotations
 
+import email.utils
 import itertools
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -17,6 +19,7 @@ from sqlstream.storage.urls import redact
 
 Result = TypeVar("Result")
 
+PROGRESS_BYTES = 1 << 20  # arbitrary: no server gets more than one try for each MiB of an object
 _RETRYABLE_STATUS = frozenset({408, 429})  # beside every 5xx: the server says "later"
 
 
@@ -54,6 +57,10 @@ class Tally:
     num_retries: int = 0
     downloaded_bytes: int = 0
     """Bytes received, those of failed attempts included."""
+    pause_seconds: float = 0.0
+    """Waited between attempts."""
+    furthest_bytes: int = 0
+    """How much of the object is kept from failed attempts: the next one goes on there."""
 
 
 def with_retries(
@@ -68,7 +75,8 @@ def with_retries(
     """Return `operation(candidate)`, tried again while its failures can pass.
 
     The candidates go from fast to exact: after any failure worth a retry the next one takes over (it sees what the first
-    hides, Retry-After for one). An answer that a candidate cannot read at all costs a request but no retry.
+    hides, Retry-After for one). An answer that a candidate cannot read at all costs a request but no retry. An attempt that
+    brought an object `PROGRESS_BYTES` further starts the count of retries anew: a large one may need many.
 
     Args:
         candidates: Backends for the URL, best first.
@@ -83,6 +91,7 @@ def with_retries(
         StorageError: A failure that no retry mends.
     """
     queue = list(candidates)
+    num_failures, furthest_bytes = 0, 0
     while True:
         tally.num_requests += 1
         try:
@@ -92,10 +101,13 @@ def with_retries(
                 raise
             on_unsupported()
         except TransientStorageError as error:
-            if tally.num_retries >= policy.num_retries:
+            if tally.furthest_bytes >= furthest_bytes + PROGRESS_BYTES:
+                num_failures, furthest_bytes = 0, tally.furthest_bytes
+            if num_failures >= policy.num_retries:
                 raise TransientStorageError(f"{error} (gave up after {tally.num_requests} tries)", **error.context) from error
+            num_failures += 1
             tally.num_retries += 1
-            wait(policy.pause_seconds(tally.num_retries, error, random.random()))
+            wait(policy.pause_seconds(num_failures, error, random.random()))
         if len(queue) > 1:
             del queue[0]
 
@@ -138,7 +150,7 @@ def error_for_status(status: int, url: str, *, detail: str = "", retry_after: st
         status: The HTTP status.
         url: What was asked for.
         detail: The server's words, already redacted.
-        retry_after: The Retry-After header; only its form in seconds is honoured.
+        retry_after: The Retry-After header: seconds or a date.
     """
     where, said = redact(url), f": {detail}" if detail else ""
     if status in (404, 410):
@@ -150,8 +162,18 @@ def error_for_status(status: int, url: str, *, detail: str = "", retry_after: st
         return ObjectChangedError(f"{where} is not the version that was asked for (status 412)", url=where, status=status)
     if status in _RETRYABLE_STATUS or status >= 500:
         context: dict[str, object] = {"url": where, "status": status}
-        if retry_after and retry_after.strip().isdigit():
-            context["retry_after_seconds"] = int(retry_after)
+        if (seconds := _retry_after_seconds(retry_after or "", time.time())) is not None:
+            context["retry_after_seconds"] = seconds
         return TransientStorageError(f"{where}: the server answers {status}{said}", **context)
     hint = "; set storage_options['region'] or ['endpoint_url']" if status in (301, 307) else ""
     return StorageError(f"{where}: the server answers {status}{said}{hint}", url=where, status=status)
+
+
+def _retry_after_seconds(text: str, now: float) -> float | None:
+    """Return how long a Retry-After header asks to wait; None when it is no number and no date."""
+    if text.strip().isdigit():
+        return int(text)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - now)
+    except ValueError:
+        return None

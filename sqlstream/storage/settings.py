@@ -28,6 +28,8 @@ SCHEMES = {
 }
 """Schemes that obstore serves, and the family of each."""
 
+OWN_KEYS = frozenset("backend filesystem verify_etag connect_timeout read_timeout timeout hedge_factor".split())
+"""What sqlstream itself acts on, whatever the scheme."""
 _CLIENT = frozenset(
     "allow_http allow_invalid_certificates http1_only http2_only pool_idle_timeout pool_max_idle_per_host proxy_ca_certificate "
     "proxy_excludes proxy_url root_certificate user_agent".split()
@@ -65,7 +67,12 @@ _ALIASES = {
     "az": {"anon": "skip_signature", "sas_token": "sas_key", "endpoint_url": "endpoint", "account_url": "endpoint"},
     "http": dict[str, str](),
 }
-_HANDLED = {"s3": {"profile", "client_kwargs", "verify"}, "gs": {"token", "project"}, "az": set[str](), "http": {"headers"}}
+_HANDLED = {
+    "s3": {"profile", "client_kwargs", "verify"},
+    "gs": {"token", "project"},
+    "az": set[str](),
+    "http": {"headers", "verify"},
+}
 """Keys with a meaning of their own; `project` is for billing of writes, reading needs none."""
 
 
@@ -99,11 +106,15 @@ def store_settings(scheme: str, options: Mapping[str, object]) -> StoreSettings:
             config[name] = value
         elif key in _CLIENT:
             client[key] = value
-        elif key not in _known_keys():
-            known = ", ".join(sorted(_OWN[family] | set(_ALIASES[family]) | _HANDLED[family] | _CLIENT | {"backend"}))
+        elif key not in known_keys():
+            known = ", ".join(sorted(_OWN[family] | set(_ALIASES[family]) | _HANDLED[family] | _CLIENT | OWN_KEYS))
             raise ConfigError(f"storage_options[{key!r}] is not known for {scheme}://: use one of {known}; or backend='fsspec'")
+    if flat.get("verify") is False:
+        client["allow_invalid_certificates"] = True
+    elif isinstance(flat.get("verify"), str):
+        client["root_certificate"] = Path(str(flat["verify"])).read_text()
     if family == "s3":
-        _complete_s3(config, client, flat)
+        _complete_s3(config, flat)
     elif family == "gs" and flat.get("token") is not None:
         config.update(_gcs_token(flat["token"]))
     endpoint = config.get("endpoint") or config.get("base_url")
@@ -112,17 +123,44 @@ def store_settings(scheme: str, options: Mapping[str, object]) -> StoreSettings:
     return StoreSettings(config=config, client=client, headers=_headers(flat) if family == "http" else {})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """How connections are made, for the clients beside obstore."""
+
+    proxy_url: str | None = field(default=None, repr=False)
+    """May hold a password."""
+    proxy_excludes: tuple[str, ...] = ()
+    root_certificate: str | None = None
+    """In PEM form, beside those that the system trusts."""
+    allows_invalid_certificates: bool = False
+
+
+def network_settings(options: Mapping[str, object]) -> Network:
+    """Return how connections are made."""
+    flat = _flatten(options)
+    certificate = flat.get("root_certificate")
+    if isinstance(flat.get("verify"), str):
+        certificate = Path(str(flat["verify"])).read_text()
+    return Network(
+        proxy_url=str(flat["proxy_url"]) if flat.get("proxy_url") else None,
+        proxy_excludes=tuple(name.strip() for name in str(flat.get("proxy_excludes") or "").split(",") if name.strip()),
+        root_certificate=str(certificate) if certificate else None,
+        allows_invalid_certificates=bool(flat.get("allow_invalid_certificates")) or flat.get("verify") is False,
+    )
+
+
 def _flatten(options: Mapping[str, object]) -> dict[str, object]:
     """Return the options with s3fs's `client_kwargs` lifted to the top, and without `backend`."""
-    flat = {key: value for key, value in options.items() if key not in ("backend", "client_kwargs")}
+    flat = {key: value for key, value in options.items() if key not in OWN_KEYS and key != "client_kwargs"}
     nested = options.get("client_kwargs") or {}
     if not isinstance(nested, Mapping):
-        raise ConfigError(f"storage_options['client_kwargs']={nested!r} is not a dict")
+        raise ConfigError(f"storage_options['client_kwargs'] is a {type(nested).__name__}: give a dict")
     return {**flat, **nested}
 
 
-def _known_keys() -> set[str]:
-    known = set(_CLIENT)
+def known_keys() -> set[str]:
+    """Return every key of `storage_options` that means something to some scheme that obstore serves."""
+    known = set(_CLIENT | OWN_KEYS)
     for family, own in _OWN.items():
         known |= own | set(_ALIASES[family]) | _HANDLED[family]
     return known
@@ -146,12 +184,8 @@ def _gcs_token(token: object) -> dict[str, object]:
     return {"service_account": str(token)}
 
 
-def _complete_s3(config: dict[str, object], client: dict[str, object], flat: Mapping[str, object]) -> None:
+def _complete_s3(config: dict[str, object], flat: Mapping[str, object]) -> None:
     """Add what the environment and the AWS profile say, where the options say nothing."""
-    if flat.get("verify") is False:
-        client["allow_invalid_certificates"] = True
-    elif isinstance(flat.get("verify"), str):
-        client["root_certificate"] = Path(str(flat["verify"])).read_text()
     env = environment(
         "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_REGION", "AWS_DEFAULT_REGION"
     )
@@ -168,6 +202,11 @@ def _complete_s3(config: dict[str, object], client: dict[str, object], flat: Map
     endpoint = env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or env.get("S3_ENDPOINT_URL")
     if endpoint := endpoint or profile.get("endpoint"):
         config.setdefault("endpoint", endpoint)
+
+
+def has_region() -> bool:
+    """Return True if the environment names the AWS region."""
+    return bool(environment("AWS_REGION", "AWS_DEFAULT_REGION"))
 
 
 def read_aws_profile(name: str | None) -> dict[str, str]:

@@ -110,6 +110,19 @@ def redact(url: str) -> str:
     return address.partition("?")[0] + hash_sign + fragment
 
 
+def host(url: str) -> str:
+    """Return what requests for `url` are made to, for counting: scheme and authority without credentials, or `'file'`.
+
+    Example:
+        >>> host("s3://bucket/a/b"), host("https://me:secret@h:8080/x?sig=1"), host("/data/x")
+        ('s3://bucket', 'https://h:8080', 'file')
+    """
+    if not is_remote(url):
+        return "file"
+    head, separator, tail = redact(url).partition("://")
+    return f"{head}{separator}{tail.partition('/')[0].partition('#')[0]}"
+
+
 def redact_text(text: str) -> str:
     """Return `text` (a foreign library's message) with every URL in it redacted."""
     return _URL_IN_TEXT.sub(lambda match: redact(match[0]), text)

@@ -17,7 +17,15 @@ from sqlstream.index.weights import WeightsSpec
 from sqlstream.order import Plan, Tail
 from sqlstream.records import DataSampleType
 from sqlstream.stream.engine import Engine
-from sqlstream.stream.options import callables, check_on_error, default_name, names_of, storage_of, warn_of_lazy_index
+from sqlstream.stream.options import (
+    callables,
+    check_on_error,
+    default_name,
+    names_of,
+    source_options_of,
+    storage_of,
+    warn_of_lazy_index,
+)
 from sqlstream.stream.pipeline import Pipeline
 from sqlstream.stream.schedule import BatchOptions, Layout, Schedule
 from sqlstream.stream.shares import EpochShare, Progress
@@ -36,8 +44,8 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
     Parameters have the names of `sds`.
 
     Args:
-        src: What to index: a `.csv`, `.tsv`, `.json`, `.jsonl`, `.ndjson` or `.parquet` file, a wildcard over them, a `.txt` of
-            their paths, or a directory of samples (with `data_type`); local or `s3://`, `gs://`, `http(s)://`, …
+        src: What to index: a table file (`.csv`, `.json`, `.jsonl`, `.parquet`, …), a wildcard, a `.txt` of paths, a directory
+            of samples, a database, a table in memory, or a list of these (docs/index.md); local or `s3://`, `http(s)://`, …
         dst: Cache directory, node-local; several datasets and jobs may share it. None: the user's cache directory.
         data_type: For a directory source, which files make a sample (`'image'`, `'video'`, …); put into samples.
         name: Name in `cache stats`; default: the last three parts of `src`.
@@ -45,7 +53,7 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         transforms: Callables from sample to sample, or to several samples.
         predownload_transforms: The same, on the bare row, before its URLs are read.
         columns_to_download: Columns whose values are URLs or paths; samples hold local paths there. May be empty.
-        num_downloading_workers: Downloads at a time for each reading process; None: 16.
+        num_downloading_workers: Downloads at a time for each reading process; None: by object size, latency and company.
         prefetch: Samples planned ahead in each reading process; None: 64.
         num_downloading_retries: Tries of a download after the first one.
         none_to_empty_str: Missing values in text columns read as `''`.
@@ -67,6 +75,10 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         lazy_index_prefetch_factor: Accepted; it belongs to the lazy index.
         min_num_pending_tasks_thresh: Accepted; our downloads are bounded by `prefetch`.
         storage_options: Backend settings, as fsspec users write them.
+        where: One more condition on the rows, on the result of `sql_query` if that is given.
+        source_options: How the source is read: `path_prefix`, `delimiter`, `encoding`, `label_column`, `on_source_change`,
+            `sql_engine`, … (fields of `config.IndexOptions`).
+        allowed_roots: Local directories and URL prefixes that a remote index may name; others must be on servers.
         weights: How often rows come: an SQL expression over the selected rows, a column, or a number for each; None: equally.
         epoch_size: Samples of an epoch; None: as many as selected rows.
         batch_size: Samples of a rank's batch: with it, global batches are the same on any number of ranks and workers.
@@ -88,7 +100,7 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
 
     def __init__(
         self,
-        src: str | os.PathLike[str],
+        src: Any,
         dst: str | os.PathLike[str] | None = None,
         data_type: str | None = None,
         name: str | None = None,
@@ -119,6 +131,9 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         index_cols_to_keep: Sequence[str] | None = None,
         *,
         storage_options: Mapping[str, object] | None = None,
+        where: str | None = None,
+        source_options: Mapping[str, Any] | None = None,
+        allowed_roots: Sequence[str] = (),
         weights: WeightsSpec | None = None,
         epoch_size: int | None = None,
         batch_size: int | None = None,
@@ -141,6 +156,7 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
             data_type=self.data_type,
             on_error=check_on_error(on_error),
             max_failure_ratio=max_failure_ratio,
+            allowed_roots=names_of("allowed_roots", allowed_roots),
             prefetch=DEFAULT_PREFETCH if prefetch is None else prefetch,
             num_random_access_retries=num_random_access_retries,
             print_exceptions=print_exceptions,
@@ -148,7 +164,7 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
             seed_transforms=seed_transforms,
         )
         index_options = IndexOptions(
-            src=os.fspath(src),
+            src=os.fspath(src) if isinstance(src, os.PathLike) else src,
             data_type=self.data_type,
             key_column=index_col_name,
             columns_to_download=columns,
@@ -157,23 +173,26 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
             sql_query=sql_query,
             max_size=max_size,
             max_index_files=max_index_files_to_use,
+            where=where,
+            **source_options_of(source_options),
         )
         storage = storage_of(storage_options, num_downloading_retries, num_downloading_workers)
         layout = Layout(world=world, replication=replication)
-        self.name = name or default_name(index_options.src)
         cache = Cache(dst or default_cache_directory(), limit=cache_limit, storage_options=storage)
         try:
             seed = distributed.agree_on_seed(layout.whole) if shuffle_seed == -1 else shuffle_seed
+            index = open_index(index_options, cache.path / "index", cache.fetcher, show_progress=show_progress)
+            self.name = name or default_name(index.src)
             self._pipeline = Pipeline(
                 name=self.name,
-                index=open_index(index_options, cache.path / "index", cache.fetcher, show_progress=show_progress),
+                index=index,
                 cache=cache,
                 options=options,
                 seed=seed,
                 transforms=callables("transforms", transforms),
                 predownload_transforms=callables("predownload_transforms", predownload_transforms),
             )
-            weighting = weighting_of(self._pipeline.index, cache.path / "index", epoch_size, weights)
+            weighting = weighting_of(index, cache.path / "index", epoch_size, weights)
             plan = Plan(
                 num_samples=weighting.num_positions,
                 seed=seed,

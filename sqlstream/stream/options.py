@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlstream.config import OnError, StorageOptions
 from sqlstream.errors import ConfigError
@@ -11,9 +12,6 @@ from sqlstream.storage import urls
 from sqlstream.transforms.base import Transform
 
 logger = logging.getLogger(__name__)
-
-AUTO_THREADS = 16
-"""Downloads at a time for each reading process when `num_downloading_workers` is not given."""
 
 
 def default_name(src: str) -> str:
@@ -34,6 +32,31 @@ def names_of(option: str, names: Sequence[str] | None) -> tuple[str, ...]:
     if isinstance(names, str):
         raise ConfigError(f"{option}={names!r} is a text: give a list of column names, [{names!r}]")
     return tuple(names or ())
+
+
+SOURCE_OPTIONS = (
+    "path_prefix",
+    "delimiter",
+    "quote_char",
+    "encoding",
+    "label_column",
+    "source_version",
+    "on_source_change",
+    "sql_engine",
+)
+"""What `source_options` may hold: fields of `config.IndexOptions` that few sources need."""
+
+
+def source_options_of(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return how the source is read, as fields of `config.IndexOptions`.
+
+    Raises:
+        ConfigError: An unknown key.
+    """
+    for key in options or ():
+        if key not in SOURCE_OPTIONS:
+            raise ConfigError(f"source_options[{key!r}] is unknown: give one of {', '.join(SOURCE_OPTIONS)}")
+    return dict(options or {})
 
 
 def callables(option: str, transforms: Sequence[Transform] | None) -> list[Transform]:
@@ -67,7 +90,7 @@ def storage_of(options: Mapping[str, object] | None, num_retries: int, num_threa
     return StorageOptions(
         storage_options=dict(options or {}),
         num_retries=num_retries,
-        num_threads=AUTO_THREADS if num_threads is None else num_threads,
+        num_threads="auto" if num_threads is None else num_threads,
     )
 
 

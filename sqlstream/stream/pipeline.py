@@ -12,11 +12,14 @@ from torch.utils.data import get_worker_info
 from sqlstream.cache import Cache
 from sqlstream.config import SampleOptions
 from sqlstream.index.store import Index
+from sqlstream.storage import urls
 from sqlstream.stream.chain import Chain
 from sqlstream.stream.engine import Engine
 from sqlstream.stream.rows import RowReader
 from sqlstream.transforms.base import Transform
 
+SEVERAL_SOURCES = " + "
+"""What stands between the sources of one index in `Index.src`."""
 TEXT_TYPES = frozenset(("string", "large_string", "string_view"))
 """Arrow types in which `none_to_empty_str` puts ''."""
 _PREDOWNLOAD, _AFTER_DOWNLOAD = 0, 1
@@ -54,6 +57,7 @@ class Pipeline:
         is_worker = info is not None
         if info is not None:
             self.cache.store.acquirer.num_expected = info.num_workers * ranks_on_node
+            self.cache.fetcher.share_node(info.num_workers * ranks_on_node)
         engine = self.worker_engine or self.make_engine(self.options.retained_samples)
         if is_worker:
             self.worker_engine = engine
@@ -76,6 +80,7 @@ class Pipeline:
             self.index.key_column,
             self.options,
             self._chain(self.predownload_transforms, _PREDOWNLOAD),
+            index_url=least_trusted(self.index.src),
             text_columns=[column.name for column in self.index.columns if column.type in TEXT_TYPES],
             dataset=self.dataset_id,
         )
@@ -93,3 +98,8 @@ class Pipeline:
     def __getstate__(self) -> dict[str, Any]:
         """Pickle for a worker, which makes its own engine."""
         return {**self.__dict__, "worker_engine": None, "num_iterating": 0}
+
+
+def least_trusted(src: str) -> str:
+    """Return the part of `src` that decides what rows may name: a remote one, if there is any."""
+    return next((part for part in src.split(SEVERAL_SOURCES) if urls.is_remote(part)), src)

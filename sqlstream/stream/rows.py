@@ -10,8 +10,9 @@ from sqlstream.cache.cache import Cache, local_file
 from sqlstream.cache.holds import Hold
 from sqlstream.cache.keys import ObjectRef
 from sqlstream.config import SampleOptions
-from sqlstream.errors import MissingFieldError, SampleError
+from sqlstream.errors import AccessDeniedError, MissingFieldError, SampleError
 from sqlstream.storage import urls
+from sqlstream.storage.policy import check_allowed, is_below
 from sqlstream.stream.chain import Chain
 from sqlstream.stream.shares import EpochShare
 from sqlstream.transforms.base import Sample
@@ -49,6 +50,7 @@ class RowReader:
         key_column: The column that names samples.
         options: What is downloaded, and how missing values read.
         predownload: Applied to each row before its URLs are read.
+        index_url: Where the rows come from: a remote index may not name local files.
         text_columns: Columns that hold text, for `none_to_empty_str`.
         dataset: Id of the dataset in the ledger.
     """
@@ -60,10 +62,12 @@ class RowReader:
         options: SampleOptions,
         predownload: Chain,
         *,
+        index_url: str,
         text_columns: Sequence[str],
         dataset: int | None,
     ) -> None:
         self._resolve = resolve
+        self._index_url = index_url
         self._key_column = key_column
         self._options = options
         self._predownload = predownload
@@ -83,7 +87,7 @@ class RowReader:
             outcome = self._predownload.run(row, epoch, position)
             for sample in [outcome] if isinstance(outcome, dict) else outcome:
                 yield self._slot(sample, row_id=row_id, epoch=epoch, position=position)
-        except SampleError as error:
+        except (SampleError, AccessDeniedError) as error:
             yield Slot(epoch=epoch, position=position, row_id=row_id, sample=row, refs={}, error=error)
 
     def _slot(self, sample: Sample, *, row_id: int, epoch: int, position: int) -> Slot:
@@ -98,7 +102,10 @@ class RowReader:
                     )
                 sample[column] = None
                 continue
-            url = self._resolve(str(value))
+            # An absolute path below an allowed root is that file; below a remote index it would else be a key of its store.
+            is_local = any(is_below(str(value), root) for root in self._options.allowed_roots)
+            url = str(value) if is_local else self._resolve(str(value))
+            check_allowed(url, index_url=self._index_url, allowed_roots=self._options.allowed_roots)
             if urls.is_remote(url):
                 refs[column] = ObjectRef.of(url, dataset=self._dataset)
             else:

@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from sqlstream.config import StorageOptions
-from sqlstream.storage.base import ObjectInfo, Storage
+from sqlstream.storage.base import ObjectInfo, Storage, read_ranges
 
 _made: dict[tuple[str, str], Storage] = {}
 
@@ -18,7 +18,7 @@ def _storage(backend: str, options: StorageOptions) -> Storage:
     from sqlstream.storage.obstore_backend import ObstoreStorage
 
     kinds: dict[str, type[Any]] = {"obstore": ObstoreStorage, "fsspec": FsspecStorage, "urllib3": HttpStorage}
-    key = (backend, repr(options))
+    key = (backend, repr(sorted(options.storage_options.items(), key=str)))
     if key not in _made:
         _made[key] = kinds[backend](options)
     return _made[key]
@@ -33,6 +33,8 @@ def _call(backend: str, options: StorageOptions, operation: str, *args: object) 
         return stream.info, chunks
     if operation == "list":
         return list(storage.list(str(args[0])))
+    if operation == "get_ranges":
+        return [bytes(part) for part in read_ranges(storage, *args)]  # type: ignore[arg-type]  # passed through
     return getattr(storage, operation)(*args)
 
 
@@ -52,7 +54,7 @@ class SpawnedStorage:
         return self._do("get", url)  # type: ignore[no-any-return]  # the pool loses the type
 
     def get_range(self, url: str, start: int, stop: int) -> bytes:
-        return self._do("get_range", url, start, stop)  # type: ignore[no-any-return]  # the pool loses the type
+        return self._do("get_range", url, start, stop).data  # type: ignore[no-any-return]  # the pool loses the type
 
     def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return self._do("get_ranges", url, ranges)  # type: ignore[no-any-return]  # the pool loses the type

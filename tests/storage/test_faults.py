@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import (
@@ -45,6 +47,15 @@ def scheme(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def both_schemes(cases: Iterable[object], once: Set[object]) -> list[ParameterSet]:
+    """Every case with http and s3; those in `once` take the same way with both, and s3 is left to the long run."""
+    return [
+        pytest.param(scheme, case, marks=[pytest.mark.slow] if scheme == "s3" and case in once else [])
+        for case in cases
+        for scheme in ("s3", "http")
+    ]
+
+
 @pytest.fixture
 def downloads(server: FaultyHttpServer, scheme: str, tmp_path: Path) -> Downloads:
     server.objects[PATH] = DATA
@@ -64,7 +75,9 @@ def url(server: FaultyHttpServer, scheme: str) -> str:
     return f"s3:/{PATH}" if scheme == "s3" else server.url + PATH
 
 
-@pytest.mark.parametrize("name", RETRIED)
+@pytest.mark.parametrize(
+    ("scheme", "name"), both_schemes(RETRIED, {"408", "429 at once", "500, 502, 504"}), indirect=["scheme"]
+)
 def test_what_can_pass_is_tried_again_and_counted(downloads: Downloads, server: FaultyHttpServer, url: str, name: str) -> None:
     server.script(PATH, *RETRIED[name])
     downloads.submit(url)
@@ -76,7 +89,7 @@ def test_what_can_pass_is_tried_again_and_counted(downloads: Downloads, server: 
     assert done.downloaded_bytes >= done.size_bytes == len(DATA)
 
 
-@pytest.mark.parametrize("code", STAYS)
+@pytest.mark.parametrize(("scheme", "code"), both_schemes(STAYS, {400, 401, 416}), indirect=["scheme"])
 def test_what_stays_is_not_tried_again(downloads: Downloads, server: FaultyHttpServer, url: str, code: int) -> None:
     server.script(PATH, always=status(code))
     downloads.submit(url)

@@ -74,13 +74,13 @@ def test_a_retry_that_finds_less_does_not_leave_the_tail_of_the_first_try(
     fetcher: Fetcher, server: FaultyHttpServer, tmp_path: Path
 ) -> None:
     server.objects["/x"] = DATA
-    server.script(
-        "/x",
-        FaultyAnswer(fault=Fault.TRUNCATE, after_bytes=2_000_000),
-        FaultyAnswer(fault=Fault.WRONG_LENGTH, after_bytes=10),
-    )
-    info = fetcher.download(f"{server.url}/x", tmp_path / "x")
-    assert (info.size_bytes, (tmp_path / "x").read_bytes()) == (10, DATA[:10])
+    server.script("/x", FaultyAnswer(fault=Fault.STALL, after_bytes=2_000_000, seconds=60))
+    downloads = Downloads(fetcher, tmp_path)
+    downloads.submit(f"{server.url}/x")
+    wait_for_size(tmp_path / "0", 1_000_000)
+    server.objects["/x"] = DATA[:10]  # another version: what came of the first is of no use
+    (done,) = downloads.wait_done()
+    assert (done.error, done.size_bytes, downloads.read("0")[:10]) == (None, 10, DATA[:10])
 
 
 class TestGrants:

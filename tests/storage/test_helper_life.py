@@ -246,7 +246,7 @@ class TestRestart:
 
 
 class TestFork:
-    @pytest.mark.parametrize("attempt", range(10))
+    @pytest.mark.parametrize("attempt", [0, 1, *(pytest.param(i, marks=pytest.mark.slow) for i in range(2, 10))])
     def test_used_in_the_parent_and_then_in_a_forked_child(
         self, fetcher: Fetcher, url: str, tmp_path: Path, attempt: int
     ) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import email.utils
+import time
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -129,3 +131,16 @@ def test_a_listing_that_breaks_goes_on_where_it_was() -> None:
     found = list(list_with_retries([cast(Storage, storage)], "s3://b/", RetryPolicy(), Pauses()))
     assert [info.size_bytes for info in found] == list(range(10))
     assert storage.num_listings == 3
+
+
+@pytest.mark.parametrize("seconds", [0, 7, 3600])
+def test_retry_after_may_be_a_date(seconds: int) -> None:
+    date = email.utils.formatdate(time.time() + seconds, usegmt=True)
+    asked = error_for_status(503, "https://h/x", retry_after=date).context["retry_after_seconds"]
+    assert isinstance(asked, float)
+    assert max(0, seconds - 2) <= asked <= seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5", None])
+def test_a_retry_after_that_is_neither_number_nor_date_is_no_wish(text: str | None) -> None:
+    assert "retry_after_seconds" not in error_for_status(503, "https://h/x", retry_after=text).context

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from sqlstream.config import StorageOptions
 from sqlstream.errors import ConfigError
-from sqlstream.storage.settings import store_settings
+from sqlstream.storage.settings import network_settings, store_settings
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +85,38 @@ def test_a_profile_that_does_not_exist_is_named() -> None:
 
 def test_secrets_are_not_in_the_repr() -> None:
     assert "hush" not in repr(store_settings("s3", {"key": "hush", "secret": "hush"}))
+
+
+def test_what_sqlstream_acts_on_itself_reaches_no_client() -> None:
+    own = {"backend": "obstore", "timeout": 5, "connect_timeout": 1, "read_timeout": 2, "verify_etag": True, "hedge_factor": 3}
+    settings = store_settings("s3", {"anon": True, **own})
+    assert (settings.config, settings.client) == ({"skip_signature": True}, {})
+
+
+def test_timeouts_among_the_storage_options_are_those_of_the_helper() -> None:
+    options = StorageOptions(storage_options={"timeout": 5, "connect_timeout": 1, "read_timeout": 2.5, "hedge_factor": 3})
+    assert (options.total_timeout_seconds, options.connect_timeout_seconds, options.read_timeout_seconds) == (5, 1, 2.5)
+    assert options.hedge_factor == 3
+
+
+@pytest.mark.parametrize("wrong", [{"timeout": "5"}, {"read_timeout": 0}, {"hedge_factor": -1}, {"connect_timeout": True}])
+def test_a_timeout_that_is_none_is_named(wrong: Mapping[str, object]) -> None:
+    (key,) = wrong
+    with pytest.raises(ConfigError, match=key):
+        StorageOptions(storage_options=wrong)
+
+
+def test_proxies_and_certificates_hold_for_every_client() -> None:
+    network = network_settings({"proxy_url": "http://me:hush@p:1", "proxy_excludes": "a.org, b.org", "verify": False})
+    assert (network.proxy_url, network.proxy_excludes) == ("http://me:hush@p:1", ("a.org", "b.org"))
+    assert network.allows_invalid_certificates
+    assert "hush" not in repr(network)
+    for scheme in ("s3", "https", "az"):
+        assert store_settings(scheme, {"anon": True, "verify": False}).client == {"allow_invalid_certificates": True}
+
+
+def test_no_error_and_no_repr_shows_a_secret() -> None:
+    assert "hush" not in repr(StorageOptions(storage_options={"key": "hush", "secret": "hush"}))
+    with pytest.raises(ConfigError) as caught:
+        store_settings("s3", {"client_kwargs": "hush"})
+    assert "hush" not in str(caught.value)

@@ -12,6 +12,7 @@ import pytest
 
 from sqlstream import StreamingDataset
 from sqlstream.errors import (
+    AccessDeniedError,
     CacheDirectoryError,
     CacheFullError,
     ConfigError,
@@ -371,3 +372,33 @@ def test_clearing_indexes_leaves_those_in_use(photos: Photos, tmp_path: Path) ->
         cache = pickle.loads(pickle.dumps(dataset.cache))
     with cache:
         assert cache.clear(index=True).removed_index_files == 3  # the table, the positions, and what they are
+
+
+def test_a_remote_index_may_not_name_local_files_unless_their_root_is_allowed(photos: Photos, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("mine")
+    row = json.dumps({"index": "a", "file": f"file://{tmp_path}/secret.txt"})
+    photos.server.objects["/hostile.jsonl"] = row.encode()
+    photos.server.objects["/cluster.jsonl"] = row.replace("file://", "").encode()
+    options: dict[str, Any] = {"columns_to_download": ["file"], "on_error": "raise"}
+    src = f"{photos.server.url}/hostile.jsonl"
+    with StreamingDataset(src, tmp_path / "cache", **options) as dataset:
+        with pytest.raises(AccessDeniedError, match=r"secret\.txt"):
+            list(dataset)
+        with pytest.raises(AccessDeniedError, match=r"secret\.txt"):
+            dataset[0]
+    with StreamingDataset(src, tmp_path / "cache", allowed_roots=[str(tmp_path)], **options) as dataset:
+        assert Path(dataset[0]["file"]).read_text() == "mine"
+    src = f"{photos.server.url}/cluster.jsonl"
+    with StreamingDataset(src, tmp_path / "cache", allowed_roots=[str(tmp_path)], **options) as dataset:
+        assert Path(dataset[0]["file"]).read_text() == "mine"
+
+
+def test_how_a_source_is_read_is_passed_on_and_unknown_options_are_named(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("index;score\na;1\nb;2\n")
+    with StreamingDataset(table, tmp_path / "cache", source_options={"delimiter": ";"}, where="score > 1") as dataset:
+        assert [sample["index"] for sample in dataset] == ["b"]
+    with StreamingDataset([{"index": "a", "score": 1}], tmp_path / "cache") as dataset:
+        assert dataset[0]["score"] == 1
+    with pytest.raises(ConfigError, match=r"source_options\['separator'\] is unknown"):
+        StreamingDataset(table, tmp_path / "cache", source_options={"separator": ";"})

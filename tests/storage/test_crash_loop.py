@@ -1,0 +1,151 @@
+"""Helpers that die again and again, or hang alive: the request at fault fails alone, the others come through."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sqlstream.config import StorageOptions
+from sqlstream.errors import FetchCancelledError, StorageError, TransientStorageError
+from sqlstream.storage import client
+from sqlstream.storage.fetcher import Fetcher
+from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
+from tests.storage.downloads import Downloads
+from tests.storage.test_fetcher import granted
+
+STALL = FaultyAnswer(fault=Fault.STALL, seconds=60)
+
+
+@pytest.fixture
+def downloads(tmp_path: Path) -> object:
+    fetcher = Fetcher(StorageOptions(num_threads=4))
+    yield Downloads(fetcher, tmp_path)
+    fetcher.stop()
+
+
+class Killer:
+    """Kills the helper whenever the server is asked for one path, as a request that crashes a client would."""
+
+    def __init__(self, fetcher: Fetcher, server: FaultyHttpServer, path: str) -> None:
+        self._fetcher, self._server, self._path = fetcher, server, path
+        self.num_kills = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Killer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.005):
+            if len(self._server.requests(self._path)) > self.num_kills and (pid := self._fetcher.helper_pid) is not None:
+                self.num_kills += 1
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_request_that_kills_helpers_fails_alone(downloads: Downloads, server: FaultyHttpServer) -> None:
+    server.script("/bad", always=STALL)
+    server.objects["/bad"] = b"bad"
+    for i in range(8):
+        server.objects[f"/{i}"] = str(i).encode()
+        server.script(f"/{i}", *[FaultyAnswer(fault=Fault.STALL, seconds=0.2)] * 2)  # still open when the helper dies
+    urls = [f"{server.url}/{i}" for i in range(8)]
+    with Killer(downloads.fetcher, server, "/bad") as killer:
+        downloads.submit(*urls[:3], f"{server.url}/bad", *urls[3:])
+        done = downloads.wait_done()
+    assert type(done[3].error) is TransientStorageError
+    assert "died 3 times" in str(done[3].error)
+    assert [event.error for event in done[:3] + done[4:]] == [None] * 8
+    assert killer.num_kills == len(server.requests("/bad")) == 3
+    assert downloads.fetcher.num_pending == 0
+
+
+def test_what_is_asked_while_suspects_are_tried_comes_after_them(downloads: Downloads, server: FaultyHttpServer) -> None:
+    server.script("/bad", always=STALL)
+    server.objects |= {"/bad": b"bad", "/good": b"good"}
+    with Killer(downloads.fetcher, server, "/bad") as killer:
+        downloads.submit(*[f"{server.url}/bad"] * 2)
+        while killer.num_kills < 2:
+            time.sleep(0.005)
+        downloads.submit(f"{server.url}/good")
+        bad, also_bad, good = downloads.wait_done()
+    assert (type(bad.error), type(also_bad.error), good.error) == (TransientStorageError, TransientStorageError, None)
+
+
+def test_stopping_in_the_middle_of_a_crash_loop_ends_all(downloads: Downloads, server: FaultyHttpServer) -> None:
+    server.script("/bad", always=STALL)
+    server.objects["/bad"] = b"bad"
+    with Killer(downloads.fetcher, server, "/bad") as killer:
+        downloads.submit(*[f"{server.url}/bad"] * 5)
+        while killer.num_kills < 2:
+            time.sleep(0.005)
+        downloads.fetcher.cancel(["4"])
+        downloads.fetcher.stop()
+    errors = [done.error for done in downloads.wait_done()]
+    assert FetchCancelledError in {type(error) for error in errors}
+    assert downloads.fetcher.num_pending == 0
+
+
+def test_a_helper_that_hangs_alive_is_replaced(
+    downloads: Downloads, server: FaultyHttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client, "_LOOK_SECONDS", 0.2)
+    server.objects["/x"] = b"data"
+    server.script("/x", STALL)
+    downloads.submit(f"{server.url}/x")
+    while not server.requests("/x"):
+        time.sleep(0.01)
+    pid = downloads.fetcher.helper_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    (done,) = downloads.wait_done()
+    assert (done.error, downloads.read("0")) == (None, b"data")
+    assert downloads.fetcher.helper_pid != pid
+    assert "gives no sign of life" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_helper_that_only_waits_is_not_taken_for_a_hanging_one(
+    downloads: Downloads, server: FaultyHttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that it lives every 2 s; 15 looks of 0.2 s are 3 s."""
+    monkeypatch.setattr(client, "_LOOK_SECONDS", 0.2)
+    server.objects["/x"] = b"data"
+    downloads.submit(f"{server.url}/x", like=granted(0))
+    downloads.wait_grants(1)
+    pid = downloads.fetcher.helper_pid
+    time.sleep(3.6)
+    assert downloads.fetcher.helper_pid == pid
+    downloads.fetcher.grant("0", 10)
+    assert downloads.wait_done()[0].error is None
+
+
+def test_an_idle_helper_may_be_silent(fetcher: Fetcher, server: FaultyHttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.objects["/x"] = b"data"
+    monkeypatch.setattr(client, "_LOOK_SECONDS", 0.2)
+    fetcher.head(f"{server.url}/x")
+    monkeypatch.setattr(client, "_LOOK_SECONDS", 0.02)
+    pid = fetcher.helper_pid
+    time.sleep(1)
+    assert fetcher.helper_pid == pid
+
+
+def test_a_helper_that_dies_when_it_starts_is_an_error_soon(
+    fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os, sys\nif 'sqlstream.storage.helper' in sys.orig_argv: os._exit(7)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(StorageError, match="dies when it starts"):
+        fetcher.head("s3://bucket/x")
+    monkeypatch.delenv("PYTHONPATH")
+    (tmp_path / "x").write_bytes(b"1")
+    assert fetcher.head(str(tmp_path / "x")).size_bytes == 1

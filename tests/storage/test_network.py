@@ -1,0 +1,193 @@
+"""Certificates, names, proxies, redirects, regions: what lies between us and the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import urllib3
+
+from sqlstream.config import StorageOptions
+from sqlstream.errors import AccessDeniedError, StorageError, TransientStorageError
+from sqlstream.storage.fetcher import Fetcher
+from sqlstream.storage.http_backend import HttpStorage
+from sqlstream.storage.region import discover_region
+from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
+
+DATA = b"data" * 1000
+_MORE_WAYS = ("root_certificate", "verify=False")
+Make = Callable[..., Fetcher]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Fetcher] = []
+
+    def make(num_retries: int = 1, **options: object) -> Fetcher:
+        made.append(Fetcher(StorageOptions(storage_options={"connect_timeout": 2, **options}, num_retries=num_retries)))
+        return made[-1]
+
+    yield make
+    for fetcher in made:
+        fetcher.stop()
+
+
+@pytest.fixture
+def tls(certificate: Path) -> Iterator[FaultyHttpServer]:
+    with FaultyHttpServer({"/bucket/x": DATA}, certificate=certificate) as server:
+        yield server
+
+
+def read(fetcher: Fetcher, url: str, directory: Path) -> bytes:
+    fetcher.download(url, directory / "read")
+    return (directory / "read").read_bytes()
+
+
+class TestCertificates:
+    @pytest.mark.parametrize("path", ["/bucket/x", "/bucket/x?query=1"])  # obstore, urllib3
+    def test_a_certificate_that_nobody_vouches_for_is_refused(
+        self, make: Make, tls: FaultyHttpServer, tmp_path: Path, path: str
+    ) -> None:
+        with pytest.raises(StorageError, match=r"(?i)certificate"):
+            read(make(), tls.url + path, tmp_path)
+        assert tls.requests() == []
+
+    def test_on_s3_too(self, make: Make, tls: FaultyHttpServer, tmp_path: Path) -> None:
+        with pytest.raises(StorageError, match="certificate is not valid") as caught:
+            read(make(anon=True, endpoint_url=tls.url, region="r"), "s3://bucket/x", tmp_path)
+        assert type(caught.value) is StorageError  # not tried again
+
+    def test_s3_takes_an_authority_that_the_user_names(
+        self, make: Make, tls: FaultyHttpServer, certificate: Path, tmp_path: Path
+    ) -> None:
+        options = {"anon": True, "endpoint_url": tls.url, "region": "r", "verify": str(certificate.with_name("ca.pem"))}
+        assert read(make(num_retries=0, **options), "s3://bucket/x", tmp_path) == DATA
+
+    @pytest.mark.parametrize("path", ["/bucket/x", "/bucket/x?query=1"])
+    @pytest.mark.parametrize("how", ["verify", "insecure", *(pytest.param(x, marks=pytest.mark.slow) for x in _MORE_WAYS)])
+    def test_it_is_taken_when_the_user_names_it(
+        self, make: Make, tls: FaultyHttpServer, certificate: Path, tmp_path: Path, how: str, path: str
+    ) -> None:
+        authority = certificate.with_name("ca.pem")
+        options: dict[str, dict[str, object]] = {
+            "verify": {"verify": str(authority)},
+            "root_certificate": {"root_certificate": authority.read_text()},
+            "insecure": {"allow_invalid_certificates": True},
+            "verify=False": {"verify": False},
+        }
+        assert read(make(num_retries=0, **options[how]), tls.url + path, tmp_path) == DATA
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "http://no-such-host.invalid/x", "https://no-such-host.invalid/x?q=1"])
+def test_a_name_that_does_not_exist_is_tried_again_and_named(make: Make, tmp_path: Path, url: str) -> None:
+    fetcher = make(anon=True, region="r", endpoint_url="https://no-such-host.invalid")
+    with pytest.raises(
+        TransientStorageError, match=r"(?is)no-such-host\.invalid.*(lookup|resolve|name).*gave up after 2 tries"
+    ):
+        read(fetcher, url, tmp_path)
+
+
+@pytest.mark.parametrize("path", ["/x", "/x?query=1"])
+def test_a_proxy_is_used_for_http(make: Make, server: FaultyHttpServer, tmp_path: Path, path: str) -> None:
+    """The server plays the proxy: it answers for a host that does not exist."""
+    server.objects["/x"] = DATA
+    assert read(make(proxy_url=server.url), f"http://far-away.invalid{path}", tmp_path) == DATA
+    assert server.requests("/x")[-1].headers["host"] == "far-away.invalid"
+
+
+def test_a_proxy_is_used_for_s3(make: Make, server: FaultyHttpServer, tmp_path: Path) -> None:
+    server.objects["/bucket/x"] = DATA
+    fetcher = make(proxy_url=server.url, anon=True, endpoint_url="http://far-away.invalid", region="r")
+    assert read(fetcher, "s3://bucket/x", tmp_path) == DATA
+
+
+@pytest.mark.parametrize("path", ["/x", "/x?query=1"])
+def test_the_proxy_of_the_environment_is_used_but_for_its_exceptions(
+    make: Make, server: FaultyHttpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    server.objects["/x"] = DATA
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, server.url)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "127.0.0.1")
+    assert read(make(), f"http://far-away.invalid{path}", tmp_path) == DATA
+    with FaultyHttpServer({"/x": b"direct"}) as other:
+        assert read(make(), other.url + path, tmp_path) == b"direct"
+
+
+def test_a_password_of_the_proxy_is_sent_to_it_and_shown_nowhere(make: Make, server: FaultyHttpServer, tmp_path: Path) -> None:
+    server.objects["/x"] = DATA
+    port = server.url.rpartition(":")[2]
+    options = StorageOptions(storage_options={"proxy_url": f"http://me:hush@127.0.0.1:{port}"})
+    assert "hush" not in repr(options)
+    read(make(**options.storage_options), "http://far-away.invalid/x?q=1", tmp_path)
+    assert server.requests("/x")[0].headers["proxy-authorization"].startswith("Basic ")
+    broken = make(num_retries=0, proxy_url="http://me:hush@127.0.0.1:9")
+    with pytest.raises(StorageError) as caught:
+        read(broken, "http://far-away.invalid/x?q=1", tmp_path)
+    assert "hush" not in str(caught.value)
+
+
+class TestRedirects:
+    def test_into_a_private_network_is_refused(self, server: FaultyHttpServer, make: Make, tmp_path: Path) -> None:
+        """A proxy plays the public server: its address is public by its spelling."""
+        server.script("/x", always=FaultyAnswer(fault=Fault.REDIRECT, location="http://169.254.169.254/secret"))
+        with pytest.raises(AccessDeniedError, match="private network"):
+            read(make(proxy_url=server.url), "http://8.8.8.8/x", tmp_path)
+        assert server.requests("/secret") == []
+
+    def test_credentials_and_headers_stay_with_the_server_that_they_are_for(
+        self, server: FaultyHttpServer, make: Make, tmp_path: Path
+    ) -> None:
+        with FaultyHttpServer({"/y": DATA}) as other:
+            server.script("/x", always=FaultyAnswer(fault=Fault.REDIRECT, location=f"{other.url}/y"))
+            fetcher = make(headers={"X-Token": "secret"})
+            port = server.url.rpartition(":")[2]
+            assert read(fetcher, f"http://me:secret@127.0.0.1:{port}/x", tmp_path) == DATA
+            assert {"authorization", "x-token"} <= server.requests("/x")[0].headers.keys()
+            assert not {"authorization", "x-token"} & other.requests("/y")[0].headers.keys()
+
+    def test_in_a_circle_ends(self, server: FaultyHttpServer, make: Make, tmp_path: Path) -> None:
+        server.script("/x", always=FaultyAnswer(fault=Fault.REDIRECT, location="/x"))
+        with pytest.raises(StorageError, match="more than 10 redirects"):
+            read(make(num_retries=0), f"{server.url}/x?q=1", tmp_path)
+
+    def test_from_https_into_the_clear_is_not_followed_by_obstore(
+        self, tls: FaultyHttpServer, server: FaultyHttpServer, make: Make, tmp_path: Path
+    ) -> None:
+        """What makes its redirects harmless: it stays with https, where a certificate must fit."""
+        server.objects["/x"] = DATA
+        tls.script("/r", always=FaultyAnswer(fault=Fault.REDIRECT, location=f"{server.url}/x"))
+        with pytest.raises(StorageError):
+            read(make(num_retries=0, allow_invalid_certificates=True), f"{tls.url}/r", tmp_path)
+        assert server.requests() == []
+
+
+@pytest.mark.parametrize("status", [200, 301, 403])
+def test_the_region_of_a_bucket_is_what_s3_says_whatever_else_it_answers(server: FaultyHttpServer, status: int) -> None:
+    headers = (("x-amz-bucket-region", "eu-north-1"),)
+    server.script("/bucket", always=FaultyAnswer(fault=Fault.STATUS, status=status, headers=headers))
+    with urllib3.PoolManager() as pool:
+        assert discover_region("bucket", pool, endpoint=server.url) == "eu-north-1"
+        assert discover_region("other", pool, endpoint=server.url) is None
+
+
+def test_a_region_that_cannot_be_asked_for_is_none_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with urllib3.PoolManager() as pool:
+        assert discover_region("bucket", pool, endpoint="http://127.0.0.1:9") is None
+    assert "storage_options['region']" in caplog.text
+
+
+@pytest.mark.parametrize("backend", ["obstore", "fsspec"])
+def test_requester_pays_is_sent(server: FaultyHttpServer, make: Make, tmp_path: Path, backend: str) -> None:
+    server.objects["/bucket/x"] = DATA
+    options = {"key": "k", "secret": "s", "endpoint_url": server.url, "region": "us-east-1", "requester_pays": True}
+    assert read(make(backend=backend, **options), "s3://bucket/x", tmp_path) == DATA
+    assert {request.headers.get("x-amz-request-payer") for request in server.requests("/bucket/x")} == {"requester"}
+
+
+def test_the_exact_client_does_not_mind_options_of_other_schemes(server: FaultyHttpServer) -> None:
+    server.objects["/x"] = DATA
+    storage = HttpStorage(StorageOptions(storage_options={"key": "of s3", "account_name": "of az"}))
+    assert storage.head(f"{server.url}/x").size_bytes == len(DATA)

@@ -1,0 +1,122 @@
+"""Every way to start a process, before and after the parent read, by iteration and by random access: no hang, nothing left."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sqlstream.config import StorageOptions
+from sqlstream.storage.fetcher import Fetcher
+from sqlstream.testing.servers import FaultyHttpServer
+from tests.storage.downloads import Downloads
+
+NUM_OBJECTS = 40
+Counts = tuple[int, int]
+
+
+def counted() -> Counts:
+    """Open descriptors and threads of this process."""
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def iterate(fetcher: Fetcher, url: str, directory: Path) -> list[bytes]:
+    """Read as an iteration does: windows of downloads."""
+    directory.mkdir()
+    downloads = Downloads(fetcher, directory)
+    for start in range(0, NUM_OBJECTS, 20):
+        downloads.submit(*[f"{url}/{i}" for i in range(start, start + 20)])
+        assert {done.error for done in downloads.wait_done()} == {None}
+    return [downloads.read(str(i)) for i in range(NUM_OBJECTS)]
+
+
+def access(fetcher: Fetcher, url: str, directory: Path) -> list[bytes]:
+    """Read as random access does: one after the other."""
+    directory.mkdir()
+    for i in range(NUM_OBJECTS):
+        fetcher.download(f"{url}/{i}", directory / str(i))
+    return [(directory / str(i)).read_bytes() for i in range(NUM_OBJECTS)]
+
+
+WAYS = {"iteration": iterate, "random access": access}
+
+
+def child(fetcher: Fetcher, way: str, url: str, directory: Path, answers: SimpleQueue[Any]) -> None:
+    """What the started process does."""
+    before = counted()
+    found = WAYS[way](fetcher, url, directory)
+    fetcher.stop()
+    answers.put((found, before, counted()))
+
+
+@pytest.fixture(scope="module")
+def objects() -> Iterator[FaultyHttpServer]:
+    with FaultyHttpServer({f"/{i}": str(i).encode() * 999 for i in range(NUM_OBJECTS)}) as server:
+        yield server
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("is_used_before", [True, False], ids=["used before", "not used before"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_started_process_reads_and_leaves_nothing(
+    objects: FaultyHttpServer, tmp_path: Path, method: str, is_used_before: bool, way: str
+) -> None:
+    expected = [objects.objects[f"/{i}"] for i in range(NUM_OBJECTS)]
+    fetcher = Fetcher(StorageOptions())
+    if is_used_before:
+        assert WAYS[way](fetcher, objects.url, tmp_path / "before") == expected
+    context: Any = multiprocessing.get_context(method)
+    answers = context.SimpleQueue()
+    process = context.Process(target=child, args=(fetcher, way, objects.url, tmp_path / "child", answers))
+    process.start()
+    found, before, after = answers.get()
+    process.join(30)
+    assert process.exitcode == 0
+    assert found == expected
+    assert after == before
+    assert WAYS[way](fetcher, objects.url, tmp_path / "after") == expected
+    fetcher.stop()
+
+
+def test_the_parent_has_nothing_left_either(tmp_path: Path) -> None:
+    for i in range(NUM_OBJECTS):
+        (tmp_path / str(i)).write_bytes(b"x")
+    fetcher = Fetcher(StorageOptions())
+    before = counted()
+    for i in range(3):
+        iterate(fetcher, str(tmp_path), tmp_path / f"iteration-{i}")
+        access(fetcher, str(tmp_path), tmp_path / f"access-{i}")
+        fetcher.stop()
+        assert counted() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_closed_dataset_leaves_no_thread_and_no_descriptor(
+    objects: FaultyHttpServer, tmp_path: Path, method: str, num_workers: int
+) -> None:
+    from torch.utils.data import DataLoader
+
+    from sqlstream import StreamingDataset
+
+    lines = ["index,file", *[f"{i},{objects.url}/{i}" for i in range(NUM_OBJECTS)]]
+    (tmp_path / "index.csv").write_text("\n".join(lines))
+
+    def use(directory: Path) -> None:
+        with StreamingDataset(str(tmp_path / "index.csv"), str(directory), columns_to_download=["file"]) as dataset:
+            assert Path(dataset[0]["file"]).read_bytes() == b"0" * 999
+            context = multiprocessing.get_context(method) if num_workers else None
+            samples = DataLoader(dataset, batch_size=None, num_workers=num_workers, multiprocessing_context=context)
+            assert sorted(int(sample["index"]) for sample in samples) == list(range(NUM_OBJECTS))
+
+    use(tmp_path / "warm")  # what torch and pyarrow open once
+    before = counted()
+    use(tmp_path / "cache")
+    assert counted() == before

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from sqlstream.storage.messages import Alive, FetchDone, ToReader
+from sqlstream.storage.outbox import Outbox
+from sqlstream.storage.workers import Slot, Workers
+
+WAIT_SECONDS = 20.0
+
+
+class Meter:
+    """How many jobs run at a time; jobs run until they are let go."""
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.num_running = self.num_done = self.most = 0
+        self.slots: list[Slot] = []
+        self.gate = threading.Event()
+
+    def job(self, slot: Slot) -> None:
+        with self.condition:
+            self.slots.append(slot)
+            self.num_running += 1
+            self.most = max(self.most, self.num_running)
+            self.condition.notify_all()
+        assert self.gate.wait(WAIT_SECONDS)
+        with self.condition:
+            self.num_running -= 1
+            self.num_done += 1
+            self.condition.notify_all()
+
+    def wait(self, claim: Callable[[], bool]) -> None:
+        with self.condition:
+            assert self.condition.wait_for(claim, WAIT_SECONDS), vars(self)
+
+
+def test_no_more_jobs_than_the_limit_run_and_all_are_run() -> None:
+    meter, workers = Meter(), Workers(3)
+    workers.submit([meter.job] * 20)
+    meter.wait(lambda: meter.num_running == 3)
+    meter.gate.set()
+    meter.wait(lambda: meter.num_done == 20)
+    assert meter.most == 3
+    workers.submit([meter.job] * 20)  # threads that were parked are used again
+    meter.wait(lambda: meter.num_done == 40)
+    assert meter.most == 3
+
+
+def test_jobs_that_wait_aside_do_not_keep_others_from_running() -> None:
+    meter, workers = Meter(), Workers(2)
+    workers.submit([meter.job] * 6)
+    for num_running in (2, 4, 6):
+        meter.wait(lambda num_running=num_running: meter.num_running == num_running)  # type: ignore[misc]  # default
+        for slot in meter.slots:
+            slot.step_aside()
+    for slot in meter.slots[:3]:
+        slot.come_back()
+    meter.gate.set()
+    meter.wait(lambda: meter.num_done == 6)
+    meter.gate.clear()
+    meter.most = 0
+    workers.submit([meter.job] * 6)
+    meter.wait(lambda: meter.num_running == 2)
+    meter.gate.set()
+    meter.wait(lambda: meter.num_done == 12)
+    assert meter.most == 2  # the count is right again
+
+
+def test_the_limit_may_change_while_jobs_run() -> None:
+    meter, workers = Meter(), Workers(1)
+    workers.submit([meter.job] * 8)
+    meter.wait(lambda: meter.num_running == 1)
+    workers.resize(4)
+    meter.wait(lambda: meter.num_running == 4)
+    workers.resize(2)
+    meter.gate.set()
+    meter.wait(lambda: meter.num_done == 8)
+    meter.most = 0
+    meter.gate.clear()
+    workers.submit([meter.job] * 5)
+    meter.wait(lambda: meter.num_running == 2)
+    meter.gate.set()
+    meter.wait(lambda: meter.num_done == 13)
+    assert meter.most == 2
+
+
+def test_a_job_that_raises_does_not_take_its_place_with_it() -> None:
+    meter, workers = Meter(), Workers(1)
+    meter.gate.set()
+
+    def broken(slot: Slot) -> None:
+        raise RuntimeError("broken")
+
+    workers.submit([broken, broken, meter.job])
+    meter.wait(lambda: meter.num_done == 1)
+
+
+def test_ends_of_downloads_are_gathered_while_more_are_under_way_and_others_are_not_delayed() -> None:
+    frames: list[list[ToReader]] = []
+    sent = threading.Semaphore(0)
+    is_busy = True
+
+    def send(messages: object) -> None:
+        assert isinstance(messages, list)
+        frames.append(messages)
+        sent.release()
+
+    outbox = Outbox(send, lambda: is_busy, linger_seconds=30.0)
+    threading.Thread(target=outbox.run, daemon=True).start()
+    for i in range(5):
+        outbox.post(FetchDone(ticket=str(i)))
+    assert not sent.acquire(timeout=0.1)
+    outbox.post(Alive())
+    assert sent.acquire(timeout=WAIT_SECONDS)
+    assert [len(frame) for frame in frames] == [6]
+    is_busy = False
+    outbox.post(FetchDone(ticket="last"))
+    assert sent.acquire(timeout=WAIT_SECONDS)
+    assert len(frames[1]) == 1
