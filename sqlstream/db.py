@@ -7,6 +7,8 @@ Promises:
 - SQLite's own busy handler is not used for that: it polls, and starves writers (p99 of the wait 114 times longer).
 - The same lock keeps commits and checkpoints apart, which avoids SQLite's WAL-reset bug (before 3.51.3).
 - A connection is never carried over a fork: the child leaks it on purpose and opens its own.
+- A damaged file is renamed aside and filled anew by its owner, behind the door and under the marker REBUILD: while that file
+  exists, whoever opens the ledger starts the rebuild again.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ import contextlib
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlstream import locks
-from sqlstream.errors import CacheDamagedError, CacheDirectoryError, MigrationError
+from sqlstream.door import Door, same_file
+from sqlstream.errors import CacheDamagedError, CacheDirectoryError, CacheDiskError, MigrationError, SqlStreamError
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -42,6 +45,8 @@ _PRAGMAS = (
     "wal_autocheckpoint=1000",
 )
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+_MARKER = "REBUILD"
 
 
 def migrations_directory() -> Path:
@@ -51,50 +56,7 @@ def migrations_directory() -> Path:
     return inside if inside.is_dir() else package.parent / "migrations"
 
 
-class Door:
-    """The outer lock of one directory: `lock`, and `gate` as the queue before it.
-
-    flock alone is unfair (4 processes in a tight loop: longest wait 175 ms; with the gate 12 ms).
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._lock: int | None = None
-        self._gate: int | None = None
-
-    def enter(self) -> None:
-        """Wait for the door; call under `locks.fork_guard()`."""
-        if self._lock is None or self._gate is None:
-            self._gate = self._open("gate")
-            self._lock = self._open("lock")
-        locks.lock_blocking(self._gate)
-        try:
-            locks.lock_blocking(self._lock)
-        finally:
-            locks.unlock(self._gate)
-
-    def leave(self) -> None:
-        """Give the door back; harmless when it was not entered."""
-        if self._lock is not None:
-            locks.unlock(self._lock)
-
-    def is_current(self) -> bool:
-        """Return False when the lock file was replaced (`rm -rf` and a new cache at the same path)."""
-        return self._lock is not None and same_file(self._directory / "lock", os.fstat(self._lock))
-
-    def close(self) -> None:
-        """Close both files."""
-        for fd in (self._lock, self._gate):
-            if fd is not None:
-                locks.close_descriptor(fd)
-        self._lock = self._gate = None
-
-    def forget(self) -> None:
-        """Drop descriptors that belong to the parent process; `locks` has closed them."""
-        self._lock = self._gate = None
-
-    def _open(self, name: str) -> int:
-        return locks.open_descriptor(self._directory / name, os.O_RDWR | os.O_CREAT)
+Refill = Callable[[sqlite3.Connection], None]
 
 
 class Database:
@@ -102,32 +64,42 @@ class Database:
 
     Args:
         path: The SQLite file; its directory holds `lock` and `gate`.
+        refill: Fills an empty ledger from what else is known, after the old one was found damaged; called behind the door.
+        on_full: Called when SQLite finds the disk full; frees what it can, so that the next transaction goes through.
 
     Raises:
         MigrationError: On use, when the file was written by a newer sqlstream (it is left untouched).
-        CacheDamagedError: On use, when SQLite cannot read it.
+        CacheDamagedError: On use, when SQLite cannot read it; with `refill`, the next use rebuilds it.
+        CacheDiskError: On use, when there is no room to write it; after `on_full`, the next use may go through.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, refill: Refill | None = None, on_full: Callable[[], None] | None = None) -> None:
         self.path = path
+        self._name = str(path)
         self.generation = 0
         """Grows whenever the file is opened again; what was registered in an older one must be registered anew."""
+        self.num_transactions = 0
+        """Passes through the door, for tests and tuning."""
         self._door = Door(path.parent)
         self._connection: sqlite3.Connection | None = None
         self._inode: os.stat_result | None = None
+        self._refill = refill
+        self._on_full = on_full
+        self._damaged: os.stat_result | None = None
         locks.call_after_fork(self)
 
     @contextlib.contextmanager
     def write_transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run the body as one write transaction behind the door; an exception rolls it back."""
-        with locks.fork_guard():
+        """Run the body as one write transaction behind the door; an exception rolls it back, Ctrl-C waits for its end."""
+        with locks.fork_guard(), locks.uninterrupted():
             try:
-                connection = self._enter()
-                with _damage_named(self.path):
+                with self._failures_named():
+                    connection = self._enter()
                     connection.execute("BEGIN IMMEDIATE")
                     yield connection
                     connection.execute("COMMIT")
                     self._keep_wal_small(connection)
+                self.num_transactions += 1
             finally:
                 # The connection is asked, not a flag: SQLITE_FULL has rolled back already, a signal may come anywhere.
                 if self._connection is not None and self._connection.in_transaction:
@@ -138,11 +110,21 @@ class Database:
         """Return all rows of a query on the last committed state; never an open cursor (it would stop checkpoints)."""
         with locks.fork_guard():
             connection = self._connection
-            if connection is None or not self._is_current():
+            if connection is not None and self._is_current():
+                try:
+                    with self._failures_named():
+                        return connection.execute(sql, parameters).fetchall()
+                except CacheDamagedError:
+                    if self._refill is None:
+                        raise
+            try:
                 with self.write_transaction() as opened:
                     return opened.execute(sql, parameters).fetchall()
-            with _damage_named(self.path):
-                return connection.execute(sql, parameters).fetchall()
+            except CacheDamagedError:  # found as it was opened: the next one rebuilds it first
+                if self._refill is None:
+                    raise
+            with self.write_transaction() as opened:
+                return opened.execute(sql, parameters).fetchall()
 
     @property
     def engine(self) -> sqlalchemy.Engine:
@@ -155,25 +137,26 @@ class Database:
     def close(self) -> None:
         """Close connection and lock files; the next use opens them again."""
         with locks.fork_guard():
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-            self._door.close()
+            try:
+                if self._connection is not None:
+                    self._door.relock()  # the last connection checkpoints as it closes, and nobody may commit meanwhile
+                    self._connection.close()
+                    self._connection = None
+            finally:
+                self._door.close()
 
     def after_fork_in_child(self) -> None:
         """Leak the parent's connection (closing it corrupts) and forget its locks."""
-        if self._connection is not None:
-            locks.leak(self._connection)
-        self._connection = None
+        self._leak_connection()
         self._door.forget()
 
     def _is_current(self) -> bool:
-        return self._inode is not None and same_file(self.path, self._inode)
+        return self._inode is not None and same_file(self._name, self._inode)
 
     def _enter(self) -> sqlite3.Connection:
         """Take the door and return a connection to the files that are at the path now."""
         for _ in range(10):  # someone replaces the directory again and again: not our case to win
-            if not self.path.parent.is_dir():
+            if not self._door.is_open and not self.path.parent.is_dir():
                 raise CacheDirectoryError(f"the cache directory {self.path.parent} is gone: create the dataset or cache anew")
             self._door.enter()
             if self._door.is_current():
@@ -185,34 +168,118 @@ class Database:
         raise CacheDirectoryError(f"{self.path.parent} is being replaced all the time: stop what deletes it")
 
     def _connect(self) -> None:
-        if self._connection is not None:
-            locks.leak(self._connection)  # of a file that was renamed or deleted under us: closing it could touch the new -wal
+        """Open what is at the path now; a damaged file, and one whose rebuild was cut short, is replaced first."""
+        self._leak_connection()
+        marker = self.path.parent / _MARKER
+        is_damaged = self._damaged is not None and same_file(self.path, self._damaged)
+        is_new = not self.path.exists()
+        if self._refill is None or not (is_damaged or is_new or marker.exists()):
+            self._connection = self._opened()
+        else:
+            if not is_new:
+                logger.warning("the cache ledger %s is damaged: rebuilding it from the files of the cache", self.path)
+            _write_durably(marker)
+            for suffix in ("-wal", "-shm", ""):  # a database must never meet the -wal of another one
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(f"{self.path}{suffix}", f"{self.path}.bad{suffix}")
+            self._connection = self._opened()
+            try:
+                self._refill(self._connection)
+                marker.unlink()
+            except BaseException:
+                self._reopen_later()
+                raise
+        self._damaged = None
+        self._inode = os.stat(self.path)
+        self.generation += 1
+
+    def _opened(self) -> sqlite3.Connection:
+        self._check_version()
         connection = sqlite3.connect(
             self.path, timeout=30, isolation_level=None, check_same_thread=False, cached_statements=512
         )
-        with _damage_named(self.path):
-            self._check_version(connection)
+        try:
             for pragma in _PRAGMAS:
                 connection.execute(f"PRAGMA {pragma}").fetchall()
             if connection.execute("PRAGMA user_version").fetchone()[0] < SCHEMA_VERSION:
                 upgrade_to_head(connection)
-        os.chmod(self.path, 0o600)
-        self._connection, self._inode = connection, os.stat(self.path)
-        self.generation += 1
-
-    def _check_version(self, connection: sqlite3.Connection) -> None:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
+            os.chmod(self.path, 0o600)
+        except BaseException:
             connection.close()
+            raise
+        return connection
+
+    def _check_version(self) -> None:
+        """Look read-only: a file of a newer version must stay as it is, to its last byte."""
+        if self.path.is_symlink():
+            raise CacheDirectoryError(f"{self.path} is a symbolic link, which we never make: give another directory")
+        if not self.path.exists():
+            return
+        with contextlib.closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)) as connection:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
             raise MigrationError(
                 f"{self.path} has schema {version}, this sqlstream knows up to {SCHEMA_VERSION}: "
                 "upgrade sqlstream, or use another directory (the file was left untouched)"
             )
 
-    def _keep_wal_small(self, connection: sqlite3.Connection) -> None:
+    def _leak_connection(self) -> None:
+        """Let go of a connection without closing it: its file was renamed or deleted, or it is the parent's."""
+        if self._connection is not None:
+            locks.leak(self._connection)
+            self._connection = None
+
+    @contextlib.contextmanager
+    def _failures_named(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in _DAMAGE:
+                self._note_damage()
+                raise CacheDamagedError(
+                    f"{self.path} is damaged ({error}): the next use rebuilds it from the cached files, or run "
+                    f"`sqlstream cache verify --repair {self.path.parent}`"
+                ) from error
+            if code in _DISK:
+                if code != sqlite3.SQLITE_FULL:
+                    self._reopen_later()
+                elif self._on_full is not None:
+                    self._on_full()
+                raise CacheDiskError(
+                    f"cannot use {self.path} ({error}): free space on that disk, or look at its health and its rights"
+                ) from error
+            raise
+        except SqlStreamError:
+            raise
+        except OSError as error:
+            raise CacheDiskError(
+                f"cannot work in {self.path.parent} ({error}): look at that disk's room and health, and at `ulimit -n`"
+            ) from error
+
+    def _note_damage(self) -> None:
+        """Remember the damaged file by its inode: another process may rebuild it before us."""
         with contextlib.suppress(FileNotFoundError):
-            if os.stat(f"{self.path}-wal").st_size > WAL_LIMIT_BYTES:
+            self._damaged = os.stat(self.path)
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.rollback()  # for as long as the file is at its path, others want its locks
+        self._leak_connection()
+
+    def _reopen_later(self) -> None:
+        """Give up a connection that failed: its files may have been deleted under it."""
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+    def _keep_wal_small(self, connection: sqlite3.Connection) -> None:
+        try:
+            if os.stat(self._name + "-wal").st_size > WAL_LIMIT_BYTES:
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except FileNotFoundError:  # deleted under us: what is in it goes into the database, then all start with a new one
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self._reopen_later()
 
 
 def upgrade_to_head(connection: sqlite3.Connection) -> None:
@@ -233,15 +300,6 @@ def upgrade_to_head(connection: sqlite3.Connection) -> None:
         alembic_logger.setLevel(level)
 
 
-def same_file(path: Path, status: os.stat_result) -> bool:
-    """Return True if `path` is still the file that `status` was taken from."""
-    try:
-        now = os.stat(path)
-    except FileNotFoundError:
-        return False
-    return (now.st_dev, now.st_ino) == (status.st_dev, status.st_ino)
-
-
 def _engine_on(connection: sqlite3.Connection) -> sqlalchemy.Engine:
     """Return an engine whose one connection is `connection`, with real transactions (SQLAlchemy 2.1 docs, SQLite dialect)."""
     import sqlalchemy
@@ -256,14 +314,9 @@ def _engine_on(connection: sqlite3.Connection) -> sqlalchemy.Engine:
     return engine
 
 
-@contextlib.contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
+def _write_durably(path: Path) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        yield
-    except sqlite3.DatabaseError as error:
-        code = getattr(error, "sqlite_errorcode", None)
-        if code is not None and code & 0xFF in _DAMAGE:
-            raise CacheDamagedError(
-                f"{path} is damaged ({error}): stop its users, run `sqlstream cache verify --repair {path.parent}`"
-            ) from error
-        raise
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -18,7 +18,8 @@ SqlStreamError
 ├── CacheError                               look at `sqlstream cache stats`
 │   ├── CacheDirectoryError                  give another directory, or mend its rights
 │   ├── CacheFullError                       raise the limit or pin less
-│   └── CacheDamagedError                    run `sqlstream cache verify --repair`
+│   ├── CacheDamagedError                    run `sqlstream cache verify --repair`
+│   └── CacheDiskError                        free space on the cache's disk, or look at its health
 ├── SampleError                              skip the sample, or fix it
 │   ├── MissingFieldError (KeyError)         fix the row, or allow_missing_columns
 │   ├── DecodeError (ValueError)
@@ -125,6 +126,10 @@ class CacheFullError(CacheError):
 
 class CacheDamagedError(CacheError):
     """The ledger is not readable as a database."""
+
+
+class CacheDiskError(CacheError):
+    """The disk below the cache takes no more bytes, or fails."""
 
 
 class SampleError(SqlStreamError):

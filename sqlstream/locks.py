@@ -10,6 +10,9 @@ Promises:
 - Locks are `flock`s: they belong to the open file, the kernel drops them when the last descriptor is closed,
   whatever the process died of. Rejected: `lockf` (per process, dropped by any close), pid files and
   heartbeats (break with pid namespaces, stopped processes and clocks).
+- Inside `uninterrupted()` no KeyboardInterrupt is raised: half a change to pins would be a leak. Ctrl-C takes effect at its
+  end, or at once while we only wait for a lock that others hold.
+- A fork that runs no hooks (a C library's) is noticed by the process id, the next time the guard is asked for.
 - A lock on a part or an owner file is ended by `close_descriptor`, never by an explicit unlock: LOCK_UN would drop it for
   the helper's duplicate of the same open file as well.
 """
@@ -20,9 +23,12 @@ import contextlib
 import errno
 import fcntl
 import os
+import signal
 import threading
 import weakref
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Protocol
 
 import portalocker
 
@@ -35,6 +41,7 @@ class ForkAware(Protocol):
 
 
 _mutex = threading.RLock()
+_pid = os.getpid()
 _descriptors: set[int] = set()
 _fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 _leaked: list[object] = []
@@ -45,7 +52,100 @@ def fork_guard() -> threading.RLock:
 
     Ask for it anew each time (`with fork_guard():`): a forked child gets another one.
     """
+    if os.getpid() != _pid:
+        _after_fork_in_child()
     return _mutex
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+class _Interrupts:
+    """Puts SIGINT off in the main thread, the only one in which Python raises KeyboardInterrupt.
+
+    The handler is replaced for the time being, not for good: others (asyncio, notebooks) look at who handles SIGINT.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._thread = 0
+        self._original: Callable[[int, FrameType | None], Any] | None = None
+        self._is_pending = False
+        self._may_raise = False
+
+    def put_off(self) -> contextlib.AbstractContextManager[None]:
+        if self._depth or threading.current_thread() is not threading.main_thread():
+            return _NOTHING
+        return self._put_off()
+
+    @contextlib.contextmanager
+    def _put_off(self) -> Iterator[None]:
+        handler = signal.getsignal(signal.SIGINT)
+        if not callable(handler):
+            yield
+            return
+        self._original = handler
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        self._depth, self._thread = 1, threading.get_ident()
+        try:
+            yield
+        finally:
+            self._depth = 0
+            self._restore()
+
+    @contextlib.contextmanager
+    def let_in(self) -> Iterator[None]:
+        if self._original is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._may_raise = True
+        try:
+            if self._is_pending:
+                self._on_interrupt(signal.SIGINT, None)
+            yield
+        finally:
+            self._may_raise = False
+
+    def after_fork_in_child(self) -> None:
+        """The parent's main thread may have put off an interrupt that is not ours."""
+        self._is_pending = False
+        if not self._depth or self._forked_elsewhere():
+            self._depth = 0
+            self._restore()
+
+    def _forked_elsewhere(self) -> bool:
+        """Return whether another thread than the one inside `put_off` forked: it is the child's only one."""
+        return self._thread != threading.get_ident()
+
+    def _restore(self) -> None:
+        """Give SIGINT back to its handler, and hand over what came: the very last act, nothing is held any more."""
+        if self._original is None:
+            return
+        original, self._original = self._original, None
+        signal.signal(signal.SIGINT, original)
+        if self._is_pending:
+            self._is_pending = False
+            original(signal.SIGINT, None)
+
+    def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
+        if self._may_raise and self._original is not None:
+            self._is_pending = False
+            self._original(signum, frame)
+        else:
+            self._is_pending = True
+
+
+_interrupts = _Interrupts()
+
+
+def uninterrupted() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which Ctrl-C waits for the end of the body; nests, and costs a few microseconds."""
+    return _interrupts.put_off()
+
+
+def interruptible() -> contextlib.AbstractContextManager[None]:
+    """Return a context for a wait in the kernel inside `uninterrupted()`: Ctrl-C ends the wait; the caller cleans up."""
+    return _interrupts.let_in()
 
 
 def call_after_fork(holder: ForkAware) -> None:
@@ -83,18 +183,55 @@ def close_descriptor(fd: int) -> None:
 
 def lock_blocking(fd: int) -> None:
     """Wait for the exclusive lock on `fd`; the wait is in the kernel, first come first served as far as it can be."""
-    portalocker.lock(fd, portalocker.LockFlags.EXCLUSIVE)
+    if not try_lock(fd):  # portalocker's checks cost seven times a free lock
+        with interruptible():
+            portalocker.lock(fd, portalocker.LockFlags.EXCLUSIVE)
 
 
 def unlock(fd: int) -> None:
     """Give back a lock that no other process holds a duplicate of (the ledger's door)."""
-    portalocker.unlock(fd)
+    fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def try_lock(fd: int) -> bool:
     """Return True if the exclusive lock on `fd` is ours now, False if someone alive holds it."""
+    return _try(fd, fcntl.LOCK_EX)
+
+
+def is_locked(fd: int) -> bool:
+    """Return whether someone alive holds the exclusive lock of the file behind `fd`; two who ask do not disturb each other."""
+    return not _try(fd, fcntl.LOCK_SH)
+
+
+def open_shared(path: str | os.PathLike[str]) -> int | None:
+    """Return a descriptor that marks the file at `path` as in use until it is closed; None when the file is gone.
+
+    Whoever wants to remove the file tries its exclusive lock (`try_lock`), and leaves it alone when that is refused.
+    """
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fd = open_descriptor(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    if _try(fd, fcntl.LOCK_SH) and os.fstat(fd).st_nlink:
+        return fd
+    close_descriptor(fd)
+    return None
+
+
+def lock_holder(path: str | os.PathLike[str]) -> int | None:
+    """Return the pid of a process that holds the lock of the file at `path`; None where the system does not tell."""
+    with contextlib.suppress(OSError):
+        inode = os.stat(path).st_ino
+        with open("/proc/locks", encoding="ascii") as lines:
+            for fields in map(str.split, lines):
+                if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):
+                    return int(fields[4])
+    return None
+
+
+def _try(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return False
@@ -111,8 +248,10 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _mutex
+    global _mutex, _pid
+    _pid = os.getpid()
     _mutex = threading.RLock()  # another thread may have waited for the old one
+    _interrupts.after_fork_in_child()
     for fd in _descriptors:
         with contextlib.suppress(OSError):
             os.close(fd)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from sqlstream import locks
 from sqlstream.cache import recover, statistics
 from sqlstream.cache.clear import ClearReport, clear
 from sqlstream.cache.holds import Hold
@@ -16,7 +19,7 @@ from sqlstream.cache.recover import Finding
 from sqlstream.cache.statistics import CacheStatistics
 from sqlstream.cache.store import Store, close_store, open_store
 from sqlstream.config import StorageOptions, parse_bytes
-from sqlstream.errors import CacheDirectoryError, CacheError, ConfigError, ObjectNotFoundError
+from sqlstream.errors import CacheError, ConfigError, ObjectNotFoundError
 from sqlstream.storage import urls
 from sqlstream.storage.fetcher import Fetcher
 
@@ -62,8 +65,14 @@ class Cache:
         self.store = open_store(self.path, create=create, allow_network_fs=allow_network_fs)
         self.fetcher = Fetcher(self.storage_options)
         self._holds: dict[str, list[Hold]] = {}
-        self._finalizer = weakref.finalize(self, _close, self.store, self.fetcher, id(self), os.getpid())
-        self.store.acquirer.owner.set_limit(id(self), self._limit_bytes)
+        self._finalizer = weakref.finalize(self, _close_aside, self.store, self.fetcher, id(self))
+        self._finalizer.atexit = False
+        _open.add(self)
+        try:
+            self.store.acquirer.owner.set_limit(id(self), self._limit_bytes)
+        except BaseException:
+            self.close()
+            raise
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle path and options: another process opens the directory itself."""
@@ -89,11 +98,15 @@ class Cache:
             CacheFullError: It is larger than the limit, or everything else is pinned.
             StorageError: It cannot be read.
         """
-        path = self.acquire_many([url])[0]
+        is_acquired = False
         try:
+            with locks.uninterrupted():
+                path = self.acquire_many([url])[0]
+                is_acquired = True
             yield path
         finally:
-            self.release_many([url])
+            if is_acquired:
+                self.release_many([url])
 
     def acquire_many(self, wanted: Sequence[str]) -> list[Path]:
         """Bring and pin objects, all or none; return their paths, valid until `release_many` of the same URLs.
@@ -108,9 +121,10 @@ class Cache:
         if refs:
             acquirer = self.store.acquirer
             pieces = {piece.refs[0].key: piece for piece in acquirer.holdings.split(self.hold(tuple(refs.values())))}
-            for url, ref in refs.items():
-                self._holds.setdefault(url, []).append(pieces[ref.key])
-                paths[url] = self.path_of(ref)
+            with locks.fork_guard():
+                for url, ref in refs.items():
+                    self._holds.setdefault(url, []).append(pieces[ref.key])
+                    paths[url] = self.path_of(ref)
         return [paths[url] for url in wanted]
 
     def release_many(self, wanted: Sequence[str]) -> None:
@@ -120,18 +134,21 @@ class Cache:
             ConfigError: A URL was not acquired by this object.
         """
         for url in filter(urls.is_remote, dict.fromkeys(wanted)):
-            holds = self._holds.get(url)
-            if not holds:
+            with locks.fork_guard():
+                holds = self._holds.get(url)
+                hold = holds.pop() if holds else None
+                if not holds:
+                    self._holds.pop(url, None)
+            if hold is None:
                 raise ConfigError(f"{urls.redact(url)} is not acquired: release once for each call that acquired it")
-            self.store.acquirer.holdings.release(holds.pop())
-            if not holds:
-                del self._holds[url]
-        self.store.acquirer.owner.flush()
+            self.store.acquirer.release(hold)
 
     def hold(self, refs: Sequence[ObjectRef]) -> Hold:
         """Return a hold, in use, on objects that are all here (the engine plans many at once, with `store.acquirer`)."""
         acquirer = self.store.acquirer
         while True:
+            if not self._finalizer.alive:
+                raise ConfigError(f"the cache {self.path} is closed: open it again")
             hold = acquirer.acquire_one(refs, self.fetcher)
             try:
                 acquirer.wait(hold)
@@ -151,16 +168,30 @@ class Cache:
 
     # -- the directory ------------------------------------------------------------------------------------------------
 
+    @property
+    def limit_bytes(self) -> int | None:
+        """What this cache object asked for; the limit in force is the smallest of all living users'. May be set at any time."""
+        return self._limit_bytes
+
+    @limit_bytes.setter
+    def limit_bytes(self, limit: int | str | None) -> None:
+        self._limit_bytes = parse_bytes(limit)
+        self._arguments["limit"] = limit
+        self.store.acquirer.owner.set_limit(id(self), self._limit_bytes)
+
     def statistics(self) -> CacheStatistics:
         """Return the account of this moment."""
+        self.store.acquirer.owner.flush()
         return statistics.collect(self.store.ledger, self.store.disk)
 
     def clear(self, *, dataset: str | None = None, older_than_seconds: float | None = None, index: bool = False) -> ClearReport:
         """Remove entries, never a pinned one; see `sqlstream.cache.clear`."""
+        self.store.acquirer.owner.flush()
         return clear(self.store.ledger, self.store.disk, dataset=dataset, older_than_seconds=older_than_seconds, index=index)
 
     def verify(self, repair: bool = False) -> list[Finding]:
         """Return everything on which ledger and disk disagree; with `repair`, mend it without disturbing readers."""
+        self.store.acquirer.owner.flush()
         return recover.verify(self.store.ledger, self.store.disk, repair=repair)
 
     def rest(self) -> None:
@@ -170,7 +201,17 @@ class Cache:
 
     def close(self) -> None:
         """Give every pin back, end the helper process and threads, close all files."""
-        self._finalizer()
+        if self._finalizer.detach() is not None:
+            _close(self.store, self.fetcher, id(self))
+
+
+_open: weakref.WeakSet[Cache] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for cache in list(_open):
+        cache.close()
 
 
 def local_file(url: str) -> Path:
@@ -189,11 +230,15 @@ def _reopen(path: Path, arguments: dict[str, object]) -> Cache:
     return Cache(path, **arguments)  # type: ignore[arg-type]  # what __init__ took
 
 
-def _close(store: Store, fetcher: Fetcher, user: int, pid: int) -> None:
-    if os.getpid() != pid:
-        return  # a forked child drops its copy; helper, pins and files are the parent's
+def _close_aside(store: Store, fetcher: Fetcher, user: int) -> None:
+    """Close for a cache that the garbage collector found, in a thread: it may have come in the middle of a transaction."""
+    threading.Thread(target=_close, args=(store, fetcher, user), name="sqlstream-cache-close").start()
+
+
+def _close(store: Store, fetcher: Fetcher, user: int) -> None:
     store.acquirer.downloads.cancel(fetcher)
     fetcher.stop()
-    with contextlib.suppress(CacheDirectoryError, CacheError):  # the directory may be gone: nothing is left to give back
+    with contextlib.suppress(CacheError):  # the directory may be gone: nothing is left to give back
         store.acquirer.owner.drop_limit(user)
+    with contextlib.suppress(CacheError):
         close_store(store)

@@ -56,12 +56,9 @@ def clear(ledger: Ledger, disk: Disk, *, dataset: str | None, older_than_seconds
         if older_than_seconds is not None:
             rows = [row for row in rows if _idle_seconds(disk.data_path(row.key, row.ext)) >= older_than_seconds]
         with ledger.transaction() as tx:
-            gone = [
-                row
-                for row in tx.find([row.key for row in rows]).values()
-                if row.is_ready and not tx.pinned_by_others(row.key, None) and disk.remove_data(row.key, row.ext)
-            ]
-            tx.remove([row.key for row in gone])
+            found = tx.find([row.key for row in rows]).values()
+            free = [row for row in found if row.is_ready and not tx.pinned_by_others(row.key, None)]
+            gone = recover.remove(tx, disk, free)
         removed_entries += len(gone)
         removed_bytes += sum(row.charged_bytes for row in gone)
     with ledger.transaction() as tx:

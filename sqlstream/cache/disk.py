@@ -1,6 +1,6 @@
 """The only writer of a cache directory. No SQL here; who calls what in which order is the protocol in `fetch` and `room`.
 
-<root>/ FORMAT CACHEDIR.TAG lock gate ledger.sqlite ballast
+<root>/ FORMAT CACHEDIR.TAG lock gate ledger.sqlite ballast removing
     data/ab/<32 hex><ext>     whole files, never changed
     part/<32 hex>.<uuid>      on their way; flocked by their leader and its helper
     owners/<uuid>             one per process; flocked for its life
@@ -10,27 +10,25 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
 import os
 import re
 import struct
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sqlstream import locks
-from sqlstream.cache import keys
-from sqlstream.cache.filesystem import check_directory
+from sqlstream.cache import keys, layout
 from sqlstream.errors import CacheDirectoryError
 
-FORMAT_VERSION = 1
+logger = logging.getLogger(__name__)
+
 BALLAST_BYTES = 8 << 20
 """Given up on a full disk, so that SQLite can write the deletes that free it: a dozen WAL truncations' worth."""
-_OURS = frozenset(
-    "FORMAT CACHEDIR.TAG lock gate ballast data part owners index ledger.sqlite ledger.sqlite-wal ledger.sqlite-shm".split()
-)
-_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# A cache of sqlstream; backups may leave it out (bford.info/cachedir).\n"
+_LENGTH = struct.Struct("<Q")
+_NOTE = struct.Struct("<qqQ")
 _DATA_NAME = re.compile(r"([0-9a-f]{32})(\.[a-z0-9.]*)?")
 _PART_NAME = re.compile(r"([0-9a-f]{32})\.[0-9a-f]{32}")
 
@@ -50,6 +48,18 @@ class DataFile:
     key: bytes
     ext: str
     size_bytes: int
+    allocated_bytes: int
+    used_at: float
+    """Its access or change time, whichever is later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerNote:
+    """What an owner's file says of it."""
+
+    pid: int
+    limit_bytes: int | None
+    pinned: Sequence[bytes]
 
 
 class Disk:
@@ -66,54 +76,13 @@ class Disk:
         self._part = f"{self.root}/part"
         self._owners = f"{self.root}/owners"
         self._allow_network_fs = allow_network_fs
+        self.is_ballast_dropped = False
+        """This process gave the ballast up and has not got it back yet."""
 
     def open(self, *, create: bool) -> None:
-        """Check the directory, and make it a cache if it is empty or absent.
-
-        Raises:
-            CacheDirectoryError: It is not ours, not a cache, not writable, or (without `create`) there is none.
-        """
-        if not create and not (self.root / "FORMAT").is_file():
-            raise CacheDirectoryError(f"there is no sqlstream cache at {self.root}: check the path")
-        try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise CacheDirectoryError(f"cannot create the cache directory {self.root}: {error.strerror}") from error
-        check_directory(self.root, allow_network_fs=self._allow_network_fs)
-        if (self.root / "FORMAT").is_file():
-            self._check_format()
-            return
-        strangers = sorted(set(os.listdir(self.root)) - _OURS)
-        if strangers:
-            raise CacheDirectoryError(
-                f"{self.root} holds files that are not a sqlstream cache ({', '.join(strangers[:3])}): give an empty directory"
-            )
-        self._create()
-
-    def _check_format(self) -> None:
-        try:
-            version = json.loads((self.root / "FORMAT").read_text())["format"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise CacheDirectoryError(f"{self.root / 'FORMAT'} is not readable as ours: give another directory") from error
-        if version != FORMAT_VERSION:
-            raise CacheDirectoryError(
-                f"{self.root} has layout {version}, this sqlstream knows {FORMAT_VERSION}: upgrade sqlstream"
-            )
-
-    def _create(self) -> None:
-        """Lay the directory out; FORMAT comes last, so that a killed creation is simply repeated."""
-        self.root.chmod(0o700)
-        for name in ("data", "part", "owners", "index", *(f"data/{byte:02x}" for byte in range(256))):
-            (self.root / name).mkdir(mode=0o700, exist_ok=True)
-        (self.root / "CACHEDIR.TAG").write_text(_TAG)
+        """Check the directory, and make it a cache if it is empty or absent; see `layout`."""
+        layout.open_directory(self.root, create=create, allow_network_fs=self._allow_network_fs)
         self.restore_ballast()
-        fresh = (
-            self.root / f"index/.format-{uuid.uuid4().hex}"
-        )  # inside a folder of ours: other openers may be looking at the root
-        fresh.write_text(json.dumps({"format": FORMAT_VERSION, "uuid": uuid.uuid4().hex}))
-        with contextlib.suppress(FileExistsError):
-            os.link(fresh, self.root / "FORMAT")  # the first of several creators wins
-        fresh.unlink()
 
     # -- data ---------------------------------------------------------------------------------------------------------
 
@@ -132,32 +101,65 @@ class Disk:
 
     def remove_data(self, key: bytes, ext: str) -> bool:
         """Unlink an entry's file; True when nothing is left of it. Must come before its row goes."""
+        path = self.data_path(key, ext)
         try:
-            os.unlink(self.data_path(key, ext))
+            os.unlink(path)
         except FileNotFoundError:
             return True
-        except OSError:
+        except IsADirectoryError:
+            os.rename(path, f"{path}.foreign-{uuid.uuid4().hex}")  # not ours to delete; no longer a name that we use
+        except OSError as error:
+            logger.warning("cannot remove %s (%s): it stays counted", path, error.strerror)
             return False
         return True
 
-    def scan_data(self) -> Iterator[DataFile]:
-        """Yield every file in data/ that is named as ours; others are not touched by anyone."""
+    def announce_removal(self, removed: Sequence[bytes]) -> None:
+        """Write down which files go next; inside the door, so one note for the whole directory is enough.
+
+        A death between unlink and COMMIT leaves rows without a file: the note says which, without a look at all of them.
+        """
+        body = b"".join(removed)
+        fd = os.open(f"{self.root}/removing", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.pwrite(fd, _LENGTH.pack(len(body)) + body, 0)
+        finally:
+            os.close(fd)
+
+    def read_removal(self) -> list[bytes]:
+        """Return the keys that were announced last."""
+        with contextlib.suppress(FileNotFoundError), open(f"{self.root}/removing", "rb") as file:
+            raw = file.read()
+            if len(raw) >= _LENGTH.size:
+                return keys.split_keys(raw[_LENGTH.size : _LENGTH.size + _LENGTH.unpack_from(raw)[0]])
+        return []
+
+    def scan_data(self, only: str = "") -> Iterator[DataFile]:
+        """Yield every file in data/, or in one folder of it, that is named as ours; others are not touched by anyone."""
         for folder in os.scandir(self._data):
-            if not folder.is_dir(follow_symlinks=False):
+            if not folder.is_dir(follow_symlinks=False) or not folder.name.startswith(only):
                 continue
             for file in os.scandir(folder.path):
                 match = _DATA_NAME.fullmatch(file.name)
                 if match and file.name[:2] == folder.name:
                     with contextlib.suppress(FileNotFoundError):
-                        size_bytes = file.stat(follow_symlinks=False).st_size
-                        yield DataFile(key=bytes.fromhex(match[1]), ext=match[2] or "", size_bytes=size_bytes)
+                        status = file.stat(follow_symlinks=False)
+                        yield DataFile(
+                            key=bytes.fromhex(match[1]),
+                            ext=match[2] or "",
+                            size_bytes=status.st_size,
+                            allocated_bytes=status.st_blocks * 512,
+                            used_at=max(status.st_atime, status.st_mtime),
+                        )
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def create_part(self, key: bytes) -> Part:
         """Return a new, empty, locked part file; it must exist before its row does."""
-        name = f"{key.hex()}.{uuid.uuid4().hex}"
-        return Part(name=name, fd=_create_locked(f"{self._part}/{name}"))
+        while True:
+            name = f"{key.hex()}.{uuid.uuid4().hex}"
+            fd = _create_locked(f"{self._part}/{name}")
+            if fd is not None:
+                return Part(name=name, fd=fd)
 
     def allocate(self, part: Part, num_bytes: int) -> None:
         """Take `num_bytes` of disk for a part now, so that a full disk shows before the download, not in its middle."""
@@ -167,7 +169,13 @@ class Disk:
     def publish(self, part: Part, key: bytes, ext: str, size_bytes: int) -> None:
         """Make a whole part the entry's file; its lock stays until `close_part`."""
         os.ftruncate(part.fd, size_bytes)
-        os.rename(f"{self._part}/{part.name}", self.data_path(key, ext))
+        path = self.data_path(key, ext)
+        try:
+            os.rename(f"{self._part}/{part.name}", path)
+        except FileNotFoundError:  # the first file of its folder
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(os.path.dirname(path), 0o700)
+            os.rename(f"{self._part}/{part.name}", path)
 
     def close_part(self, part: Part) -> None:
         """Give the part's lock back; waiters wake."""
@@ -179,14 +187,36 @@ class Disk:
             self.remove_part(part.name)
             self.close_part(part)
 
-    def remove_part(self, name: str) -> None:
-        """Unlink a part; must come before its row goes."""
-        with contextlib.suppress(FileNotFoundError):
+    def remove_part(self, name: str) -> bool:
+        """Unlink a part; True when nothing is left of it. Must come before its row goes."""
+        try:
             os.unlink(f"{self._part}/{name}")
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            logger.warning("cannot remove %s/%s (%s): it stays counted", self._part, name, error.strerror)
+            return False
+        return True
 
     def part_is_live(self, name: str) -> bool | None:
         """Return whether a leader or its helper holds the part; None when the file is gone (renamed or removed)."""
         return _is_locked(f"{self._part}/{name}")
+
+    def remove_dead_part(self, name: str) -> None:
+        """Unlink a part that has no row, unless somebody holds it: it may have been created a moment ago."""
+        _unlink_unlocked(f"{self._part}/{name}")
+
+    def part_bytes(self, name: str) -> int:
+        """Return the larger of a part's length and of what it takes on disk."""
+        with contextlib.suppress(FileNotFoundError):
+            return max(os.lstat(f"{self._part}/{name}").st_size, self.allocated_part_bytes(name))
+        return 0
+
+    def allocated_part_bytes(self, name: str) -> int:
+        """Return what a part takes on disk."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.lstat(f"{self._part}/{name}").st_blocks * 512
+        return 0
 
     def scan_parts(self) -> list[str]:
         """Return the names of all part files."""
@@ -195,21 +225,35 @@ class Disk:
     # -- owners -------------------------------------------------------------------------------------------------------
 
     def create_owner(self, owner: str) -> int:
-        """Return the locked descriptor of a new owner file; it must exist before its row does."""
-        return _create_locked(f"{self._owners}/{owner}")
+        """Return the locked descriptor of a new owner file; inside the door, and before its row exists.
 
-    def write_pins(self, fd: int, pinned: Iterable[bytes]) -> None:
-        """Write an owner's pinned keys into its file: a rebuild of the ledger reads them."""
-        body = b"".join(pinned)
-        os.pwrite(fd, struct.pack("<Q", len(body)) + body, 0)
+        Raises:
+            CacheDirectoryError: A stranger holds the file's lock.
+        """
+        fd = _create_locked(f"{self._owners}/{owner}")
+        if fd is None:
+            raise CacheDirectoryError(f"somebody else than sqlstream locks files in {self._owners}: find out who")
+        return fd
 
-    def read_pins(self, owner: str) -> list[bytes]:
-        """Return the pinned keys that an owner wrote down last."""
+    def write_note(self, fd: int, note: OwnerNote) -> None:
+        """Write down what a rebuild of the ledger must know of an owner."""
+        body = b"".join(note.pinned)
+        limit_bytes = -1 if note.limit_bytes is None else note.limit_bytes
+        os.pwrite(fd, _NOTE.pack(note.pid, limit_bytes, len(body)) + body, 0)
+
+    def read_note(self, owner: str) -> OwnerNote | None:
+        """Return what an owner wrote down last; None when it has not yet."""
         with contextlib.suppress(FileNotFoundError), open(f"{self._owners}/{owner}", "rb") as file:
             raw = file.read()
-            body = raw[8 : 8 + struct.unpack_from("<Q", raw)[0]] if len(raw) >= 8 else b""
-            return [body[i : i + keys.KEY_BYTES] for i in range(0, len(body), keys.KEY_BYTES)]
-        return []
+            if len(raw) >= _NOTE.size:
+                pid, limit_bytes, length = _NOTE.unpack_from(raw)
+                pinned = keys.split_keys(raw[_NOTE.size : _NOTE.size + length])
+                return OwnerNote(pid=pid, limit_bytes=None if limit_bytes < 0 else limit_bytes, pinned=pinned)
+        return None
+
+    def remove_dead_owner(self, owner: str) -> None:
+        """Unlink an owner file that has no row, unless somebody holds it; only inside the door."""
+        _unlink_unlocked(f"{self._owners}/{owner}")
 
     def owner_is_live(self, owner: str) -> bool:
         """Return whether the process behind an owner file lives: the kernel holds its lock."""
@@ -241,29 +285,51 @@ class Disk:
 
     def drop_ballast(self) -> None:
         """Give the ballast's bytes back to a full disk."""
+        self.is_ballast_dropped = True
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.root / "ballast")
 
     def restore_ballast(self) -> None:
-        """Take the ballast's bytes again if they are to be had."""
+        """Take the ballast's bytes again if they are to be had, and as many more stay free."""
         if (self.root / "ballast").exists():
-            return
+            self.is_ballast_dropped = False
+        elif self.free_bytes() >= 2 * BALLAST_BYTES:  # without it the account still holds, only the comfort is gone
+            self._take_ballast()
+
+    def _take_ballast(self) -> None:
         fd = os.open(self.root / "ballast", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, BALLAST_BYTES)
+            self.is_ballast_dropped = False
         except OSError:
-            self.drop_ballast()  # a disk as full as that: the account still holds, only the comfort is gone
+            self.drop_ballast()
         finally:
             os.close(fd)
 
+    def free_bytes(self) -> int:
+        """Return what this user may still write to the file system."""
+        status = os.statvfs(self.root)
+        return status.f_bavail * status.f_frsize
 
-def _create_locked(path: str) -> int:
-    """Return a descriptor on a new file, locked; a reaper may take the file between creation and lock, then once more."""
-    while True:
-        fd = locks.open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        if locks.try_lock(fd) and os.fstat(fd).st_nlink > 0:
-            return fd
-        locks.close_descriptor(fd)
+
+def _create_locked(path: str) -> int | None:
+    """Return a descriptor on a new file, locked; None when somebody locked or took the file in between."""
+    fd = locks.open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    if locks.try_lock(fd) and os.fstat(fd).st_nlink > 0:
+        return fd
+    locks.close_descriptor(fd)
+    return None
+
+
+def _unlink_unlocked(path: str) -> None:
+    """Unlink a file while holding its lock, so that whoever creates and locks it notices."""
+    with contextlib.suppress(FileNotFoundError):
+        fd = locks.open_descriptor(path, os.O_RDWR)
+        try:
+            if locks.try_lock(fd):
+                os.unlink(path)
+        finally:
+            locks.close_descriptor(fd)
 
 
 def _is_locked(path: str) -> bool | None:
@@ -273,6 +339,6 @@ def _is_locked(path: str) -> bool | None:
     except FileNotFoundError:
         return None
     try:
-        return not locks.try_lock(fd)
+        return locks.is_locked(fd)
     finally:
         locks.close_descriptor(fd)

@@ -1,7 +1,8 @@
 """The objects that this process leads: their parts, their way through the helper, their publication.
 
-Everything here happens in two threads: `start` in whoever acquires, the rest in the fetcher's receiver thread. So finished
-downloads are published while the trainer thinks, and nobody on the node waits for a process that is busy elsewhere.
+`start` runs in whoever acquires, the rest in the fetcher's receiver thread. A whole object is renamed to data/ and handed to
+the samples of this process at once; that its row becomes ready is deferred to the next transaction of this process, so that
+publishing costs none of its own (others who wait for it see the renamed file). Until then its part stays locked.
 
 A download never waits for room. One that turns out larger than its reservation extends it in place; if that fails, it is
 given up, what was learned of its size is kept, and it takes its turn again: two downloads cannot block each other.
@@ -9,19 +10,22 @@ given up, what was learned of its size is kept, and it takes its turn again: two
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sqlstream import locks
 from sqlstream.cache.disk import Disk, Part
 from sqlstream.cache.holds import Hold, Holdings
-from sqlstream.cache.keys import ObjectRef, charged_bytes
-from sqlstream.cache.ledger import Publication
+from sqlstream.cache.keys import BLOCK_BYTES, ObjectRef, charged_bytes
+from sqlstream.cache.ledger import LedgerTransaction
 from sqlstream.cache.owner import Owner
-from sqlstream.cache.room import Room, make_room
-from sqlstream.errors import CacheError, CacheFullError, SqlStreamError
+from sqlstream.cache.room import Room, make_room, make_space
+from sqlstream.cache.rows import Publication
+from sqlstream.errors import CacheDiskError, CacheError, CacheFullError, SqlStreamError
 from sqlstream.storage import urls
 from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchRequest, GrantNeeded
 
@@ -33,6 +37,8 @@ FIRST_GUESS_BYTES = 64 << 10
 """Reserved for the first object of its kind: a usual JPEG; later ones go by what was seen."""
 GUESS_MARGIN = 1.25
 """Reserve this much more than the mean seen: most objects then need no second transaction."""
+MAX_DEFERRED = 64
+"""Deferred writes of this process; more are written at once. A window's worth: they keep parts open."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,13 +64,16 @@ class Downloads:
         disk: Where parts and data live.
         owner: This process in the ledger.
         holdings: What this process holds.
+        wake: Called when something was deferred.
     """
 
-    def __init__(self, disk: Disk, owner: Owner, holdings: Holdings) -> None:
+    def __init__(self, disk: Disk, owner: Owner, holdings: Holdings, wake: Callable[[], None]) -> None:
         self._disk = disk
         self._owner = owner
         self._holdings = holdings
+        self._wake = wake
         self.after_fork_in_child()
+        owner.deferred = self
         locks.call_after_fork(self)
 
     def after_fork_in_child(self) -> None:
@@ -73,18 +82,20 @@ class Downloads:
         self._by_ticket: dict[str, Lead] = {}
         self._sizes: dict[str, float] = {}
         self._learned: dict[bytes, int] = {}
+        self._whole: dict[Lead, Publication] = {}
+        self._failed: dict[Lead, SqlStreamError | None] = {}
+        self._counters: Counter[str] = Counter()
         self.settled = threading.Condition()
         """Notified whenever a hold may have become whole."""
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
-    def reservation_bytes(self, ref: ObjectRef, limit_bytes: int | None) -> int:
-        """Return what to count for an object before it comes: its size if known, else a guess that fits the limit."""
+    def reservation_bytes(self, ref: ObjectRef, *, is_least: bool = False) -> int:
+        """Return what to count for an object before it comes: its size if known, else a guess, or the least that counts."""
         known = ref.size_bytes if ref.size_bytes is not None else self._learned.get(ref.key)
         if known is not None:
             return charged_bytes(known)
-        guess = charged_bytes(int(self._sizes.get(ref.ext, FIRST_GUESS_BYTES) * GUESS_MARGIN))
-        return guess if limit_bytes is None else min(guess, limit_bytes // 4096 * 4096)
+        return BLOCK_BYTES if is_least else charged_bytes(int(self._sizes.get(ref.ext, FIRST_GUESS_BYTES) * GUESS_MARGIN))
 
     def add(self, lead: Lead) -> None:
         """Note a lead whose row is written; inside the transaction that writes it."""
@@ -92,167 +103,188 @@ class Downloads:
         self._by_ticket[lead.part.name] = lead
 
     def discard(self, leads: Sequence[Lead]) -> None:
-        """Forget leads whose transaction failed; their files go, their rows were rolled back (or are reaped)."""
-        for lead in leads:
-            self._disk.remove_part(lead.part.name)
-            self._settle(lead, None, None)
+        """Forget leads whose transaction was rolled back; their files go."""
+        with locks.fork_guard():
+            for lead in leads:
+                self._disk.remove_part(lead.part.name)
+                self._tell(lead, None, None)
+                self._take_off(lead)
 
     def start(self, leads: Sequence[Lead]) -> None:
-        """Send leads, committed and with their room counted, to the helper."""
-        by_fetcher: dict[Fetcher, list[FetchRequest]] = {}
-        failed: dict[Lead, SqlStreamError | None] = {}
-        for lead in leads:
-            try:
-                self._disk.allocate(lead.part, lead.charged_bytes)
-            except OSError as error:
-                failed[lead] = self._disk_error(lead, error)
-                continue
-            request = FetchRequest(
-                ticket=lead.part.name,
-                url=lead.ref.url,
-                fd=lead.part.fd,
-                granted_bytes=lead.charged_bytes,
-                expected_bytes=lead.ref.size_bytes,
-                expected_etag=lead.ref.etag,
-            )
-            by_fetcher.setdefault(lead.fetcher, []).append(request)
-        if failed:
-            self._finish({}, failed)
-        for fetcher, requests in by_fetcher.items():
-            fetcher.submit(requests, self._on_events)
+        """Send leads, committed and with their room counted, to the helper; what cannot start ends with its error."""
+        unsent = dict.fromkeys(leads)
+        try:
+            by_fetcher: dict[Fetcher, list[Lead]] = {}
+            for lead in leads:
+                if (error := self._allocate(lead)) is None and not lead.is_given_up:
+                    by_fetcher.setdefault(lead.fetcher, []).append(lead)
+                else:
+                    del unsent[lead]
+                    self._end(failed={lead: error})
+            for fetcher, theirs in by_fetcher.items():
+                try:
+                    fetcher.submit([_request(lead) for lead in theirs], self._on_events)
+                except SqlStreamError as error:
+                    self._end(failed=dict.fromkeys(theirs, error))
+                for lead in theirs:
+                    del unsent[lead]
+        finally:
+            if unsent:  # Ctrl-C: nobody would ever hear of them again
+                self._end(failed=dict.fromkeys(unsent))
 
     def cancel(self, fetcher: Fetcher) -> None:
         """Give up what `fetcher` still brings (its dataset is being closed)."""
         with locks.fork_guard():
-            mine = [lead for lead in self.leads.values() if lead.fetcher is fetcher]
+            mine = [lead for lead in self._by_ticket.values() if lead.fetcher is fetcher and lead not in self._whole]
             for lead in mine:
                 lead.is_given_up = True
         if mine:
             fetcher.cancel([lead.part.name for lead in mine])
 
+    def _allocate(self, lead: Lead) -> CacheError | None:
+        """Take the disk's room for a lead; on a full disk, evict and try once more. Return the error if that fails."""
+        for is_last in (False, True):
+            try:
+                self._disk.allocate(lead.part, lead.charged_bytes)
+            except OSError as error:
+                if is_last or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    return self._disk_error(lead, error)
+                logger.warning("the disk below the cache at %s is full: evicting to go on", self._disk.root)
+                make_space(self._owner.run, self._disk, lead.charged_bytes)
+            else:
+                return None
+        raise AssertionError("the loop returns")
+
     # -- what the helper says (receiver thread) -----------------------------------------------------------------------
 
     def _on_events(self, events: Sequence[FetchEvent]) -> None:
-        needs = [event for event in events if isinstance(event, GrantNeeded)]
-        done = [event for event in events if isinstance(event, FetchDone)]
         try:
-            if done:
-                self._on_done(done)
-            if needs:
-                self._on_needs(needs)
-        except Exception as error:  # whatever it is: those who wait must hear of it, and the receiver goes on
-            logger.exception("publishing downloads failed")
-            self._fail_all([event.ticket for event in events], error)
+            self._on_done([event for event in events if isinstance(event, FetchDone)])
+            for event in events:
+                if isinstance(event, GrantNeeded) and (lead := self._by_ticket.get(event.ticket)):
+                    self._on_need(lead, event.size_bytes)
+            if self.num_deferred > MAX_DEFERRED:
+                self._owner.flush()
+        except Exception:
+            logger.exception("writing downloads to the cache ledger failed; it is tried again with the next transaction")
 
     def _on_done(self, events: Sequence[FetchDone]) -> None:
-        whole: dict[Lead, FetchDone] = {}
+        whole: dict[Lead, Publication] = {}
         failed: dict[Lead, SqlStreamError | None] = {}
         for event in events:
             lead = self._by_ticket.get(event.ticket)
             if lead is None:
                 continue
-            if event.error is None:
-                try:
-                    self._disk.publish(lead.part, lead.ref.key, lead.ref.ext, event.size_bytes)
-                    whole[lead] = event
-                except OSError as error:
-                    failed[lead] = self._disk_error(lead, error)
-            else:
+            if event.error is not None:
                 failed[lead] = lead.error or (None if lead.is_given_up else event.error)
-        self._finish(whole, failed, events)
-
-    def _finish(
-        self, whole: dict[Lead, FetchDone], failed: dict[Lead, SqlStreamError | None], events: Sequence[FetchDone] = ()
-    ) -> None:
-        """Publish what is whole and give back what failed, in one transaction; then wake who waits."""
-        for lead in failed:
-            self._disk.remove_part(lead.part.name)  # unlink, then uncount
-        with self._owner.transaction() as tx:
-            tx.publish([_publication(lead, event) for lead, event in whole.items()])
-            for lead, error in failed.items():
-                tx.remove_filling(lead.ref.key, lead.part.name)
-                if error is not None:
-                    tx.record_failure(urls.redact(lead.ref.url), str(error))
-            tx.count(_counters(events, num_failures=sum(error is not None for error in failed.values())))
-        for lead, event in whole.items():
-            self._learn(lead.ref, event.size_bytes)
-            self._settle(lead, charged_bytes(event.size_bytes), None)
-        for lead, error in failed.items():
-            self._settle(lead, None, error)
-        with self.settled:
-            self.settled.notify_all()
-
-    def _on_needs(self, events: Sequence[GrantNeeded]) -> None:
-        """Extend reservations that turned out too small, or give those downloads up."""
-        granted: list[Lead] = []
-        refused: list[Lead] = []
-        for event in events:
-            lead = self._by_ticket.get(event.ticket)
-            if lead is None:
                 continue
-            extended = self._extend(lead, event.size_bytes)
-            (granted if extended else refused).append(lead)
-        for lead in granted:
             try:
-                self._disk.allocate(lead.part, lead.charged_bytes)
-                lead.fetcher.grant(lead.part.name, lead.charged_bytes)
+                self._disk.publish(lead.part, lead.ref.key, lead.ref.ext, event.size_bytes)
+                whole[lead] = _publication(lead, event)
             except OSError as error:
-                lead.error = self._disk_error(lead, error)
-                refused.append(lead)
-        for lead in refused:
-            lead.is_given_up = True
-            lead.fetcher.cancel([lead.part.name])
+                failed[lead] = self._disk_error(lead, error)
+        with locks.fork_guard():
+            for event in events:
+                self._counters.update(_counters(event))
+        self._end(whole, failed)
+
+    def _on_need(self, lead: Lead, size_bytes: int | None) -> None:
+        """Extend a reservation that turned out too small, or give that download up."""
+        try:
+            if self._extend(lead, size_bytes):
+                lead.error = self._allocate(lead)
+                if lead.error is None:
+                    lead.fetcher.grant(lead.part.name, lead.charged_bytes)
+                    return
+        except Exception as error:  # whatever it is: those who wait must hear of it
+            logger.exception("extending a reservation failed")
+            lead.error = error if isinstance(error, CacheError) else CacheError(f"extending a reservation failed: {error!r}")
+        lead.is_given_up = True
+        lead.fetcher.cancel([lead.part.name])
 
     def _extend(self, lead: Lead, size_bytes: int | None) -> bool:
-        if size_bytes is not None:
-            self._learned[lead.ref.key] = size_bytes
-        target = charged_bytes(size_bytes) if size_bytes is not None else lead.charged_bytes + STEP_BYTES
+        """Count more bytes for a download; those under way finish before anybody in line for room starts."""
         room = Room.AGAIN
         while room is Room.AGAIN:
-            with self._owner.transaction() as tx:
-                limit_bytes = tx.account().limit_bytes
-                if limit_bytes is not None and target > limit_bytes:
-                    lead.error = cannot_fit({lead.ref.url: target}, limit_bytes)
-                    return False
-                assert self._owner.id is not None
-                room = make_room(tx, self._disk, target - lead.charged_bytes, owner=self._owner.id)
-                if room is Room.ENOUGH:
-                    tx.extend(lead.ref.key, lead.part.name, target)
-        if room is Room.NONE:
-            self._learned[lead.ref.key] = target
-            return False
-        lead.charged_bytes = target
-        return True
+            room = self._owner.run(lambda tx: self._extend_once(tx, lead, size_bytes))
+        if room is Room.ENOUGH:
+            lead.charged_bytes = self._learned[lead.ref.key]
+        return room is Room.ENOUGH
 
-    # -- settling -----------------------------------------------------------------------------------------------------
+    def _extend_once(self, tx: LedgerTransaction, lead: Lead, size_bytes: int | None) -> Room:
+        limit_bytes = tx.account().limit_bytes
+        target = charged_bytes(size_bytes) if size_bytes is not None else lead.charged_bytes + STEP_BYTES
+        if limit_bytes is not None and size_bytes is None:
+            target = max(min(target, limit_bytes // BLOCK_BYTES * BLOCK_BYTES), lead.charged_bytes + BLOCK_BYTES)
+        self._learned[lead.ref.key] = target
+        if limit_bytes is not None and target > limit_bytes:
+            lead.error = cannot_fit({lead.ref.url: target}, limit_bytes)
+            return Room.NONE
+        assert self._owner.id is not None
+        room = make_room(tx, self._disk, target - lead.charged_bytes, owner=self._owner.id, in_line=False)
+        if room is Room.ENOUGH and not tx.extend(lead.ref.key, lead.part.name, target):
+            return Room.NONE  # the ledger was replaced under us: nothing counts these bytes
+        return room
 
-    def _settle(self, lead: Lead, charge: int | None, error: SqlStreamError | None) -> None:
-        """Take a lead off the board and tell the samples that wait for it how it ended."""
-        key = lead.ref.key
+    # -- ending -------------------------------------------------------------------------------------------------------
+
+    def _end(
+        self, whole: Mapping[Lead, Publication] | None = None, failed: Mapping[Lead, SqlStreamError | None] | None = None
+    ) -> None:
+        """Tell the samples that wait how downloads ended, and defer what the ledger must know."""
+        for lead in failed or ():
+            self._disk.remove_part(lead.part.name)  # unlink, then uncount
         with locks.fork_guard():
-            if self._by_ticket.pop(lead.part.name, None) is None:
-                return
-            if self.leads.get(key) is lead:
-                del self.leads[key]
-            self._disk.close_part(lead.part)
-            for hold in lead.holds:
-                if charge is not None:
-                    self._holdings.set_charge(hold, key, charge)
-                    hold.outstanding.discard(key)
-                elif error is not None:
-                    hold.error = error
-                else:
-                    hold.is_void = True
-
-    def _fail_all(self, tickets: Sequence[str], error: Exception) -> None:
-        """The ledger or the disk refused: the rows stay, over-counted, until somebody reaps them."""
-        cause = error if isinstance(error, SqlStreamError) else CacheError(f"publishing failed: {error!r}")
-        for ticket in tickets:
-            lead = self._by_ticket.get(ticket)
-            if lead is not None:
-                self._settle(lead, None, cause)
+            for lead, publication in (whole or {}).items():
+                self._whole[lead] = publication
+                self._learn(lead.ref, publication.size_bytes)
+                self._tell(lead, publication.charged_bytes, None)
+            for lead, error in (failed or {}).items():
+                self._failed[lead] = error
+                self._tell(lead, None, error)
         with self.settled:
             self.settled.notify_all()
+        self._wake()
+
+    @property
+    def num_deferred(self) -> int:
+        """Downloads that have ended and are not written yet."""
+        return len(self._whole) + len(self._failed)
+
+    def write(self, tx: LedgerTransaction) -> None:
+        """Make what is whole ready, with its real charge, and give back what failed."""
+        if self._whole:
+            tx.publish(self._whole.values())
+        for lead, error in self._failed.items():
+            if self._disk.remove_part(lead.part.name):  # else it stays counted, until somebody can reap it
+                tx.remove_filling(lead.ref.key, lead.part.name)
+            if error is not None:
+                tx.record_failure(urls.redact(lead.ref.url), str(error))
+        tx.count({**self._counters, "failures": sum(error is not None for error in self._failed.values())})
+
+    def written(self) -> None:
+        """Give the locks of what was written back; waiters elsewhere wake."""
+        for lead in (*self._whole, *self._failed):
+            self._take_off(lead)
+        self._whole, self._failed, self._counters = {}, {}, Counter()
+
+    def _take_off(self, lead: Lead) -> None:
+        if self._by_ticket.pop(lead.part.name, None) is not None:
+            if self.leads.get(lead.ref.key) is lead:
+                del self.leads[lead.ref.key]
+            self._disk.close_part(lead.part)
+
+    def _tell(self, lead: Lead, charge: int | None, error: SqlStreamError | None) -> None:
+        """Tell the samples that wait for a lead how it ended."""
+        for hold in lead.holds:
+            if charge is not None:
+                self._holdings.set_charge(hold, lead.ref.key, charge)
+                hold.outstanding.discard(lead.ref.key)
+            elif error is not None:
+                hold.error = error
+            else:
+                hold.is_void = True
+        lead.holds = []
 
     def _learn(self, ref: ObjectRef, size_bytes: int) -> None:
         """Follow the mean size of objects with this extension."""
@@ -260,8 +292,8 @@ class Downloads:
         self._sizes[ref.ext] = mean + (size_bytes - mean) / 8
         self._learned.pop(ref.key, None)
 
-    def _disk_error(self, lead: Lead, error: OSError) -> CacheError:
-        return CacheError(
+    def _disk_error(self, lead: Lead, error: OSError) -> CacheDiskError:
+        return CacheDiskError(
             f"cannot write {urls.redact(lead.ref.url)} to the cache at {self._disk.root}: {error.strerror}. "
             "Free space on that disk, or lower the limit so that it fits",
             url=urls.redact(lead.ref.url),
@@ -296,11 +328,21 @@ def _publication(lead: Lead, event: FetchDone) -> Publication:
     )
 
 
-def _counters(events: Sequence[FetchDone], *, num_failures: int) -> dict[str, int]:
+def _request(lead: Lead) -> FetchRequest:
+    return FetchRequest(
+        ticket=lead.part.name,
+        url=lead.ref.url,
+        fd=lead.part.fd,
+        granted_bytes=lead.charged_bytes,
+        expected_bytes=lead.ref.size_bytes,
+        expected_etag=lead.ref.etag,
+    )
+
+
+def _counters(event: FetchDone) -> dict[str, int]:
     return {
-        "requests": sum(event.num_requests for event in events),
-        "downloaded_bytes": sum(event.downloaded_bytes for event in events),
-        "retries": sum(event.num_retries for event in events),
-        "wait_microseconds": int(1e6 * sum(event.seconds for event in events)),
-        "failures": num_failures,
+        "requests": event.num_requests,
+        "downloaded_bytes": event.downloaded_bytes,
+        "retries": event.num_retries,
+        "wait_microseconds": int(1e6 * event.seconds),
     }

@@ -9,21 +9,25 @@ what it retained; and a process that sleeps in its trainer does the same when it
 
 from __future__ import annotations
 
+import errno
 import logging
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sqlstream import locks
-from sqlstream.cache.disk import Disk
+from sqlstream.cache import recover
+from sqlstream.cache.disk import Disk, Part
 from sqlstream.cache.downloads import Downloads
 from sqlstream.cache.holds import Hold, Holdings
-from sqlstream.cache.keys import ObjectRef
+from sqlstream.cache.keeper import Keeper
+from sqlstream.cache.keys import ObjectRef, charged_bytes
 from sqlstream.cache.ledger import Ledger
+from sqlstream.cache.line import Line
 from sqlstream.cache.owner import Owner
 from sqlstream.cache.passage import Passage
-from sqlstream.cache.room import Room
-from sqlstream.errors import CacheError, CacheFullError
+from sqlstream.cache.room import Room, make_space
+from sqlstream.cache.rows import EntryRow
+from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheFullError
 from sqlstream.storage.fetcher import Fetcher
 
 logger = logging.getLogger(__name__)
@@ -32,10 +36,16 @@ SHORTEST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.001, 0.02
 """How often something that another process does is looked at; no lock is held, one look costs microseconds."""
 PATIENCE_SECONDS = 2.0
 """After so long in line for room, older waiters are no longer let through first: one of them may be stopped."""
-PRESSURE_SECONDS = 0.05
-"""How often a process with revocable pins looks whether others wait for room."""
-MAX_UNWRITTEN_RELEASES = 64
-"""Releases that wait for the next transaction; more are written by one of their own."""
+MAX_UNWRITTEN = 64
+"""Releases and publications that wait for the next transaction; more are written by one of their own."""
+MAX_UNPREPARED = 4
+"""For so few objects the look ahead costs more than a part file created inside the door."""
+REVOKE_TICKS = 8
+"""Others who have waited for so many ticks get what is prefetched; sooner, much would be fetched twice for nothing."""
+FLUSH_TICKS = 10
+"""After so many ticks of the keeper (a quarter of a second) without a transaction, what waits is written."""
+BALLAST_TICKS = 200
+"""How often the keeper tries to take the ballast of a full disk back: every 5 s."""
 
 
 class Acquirer:
@@ -50,19 +60,18 @@ class Acquirer:
     def __init__(self, disk: Disk, ledger: Ledger, *, room_timeout_seconds: float = 120.0) -> None:
         self.owner = Owner(disk, ledger)
         self.holdings = Holdings(self.owner)
-        self.downloads = Downloads(disk, self.owner, self.holdings)
+        self._keeper = Keeper(self._keep)
+        self.downloads = Downloads(disk, self.owner, self.holdings, self._keeper.wake)
         self._disk = disk
         self._ledger = ledger
         self._room_timeout_seconds = room_timeout_seconds
+        self.num_expected = 1
+        """Processes that will share the limit: the first DataLoader worker must not take what the others come for."""
         self._share_bytes: int | None = None
         self._has_warned = False
-        self.after_fork_in_child()
-        locks.call_after_fork(self)
-
-    def after_fork_in_child(self) -> None:
-        """Threads stay with the parent."""
-        self._watcher: threading.Thread | None = None
-        self._wake = threading.Event()
+        self._line = Line(self.owner)
+        self._ticks_waited: dict[str, int] = {}
+        self._idle_ticks = self._seen_transactions = 0
 
     # -- acquiring ----------------------------------------------------------------------------------------------------
 
@@ -83,8 +92,7 @@ class Acquirer:
             CacheFullError: Nobody gave room back in time.
         """
         started = time.monotonic()
-        is_in_line = False
-        try:
+        with self._line.place() as place:
             while True:
                 waited = time.monotonic() - started
                 passage = self._pass([group], fetcher, must_fit=True, in_line=waited < PATIENCE_SECONDS)
@@ -94,26 +102,32 @@ class Acquirer:
                     continue
                 if waited > self._room_timeout_seconds:
                     raise self._no_room(passage.need_bytes, waited)
-                with self.owner.transaction() as tx:
-                    tx.wait_in_line(self.owner.id or "", passage.need_bytes)
-                    is_in_line = True
+                place.wait_for(passage.need_bytes)
                 self._wait_for_change(LONGEST_LOOK_SECONDS * 10)
-        finally:
-            if is_in_line:
-                with self.owner.transaction() as tx:
-                    tx.leave_line(self.owner.id or "")
 
     def _pass(
         self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher, *, must_fit: bool = False, in_line: bool = True
     ) -> Passage:
-        """Go through the door once, then send what is to be downloaded."""
+        """Go through the door once, then send what is to be downloaded; once more if the ledger has just failed."""
+        with locks.uninterrupted():
+            self.holdings.collect()
+            try:
+                return self._pass_once(groups, fetcher, must_fit=must_fit, in_line=in_line)
+            except (CacheDamagedError, CacheDiskError):
+                return self._pass_once(groups, fetcher, must_fit=must_fit, in_line=in_line)
+
+    def _pass_once(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher, *, must_fit: bool, in_line: bool) -> Passage:
         keys = {ref.key for group in groups for ref in group}
-        missing = keys - self._ledger.find(list(keys)).keys() - self.downloads.leads.keys()
-        parts = {key: self._disk.create_part(key) for key in missing}  # file work stays outside the door
+        parts: dict[bytes, Part] = {}
+        if len(keys) > MAX_UNPREPARED:  # file work stays outside the door
+            parts = _create_parts(
+                self._disk, self.owner, keys - self._ledger.find(list(keys)).keys() - self.downloads.leads.keys()
+            )
         passage: Passage | None = None
         try:
             with self.owner.transaction() as tx:
                 assert self.owner.id is not None
+                self._line.leave_if_nobody_waits(tx)
                 passage = Passage(
                     owner=self.owner.id,
                     disk=self._disk,
@@ -124,6 +138,7 @@ class Acquirer:
                     parts=parts,
                     must_fit=must_fit,
                     in_line=in_line,
+                    num_expected=self.num_expected,
                 )
                 passage.run(tx, groups)
         except BaseException:
@@ -139,7 +154,7 @@ class Acquirer:
         for hold in passage.holds:
             self._check_files(hold, passage)
         if passage.holds and passage.share_bytes is not None:
-            self._watch_others()
+            self._keeper.wake()
         return passage
 
     def _check_files(self, hold: Hold, passage: Passage) -> None:
@@ -149,25 +164,8 @@ class Acquirer:
                 continue
             row = passage.found[ref.key]
             if self._disk.data_size(row.key, row.ext) != row.size_bytes:
-                self._quarantine(row.key)
+                self.owner.run(lambda tx, key=row.key: recover.quarantine(tx, self._disk, key, self.owner.id))  # type: ignore[misc]
                 hold.is_void = True
-
-    def _quarantine(self, key: bytes) -> None:
-        with self.owner.transaction() as tx:
-            row = tx.find([key]).get(key)
-            if row is None or not row.is_ready:
-                return
-            size_bytes = self._disk.data_size(key, row.ext)
-            if size_bytes == row.size_bytes:
-                return
-            if size_bytes is not None and tx.pinned_by_others(key, self.owner.id):
-                raise CacheError(
-                    f"the cached file of {row.url} has {size_bytes} bytes instead of {row.size_bytes}, and another process "
-                    f"reads it: find out what writes into {self._disk.root}/data"
-                )
-            logger.warning("the cached file of %s was changed or removed by somebody else: fetching it again", row.url)
-            self._disk.remove_data(key, row.ext)
-            tx.remove([key])
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
@@ -200,8 +198,18 @@ class Acquirer:
                     hold.outstanding.discard(key)
                 else:
                     hold.is_void = True
-            elif row is None or self._disk.part_is_live(row.part or "") is False:
-                hold.is_void = True  # its leader gave up or died: whoever acquires next leads
+            else:
+                self._look_at_part(hold, key, row)
+
+    def _look_at_part(self, hold: Hold, key: bytes, row: EntryRow | None) -> None:
+        """Settle an object that another process still leads by the ledger; its part tells whether it does."""
+        is_live = None if row is None or row.part is None else self._disk.part_is_live(row.part)
+        size_bytes = None if row is None or is_live is not None else self._disk.data_size(key, row.ext)
+        if size_bytes is not None:  # whole and renamed, its row follows; our pin is on it already
+            self.holdings.set_charge(hold, key, charged_bytes(size_bytes))
+            hold.outstanding.discard(key)
+        elif not is_live:
+            hold.is_void = True  # its leader gave up or died: whoever acquires next leads
 
     def _wait_for_change(self, timeout_seconds: float) -> None:
         """Wait until something on this node may have given room back."""
@@ -219,20 +227,22 @@ class Acquirer:
     def release(self, hold: Hold) -> None:
         """Give a hold back; it reaches the ledger with the next transaction, or when many have gathered."""
         self.holdings.release(hold)
-        if self.owner.num_unwritten > MAX_UNWRITTEN_RELEASES:
-            self.owner.flush()
+        self._bound_unwritten()
 
     def retain(self, hold: Hold, capacity: int) -> None:
         """Keep the paths of a used hold valid for the next `capacity` ones, within this process's share of the limit."""
         self.holdings.retain(hold, capacity=capacity, share_bytes=self._share_bytes)
-        if self.owner.num_unwritten > MAX_UNWRITTEN_RELEASES:
+        self._bound_unwritten()
+
+    def _bound_unwritten(self) -> None:
+        if self.owner.num_unwritten > MAX_UNWRITTEN:
             self.owner.flush()
+        else:
+            self._keeper.wake()
 
     def close(self) -> None:
-        """Give everything back and end the watcher."""
-        self._wake.set()
-        if self._watcher is not None:
-            self._watcher.join()
+        """Give everything back and end the keeper."""
+        self._keeper.stop()
         self.owner.close()
 
     def _give_something_back(self) -> bool:
@@ -258,26 +268,52 @@ class Acquirer:
             f"{holders}: raise cache_limit, or release paths sooner"
         )
 
-    # -- others -------------------------------------------------------------------------------------------------------
+    # -- others (the keeper's thread) ---------------------------------------------------------------------------------
 
-    def _watch_others(self) -> None:
-        """Have a thread give back for as long as there is something that others may want."""
-        with locks.fork_guard():
-            if self._watcher is None or not self._watcher.is_alive():
-                self._wake.clear()
-                self._watcher = threading.Thread(target=self._watch, name="sqlstream-cache-pressure", daemon=True)
-                self._watcher.start()
+    def _keep(self) -> bool:
+        """Give back for others who wait, write what has waited for long; return whether there is more to come."""
+        self.holdings.collect()
+        self._look_at_waiters()
+        num_transactions = self._ledger.database.num_transactions
+        self._idle_ticks = self._idle_ticks + 1 if num_transactions == self._seen_transactions else 0
+        self._seen_transactions = num_transactions
+        if self._idle_ticks >= FLUSH_TICKS:
+            self.owner.flush()
+            if self._line.is_stale:
+                self.owner.run(self._line.leave_if_nobody_waits)
+        if self._disk.is_ballast_dropped and self._idle_ticks % BALLAST_TICKS == 0:
+            self._disk.restore_ballast()
+        return bool(
+            self.owner.num_unwritten or self.holdings.num_revocable or self._line.is_stale or self._disk.is_ballast_dropped
+        )
 
-    def _watch(self) -> None:
-        waiting_before: set[str] = set()
-        while self.holdings.num_revocable and not self._wake.wait(PRESSURE_SECONDS):
-            try:
-                waiting = {owner for owner in self._ledger.waiting_owners() if owner != self.owner.id}
-                if any(self._disk.owner_is_live(owner) for owner in waiting & waiting_before):
-                    self.holdings.revoke_prefetched()
-                    self.holdings.trim_retained(self._ledger.share_bytes())
-                    self.owner.flush()
-                waiting_before = waiting
-            except Exception:
-                logger.exception("watching for processes that wait for room failed; prefetched samples stay pinned")
-                return
+    def _look_at_waiters(self) -> None:
+        """Write what was deferred as soon as another process waits for room; revoke what is prefetched if that did not help."""
+        waiting = [owner for owner in self._ledger.waiting_owners() if owner != self.owner.id]
+        self._ticks_waited = {owner: self._ticks_waited.get(owner, 0) + 1 for owner in waiting}
+        if not waiting:
+            return
+        if any(ticks > REVOKE_TICKS and self._disk.owner_is_live(owner) for owner, ticks in self._ticks_waited.items()):
+            self.holdings.revoke_prefetched()
+            self.holdings.trim_retained(self._ledger.share_bytes(self.num_expected))
+        self.owner.flush()
+
+
+def _create_parts(disk: Disk, owner: Owner, missing: Iterable[bytes]) -> dict[bytes, Part]:
+    """Return a locked part file for each key; on a full disk some room is made for the next try.
+
+    Raises:
+        CacheDiskError: They cannot be created.
+    """
+    parts: dict[bytes, Part] = {}
+    try:
+        for key in missing:
+            parts[key] = disk.create_part(key)
+    except OSError as error:
+        disk.discard_parts(parts.values())
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            make_space(owner.run, disk, 0)
+        raise CacheDiskError(
+            f"cannot create files in {disk.root} ({error.strerror}): free space on that disk, or raise `ulimit -n`"
+        ) from error
+    return parts

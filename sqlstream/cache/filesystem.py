@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
+import uuid
 from pathlib import Path
 
+from sqlstream import locks
 from sqlstream.errors import CacheDirectoryError
 
 NETWORK_FILESYSTEMS = frozenset(
@@ -32,6 +35,30 @@ def check_directory(root: Path, *, allow_network_fs: bool) -> None:
     if not allow_network_fs and is_network(kind):
         raise CacheDirectoryError(
             f"the cache directory {root} is on {kind}: locks there are not reliable. Give a node-local directory "
+            "(allow_network_fs=True insists, for one process at a time)"
+        )
+
+
+def check_locks(directory: Path) -> None:
+    """Raise CacheDirectoryError unless a lock taken through one descriptor keeps another one out.
+
+    One process is enough: where flock is missing it always succeeds, and where it is emulated it belongs to the process.
+    """
+    path = directory / f".locks-{uuid.uuid4().hex}"
+    with contextlib.ExitStack() as stack:
+        try:
+            first = locks.open_descriptor(path, os.O_RDWR | os.O_CREAT)
+            stack.callback(locks.close_descriptor, first)
+            second = locks.open_descriptor(path, os.O_RDWR)
+            stack.callback(locks.close_descriptor, second)
+            works = locks.try_lock(first) and not locks.try_lock(second)
+        except OSError as error:
+            raise CacheDirectoryError(f"cannot create and lock files in {directory}: {error.strerror}") from error
+        finally:
+            path.unlink(missing_ok=True)
+    if not works:
+        raise CacheDirectoryError(
+            f"file locks do not work in {directory}: give a node-local directory "
             "(allow_network_fs=True insists, for one process at a time)"
         )
 

@@ -4,14 +4,17 @@
          └────────────── revoke ────────────────┴───────────^
 
 A prefetched hold may be revoked at any time (its sample is then acquired again), a retained one when others need room; one
-in use never. That is how nobody waits for room while somebody else sleeps on pins that he does not use.
+in use never. That is how nobody waits for room while somebody else sleeps on pins that he does not use. A hold that is
+dropped without a release (Ctrl-C between two steps) is released when Python forgets it.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from sqlstream import locks
 from sqlstream.cache.keys import ObjectRef
@@ -27,7 +30,7 @@ class HoldState(Enum):
     RELEASED = auto()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Hold:
     """Pins on the objects of one sample; some objects may still be on their way."""
 
@@ -49,31 +52,55 @@ class Hold:
         return not self.outstanding or self.error is not None or self.is_void
 
 
+class _Held(NamedTuple):
+    """What a hold pins, for when the hold itself is gone."""
+
+    keys: tuple[bytes, ...]
+    charges: dict[bytes, int]
+
+
 class Holdings:
     """All holds of this process on one cache directory; guarded by `locks.fork_guard()`."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
-        self._held: dict[Hold, None] = {}
-        self._retained: deque[Hold] = deque()
-        self.held_bytes = 0
-        """Bytes that this process keeps from being evicted; an object held by two samples counts twice."""
+        self.after_fork_in_child()
         locks.call_after_fork(self)
 
     def after_fork_in_child(self) -> None:
         """Forget the parent's holds."""
-        self._held, self._retained, self.held_bytes = {}, deque(), 0
+        self._held: dict[weakref.ref[Hold], _Held] = {}
+        self._dropped: deque[weakref.ref[Hold]] = deque()
+        self._retained: deque[Hold] = deque()
+        self.held_bytes = 0
+        """Bytes that this process keeps from being evicted; an object held by two samples counts twice."""
 
     def add(self, hold: Hold) -> None:
         """Pin a hold's objects; inside the owner's transaction."""
         self._owner.pin(ref.key for ref in hold.refs)
-        self._held[hold] = None
+        # The callback runs wherever garbage is collected: it only notes.
+        self._held[weakref.ref(hold, self._dropped.append)] = _Held(tuple(ref.key for ref in hold.refs), hold.charges)
         self.held_bytes += sum(hold.charges.values())
+
+    def collect(self) -> None:
+        """Release what was dropped without a release."""
+        with locks.fork_guard():
+            while self._dropped:
+                self._unpin(self._dropped.popleft())
+
+    def _unpin(self, reference: weakref.ref[Hold]) -> None:
+        held = self._held.pop(reference, None)
+        if held is not None:
+            self.held_bytes -= sum(held.charges.values())
+            self._owner.unpin(held.keys)
+
+    def _live(self) -> list[Hold]:
+        return [hold for reference in self._held if (hold := reference()) is not None]
 
     def set_charge(self, hold: Hold, key: bytes, charged_bytes: int) -> None:
         """Correct what an object of a hold counts, now that it is known."""
         with locks.fork_guard():
-            if hold in self._held:
+            if weakref.ref(hold) in self._held:
                 self.held_bytes += charged_bytes - hold.charges.get(key, 0)
                 hold.charges[key] = charged_bytes
 
@@ -93,9 +120,7 @@ class Holdings:
             if hold.state is HoldState.RETAINED:
                 self._retained.remove(hold)
             hold.state = HoldState.RELEASED
-            del self._held[hold]
-            self.held_bytes -= sum(hold.charges.values())
-            self._owner.unpin(ref.key for ref in hold.refs)
+            self._unpin(weakref.ref(hold))
 
     def split(self, hold: Hold) -> list[Hold]:
         """Return one hold in use for each object of `hold`, in its place; no pin changes."""
@@ -132,7 +157,7 @@ class Holdings:
     def revoke_prefetched(self) -> int:
         """Release every hold that is not used yet; return how many."""
         with locks.fork_guard():
-            revoked = [hold for hold in self._held if hold.state is HoldState.PREFETCHED]
+            revoked = [hold for hold in self._live() if hold.state is HoldState.PREFETCHED]
             for hold in revoked:
                 hold.is_void = True
                 self.release(hold)
@@ -150,4 +175,4 @@ class Holdings:
     def num_revocable(self) -> int:
         """Holds that others could have back."""
         with locks.fork_guard():
-            return sum(hold.state is HoldState.PREFETCHED for hold in self._held) + len(self._retained)
+            return sum(hold.state is HoldState.PREFETCHED for hold in self._live()) + len(self._retained)

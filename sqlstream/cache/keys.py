@@ -55,6 +55,11 @@ def charged_bytes(size_bytes: int) -> int:
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
+def split_keys(body: bytes) -> list[bytes]:
+    """Return the keys that were joined to `body`."""
+    return [body[i : i + KEY_BYTES] for i in range(0, len(body), KEY_BYTES)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectRef:
     """An object as an acquirer names it."""

@@ -11,81 +11,19 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-from sqlstream.cache.keys import KEY_BYTES
+from sqlstream.cache.keys import split_keys
+from sqlstream.cache.rows import Account, EntryRow, Publication, Reservation
 from sqlstream.db import Database
 
 T = TypeVar("T")
-READY, FILLING = "ready", "filling"
 BATCH = 64
 """Keys in one statement: the window that the measurements of the reference used; each length is prepared once."""
 
 
-class EntryRow(NamedTuple):
-    """One row of `entry`, as far as the protocol needs it."""
-
-    key: bytes
-    state: str
-    size_bytes: int | None
-    charged_bytes: int
-    part: str | None
-    ext: str
-    url: str
-
-    @property
-    def is_ready(self) -> bool:
-        """Return whether the object is whole."""
-        return self.state == READY
-
-
 _ENTRY_COLUMNS = "key, state, size, charged_bytes, part, ext, url"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
-    """Room taken for an object before its bytes arrive."""
-
-    key: bytes
-    url: str
-    ext: str
-    charged_bytes: int
-    part: str
-    dataset: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publication:
-    """An object that is whole in data/."""
-
-    key: bytes
-    url: str
-    ext: str
-    size_bytes: int
-    charged_bytes: int
-    etag: str | None = None
-    dataset: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """What counts against the limit, and the limit."""
-
-    ready_bytes: int
-    filling_bytes: int
-    entries: int
-    limit_bytes: int | None
-
-    @property
-    def charged_bytes(self) -> int:
-        """Bytes that count: ready and on their way."""
-        return self.ready_bytes + self.filling_bytes
-
-    def has_room(self, need_bytes: int) -> bool:
-        """Return whether `need_bytes` more keep the limit."""
-        return self.limit_bytes is None or self.charged_bytes + need_bytes <= self.limit_bytes
 
 
 class LedgerTransaction:
@@ -103,6 +41,14 @@ class LedgerTransaction:
             "SELECT entries, ready_bytes, filling_bytes, (SELECT min(limit_bytes) FROM owner) FROM totals"
         ).fetchone()
         return Account(entries=entries, ready_bytes=ready, filling_bytes=filling, limit_bytes=limit)
+
+    def boot_id(self) -> str:
+        """Return the start of the machine during which this ledger was last compared with the disk."""
+        return str(self._execute("SELECT boot_id FROM meta").fetchone()[0])
+
+    def set_boot_id(self, boot_id: str) -> None:
+        """Note that ledger and disk agree in this start of the machine."""
+        self._execute("UPDATE meta SET boot_id = ?", (boot_id,))
 
     def next_tick(self) -> int:
         """Advance the logical clock and return it."""
@@ -142,9 +88,10 @@ class LedgerTransaction:
             [(r.key, r.url, r.charged_bytes, r.part, r.ext, r.dataset, now) for r in reservations],
         )
 
-    def extend(self, key: bytes, part: str, charged_bytes: int) -> None:
-        """Set the charge of an object on its way."""
-        self._execute("UPDATE entry SET charged_bytes = ? WHERE key = ? AND part = ?", (charged_bytes, key, part))
+    def extend(self, key: bytes, part: str, charged_bytes: int) -> bool:
+        """Set the charge of an object on its way; False when nobody counts it."""
+        sql = "UPDATE entry SET charged_bytes = ? WHERE key = ? AND part = ?"
+        return self._execute(sql, (charged_bytes, key, part)).rowcount == 1
 
     def publish(self, publications: Iterable[Publication]) -> None:
         """Make entries ready with their real charge; a row that a rebuild has lost is written anew."""
@@ -152,7 +99,8 @@ class LedgerTransaction:
         self.connection.executemany(
             "INSERT INTO entry (key, url, size, charged_bytes, state, tick, part, ext, dataset, etag, created_at) "
             "VALUES (?, ?, ?, ?, 'ready', ?, NULL, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET size = excluded.size, "
-            "charged_bytes = excluded.charged_bytes, state = 'ready', tick = excluded.tick, part = NULL, etag = excluded.etag",
+            "charged_bytes = excluded.charged_bytes, state = 'ready', tick = excluded.tick, part = NULL, etag = excluded.etag, "
+            "url = excluded.url, ext = excluded.ext, created_at = excluded.created_at",
             [(p.key, p.url, p.size_bytes, p.charged_bytes, tick, p.ext, p.dataset, p.etag, now) for p in publications],
         )
 
@@ -163,6 +111,27 @@ class LedgerTransaction:
     def remove_filling(self, key: bytes, part: str) -> None:
         """Uncount an object on its way, unless somebody else leads it by now."""
         self._execute("DELETE FROM entry WHERE key = ? AND part = ?", (key, part))
+
+    def enter_files(self, found: Mapping[Publication, int]) -> None:
+        """Count files that a rebuild found, each with its tick."""
+        now = int(time.time())
+        self.connection.executemany(
+            "INSERT INTO entry (key, url, size, charged_bytes, state, tick, part, ext, dataset, etag, created_at) "
+            "VALUES (?, ?, ?, ?, 'ready', ?, NULL, ?, NULL, NULL, ?) ON CONFLICT (key) DO NOTHING",
+            [(p.key, p.url, p.size_bytes, p.charged_bytes, tick, p.ext, now) for p, tick in found.items()],
+        )
+
+    def newest(self) -> int:
+        """Return when the last entry came, in seconds since 1970; a scan."""
+        return int(self._execute("SELECT coalesce(max(created_at), 0) FROM entry").fetchone()[0])
+
+    def created_since(self, keys: Sequence[bytes], since: int) -> set[bytes]:
+        """Return those of `keys` whose entries came at `since` or later."""
+        found: set[bytes] = set()
+        for batch in batched(keys, BATCH):
+            rows = self._execute(f"SELECT key FROM entry WHERE created_at >= ? AND key IN ({_marks(batch)})", (since, *batch))
+            found.update(row[0] for row in rows.fetchall())
+        return found
 
     def fillings(self) -> list[EntryRow]:
         """Return all objects on their way: few, whatever the number of entries."""
@@ -189,7 +158,7 @@ class LedgerTransaction:
         rows = self._execute("SELECT seq, keys FROM touch ORDER BY seq LIMIT ?", (max_rows,)).fetchall()
         self.connection.executemany(
             "UPDATE entry SET tick = ? WHERE key = ? AND state = 'ready' AND tick < ?",
-            [(seq, keys[i : i + KEY_BYTES], seq) for seq, keys in rows for i in range(0, len(keys), KEY_BYTES)],
+            [(seq, key, seq) for seq, keys in rows for key in split_keys(keys)],
         )
         if rows:
             self._execute("DELETE FROM touch WHERE seq <= ?", (rows[-1][0],))
@@ -200,7 +169,8 @@ class LedgerTransaction:
     def add_owner(self, owner: str, *, pid: int, host: str, name: str, limit_bytes: int | None) -> None:
         """Register a process whose owner file is locked already, and note the limit in force."""
         self._execute(
-            "INSERT INTO owner VALUES (?, ?, ?, ?, ?, ?, NULL, NULL) ON CONFLICT (id) DO NOTHING",
+            "INSERT INTO owner VALUES (?, ?, ?, ?, ?, ?, NULL, NULL) ON CONFLICT (id) DO UPDATE "
+            "SET pid = excluded.pid, host = excluded.host, name = excluded.name, limit_bytes = excluded.limit_bytes",
             (owner, pid, host, int(time.time()), name, limit_bytes),
         )
         self._execute("UPDATE meta SET limit_bytes = (SELECT min(limit_bytes) FROM owner)")
@@ -210,13 +180,14 @@ class LedgerTransaction:
         self._execute("UPDATE owner SET limit_bytes = ? WHERE id = ?", (limit_bytes, owner))
         self._execute("UPDATE meta SET limit_bytes = (SELECT min(limit_bytes) FROM owner)")
 
-    def has_owner(self, owner: str) -> bool:
-        """Return whether the owner is registered."""
-        return self._execute("SELECT 1 FROM owner WHERE id = ?", (owner,)).fetchone() is not None
-
     def owners(self) -> list[str]:
         """Return the ids of all registered owners."""
         return [row[0] for row in self._execute("SELECT id FROM owner").fetchall()]
+
+    def owners_at_limit(self) -> set[str]:
+        """Return the owners whose limit is the one in force."""
+        rows = self._execute("SELECT id FROM owner WHERE limit_bytes = (SELECT min(limit_bytes) FROM owner)").fetchall()
+        return {row[0] for row in rows}
 
     def remove_owner(self, owner: str) -> None:
         """Forget an owner and its pins."""
@@ -225,7 +196,11 @@ class LedgerTransaction:
 
     def num_pinning_owners(self) -> int:
         """Return how many owners hold pins (an object on its way is pinned by its leader)."""
-        return int(self._execute("SELECT count(DISTINCT owner) FROM pin").fetchone()[0])
+        return int(
+            self._execute("SELECT count(*) FROM owner WHERE EXISTS (SELECT 1 FROM pin WHERE pin.owner = owner.id)").fetchone()[
+                0
+            ]
+        )
 
     def pin(self, owner: str, counts: Mapping[bytes, int]) -> None:
         """Enter an owner's first pins on keys."""
@@ -338,12 +313,12 @@ class Ledger:
         )[0]
         return Account(entries=row[0], ready_bytes=row[1], filling_bytes=row[2], limit_bytes=row[3])
 
-    def share_bytes(self) -> int | None:
-        """Return one owner's part of the limit, among all that hold pins."""
+    def share_bytes(self, num_expected: int) -> int | None:
+        """Return one owner's part of the limit, among all that hold pins and at least `num_expected`."""
         limit, num_owners = self.database.read(
             "SELECT (SELECT min(limit_bytes) FROM owner), (SELECT count(DISTINCT owner) FROM pin)"
         )[0]
-        return None if limit is None else int(limit) // max(1, num_owners)
+        return None if limit is None else int(limit) // max(num_expected, num_owners)
 
     def waiting_owners(self) -> list[str]:
         """Return the owners that wait for room."""

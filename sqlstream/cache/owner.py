@@ -10,14 +10,32 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from sqlstream import locks
 from sqlstream.cache import recover
-from sqlstream.cache.disk import Disk
+from sqlstream.cache.disk import Disk, OwnerNote
 from sqlstream.cache.ledger import Ledger, LedgerTransaction
+from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheError
+
+T = TypeVar("T")
+
+
+class Deferred(Protocol):
+    """Work that waits for the next transaction of its process, whatever that is for."""
+
+    @property
+    def num_deferred(self) -> int:
+        """How much waits."""
+
+    def write(self, tx: LedgerTransaction) -> None:
+        """Do it; it may be rolled back, and is then asked again."""
+
+    def written(self) -> None:
+        """It is committed."""
 
 
 class Owner:
@@ -34,7 +52,9 @@ class Owner:
         self._disk = disk
         self._ledger = ledger
         self._limits: dict[int, int | None] = {}
+        self._is_closed = False
         self._fd: int | None = None
+        self.deferred: Deferred | None = None
         self._forget()
         locks.call_after_fork(self)
 
@@ -72,6 +92,7 @@ class Owner:
     def _publish_limit(self) -> None:
         if self.id is not None:
             with self.transaction() as tx:
+                self._write_note(self._counts)
                 tx.set_limit(self.id, self.limit_bytes)
 
     # -- pins ---------------------------------------------------------------------------------------------------------
@@ -99,52 +120,73 @@ class Owner:
 
     @property
     def num_unwritten(self) -> int:
-        """Keys whose pins changed since the last transaction."""
-        return len(self._changed)
+        """Keys whose pins changed since the last transaction, and what else waits for the next one."""
+        return len(self._changed) + (self.deferred.num_deferred if self.deferred else 0)
 
     # -- transactions -------------------------------------------------------------------------------------------------
 
     @contextmanager
     def transaction(self) -> Iterator[LedgerTransaction]:
-        """Run the body in the ledger as this owner: registered, with its releases written first and its new pins last."""
-        with locks.fork_guard():
+        """Run the body in the ledger as this owner: registered, with what was deferred written first and its new pins last."""
+        with locks.fork_guard(), locks.uninterrupted():
+            if self._is_closed:
+                raise CacheError(f"the cache {self._disk.root} is closed: open it again")
             try:
                 with self._ledger.transaction() as tx:
                     self._enter(tx)
                     yield tx
                     self._write_pins(tx)
+                if self.deferred is not None:
+                    self.deferred.written()
             except BaseException:
-                self._recorded = None  # rolled back, or committed and interrupted: only the ledger knows
+                self._recorded = None  # rolled back: what we believe of our rows may be wrong
                 raise
+
+    def run(self, work: Callable[[LedgerTransaction], T]) -> T:
+        """Return what `work` returns in a transaction; if the ledger fails, once more: by then it may have been mended."""
+        try:
+            with self.transaction() as tx:
+                return work(tx)
+        except (CacheDamagedError, CacheDiskError):
+            with self.transaction() as tx:
+                return work(tx)
 
     def flush(self) -> None:
         """Write what changed, if anything did."""
-        if self._changed:
-            with self.transaction():
-                pass
+        if self.num_unwritten:
+            self.run(lambda _: None)
 
     def close(self) -> None:
         """Give back everything: pins, row, file."""
-        with locks.fork_guard():
+        with locks.fork_guard(), locks.uninterrupted():
+            self._is_closed = True
             if self.id is None:
                 return
-            with self._ledger.transaction() as tx:
-                self._disk.remove_owner(self.id)
-                tx.remove_owner(self.id)
-            if self._fd is not None:
-                locks.close_descriptor(self._fd)
-            self.id, self._fd = None, None
-            self._forget()
+            try:
+                with self._ledger.transaction() as tx:
+                    if self.deferred is not None:
+                        self.deferred.write(tx)
+                    self._disk.remove_owner(self.id)
+                    tx.remove_owner(self.id)
+            finally:  # without its file locked, whoever comes next reaps what is left of us
+                if self.deferred is not None:
+                    self.deferred.written()
+                if self._fd is not None:
+                    locks.close_descriptor(self._fd)
+                self.id, self._fd = None, None
+                self._forget()
 
     def _enter(self, tx: LedgerTransaction) -> None:
         """Register where needed, and bring the ledger's pins of ours up to what this process knows."""
         if self.id is None:
             self.id = uuid.uuid4().hex
-        if self._fd is None or os.fstat(self._fd).st_nlink == 0:  # removed with its directory: one cache gone, another made
+        if self._fd is None or os.fstat(self._fd).st_nlink == 0:  # removed with its directory: others think us dead
             if self._fd is not None:
                 locks.close_descriptor(self._fd)
             self._fd = self._disk.create_owner(self.id)
-        if self._generation != self._ledger.database.generation or not tx.has_owner(self.id):
+            self._generation = -1
+        if self._generation != self._ledger.database.generation:
+            self._write_note(self._counts)  # before the row: the file may say too much, never too little
             recover.reap_owners(tx, self._disk)  # workers of an earlier epoch, say: their pins would count as company
             tx.add_owner(self.id, pid=os.getpid(), host=socket.gethostname(), name=_program(), limit_bytes=self.limit_bytes)
             self._generation, self._recorded = self._ledger.database.generation, None
@@ -153,6 +195,8 @@ class Owner:
             self._recorded = {row[0] for row in rows}
             self._changed = self._recorded | self._counts.keys()
         self._write_pins(tx)
+        if self.deferred is not None:
+            self.deferred.write(tx)
 
     def _write_pins(self, tx: LedgerTransaction) -> None:
         if not self._changed:
@@ -164,11 +208,15 @@ class Owner:
         lost = [key for key in self._changed if key not in self._counts and key in self._recorded]
         if gained:
             # Before COMMIT: the file may name too many keys, never too few.
-            self._disk.write_pins(self._fd, self._recorded | gained.keys())
+            self._write_note(self._recorded | gained.keys())
         tx.pin(self.id, gained)
         tx.unpin(self.id, lost)
         self._recorded = (self._recorded | gained.keys()).difference(lost)
         self._changed = set()
+
+    def _write_note(self, pinned: Iterable[bytes]) -> None:
+        assert self._fd is not None
+        self._disk.write_note(self._fd, OwnerNote(pid=os.getpid(), limit_bytes=self.limit_bytes, pinned=tuple(pinned)))
 
 
 def _program() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from sqlstream.cache import recover
@@ -10,8 +10,9 @@ from sqlstream.cache.disk import Disk, Part
 from sqlstream.cache.downloads import Downloads, Lead, cannot_fit
 from sqlstream.cache.holds import Hold, Holdings
 from sqlstream.cache.keys import ObjectRef
-from sqlstream.cache.ledger import Account, EntryRow, LedgerTransaction, Reservation
+from sqlstream.cache.ledger import LedgerTransaction
 from sqlstream.cache.room import Room, make_room
+from sqlstream.cache.rows import Account, EntryRow, Reservation
 from sqlstream.storage import urls
 from sqlstream.storage.fetcher import Fetcher
 
@@ -36,6 +37,8 @@ class Passage:
     """One sample that must get through: its fair share does not bind it."""
     in_line: bool
     """Leave room for those that have waited longer."""
+    num_expected: int
+    """Processes that are known to share the limit, also those that hold nothing yet."""
     holds: list[Hold] = field(default_factory=list)
     leads: list[Lead] = field(default_factory=list)
     found: dict[bytes, EntryRow] = field(default_factory=dict)
@@ -51,7 +54,7 @@ class Passage:
         self.found = tx.find(list(self.window))
         self._account = tx.account()
         if self._account.limit_bytes is not None:
-            self.share_bytes = self._account.limit_bytes // max(1, tx.num_pinning_owners())
+            self.share_bytes = self._account.limit_bytes // max(self.num_expected, tx.num_pinning_owners())
         for group in groups:
             if not self._add(tx, tuple({ref.key: ref for ref in group}.values())):
                 break
@@ -60,23 +63,26 @@ class Passage:
     def _add(self, tx: LedgerTransaction, refs: tuple[ObjectRef, ...]) -> bool:
         """Hold the objects of one sample; False, with nothing changed, when there is no room for it."""
         hold = Hold(refs=refs, owner=self.owner)
-        new: list[ObjectRef] = []
-        for ref in refs:
-            row = self._row(tx, ref)
-            if row is None:
-                new.append(ref)
-                hold.charges[ref.key] = self.downloads.reservation_bytes(ref, self._limit)
-            else:
-                hold.charges[ref.key] = row.charged_bytes
-            if row is None or not row.is_ready:
-                hold.outstanding.add(ref.key)
-        need_bytes = sum(hold.charges[ref.key] for ref in new)
-        if self._limit is not None and need_bytes > self._limit:
-            self._refuse(hold, new)
-            return True
-        if not self._has_room(tx, hold, need_bytes):
+        rows = {ref.key: self._row(tx, ref) for ref in refs}
+        new = [ref for ref in refs if rows[ref.key] is None]
+        hold.outstanding = {key for key, row in rows.items() if row is None or not row.is_ready}
+        hold.charges = {key: row.charged_bytes for key, row in rows.items() if row is not None}
+        for is_least in (False, True):  # where the guess finds no room, the least does: the size will come with the answer
+            charges = {ref.key: self.downloads.reservation_bytes(ref, is_least=is_least) for ref in new}
+            need_bytes = sum(charges.values())
+            if self._limit is not None and need_bytes > self._limit:
+                self.room = Room.NONE
+            elif self._has_room(tx, sum(hold.charges.values()), need_bytes):
+                break
+            if self.room is Room.AGAIN:
+                return False
+        else:
             self.need_bytes = need_bytes
-            return False
+            if self._limit is None or need_bytes <= self._limit:
+                return False
+            self._refuse(hold, new, charges)
+            return True
+        hold.charges |= charges
         for ref in new:
             self._reserve(tx, ref, hold.charges[ref.key])
         self.holdings.add(hold)
@@ -99,19 +105,21 @@ class Passage:
             self.found.update(tx.find([ref.key]))
         return self.found.get(ref.key)
 
-    def _refuse(self, hold: Hold, new: Sequence[ObjectRef]) -> None:
+    def _refuse(self, hold: Hold, new: Sequence[ObjectRef], charges: Mapping[bytes, int]) -> None:
         """A sample that can never fit fails by itself; the others of the window go on."""
         assert self._limit is not None
-        hold.error = cannot_fit({ref.url: hold.charges[ref.key] for ref in new}, self._limit)
+        hold.error = cannot_fit({ref.url: charges[ref.key] for ref in new}, self._limit)
+        self.room = Room.ENOUGH
         hold.refs, hold.charges, hold.outstanding = (), {}, set()
         self.holdings.add(hold)
         self.holds.append(hold)
 
-    def _has_room(self, tx: LedgerTransaction, hold: Hold, need_bytes: int) -> bool:
+    def _has_room(self, tx: LedgerTransaction, here_bytes: int, need_bytes: int) -> bool:
         if self._limit is None:
             return True
         held_bytes = self.holdings.held_bytes
-        if not self.must_fit and held_bytes and held_bytes + sum(hold.charges.values()) > (self.share_bytes or 0):
+        self.room = Room.ENOUGH
+        if not self.must_fit and held_bytes and held_bytes + here_bytes + need_bytes > (self.share_bytes or 0):
             self.room = Room.NONE
         elif need_bytes:
             self.room = make_room(tx, self.disk, need_bytes, owner=self.owner, keep=self.window, in_line=self.in_line)

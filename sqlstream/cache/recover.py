@@ -5,12 +5,17 @@ Reaping costs O(in flight): owners, pins and objects on their way, never the num
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlstream.cache.disk import DataFile, Disk
 from sqlstream.cache.keys import charged_bytes
-from sqlstream.cache.ledger import EntryRow, Ledger, LedgerTransaction, Publication, batched
+from sqlstream.cache.ledger import Ledger, LedgerTransaction, batched
+from sqlstream.cache.rows import EntryRow, Publication
+from sqlstream.errors import CacheError
+
+logger = logging.getLogger(__name__)
 
 VERIFY_BATCH = 512
 """Entries compared in one step; between steps others use the door."""
@@ -32,7 +37,46 @@ class Finding:
 
 def reap(tx: LedgerTransaction, disk: Disk) -> int:
     """Give back what dead processes held; return how many owners and downloads that were."""
-    return reap_owners(tx, disk) + sum(settle_filling(tx, disk, row) for row in tx.fillings())
+    num_settled = sum(settle_filling(tx, disk, row) for row in tx.fillings())
+    return reap_owners(tx, disk) + num_settled + settle_removal(tx, disk)
+
+
+def remove(tx: LedgerTransaction, disk: Disk, rows: Sequence[EntryRow]) -> list[EntryRow]:
+    """Remove files, then their rows, and return those that are gone; in a transaction that decided that nobody needs them."""
+    disk.announce_removal([row.key for row in rows])
+    gone = [row for row in rows if disk.remove_data(row.key, row.ext)]
+    tx.remove([row.key for row in gone])
+    return gone
+
+
+def quarantine(tx: LedgerTransaction, disk: Disk, key: bytes, owner: str | None) -> None:
+    """Remove a ready file that is not what its row says, and its row, so that it is fetched again.
+
+    Raises:
+        CacheError: Others than `owner` read it.
+    """
+    row = tx.find([key]).get(key)
+    size_bytes = disk.data_size(key, row.ext) if row is not None else None
+    if row is None or not row.is_ready or size_bytes == row.size_bytes:
+        return
+    if size_bytes is not None and tx.pinned_by_others(key, owner):
+        raise CacheError(
+            f"the cached file of {row.url} has {size_bytes} bytes instead of {row.size_bytes}, and another process reads it: "
+            f"find out what writes into {disk.root}/data"
+        )
+    logger.warning("the cached file of %s was changed or removed by somebody else: fetching it again", row.url)
+    remove(tx, disk, [row])
+
+
+def settle_removal(tx: LedgerTransaction, disk: Disk) -> int:
+    """Uncount files that somebody unlinked before it died; return how many."""
+    ghosts = [
+        row.key
+        for row in tx.find(disk.read_removal()).values()
+        if row.is_ready and not tx.pinned_by_others(row.key, None) and disk.data_size(row.key, row.ext) is None
+    ]
+    tx.remove(ghosts)
+    return len(ghosts)
 
 
 def reap_owners(tx: LedgerTransaction, disk: Disk) -> int:
@@ -43,11 +87,9 @@ def reap_owners(tx: LedgerTransaction, disk: Disk) -> int:
         disk.remove_owner(owner)
         tx.remove_owner(owner)
     for owner in set(disk.scan_owners()) - set(registered):
-        if not disk.owner_is_live(owner):  # created, and dead before its row
-            disk.remove_owner(owner)
+        disk.remove_dead_owner(owner)  # created, and dead before its row
     for part in set(disk.scan_parts()) - {row.part for row in tx.fillings()}:
-        if disk.part_is_live(part) is False:  # likewise
-            disk.remove_part(part)
+        disk.remove_dead_part(part)  # likewise
     return len(dead)
 
 
@@ -55,7 +97,7 @@ def settle_filling(tx: LedgerTransaction, disk: Disk, row: EntryRow) -> bool:
     """Settle a download whose leader is gone: ready if its file was renamed already, else given back.
 
     Returns:
-        False when the leader or its helper still works on it.
+        False when the leader or its helper still works on it, or its part cannot be removed.
     """
     assert row.part is not None
     if disk.part_is_live(row.part):
@@ -64,9 +106,10 @@ def settle_filling(tx: LedgerTransaction, disk: Disk, row: EntryRow) -> bool:
     if size_bytes is not None:
         charge = charged_bytes(size_bytes)
         tx.publish([Publication(key=row.key, url=row.url, ext=row.ext, size_bytes=size_bytes, charged_bytes=charge)])
-    else:
-        disk.remove_part(row.part)
+    elif disk.remove_part(row.part):
         tx.remove_filling(row.key, row.part)
+    else:
+        return False
     return True
 
 
@@ -97,9 +140,7 @@ def _verify_entries(ledger: Ledger, disk: Disk, rows: Sequence[EntryRow], *, rep
             if row.is_ready and size_bytes != row.size_bytes:
                 kind = "missing file" if size_bytes is None else "wrong size"
                 is_free = size_bytes is None or not tx.pinned_by_others(row.key, None)
-                repaired = repair and is_free and disk.remove_data(row.key, row.ext)
-                if repaired:
-                    tx.remove([row.key])
+                repaired = repair and is_free and bool(remove(tx, disk, [row]))
                 findings.append(Finding(kind=kind, key=row.key.hex(), url=row.url, bytes=row.charged_bytes, repaired=repaired))
     return findings
 

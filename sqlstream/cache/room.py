@@ -5,12 +5,13 @@ Unlink, then uncount: whatever dies in between, the ledger counts too much, neve
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Set
 from enum import Enum, auto
 
 from sqlstream.cache import recover
 from sqlstream.cache.disk import Disk
 from sqlstream.cache.ledger import LedgerTransaction
+from sqlstream.cache.rows import EntryRow
 
 MAX_EVICTIONS = 32
 """Files unlinked in one transaction, so that the door is held for milliseconds."""
@@ -18,6 +19,10 @@ MAX_DRAINED_TOUCHES = 32
 """Touch rows (windows of keys) drained in one transaction, for the same reason."""
 HYSTERESIS = 0.95
 """Evict down to this share of the limit where possible, so that not every reservation has to."""
+
+
+Run = Callable[[Callable[[LedgerTransaction], int]], int]
+"""Runs work in a transaction and returns its result."""
 
 
 class Room(Enum):
@@ -31,7 +36,7 @@ class Room(Enum):
 
 
 def make_room(
-    tx: LedgerTransaction, disk: Disk, need_bytes: int, *, owner: str, keep: Container[bytes] = (), in_line: bool = True
+    tx: LedgerTransaction, disk: Disk, need_bytes: int, *, owner: str, keep: Set[bytes] = frozenset(), in_line: bool = True
 ) -> Room:
     """Evict until `need_bytes` more fit under the limit.
 
@@ -49,32 +54,37 @@ def make_room(
     wanted = need_bytes + (_claims_before(tx, disk, owner) if in_line else 0)
     if account.has_room(wanted):
         return Room.ENOUGH
-    if tx.drain_touches(MAX_DRAINED_TOUCHES):
+    if wanted > account.limit_bytes:
+        return Room.NONE  # those before us take all of it: no eviction of ours helps
+    if _is_limit_of_the_dead(tx, disk, owner) or tx.drain_touches(MAX_DRAINED_TOUCHES):
         return Room.AGAIN
     missing = account.charged_bytes + wanted - account.limit_bytes
     surplus = account.charged_bytes + wanted - int(account.limit_bytes * HYSTERESIS)
     freed = evict(tx, disk, max(missing, surplus), keep=keep)
     if freed >= missing:
         return Room.ENOUGH
-    if freed or recover.reap(tx, disk):
-        return Room.AGAIN
-    return Room.NONE
+    return Room.AGAIN if freed or recover.reap(tx, disk) else Room.NONE
 
 
-def evict(tx: LedgerTransaction, disk: Disk, num_bytes: int, *, keep: Container[bytes] = ()) -> int:
+def evict(tx: LedgerTransaction, disk: Disk, num_bytes: int, *, keep: Set[bytes] = frozenset()) -> int:
     """Evict least recently used, unpinned entries, at most `MAX_EVICTIONS`, for `num_bytes`; return the bytes freed."""
-    candidates = tx.unpinned_oldest(4 * MAX_EVICTIONS)  # `keep` is one window of keys at most
-    gone: list[bytes] = []
-    freed = 0
-    for row in candidates:
-        if freed >= num_bytes or len(gone) == MAX_EVICTIONS:
-            break
-        if row.key not in keep and disk.remove_data(row.key, row.ext):
-            gone.append(row.key)
-            freed += row.charged_bytes
-    tx.remove(gone)
+    victims: list[EntryRow] = []
+    surplus = num_bytes
+    for row in tx.unpinned_oldest(4 * MAX_EVICTIONS + len(keep)):
+        if surplus > 0 and row.key not in keep:
+            victims.append(row)
+            surplus -= row.charged_bytes
+    gone = recover.remove(tx, disk, victims[:MAX_EVICTIONS])
+    freed = sum(row.charged_bytes for row in gone)
     tx.count({"evictions": len(gone), "evicted_bytes": freed})
     return freed
+
+
+def make_space(run: Run, disk: Disk, need_bytes: int) -> None:
+    """Give a full disk `need_bytes` back, and some more: by eviction, whatever the limit says."""
+    wanted = run(lambda tx: max(need_bytes, int((1 - HYSTERESIS) * tx.account().charged_bytes)))
+    while wanted > 0 and (freed := run(lambda tx, rest=wanted: evict(tx, disk, rest))):  # type: ignore[misc]  # default of a lambda
+        wanted -= freed
 
 
 def _claims_before(tx: LedgerTransaction, disk: Disk, owner: str) -> int:
@@ -84,3 +94,9 @@ def _claims_before(tx: LedgerTransaction, disk: Disk, owner: str) -> int:
         if disk.owner_is_live(waiter):
             claims += waiting_bytes
     return claims
+
+
+def _is_limit_of_the_dead(tx: LedgerTransaction, disk: Disk, owner: str) -> bool:
+    """Return whether the limit in force was that of owners who are dead; they are reaped then."""
+    bound = tx.owners_at_limit()
+    return owner not in bound and not any(disk.owner_is_live(other) for other in bound) and recover.reap_owners(tx, disk) > 0

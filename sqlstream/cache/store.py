@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 from sqlstream import locks
-from sqlstream.cache import recover
+from sqlstream.cache import rebuild, recover
 from sqlstream.cache.disk import Disk
 from sqlstream.cache.fetch import Acquirer
 from sqlstream.cache.ledger import Ledger
 from sqlstream.db import Database
+from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheError
 
 
 class Store:
@@ -18,7 +20,10 @@ class Store:
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
-        self.ledger = Ledger(Database(disk.root / "ledger.sqlite"))
+        database = Database(
+            disk.root / "ledger.sqlite", refill=lambda connection: rebuild.refill(connection, disk), on_full=disk.drop_ballast
+        )
+        self.ledger = Ledger(database)
         self.acquirer = Acquirer(disk, self.ledger)
         self.num_users = 0
 
@@ -37,8 +42,12 @@ def open_store(path: str | os.PathLike[str], *, create: bool, allow_network_fs: 
         identity = _identity(disk.root)
         if identity not in _stores:
             store = Store(disk)
-            with store.ledger.transaction() as tx:
-                recover.reap(tx, disk)
+            try:
+                _reap(store)
+                rebuild.reconcile(store.ledger, disk)
+            except BaseException:
+                _close(store)
+                raise
             disk.restore_ballast()
             _stores[identity] = store
         _stores[identity].num_users += 1
@@ -53,8 +62,25 @@ def close_store(store: Store) -> None:
             return
         for identity in [identity for identity, known in _stores.items() if known is store]:
             del _stores[identity]
-    store.acquirer.close()  # joins a thread that may want the guard
-    store.ledger.database.close()
+    _close(store)  # joins a thread that may want the guard
+
+
+def _reap(store: Store) -> None:
+    """Give back what the dead held, as nobody: who only looks is no owner, and has no say in the limit."""
+    try:
+        with store.ledger.transaction() as tx:
+            recover.reap(tx, store.disk)
+    except (CacheDamagedError, CacheDiskError):  # by now it may have been mended
+        with store.ledger.transaction() as tx:
+            recover.reap(tx, store.disk)
+
+
+def _close(store: Store) -> None:
+    try:
+        with contextlib.suppress(CacheError):  # what cannot be written off is reaped by whoever comes next
+            store.acquirer.close()
+    finally:
+        store.ledger.database.close()
 
 
 def _identity(root: Path) -> tuple[int, int]:

@@ -41,7 +41,6 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
     """Streams the rows of an index, with their remote objects on local disk, in one order on any number of ranks and workers.
 
     Iterate it (alone or in a DataLoader), or index it: `dataset[i]` is row i of the selection, unshuffled, or an error.
-    Parameters have the names of `sds`.
 
     Args:
         src: What to index: a table file (`.csv`, `.json`, `.jsonl`, `.parquet`, …), a wildcard, a `.txt` of paths, a directory
@@ -71,8 +70,7 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         max_index_files_to_use: At most this many files of a wildcard or list.
         resolution: Ignored, as in `sds`.
         lazy_index_chunk_size: Accepted, so that `sds` scripts run; an error is logged, since the index is built whole.
-        lazy_index_num_threads: Accepted; it belongs to the lazy index.
-        lazy_index_prefetch_factor: Accepted; it belongs to the lazy index.
+        lazy_index_num_threads, lazy_index_prefetch_factor: Accepted; they belong to the lazy index.
         min_num_pending_tasks_thresh: Accepted; our downloads are bounded by `prefetch`.
         storage_options: Backend settings, as fsspec users write them.
         where: One more condition on the rows, on the result of `sql_query` if that is given.

@@ -1,0 +1,139 @@
+"""What the ledger costs: windows of hits at 10^4 and 10^6 entries, one pinned hit, waits at the door.
+
+Run as `python -m benchmarks.ledger`.
+CPU time and wall time are both printed: on a busy machine only the first says what the code costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from sqlstream.cache import Cache
+from sqlstream.cache.keys import ObjectRef
+from sqlstream.db import Database
+
+WINDOW = 64
+SIZE = 4096
+
+
+def filled(directory: Path, num_entries: int) -> tuple[Cache, list[ObjectRef]]:
+    """A full cache of `num_entries`: rows for all, files (hard links) for those that are used."""
+    cache = Cache(directory, limit=num_entries * SIZE)
+    refs = [ObjectRef.of(f"http://nowhere/{i}") for i in range(num_entries)]
+    with cache.store.ledger.transaction() as tx:
+        tx.connection.executemany(
+            "INSERT INTO entry VALUES (?, ?, ?, ?, 'ready', ?, NULL, '', NULL, NULL, 0)",
+            [(ref.key, ref.url, SIZE, SIZE, i) for i, ref in enumerate(refs)],
+        )
+    used = random.Random(0).sample(refs, min(num_entries, 20_000))
+    block = directory / "index" / "block"
+    block.write_bytes(bytes(SIZE))
+    for i, ref in enumerate(used):
+        if i % 50_000 == 0 and i:
+            block.unlink()
+            block.write_bytes(bytes(SIZE))
+        path = Path(cache.store.disk.data_path(ref.key, ""))
+        path.parent.mkdir(exist_ok=True)
+        os.link(block, path)
+    return cache, used
+
+
+def measured(name: str, num: int, work: Callable[[], None]) -> float:
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    print(f"{name:<58} {1e6 * cpu / num:9.1f} us CPU {1e6 * wall / num:9.1f} us wall")
+    return cpu / num
+
+
+def windows(cache: Cache, refs: Sequence[ObjectRef], num_windows: int) -> None:
+    acquirer = cache.store.acquirer
+    for start in range(0, num_windows * WINDOW, WINDOW):
+        at = start % (len(refs) - WINDOW)
+        holds = acquirer.acquire([[ref] for ref in refs[at : at + WINDOW]], cache.fetcher)
+        for hold in holds:
+            acquirer.holdings.claim(hold)
+            acquirer.release(hold)
+
+
+def ledger_windows(cache: Cache, refs: Sequence[ObjectRef], num_windows: int) -> None:
+    """The SQL alone: find, pin, touch, unpin, in one transaction a window."""
+    for start in range(0, num_windows * WINDOW, WINDOW):
+        at = start % (len(refs) - WINDOW)
+        keys = [ref.key for ref in refs[at : at + WINDOW]]
+        with cache.store.ledger.transaction() as tx:
+            tx.find(keys)
+            tx.pin("bench", dict.fromkeys(keys, 1))
+            tx.touch(keys)
+        with cache.store.ledger.transaction() as tx:
+            tx.unpin("bench", keys)
+
+
+def lookups(directory: Path, refs: Sequence[ObjectRef], num: int) -> None:
+    connection = sqlite3.connect(directory / "ledger.sqlite")
+    for i in range(num):
+        connection.execute("SELECT size FROM entry WHERE key = ?", (refs[i % len(refs)].key,)).fetchone()
+    connection.close()
+
+
+def pinned(cache: Cache, refs: Sequence[ObjectRef], num: int) -> None:
+    for i in range(num):
+        with cache.pinned(refs[i % len(refs)].url):
+            pass
+
+
+def wait_at_the_door(directory: Path, think_seconds: float, seconds: float) -> list[float]:
+    database = Database(directory / "ledger.sqlite")
+    waits: list[float] = []
+    stop = time.monotonic() + seconds
+    while (started := time.monotonic()) < stop:
+        with database.write_transaction() as connection:
+            waits.append(time.monotonic() - started)
+            connection.execute("UPDATE meta SET tick = tick + 1")
+        time.sleep(think_seconds)
+    database.close()
+    return waits
+
+
+def door(directory: Path, num_processes: int, think_seconds: float, seconds: float) -> None:
+    with multiprocessing.get_context("forkserver").Pool(num_processes) as pool:
+        lists = pool.starmap(wait_at_the_door, [(directory, think_seconds, seconds)] * num_processes)
+    waits = sorted(wait for theirs in lists for wait in theirs)
+    p99 = waits[int(len(waits) * 0.99)]
+    print(
+        f"{num_processes} writers, {1e3 * think_seconds:.0f} ms of thought: {len(waits)} transactions, wait p50 "
+        f"{1e3 * waits[len(waits) // 2]:.2f} p99 {1e3 * p99:.2f} max {1e3 * waits[-1]:.2f} ms"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--entries", type=int, nargs="+", default=[10_000, 1_000_000])
+    options = parser.parse_args()
+    for num_entries in options.entries:
+        directory = Path(tempfile.mkdtemp(prefix="sqlstream-bench-"))
+        cache, refs = filled(directory, num_entries)
+        label = f"{num_entries:.0e} entries"
+        measured(f"{label}: raw row lookup (sqlite3)", 20_000, partial(lookups, directory, refs, 20_000))
+        measured(f"{label}: ledger SQL a sample, windows of 64", 300 * WINDOW, partial(ledger_windows, cache, refs, 300))
+        measured(f"{label}: acquire + release a sample, windows of 64", 300 * WINDOW, partial(windows, cache, refs, 300))
+        measured(f"{label}: Cache.pinned, a random hit", 3000, partial(pinned, cache, refs, 3000))
+        cache.close()
+        if num_entries == options.entries[0]:
+            door(directory, 8, 0.002, 3.0)
+            door(directory, 4, 0.0, 3.0)
+        shutil.rmtree(directory)
+
+
+if __name__ == "__main__":
+    main()

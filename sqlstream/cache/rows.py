@@ -1,0 +1,69 @@
+"""Values that go into the ledger and come out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+READY, FILLING = "ready", "filling"
+
+
+class EntryRow(NamedTuple):
+    """One row of `entry`, as far as the protocol needs it."""
+
+    key: bytes
+    state: str
+    size_bytes: int | None
+    charged_bytes: int
+    part: str | None
+    ext: str
+    url: str
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether the object is whole."""
+        return self.state == READY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """Room taken for an object before its bytes arrive."""
+
+    key: bytes
+    url: str
+    ext: str
+    charged_bytes: int
+    part: str
+    dataset: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """An object that is whole in data/."""
+
+    key: bytes
+    url: str
+    ext: str
+    size_bytes: int
+    charged_bytes: int
+    etag: str | None = None
+    dataset: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What counts against the limit, and the limit."""
+
+    ready_bytes: int
+    filling_bytes: int
+    entries: int
+    limit_bytes: int | None
+
+    @property
+    def charged_bytes(self) -> int:
+        """Bytes that count: ready and on their way."""
+        return self.ready_bytes + self.filling_bytes
+
+    def has_room(self, need_bytes: int) -> bool:
+        """Return whether `need_bytes` more keep the limit."""
+        return self.limit_bytes is None or self.charged_bytes + need_bytes <= self.limit_bytes

@@ -1,0 +1,77 @@
+"""A storage with scripted faults, in the calling thread: what it does happens in one order, always the same."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from sqlstream.config import StorageOptions
+from sqlstream.errors import FetchCancelledError, ObjectNotFoundError, StorageError
+from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchRequest, GrantNeeded, Sink
+
+
+class ScriptedFetcher(Fetcher):
+    """Stands in for a `Fetcher`: downloads end before `submit` returns, without a helper process.
+
+    Args:
+        objects: Bytes by URL.
+        errors: What a URL fails with instead.
+        before_write: Called with the URL before its bytes are written, and again after the first half of them; the default is
+            without effect.
+    """
+
+    def __init__(
+        self,
+        objects: Mapping[str, bytes],
+        *,
+        errors: Mapping[str, StorageError] | None = None,
+        before_write: Callable[[str], object] = len,
+    ) -> None:
+        super().__init__(StorageOptions())
+        self.objects = objects
+        self.errors = dict(errors or {})
+        self.num_gets: Counter[str] = Counter()
+        """How often each URL was asked for."""
+        self._before_write = before_write
+        self._granted: dict[str, int] = {}
+        self._cancelled: set[str] = set()
+
+    def submit(self, requests: Sequence[FetchRequest], sink: Sink) -> None:
+        """Do the downloads, one after the other."""
+        for request in requests:
+            self.num_gets[request.url] += 1
+            self._granted[request.ticket] = request.granted_bytes
+            sink([self._done(request, sink)])
+
+    def grant(self, ticket: str, granted_bytes: int) -> None:
+        """Let a download write more."""
+        self._granted[ticket] = granted_bytes
+
+    def cancel(self, tickets: Sequence[str]) -> None:
+        """Give downloads up."""
+        self._cancelled.update(tickets)
+
+    def stop(self) -> None:
+        """There is no process to end."""
+
+    def _done(self, request: FetchRequest, sink: Sink) -> FetchDone:
+        error = self.errors.get(request.url)
+        if error is None and request.url not in self.objects:
+            error = ObjectNotFoundError(f"{request.url} does not exist")
+        if error is not None:
+            return FetchDone(ticket=request.ticket, error=error, num_requests=1)
+        data = self.objects[request.url]
+        if len(data) > self._granted[request.ticket]:
+            sink([GrantNeeded(ticket=request.ticket, size_bytes=len(data))])
+        if request.ticket in self._cancelled:
+            return FetchDone(ticket=request.ticket, error=FetchCancelledError(f"{request.url}: cancelled"), num_requests=1)
+        half = len(data) // 2
+        try:
+            for start, stop in ((0, half), (half, len(data))):
+                self._before_write(request.url)
+                os.pwrite(request.fd, data[start:stop], start)
+        except OSError as failure:
+            error = StorageError(f"{request.url}: writing it to disk failed: {failure.strerror}", errno=failure.errno)
+            return FetchDone(ticket=request.ticket, error=error, num_requests=1)
+        return FetchDone(ticket=request.ticket, size_bytes=len(data), num_requests=1, downloaded_bytes=len(data))

@@ -1,0 +1,205 @@
+"""Which directories become a cache, and what its files are."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from sqlstream import locks
+from sqlstream.cache import Cache, filesystem
+from sqlstream.cache.disk import Disk, OwnerNote
+from sqlstream.errors import CacheDirectoryError, CacheError
+
+KEY = bytes(range(16))
+
+
+def test_a_cache_directory_is_private_and_says_what_it_is(directory: Path) -> None:
+    Cache(directory).close()
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert json.loads((directory / "FORMAT").read_text())["format"] == 1
+    assert (directory / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")
+    assert sorted(path.name for path in directory.iterdir()) == sorted(
+        "FORMAT CACHEDIR.TAG ballast data gate index ledger.sqlite lock owners part".split()
+    )
+
+
+def test_a_directory_with_strange_files_is_refused_and_left_alone(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "photo.jpg").write_bytes(b"mine")
+    with pytest.raises(CacheDirectoryError, match=r"photo\.jpg.*give an empty directory"):
+        Cache(directory)
+    assert [path.name for path in directory.iterdir()] == ["photo.jpg"]
+
+
+def test_a_symlink_is_refused(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    directory.symlink_to(tmp_path / "real")
+    with pytest.raises(CacheDirectoryError, match="symbolic link"):
+        Cache(directory)
+
+
+def test_a_file_is_refused(directory: Path) -> None:
+    directory.write_text("a file")
+    with pytest.raises(CacheDirectoryError, match=str(directory)):
+        Cache(directory)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_another_user_is_refused(directory: Path) -> None:
+    directory.mkdir()
+    os.chown(directory, 12345, 12345)
+    with pytest.raises(CacheDirectoryError, match="belongs to user 12345, we are 0"):
+        Cache(directory)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_is_not_writable_is_refused(directory: Path) -> None:
+    directory.mkdir(mode=0o500)
+    with pytest.raises(CacheDirectoryError, match="not writable"):
+        Cache(directory)
+
+
+def test_a_path_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheDirectoryError, match="cannot create"):
+        Cache(tmp_path / "file" / "cache")
+
+
+def test_create_false_refuses_what_is_no_cache_and_makes_nothing(directory: Path) -> None:
+    with pytest.raises(CacheDirectoryError, match="no sqlstream cache"):
+        Cache(directory, create=False)
+    assert not directory.exists()
+
+
+def test_another_layout_version_is_refused(directory: Path) -> None:
+    Cache(directory).close()
+    (directory / "FORMAT").write_text('{"format": 2, "uuid": "x"}')
+    with pytest.raises(CacheDirectoryError, match="has layout 2"):
+        Cache(directory)
+    (directory / "FORMAT").write_text("something")
+    with pytest.raises(CacheDirectoryError, match="not readable as ours"):
+        Cache(directory)
+
+
+@pytest.mark.parametrize("name", ["lock", "ledger.sqlite", "gate"])
+def test_a_planted_symlink_is_never_followed(directory: Path, tmp_path: Path, name: str) -> None:
+    Cache(directory).close()
+    (directory / name).unlink()
+    (directory / name).symlink_to(tmp_path / "target")
+    with contextlib.suppress(CacheError):  # the ledger's is moved aside, the locks' is refused
+        Cache(directory).close()
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_killed_creation_is_repeated(directory: Path) -> None:
+    """FORMAT comes last: whatever of the rest is there already is ours."""
+    Cache(directory).close()
+    (directory / "FORMAT").unlink()
+    (directory / "owners").rmdir()
+    Cache(directory).close()
+    assert (directory / "FORMAT").exists()
+    assert (directory / "owners").is_dir()
+
+
+def test_locks_that_do_not_work_are_noticed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda fd, kind: None)  # as on a file system that only says yes
+    with pytest.raises(CacheDirectoryError, match="locks do not work"):
+        Cache(directory)
+    Cache(directory, allow_network_fs=True).close()
+    assert not list((directory / "index").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "lustre", "fuse.sshfs", "9p"])
+def test_network_file_systems_are_refused_by_type(tmp_path: Path, kind: str) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(f"1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:2 / {tmp_path} rw - {kind} server:/x rw\n")
+    assert filesystem.filesystem_kind(tmp_path, str(table)) == kind
+    assert filesystem.is_network(kind)
+    assert filesystem.filesystem_kind(Path("/"), str(table)) == "ext4"
+    assert not filesystem.is_network("ext4")
+
+
+def test_a_part_is_locked_from_its_creation_and_free_after_its_close(directory: Path) -> None:
+    disk = Disk(directory)
+    disk.open(create=True)
+    part = disk.create_part(KEY)
+    assert disk.part_is_live(part.name) is True
+    disk.remove_dead_part(part.name)
+    assert disk.scan_parts() == [part.name]  # it is not dead
+    disk.close_part(part)
+    assert disk.part_is_live(part.name) is False
+    disk.remove_dead_part(part.name)
+    assert disk.part_is_live(part.name) is None
+
+
+def test_two_who_ask_whether_a_part_lives_do_not_disturb_each_other(directory: Path) -> None:
+    disk = Disk(directory)
+    disk.open(create=True)
+    disk.close_part(part := disk.create_part(KEY))
+    fd = locks.open_descriptor(directory / "part" / part.name, os.O_RDWR)
+    assert not locks.is_locked(fd)  # and holds what it asked with
+    assert disk.part_is_live(part.name) is False
+    locks.close_descriptor(fd)
+
+
+def test_published_bytes_are_cut_to_their_length_and_named_by_the_key(directory: Path) -> None:
+    disk = Disk(directory)
+    disk.open(create=True)
+    part = disk.create_part(KEY)
+    disk.allocate(part, 8192)
+    os.pwrite(part.fd, b"hello", 0)
+    disk.publish(part, KEY, ".txt", 5)
+    disk.close_part(part)
+    assert Path(disk.data_path(KEY, ".txt")).read_bytes() == b"hello"
+    assert disk.data_path(KEY, ".txt") == f"{directory}/data/{KEY.hex()[:2]}/{KEY.hex()}.txt"
+    assert disk.data_size(KEY, ".txt") == 5
+    assert [(file.key, file.ext, file.size_bytes) for file in disk.scan_data()] == [(KEY, ".txt", 5)]
+    assert disk.remove_data(KEY, ".txt")
+    assert disk.remove_data(KEY, ".txt")  # it is gone: that is what was asked
+    assert disk.data_size(KEY, ".txt") is None
+
+
+def test_a_directory_in_the_place_of_a_file_is_moved_aside_not_deleted(directory: Path) -> None:
+    disk = Disk(directory)
+    disk.open(create=True)
+    path = Path(disk.data_path(KEY, ""))
+    path.mkdir(parents=True)
+    (path / "mine").write_text("precious")
+    assert disk.data_size(KEY, "") is None
+    assert disk.remove_data(KEY, "")
+    assert not path.exists()
+    assert [found.read_text() for found in path.parent.rglob("mine")] == ["precious"]
+    assert list(disk.scan_data()) == []
+
+
+def test_an_owner_note_comes_back_as_it_was_written(directory: Path) -> None:
+    disk = Disk(directory)
+    disk.open(create=True)
+    fd = disk.create_owner("0" * 32)
+    assert disk.read_note("0" * 32) is None
+    for note in (
+        OwnerNote(pid=1, limit_bytes=None, pinned=[KEY, KEY[::-1]]),
+        OwnerNote(pid=1 << 22, limit_bytes=1 << 50, pinned=[]),
+    ):
+        disk.write_note(fd, note)
+        assert disk.read_note("0" * 32) == note
+    locks.close_descriptor(fd)
+    assert disk.read_note("1" * 32) is None
+
+
+def test_the_ballast_is_given_up_and_taken_back(directory: Path) -> None:
+    disk = Disk(directory)
+    disk.open(create=True)
+    assert (directory / "ballast").stat().st_blocks * 512 >= 8 << 20
+    disk.drop_ballast()
+    assert not (directory / "ballast").exists()
+    assert disk.is_ballast_dropped
+    disk.restore_ballast()
+    assert (directory / "ballast").stat().st_blocks * 512 >= 8 << 20
+    assert not disk.is_ballast_dropped

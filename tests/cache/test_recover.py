@@ -1,0 +1,168 @@
+"""What the dead leave behind; verify and its repairs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from sqlstream.cache import Cache
+from sqlstream.cache.disk import Disk
+from sqlstream.cache.keys import ObjectRef, charged_bytes, object_key
+from sqlstream.testing.disk import cached_files
+from sqlstream.testing.invariants import check_invariants
+from sqlstream.testing.servers import FaultyHttpServer
+from tests.cache.actors import Stage, begin_and_wait, body, objects, pin_until_told
+from tests.cache.test_fetch import num_gets
+
+SIZE = 10_000
+
+
+@pytest.fixture
+def urls(server: FaultyHttpServer) -> list[str]:
+    server.objects.update(objects([SIZE] * 6))
+    return [f"{server.url}/o/{i}.bin" for i in range(6)]
+
+
+@pytest.fixture
+def filled(directory: Path, urls: list[str]) -> Path:
+    with Cache(directory) as cache:
+        cache.acquire_many(urls)
+    return directory
+
+
+def rename_and_die(_: Connection, directory: Path, url: str) -> None:
+    """Die after the file is in data/ and before its row is ready."""
+    cache = Cache(directory, limit=1 << 20)
+    publish = Disk.publish
+
+    def publish_and_die(*arguments: object) -> None:
+        publish(*arguments)  # type: ignore[arg-type]
+        os._exit(9)
+
+    Disk.publish = publish_and_die  # type: ignore[method-assign, assignment]
+    cache.acquire_many([url])
+
+
+def test_a_kill_between_rename_and_commit_keeps_the_file(
+    server: FaultyHttpServer, directory: Path, urls: list[str], stage: Stage
+) -> None:
+    actor = stage.start(rename_and_die, directory, urls[0])
+    actor.process.join(30)
+    assert actor.process.exitcode == 9
+    assert list(cached_files(directory).values()) == [SIZE]
+    with Cache(directory, limit=1 << 20) as cache:
+        with cache.pinned(urls[0]) as path:
+            assert path.read_bytes() == server.objects["/o/0.bin"]
+        stats = cache.statistics()
+        assert (stats.hits, stats.used_bytes, stats.filling_bytes) == (1, charged_bytes(SIZE), 0)
+    assert num_gets(server) == 1
+    check_invariants(directory, at_rest=True)
+
+
+def test_pins_and_downloads_of_a_killed_process_are_given_back(
+    server: FaultyHttpServer, directory: Path, urls: list[str], stage: Stage
+) -> None:
+    holder = stage.start(pin_until_told, directory, 1 << 20, urls[:3])
+    holder.hear()
+    with Cache(directory) as cache:
+        assert cache.statistics().pinned_entries == 3
+        holder.kill()
+        assert cache.verify() == []  # the dead are ordinary, and no finding
+        stats = cache.statistics()
+        assert (stats.pinned_entries, len(stats.owners)) == (0, 1)
+    assert [path.name for path in (directory / "owners").iterdir()] == []
+    check_invariants(directory, at_rest=True)
+
+
+def test_a_part_without_a_row_is_removed_when_nobody_holds_it(filled: Path) -> None:
+    disk = Disk(filled)
+    dead, live = disk.create_part(bytes(16)), disk.create_part(bytes(16))
+    disk.close_part(dead)
+    with Cache(filled) as cache:
+        assert cache.verify() == []
+        assert disk.scan_parts() == [live.name]
+    disk.discard_parts([live])
+
+
+def test_verify_of_a_sound_cache_finds_nothing(filled: Path) -> None:
+    with Cache(filled, create=False) as cache:
+        assert cache.verify() == []
+
+
+def damage(directory: Path, kind: str, url: str) -> None:
+    disk = Disk(directory)
+    path = Path(disk.data_path(object_key(url), ".bin"))
+    if kind == "missing file":
+        path.unlink()
+    elif kind == "wrong size":
+        os.truncate(path, 77)
+    elif kind == "unknown file":
+        stray = Path(disk.data_path(b"\xaa" * 16, ".bin"))
+        stray.parent.mkdir(exist_ok=True)
+        shutil.copy(path, stray)
+    else:
+        connection = sqlite3.connect(directory / "ledger.sqlite")
+        with connection:
+            connection.execute("UPDATE totals SET ready_bytes = ready_bytes + 4096, entries = entries + 1")
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "num_bytes"),
+    [
+        ("missing file", None, 12_288),
+        ("wrong size", None, 12_288),
+        ("unknown file", "aa" * 16, 12_288),
+        ("wrong totals", "totals", 4096),
+    ],
+)
+def test_verify_explains_each_finding_and_repair_mends_it(
+    server: FaultyHttpServer, filled: Path, urls: list[str], kind: str, key: str | None, num_bytes: int
+) -> None:
+    damage(filled, kind, urls[2])
+    with Cache(filled) as cache:
+        for _ in range(2):
+            (finding,) = cache.verify()
+            assert (finding.kind, finding.bytes, finding.repaired) == (kind, num_bytes, False)
+            assert finding.key == (key or object_key(urls[2]).hex())
+            assert finding.url == (urls[2] if key is None else "")
+        (finding,) = cache.verify(repair=True)
+        assert finding.repaired
+        assert cache.verify() == []
+        paths = cache.acquire_many(urls)
+        assert [path.read_bytes() for path in paths] == [server.objects[f"/o/{i}.bin"] for i in range(6)]
+        cache.release_many(urls)
+    check_invariants(filled, at_rest=True)
+
+
+def test_repair_leaves_a_file_that_somebody_reads(filled: Path, urls: list[str], stage: Stage) -> None:
+    holder = stage.start(pin_until_told, filled, None, urls[:1])
+    (path,) = holder.hear()
+    os.truncate(path, 5)
+    with Cache(filled) as cache:
+        (finding,) = cache.verify(repair=True)
+        assert (finding.kind, finding.repaired) == ("wrong size", False)
+        assert Path(path).exists()
+
+
+def test_repair_disturbs_neither_readers_nor_downloads(
+    server: FaultyHttpServer, filled: Path, urls: list[str], stage: Stage
+) -> None:
+    holder = stage.start(pin_until_told, filled, None, urls[:3])
+    holder.hear()
+    server.objects["/new.bin"] = body("/new.bin", 200_000)
+    with Cache(filled) as cache:
+        hold = cache.store.acquirer.acquire_one([ObjectRef.of(f"{server.url}/new.bin")], cache.fetcher)
+        while not cache.store.acquirer.wait(hold, timeout_seconds=0.001):
+            assert cache.verify(repair=True) == []
+        cache.store.acquirer.release(hold)
+    holder.tell()
+    holder.hear()
+    late = stage.start(begin_and_wait, filled, None, f"{server.url}/new.bin")
+    assert (late.hear(), late.hear()) == ("asking", True)
+    assert len(server.requests("/new.bin")) == 1
