@@ -40,6 +40,10 @@ MAX_UNWRITTEN = 64
 """Releases and publications that wait for the next transaction; more are written by one of their own."""
 MAX_UNPREPARED = 4
 """For so few objects the look ahead costs more than a part file created inside the door."""
+PATHS_GIVEN_UP = (
+    "the cache limit is too small to keep the paths of yielded samples valid: raise cache_limit, "
+    "or read the files in transforms"
+)
 REVOKE_TICKS = 8
 """Others who have waited for so many ticks get what is prefetched; sooner, much would be fetched twice for nothing."""
 FLUSH_TICKS = 10
@@ -92,31 +96,44 @@ class Acquirer:
             CacheFullError: Nobody gave room back in time.
         """
         started = time.monotonic()
+        has_more_to_give = True
         with self._line.place() as place:
             while True:
                 waited = time.monotonic() - started
-                passage = self._pass([group], fetcher, must_fit=True, in_line=waited < PATIENCE_SECONDS)
+                in_line = waited < PATIENCE_SECONDS
+                passage = self._pass([group], fetcher, must_fit=True, takes_least=not has_more_to_give, in_line=in_line)
                 if passage.holds:
                     return passage.holds[0]
-                if passage.room is Room.AGAIN or self._give_something_back():
+                if passage.room is Room.AGAIN:
+                    continue
+                had_more_to_give, has_more_to_give = has_more_to_give, self._give_something_back()
+                if has_more_to_give or had_more_to_give:
                     continue
                 if waited > self._room_timeout_seconds:
-                    raise self._no_room(passage.need_bytes, waited)
+                    raise _no_room(self._ledger, passage.need_bytes, waited)
                 place.wait_for(passage.need_bytes)
-                self._wait_for_change(LONGEST_LOOK_SECONDS * 10)
+                _wait_for_change(self._ledger, self.downloads, LONGEST_LOOK_SECONDS * 10)
 
     def _pass(
-        self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher, *, must_fit: bool = False, in_line: bool = True
+        self,
+        groups: Sequence[Sequence[ObjectRef]],
+        fetcher: Fetcher,
+        *,
+        must_fit: bool = False,
+        takes_least: bool = False,
+        in_line: bool = True,
     ) -> Passage:
         """Go through the door once, then send what is to be downloaded; once more if the ledger has just failed."""
         with locks.uninterrupted():
             self.holdings.collect()
             try:
-                return self._pass_once(groups, fetcher, must_fit=must_fit, in_line=in_line)
+                return self._pass_once(groups, fetcher, must_fit=must_fit, takes_least=takes_least, in_line=in_line)
             except (CacheDamagedError, CacheDiskError):
-                return self._pass_once(groups, fetcher, must_fit=must_fit, in_line=in_line)
+                return self._pass_once(groups, fetcher, must_fit=must_fit, takes_least=takes_least, in_line=in_line)
 
-    def _pass_once(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher, *, must_fit: bool, in_line: bool) -> Passage:
+    def _pass_once(
+        self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher, *, must_fit: bool, takes_least: bool, in_line: bool
+    ) -> Passage:
         keys = {ref.key for group in groups for ref in group}
         parts: dict[bytes, Part] = {}
         if len(keys) > MAX_UNPREPARED:  # file work stays outside the door
@@ -137,6 +154,7 @@ class Acquirer:
                     window=keys,
                     parts=parts,
                     must_fit=must_fit,
+                    takes_least=takes_least,
                     in_line=in_line,
                     num_expected=self.num_expected,
                 )
@@ -211,17 +229,6 @@ class Acquirer:
         elif not is_live:
             hold.is_void = True  # its leader gave up or died: whoever acquires next leads
 
-    def _wait_for_change(self, timeout_seconds: float) -> None:
-        """Wait until something on this node may have given room back."""
-        seen = self._ledger.changes()
-        deadline = time.monotonic() + timeout_seconds
-        look_seconds = SHORTEST_LOOK_SECONDS
-        while time.monotonic() < deadline and self._ledger.changes() == seen:
-            with self.downloads.settled:
-                if self.downloads.settled.wait(look_seconds):
-                    return
-            look_seconds = min(2 * look_seconds, LONGEST_LOOK_SECONDS)
-
     # -- giving back --------------------------------------------------------------------------------------------------
 
     def release(self, hold: Hold) -> None:
@@ -246,27 +253,15 @@ class Acquirer:
         self.owner.close()
 
     def _give_something_back(self) -> bool:
-        """Revoke what is prefetched, else the oldest retained hold; True if that helped anybody."""
-        if not self.holdings.revoke_prefetched():
+        """Revoke the prefetched hold that is needed last, else the oldest retained one; True if there was any."""
+        if not self.holdings.revoke_prefetched(at_most=1):
             if not self.holdings.release_oldest_retained():
                 return False
             if not self._has_warned:
                 self._has_warned = True
-                logger.warning(
-                    "the cache limit is too small to keep the paths of yielded samples valid: raise cache_limit, "
-                    "or read the files in transforms"
-                )
+                logger.warning(PATHS_GIVEN_UP)
         self.owner.flush()
         return True
-
-    def _no_room(self, need_bytes: int, waited: float) -> CacheFullError:
-        pins = self._ledger.pinned_bytes_by_owner()
-        holders = ", ".join(f"{name} (pid {pid}): {num_bytes} bytes" for name, pid, num_bytes in pins) or "nobody"
-        limit_bytes = self._ledger.account().limit_bytes
-        return CacheFullError(
-            f"no room for {need_bytes} bytes under the cache limit of {limit_bytes} bytes after {waited:.0f} s; pinned by "
-            f"{holders}: raise cache_limit, or release paths sooner"
-        )
 
     # -- others (the keeper's thread) ---------------------------------------------------------------------------------
 
@@ -297,6 +292,27 @@ class Acquirer:
             self.holdings.revoke_prefetched()
             self.holdings.trim_retained(self._ledger.share_bytes(self.num_expected))
         self.owner.flush()
+
+
+def _wait_for_change(ledger: Ledger, downloads: Downloads, timeout_seconds: float) -> None:
+    """Wait until something on this node may have given room back."""
+    seen = ledger.changes()
+    deadline = time.monotonic() + timeout_seconds
+    look_seconds = SHORTEST_LOOK_SECONDS
+    while time.monotonic() < deadline and ledger.changes() == seen:
+        with downloads.settled:
+            if downloads.settled.wait(look_seconds):
+                return
+        look_seconds = min(2 * look_seconds, LONGEST_LOOK_SECONDS)
+
+
+def _no_room(ledger: Ledger, need_bytes: int, waited: float) -> CacheFullError:
+    pins = ledger.pinned_bytes_by_owner()
+    holders = ", ".join(f"{name} (pid {pid}): {num_bytes} bytes" for name, pid, num_bytes in pins) or "nobody"
+    return CacheFullError(
+        f"no room for {need_bytes} bytes under the cache limit of {ledger.account().limit_bytes} bytes after {waited:.0f} s; "
+        f"pinned by {holders}: raise cache_limit, or release paths sooner"
+    )
 
 
 def _create_parts(disk: Disk, owner: Owner, missing: Iterable[bytes]) -> dict[bytes, Part]:

@@ -154,10 +154,10 @@ class Holdings:
                 num_released += 1
             return num_released
 
-    def revoke_prefetched(self) -> int:
-        """Release every hold that is not used yet; return how many."""
+    def revoke_prefetched(self, at_most: int | None = None) -> int:
+        """Release holds that are not used yet, those needed last first; return how many."""
         with locks.fork_guard():
-            revoked = [hold for hold in self._live() if hold.state is HoldState.PREFETCHED]
+            revoked = [hold for hold in self._live() if hold.state is HoldState.PREFETCHED][::-1][:at_most]
             for hold in revoked:
                 hold.is_void = True
                 self.release(hold)

@@ -139,7 +139,7 @@ class Owner:
                 if self.deferred is not None:
                     self.deferred.written()
             except BaseException:
-                self._recorded = None  # rolled back: what we believe of our rows may be wrong
+                self._recorded, self._generation = None, -1  # rolled back: what we believe of our rows may be wrong
                 raise
 
     def run(self, work: Callable[[LedgerTransaction], T]) -> T:

@@ -35,6 +35,8 @@ class Passage:
     """Part files made ready outside the door, for the keys that were missing then."""
     must_fit: bool
     """One sample that must get through: its fair share does not bind it."""
+    takes_least: bool
+    """Where the guess at a size finds no room, reserve the least: it may have to be asked for again when the size comes."""
     in_line: bool
     """Leave room for those that have waited longer."""
     num_expected: int
@@ -67,21 +69,19 @@ class Passage:
         new = [ref for ref in refs if rows[ref.key] is None]
         hold.outstanding = {key for key, row in rows.items() if row is None or not row.is_ready}
         hold.charges = {key: row.charged_bytes for key, row in rows.items() if row is not None}
-        for is_least in (False, True):  # where the guess finds no room, the least does: the size will come with the answer
-            charges = {ref.key: self.downloads.reservation_bytes(ref, is_least=is_least) for ref in new}
-            need_bytes = sum(charges.values())
-            if self._limit is not None and need_bytes > self._limit:
-                self.room = Room.NONE
-            elif self._has_room(tx, sum(hold.charges.values()), need_bytes):
+        least = {ref.key: self.downloads.reservation_bytes(ref, is_least=True) for ref in new}
+        guess = {ref.key: self.downloads.reservation_bytes(ref) for ref in new}
+        self.need_bytes = sum(least.values())
+        if self._limit is not None and self.need_bytes > self._limit:
+            self._refuse(hold, new, least)
+            return True
+        for charges in (guess, least) if self.takes_least else (guess,):
+            if self._has_room(tx, sum(hold.charges.values()), sum(charges.values())):
                 break
             if self.room is Room.AGAIN:
                 return False
         else:
-            self.need_bytes = need_bytes
-            if self._limit is None or need_bytes <= self._limit:
-                return False
-            self._refuse(hold, new, charges)
-            return True
+            return False
         hold.charges |= charges
         for ref in new:
             self._reserve(tx, ref, hold.charges[ref.key])
@@ -119,7 +119,8 @@ class Passage:
             return True
         held_bytes = self.holdings.held_bytes
         self.room = Room.ENOUGH
-        if not self.must_fit and held_bytes and held_bytes + here_bytes + need_bytes > (self.share_bytes or 0):
+        is_beyond_share = held_bytes and held_bytes + here_bytes + need_bytes > (self.share_bytes or 0)
+        if need_bytes > self._limit or (is_beyond_share and not self.must_fit):
             self.room = Room.NONE
         elif need_bytes:
             self.room = make_room(tx, self.disk, need_bytes, owner=self.owner, keep=self.window, in_line=self.in_line)

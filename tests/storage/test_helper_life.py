@@ -97,6 +97,7 @@ class TestEnd:
         assert counted() == before
 
     def test_a_fetcher_that_is_forgotten_ends_its_helper(self, tmp_path: Path) -> None:
+        gc.collect()  # what earlier tests forgot must not be counted as ours
         before = counted()
         fetcher = Fetcher(StorageOptions())
         pid = running(fetcher, str(tmp_path))
