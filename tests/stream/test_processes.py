@@ -52,8 +52,9 @@ def children(pid: int) -> set[int]:
     """Every living process below `pid`, helpers in groups of their own included."""
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found |= {child, *children(child)}
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended since
+            for child in map(int, task.read_text().split()):
+                found |= {child, *children(child)}
     return found
 
 
