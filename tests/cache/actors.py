@@ -17,8 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from sqlstream import locks
 from sqlstream.cache import Cache
 from sqlstream.cache.keys import ObjectRef
+from sqlstream.door import Door
 
 WAIT_SECONDS = 60.0
 _context = multiprocessing.get_context("forkserver")  # clean children, started fast: the server imports the cache once
@@ -51,6 +53,17 @@ class Actor:
     def pid(self) -> int:
         assert self.process.pid is not None
         return self.process.pid
+
+    def stop_outside_the_door(self, directory: Path) -> None:
+        """Stop it (SIGSTOP) where it holds no lock of the cache: one that is stopped inside the door stops everybody."""
+        door = Door(directory)
+        with locks.fork_guard():
+            door.enter()
+            os.kill(self.pid, signal.SIGSTOP)
+            while "T" not in Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]:
+                time.sleep(0.001)
+            door.leave()
+            door.close()
 
     def hear(self, timeout_seconds: float = WAIT_SECONDS) -> Any:
         """The next thing it says; its error if it failed."""

@@ -68,7 +68,7 @@ def test_a_stopped_leader_is_waited_for_and_others_go_on(server: FaultyHttpServe
     leader = stage.start(begin_and_wait, directory, None, f"{server.url}/o/0.bin")
     assert leader.hear() == "asking"
     wait_for_download(server, directory, "/o/0.bin")
-    os.kill(leader.pid, signal.SIGSTOP)
+    leader.stop_outside_the_door(directory)
     with Cache(directory) as cache:
         with cache.pinned(f"{server.url}/o/1.bin") as path:
             assert path.read_bytes() == body("/o/1.bin", 1000)
