@@ -61,7 +61,9 @@ class Plan:
         Raises:
             IndexError: The positions are not within the epoch.
         """
-        return self.rows_at(epoch, np.arange(start, stop, dtype=np.int64))
+        if start < stop:
+            self._check_bounds(start, stop - 1)
+        return self._rows_at(epoch, np.arange(start, stop, dtype=np.int64))
 
     def rows_at(self, epoch: int, positions: Int64Array) -> Int64Array:
         """Return the rows at `positions` of an epoch, in their order.
@@ -69,8 +71,15 @@ class Plan:
         Raises:
             IndexError: A position is not within the epoch.
         """
-        if positions.size and not 0 <= positions.min() <= positions.max() < self.num_samples:
-            raise IndexError(f"positions {positions.min()} to {positions.max()} are not within [0, {self.num_samples})")
+        if positions.size:
+            self._check_bounds(positions.min(), positions.max())
+        return self._rows_at(epoch, positions)
+
+    def _check_bounds(self, first: int, last: int) -> None:
+        if not 0 <= first <= last < self.num_samples:
+            raise IndexError(f"positions {first} to {last} are not within [0, {self.num_samples})")
+
+    def _rows_at(self, epoch: int, positions: Int64Array) -> Int64Array:
         if self.seed is None:
             return positions.astype(np.int64)
         if self.num_canonical_nodes == 1:
@@ -78,7 +87,8 @@ class Plan:
         # A fixed shuffle deals the rows to parts, so that no node sees one end of a sorted source only; each epoch then
         # shuffles within the parts. The tweak gives every part its own permutation: rows do not meet again in every epoch.
         parts = self.num_canonical_nodes
-        part, index = positions % parts, positions // parts
+        index = positions // parts
+        part = positions - index * parts
         shuffle = Permutation.keyed(-(-self.num_samples // parts), _EPOCH_ORDER, self.seed, epoch)
         index = shuffle.forward(index, tweak=part, sizes=self._part_sizes(part))
         return Permutation.keyed(self.num_samples, _NODE_PARTS, self.seed).forward(part + index * parts)
@@ -132,4 +142,5 @@ class Plan:
 
     def _part_sizes(self, part: Int64Array) -> Int64Array:
         """Return the number of positions p with p mod parts = part, for each of `part`."""
-        return (self.num_samples - part + self.num_canonical_nodes - 1) // self.num_canonical_nodes
+        size, num_larger = divmod(self.num_samples, self.num_canonical_nodes)
+        return (part < num_larger) + size
