@@ -62,9 +62,38 @@ def test_epochs_differ_in_blocks_and_in_rows() -> None:
     assert first.rows_at(np.arange(500)).tolist() != second.rows_at(np.arange(500)).tolist()
 
 
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=30),
+    window=st.integers(1, 8),
+    seed=st.one_of(st.none(), st.integers(0, 99)),
+    data=st.data(),
+)
+def test_what_is_known_of_an_order_stays_when_more_becomes_known(
+    sizes: list[int], window: int, seed: int | None, data: st.DataObject
+) -> None:
+    bounds = bounds_of(sizes)
+    kept = np.array([data.draw(st.integers(0, size)) for size in sizes])
+    whole = shuffle_blocks(bounds, window, seed, 3, kept)
+    rows = whole.rows_at(np.arange(whole.num_positions)).tolist()
+    assert whole.is_whole
+    assert sorted(rows) == [first + i for first, size in zip(bounds, kept, strict=False) for i in range(size)]
+    known, order = np.full(len(sizes), -1), shuffle_blocks(bounds, window, seed, 3, np.full(len(sizes), -1))
+    while not order.is_whole:
+        assert order.rows_at(np.arange(order.num_positions)).tolist() == rows[: order.num_positions]
+        known[order.next_blocks] = kept[order.next_blocks]
+        order = shuffle_blocks(bounds, window, seed, 3, known)
+    assert order.rows_at(np.arange(order.num_positions)).tolist() == rows
+
+
+def test_a_window_says_its_positions_and_none_without_seed_is_as_written() -> None:
+    order = shuffle_blocks(bounds_of([10] * 5), window=2, seed=None, epoch=7)
+    assert order.rows_at(np.arange(50)).tolist() == list(range(50))
+    assert [order.window_of(position) for position in (0, 19, 20, 49)] == [range(20), range(20), range(20, 40), range(40, 50)]
+
+
 def test_the_order_never_changes_within_a_version() -> None:
     order = shuffle_blocks(bounds_of([4, 0, 3, 5]), window=2, seed=42, epoch=1)
-    assert order.rows_at(np.arange(12)).tolist() == [7, 0, 9, 11, 3, 1, 2, 8, 10, 4, 5, 6]
+    assert order.rows_at(np.arange(12)).tolist() == [0, 7, 1, 11, 3, 2, 10, 9, 8, 5, 4, 6]
 
 
 def test_falling_bounds_and_positions_outside_are_refused() -> None:
