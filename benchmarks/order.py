@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from sqlstream.order import Int64Array, Plan, shuffle_blocks
+from sqlstream.order import BlockLayout, Int64Array, Plan
 from sqlstream.world import World
 
 LARGE, PEER_SIZE = 10**9, 10**7
@@ -96,20 +96,20 @@ def measure_peer(python: str) -> dict[str, float]:
 
 
 def shuffle_quality(block_size: int, window: int, size: int = 100_000) -> dict[str, float]:
-    """How far a block shuffle is from a whole one, where 1 is a whole one and 0 none.
+    """How near a block shuffle is to a whole one.
 
-    mixing: distinct blocks among 64 consecutive samples, of as many as chance gives. moves: mean distance between a row's
-    places in two epochs, of that of two independent shuffles (a third of the size).
+    mixing: distinct blocks among 64 consecutive samples, of as many as chance gives (1: a whole shuffle). noise: where the rows
+    of a block are alike, the variance of the means of batches of 64, of that in a whole shuffle (1; at worst 64).
     """
-    bounds = np.arange(0, size + 1, block_size)
-    first, second = (shuffle_blocks(bounds, window, 7, epoch).rows_at(np.arange(size)) for epoch in (0, 1))
+    layout = BlockLayout.of_size(block_size, num_rows=size, window=window)
+    blocks = Plan(num_samples=size, seed=7, batch_size=BATCH, blocks=layout).rows(0, 0, size // 64 * 64) // block_size
+    batches = blocks.reshape(-1, 64)
     num_blocks = size // block_size
-    batches = first[: size // 64 * 64].reshape(-1, 64) // block_size
     distinct = np.mean([len(np.unique(batch)) for batch in batches])
     chance = num_blocks * (1 - (1 - 1 / num_blocks) ** 64)
-    places = np.empty((2, size), dtype=np.int64)
-    places[0, first], places[1, second] = np.arange(size), np.arange(size)
-    return {"mixing": float(distinct / chance), "moves": float(np.abs(places[0] - places[1]).mean() / (size / 3))}
+    values = np.random.default_rng(0).standard_normal((num_blocks + 1, 32))
+    variance = values[batches].mean(axis=1).var(axis=0).mean()
+    return {"mixing": float(distinct / chance), "noise": float(64 * variance / values.var(axis=0).mean())}
 
 
 def main() -> None:
@@ -128,13 +128,13 @@ def main() -> None:
                 f"MosaicML, {size:.0e} rows: start {start:,.0f} ms ({start / ours['start_ms']:,.0f} times ours), "
                 f"resume {resume:,.0f} ms ({resume / ours['resume_ms']:,.0f} times), peak {peer['peak_bytes'] / 2**20:.0f} MiB"
             )
-    print("\nblock shuffle of 100 000 rows (1: as good as a whole shuffle)\nblock  window  mixing  moves")
+    print("\nblock shuffle of 100 000 rows (1: as good as a whole shuffle)\nblock  window  mixing  noise")
     quality = figures["block_shuffle"] = []
     for block_size in (10, 100, 1000):
-        for window in (1, 10, 50):
+        for window in (1, 4, 16, 64):
             measured = shuffle_quality(block_size, window)
             quality.append({"block_size": block_size, "window": window, **measured})
-            print(f"{block_size:5}  {window:6}  {measured['mixing']:6.2f}  {measured['moves']:5.2f}")
+            print(f"{block_size:5}  {window:6}  {measured['mixing']:6.2f}  {measured['noise']:5.1f}")
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))
 

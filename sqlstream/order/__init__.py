@@ -1,7 +1,7 @@
 """Order: a pure function from (seed, epoch, position) to a row, and the share of every rank and worker in it.
 
 `permute` shuffles numbers without a table, `plan` says which row stands where, `partition` who takes it, `blocks` is a shuffle
-for rows that come in chunks. numpy only, O(1) memory (`blocks`: two numbers a block).
+for rows that come in chunks. numpy only, O(1) memory (`blocks`: three numbers a block).
 
 Words: a *position* counts samples of an epoch over the whole job, a *step* takes G = batch size x world size positions, a
 *row* is a selected row of the index.
@@ -11,7 +11,7 @@ the same on any layout with the same G. O3 going on after any step, on any layou
 exactly once an epoch, but for repeats in the last step on several ranks. O5 as many steps, of as many samples, on every rank.
 """
 
-from sqlstream.order.blocks import BlockOrder, shuffle_blocks
+from sqlstream.order.blocks import BlockLayout
 from sqlstream.order.partition import Partition, Tail
 from sqlstream.order.permute import MAX_SIZE, PERMUTATION_VERSION, Int64Array, Permutation
 from sqlstream.order.plan import MAX_REPLACEMENTS, Plan
@@ -20,11 +20,10 @@ __all__ = [
     "MAX_REPLACEMENTS",
     "MAX_SIZE",
     "PERMUTATION_VERSION",
-    "BlockOrder",
+    "BlockLayout",
     "Int64Array",
     "Partition",
     "Permutation",
     "Plan",
     "Tail",
-    "shuffle_blocks",
 ]

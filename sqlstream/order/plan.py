@@ -9,6 +9,7 @@ import numpy as np
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
+from sqlstream.order.blocks import BlockLayout, shuffle_blocks
 from sqlstream.order.partition import Partition, Tail
 from sqlstream.order.permute import MAX_SIZE, Int64Array, Permutation
 from sqlstream.world import World
@@ -41,6 +42,8 @@ class Plan:
     """What becomes of an incomplete last step (`order/partition.py` has the reasons)."""
     num_canonical_nodes: int = 1
     """Fixed parts of the dataset, each of which stays on one node; without a seed every epoch is the same anyway."""
+    blocks: BlockLayout | None = None
+    """Rows of a block stay near each other: blocks are shuffled, then the rows of windows of them; None: a whole shuffle."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -50,6 +53,8 @@ class Plan:
             raise ConfigError(
                 f"num_samples={self.num_samples} is out of range: an order covers at most 2**48 = {MAX_SIZE} rows"
             )
+        if self.blocks is not None and self.blocks.num_rows != self.num_samples:
+            raise ConfigError(f"the blocks hold {self.blocks.num_rows} rows, the plan {self.num_samples}: give the same")
         if self.batch_size is not None:
             check_at_least("batch_size", self.batch_size, 1)
         if self.seed is not None and not 0 <= self.seed < 1 << 64:
@@ -82,6 +87,8 @@ class Plan:
     def _rows_at(self, epoch: int, positions: Int64Array) -> Int64Array:
         if self.seed is None:
             return positions.astype(np.int64)
+        if self.blocks is not None:
+            return self._rows_of_blocks(self.blocks, self.seed, epoch, positions)
         if self.num_canonical_nodes == 1:
             return Permutation.keyed(self.num_samples, _EPOCH_ORDER, self.seed, epoch).forward(positions)
         # A fixed shuffle deals the rows to parts, so that no node sees one end of a sorted source only; each epoch then
@@ -93,16 +100,42 @@ class Plan:
         index = shuffle.forward(index, tweak=part, sizes=self._part_sizes(part))
         return Permutation.keyed(self.num_samples, _NODE_PARTS, self.seed).forward(part + index * parts)
 
+    def _rows_of_blocks(self, blocks: BlockLayout, seed: int, epoch: int, positions: Int64Array) -> Int64Array:
+        """Return the rows at `positions` of an epoch of shuffled blocks."""
+        parts = self.num_canonical_nodes
+        orders = shuffle_blocks(blocks, seed, epoch, parts)
+        if parts == 1:
+            return orders[0].rows_at(positions)
+        rows, part = np.empty(len(positions), dtype=np.int64), positions % parts
+        for number in np.unique(part).tolist():
+            mine = part == number
+            rows[mine] = orders[number].rows_at(positions[mine] // parts)
+        return rows
+
+    def blocks_at(self, epoch: int, positions: Int64Array) -> Int64Array:
+        """Return the blocks that the rows at `positions` lie in, each once, in the order of first need: what to fetch next.
+
+        Raises:
+            ConfigError: The plan has no blocks.
+        """
+        if self.blocks is None:
+            raise ConfigError("this order has no blocks: make the plan with blocks=BlockLayout(...)")
+        return self.blocks.blocks_of(self.rows_at(epoch, positions))
+
     def replacements(self, epoch: int, position: int) -> Iterator[int]:
         """Yield rows to try instead of the one at `position`, from other positions of the epoch and of its node's part.
 
-        No row twice, at most `MAX_REPLACEMENTS`; fewer, or none, where the epoch or the part has no other rows.
+        No row twice, at most `MAX_REPLACEMENTS`; fewer, or none, where the epoch or the part has no other rows. With blocks
+        they come from the same window: no other block is fetched for them.
         """
         parts = self.num_canonical_nodes
         part, index = position % parts, position // parts
-        num_others = int(self._part_sizes(np.array([part]))[0]) - 1
+        others_of = range(int(self._part_sizes(np.array([part]))[0]))
+        if self.blocks is not None and self.seed is not None:
+            others_of = shuffle_blocks(self.blocks, self.seed, epoch, parts)[part].window_of(index)
+        num_others = len(others_of) - 1
         shuffle = Permutation.keyed(num_others, _REPLACEMENTS, self.seed or 0, epoch, position)
-        others = shuffle.forward(np.arange(min(MAX_REPLACEMENTS, num_others), dtype=np.int64))
+        others = others_of.start + shuffle.forward(np.arange(min(MAX_REPLACEMENTS, num_others), dtype=np.int64))
         others += others >= index
         yield from self.rows_at(epoch, part + others * parts).tolist()
 
