@@ -32,7 +32,7 @@ def filled(directory: Path, num_entries: int) -> tuple[Cache, list[ObjectRef]]:
     refs = [ObjectRef.of(f"http://nowhere/{i}") for i in range(num_entries)]
     with cache.store.ledger.transaction() as tx:
         tx.connection.executemany(
-            "INSERT INTO entry VALUES (?, ?, ?, ?, 'ready', ?, NULL, '', NULL, NULL, 0)",
+            "INSERT INTO entry VALUES (?, ?, ?, ?, 'ready', ?, NULL, '', NULL, NULL, 0, NULL)",
             [(ref.key, ref.url, SIZE, SIZE, i) for i, ref in enumerate(refs)],
         )
     used = random.Random(0).sample(refs, min(num_entries, 20_000))

@@ -164,7 +164,7 @@ def test_the_wal_stays_small(path: Path) -> None:
     database = Database(path)
     for i in range(60):
         with database.write_transaction() as connection:
-            connection.execute("INSERT INTO failure VALUES (?, ?, 1, 1)", (f"{i}", "x" * 200_000))
+            connection.execute("INSERT INTO failure VALUES (?, ?, 1, 1, NULL, NULL)", (f"{i}", "x" * 200_000))
         assert os.stat(f"{path}-wal").st_size < db.WAL_LIMIT_BYTES + 1_000_000
     database.close()
 
@@ -178,11 +178,11 @@ def test_a_full_disk_is_named_and_the_next_transaction_finds_what_was_freed(path
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(CacheDiskError, match=r"full.*free space"), database.write_transaction() as connection:
-        connection.execute("INSERT INTO failure VALUES ('u', ?, 1, 1)", ("x" * 100_000,))
+        connection.execute("INSERT INTO failure VALUES ('u', ?, 1, 1, NULL, NULL)", ("x" * 100_000,))
     assert freed == [1]
     with database.write_transaction() as connection:
         connection.execute("PRAGMA max_page_count = 100000")
-        connection.execute("INSERT INTO failure VALUES ('u', ?, 1, 1)", ("x" * 100_000,))
+        connection.execute("INSERT INTO failure VALUES ('u', ?, 1, 1, NULL, NULL)", ("x" * 100_000,))
     database.close()
 
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sqlstream import locks
 from sqlstream.cache.disk import Disk, Part
+from sqlstream.cache.failures import Failure, record_failures
 from sqlstream.cache.holds import Hold, Holdings
+from sqlstream.cache.hosts import record_hosts
 from sqlstream.cache.keys import BLOCK_BYTES, ObjectRef, charged_bytes
 from sqlstream.cache.ledger import LedgerTransaction
 from sqlstream.cache.owner import Owner
@@ -84,7 +85,7 @@ class Downloads:
         self._learned: dict[bytes, int] = {}
         self._whole: dict[Lead, Publication] = {}
         self._failed: dict[Lead, SqlStreamError | None] = {}
-        self._counters: Counter[str] = Counter()
+        self._ended: list[FetchDone] = []
         self.settled = threading.Condition()
         """Notified whenever a hold may have become whole."""
 
@@ -184,8 +185,7 @@ class Downloads:
             except OSError as error:
                 failed[lead] = self._disk_error(lead, error)
         with locks.fork_guard():
-            for event in events:
-                self._counters.update(_counters(event))
+            self._ended += events
         self._end(whole, failed)
 
     def _on_need(self, lead: Lead, size_bytes: int | None) -> None:
@@ -255,18 +255,22 @@ class Downloads:
         """Make what is whole ready, with its real charge, and give back what failed."""
         if self._whole:
             tx.publish(self._whole.values())
-        for lead, error in self._failed.items():
+        for lead in self._failed:
             if self._disk.remove_part(lead.part.name):  # else it stays counted, until somebody can reap it
                 tx.remove_filling(lead.ref.key, lead.part.name)
-            if error is not None:
-                tx.record_failure(urls.redact(lead.ref.url), str(error))
-        tx.count({**self._counters, "failures": sum(error is not None for error in self._failed.values())})
+        errors = {lead: error for lead, error in self._failed.items() if error is not None}
+        if errors:
+            tx.count({"failures": len(errors)})
+            record_failures(tx, (Failure(url=urls.redact(lead.ref.url), error=str(errors[lead])) for lead in errors))
+        if self._ended:
+            tx.count(_counters(self._ended))
+            record_hosts(tx, self._ended)
 
     def written(self) -> None:
         """Give the locks of what was written back; waiters elsewhere wake."""
         for lead in (*self._whole, *self._failed):
             self._take_off(lead)
-        self._whole, self._failed, self._counters = {}, {}, Counter()
+        self._whole, self._failed, self._ended = {}, {}, []
 
     def _take_off(self, lead: Lead) -> None:
         if self._by_ticket.pop(lead.part.name, None) is not None:
@@ -339,10 +343,10 @@ def _request(lead: Lead) -> FetchRequest:
     )
 
 
-def _counters(event: FetchDone) -> dict[str, int]:
+def _counters(ended: Sequence[FetchDone]) -> dict[str, int]:
     return {
-        "requests": event.num_requests,
-        "downloaded_bytes": event.downloaded_bytes,
-        "retries": event.num_retries,
-        "wait_microseconds": int(1e6 * event.seconds),
+        "requests": sum(done.num_requests for done in ended),
+        "downloaded_bytes": sum(done.downloaded_bytes for done in ended),
+        "retries": sum(done.num_retries for done in ended),
+        "wait_microseconds": int(1e6 * sum(done.seconds for done in ended)),
     }

@@ -61,14 +61,6 @@ class LedgerTransaction:
             [(name, value) for name, value in counters.items() if value],
         )
 
-    def record_failure(self, url: str, error: str) -> None:
-        """Count a failed download under its URL and reason."""
-        self._execute(
-            "INSERT INTO failure VALUES (?, ?, 1, ?) ON CONFLICT (url, error) "
-            "DO UPDATE SET count = count + 1, last_at = excluded.last_at",
-            (url, error, int(time.time())),
-        )
-
     # -- entries ------------------------------------------------------------------------------------------------------
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, EntryRow]:
@@ -141,8 +133,8 @@ class LedgerTransaction:
         """Return ready entries without a pin, least recently used first."""
         return _entries(
             self._execute(
-                f"SELECT {_ENTRY_COLUMNS} FROM entry INDEXED BY entry_by_tick WHERE state = 'ready' "
-                "AND NOT EXISTS (SELECT 1 FROM pin WHERE pin.key = entry.key) ORDER BY tick LIMIT ?",
+                f"SELECT {_ENTRY_COLUMNS} FROM entry INDEXED BY entry_by_rank WHERE state = 'ready' "
+                "AND NOT EXISTS (SELECT 1 FROM pin WHERE pin.key = entry.key) ORDER BY rank, tick LIMIT ?",
                 (limit,),
             )
         )
@@ -151,7 +143,7 @@ class LedgerTransaction:
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Note that `keys` were used now: one small row for a whole window (in-place updates cost ten times the pins)."""
-        self._execute("INSERT INTO touch VALUES (?, ?)", (self.next_tick(), b"".join(keys)))
+        self._execute("INSERT INTO touch (seq, keys) VALUES (?, ?)", (self.next_tick(), b"".join(keys)))
 
     def drain_touches(self, max_rows: int) -> bool:
         """Move up to `max_rows` touches, oldest first, into the entries' ticks; return whether more are left."""
@@ -169,7 +161,8 @@ class LedgerTransaction:
     def add_owner(self, owner: str, *, pid: int, host: str, name: str, limit_bytes: int | None) -> None:
         """Register a process whose owner file is locked already, and note the limit in force."""
         self._execute(
-            "INSERT INTO owner VALUES (?, ?, ?, ?, ?, ?, NULL, NULL) ON CONFLICT (id) DO UPDATE "
+            "INSERT INTO owner (id, pid, host, started_at, name, limit_bytes) VALUES (?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (id) DO UPDATE "
             "SET pid = excluded.pid, host = excluded.host, name = excluded.name, limit_bytes = excluded.limit_bytes",
             (owner, pid, host, int(time.time()), name, limit_bytes),
         )

@@ -20,7 +20,7 @@ class Entry(Base):
 
     __tablename__ = "entry"
     __table_args__ = (
-        Index("entry_by_tick", "tick", sqlite_where=text("state = 'ready'")),
+        Index("entry_by_rank", "rank", "tick", sqlite_where=text("state = 'ready'")),
         Index("entry_filling", "part", sqlite_where=text("state = 'filling'")),
         {"sqlite_with_rowid": False, "sqlite_strict": True},
     )
@@ -34,13 +34,15 @@ class Entry(Base):
     """What counts against the limit: the reservation while filling, then the size rounded up to a block."""
     state: Mapped[str]
     tick: Mapped[int]
-    """Logical time of the last use; the lowest goes first."""
+    """Logical time of the last use; of equal ranks, the lowest goes first."""
     part: Mapped[str | None]
     """Name of the file in part/ while filling."""
     ext: Mapped[str]
     dataset: Mapped[int | None]
     etag: Mapped[str | None]
     created_at: Mapped[int]
+    rank: Mapped[int | None]
+    """What the policy makes of its uses (`policy.py`); the lowest goes first, and None before all others."""
 
 
 class Owner(Base):
@@ -57,6 +59,8 @@ class Owner(Base):
     waiting_tick: Mapped[int | None]
     """Since when it waits for room; the oldest waiter goes first."""
     waiting_bytes: Mapped[int | None]
+    policy: Mapped[str | None]
+    """The eviction policy that it asked for by name."""
 
 
 class Pin(Base):
@@ -71,12 +75,14 @@ class Pin(Base):
 
 
 class Touch(Base):
-    """Keys used together, 16 bytes each; drained into `entry.tick` by whoever needs room."""
+    """Keys used together, 16 bytes each; drained into `entry` by whoever needs room."""
 
     __tablename__ = "touch"
     __table_args__ = ({"sqlite_strict": True},)
     seq: Mapped[int] = mapped_column(primary_key=True)
     keys: Mapped[bytes]
+    hints: Mapped[bytes | None]
+    """When each key is used next, 8 bytes each; only where the policy asks for it."""
 
 
 class Totals(Base):
@@ -99,8 +105,22 @@ class Stat(Base):
     value: Mapped[int]
 
 
+class Host(Base):
+    """What one host of remote storage was asked for."""
+
+    __tablename__ = "host"
+    __table_args__ = ({"sqlite_with_rowid": False, "sqlite_strict": True},)
+    host: Mapped[str] = mapped_column(primary_key=True)
+    """`scheme://authority`, without credentials."""
+    requests: Mapped[int]
+    downloaded_bytes: Mapped[int]
+    retries: Mapped[int]
+    wait_microseconds: Mapped[int]
+    """Waited between tries, added up over all downloads."""
+
+
 class Failure(Base):
-    """A URL that could not be brought, and how often."""
+    """A URL that could not be brought, or a row that gave no sample, and how often."""
 
     __tablename__ = "failure"
     __table_args__ = ({"sqlite_with_rowid": False, "sqlite_strict": True},)
@@ -108,6 +128,10 @@ class Failure(Base):
     error: Mapped[str] = mapped_column(primary_key=True)
     count: Mapped[int]
     last_at: Mapped[int]
+    row: Mapped[int | None]
+    """Of the index, the last time; None: not known."""
+    step: Mapped[int | None]
+    """Global step of the last time."""
 
 
 class Dataset(Base):
@@ -135,3 +159,7 @@ class Meta(Base):
     """The logical clock."""
     boot_id: Mapped[str]
     """Boot of the machine that last wrote here."""
+    policy: Mapped[str]
+    """The eviction policy in force."""
+    uses: Mapped[int]
+    """Objects asked for so far: the clock of `belady`, which stands still under the other policies."""

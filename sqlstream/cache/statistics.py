@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sqlstream.cache.disk import Disk
+from sqlstream.cache.hosts import HostUse, hosts
 from sqlstream.cache.ledger import Ledger
 
 
@@ -62,6 +63,8 @@ class CacheStatistics:
     """Time that downloads took, added up over all of them."""
     datasets: tuple[DatasetUse, ...]
     owners: tuple[OwnerUse, ...]
+    hosts: tuple[HostUse, ...]
+    """What each host of remote storage was asked for."""
 
 
 def collect(ledger: Ledger, disk: Disk) -> CacheStatistics:
@@ -82,6 +85,7 @@ def collect(ledger: Ledger, disk: Disk) -> CacheStatistics:
             "SELECT o.id, o.pid, o.host, o.name, o.started_at, o.limit_bytes, count(p.key) FROM owner o "
             "LEFT JOIN pin p ON p.owner = o.id GROUP BY o.id ORDER BY o.started_at, o.id"
         ).fetchall()
+        used_hosts = hosts(tx)
     living = [row for row in owners if disk.owner_is_live(row[0])]
     return CacheStatistics(
         limit_bytes=account.limit_bytes if living else last_limit,
@@ -113,4 +117,5 @@ def collect(ledger: Ledger, disk: Disk) -> CacheStatistics:
             )
             for row in living
         ),
+        hosts=used_hosts,
     )

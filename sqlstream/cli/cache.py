@@ -53,6 +53,12 @@ def print_statistics(statistics: CacheStatistics) -> None:
         print()
         rows = ([use.name, use.entries, Size(use.bytes), moment(use.last_used), use.src] for use in statistics.datasets)
         print_table(["dataset", "entries", "bytes", "last used", "source"], rows)
+    if statistics.hosts:
+        print()
+        hosts = (
+            [use.host, use.requests, Size(use.downloaded_bytes), use.retries, use.wait_seconds] for use in statistics.hosts
+        )
+        print_table(["storage", "requests", "downloaded", "retries", "wait s"], hosts)
     if statistics.owners:
         print()
         owners = ([use.pid, use.host, use.name, use.pinned_entries, moment(use.started_at)] for use in statistics.owners)
@@ -145,8 +151,8 @@ def run_failures(options: argparse.Namespace) -> int:
     elif not records:
         print("nothing has failed")
     else:
-        rows = ([record.count, moment(record.last_at), record.what, record.error] for record in records)
-        print_table(["count", "last", "what", "error"], rows)
+        rows = ([found.count, moment(found.last_at), found.row, found.step, found.url, found.error] for found in records)
+        print_table(["count", "last", "row", "step", "url", "error"], rows)
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from sqlstream.cache.failures import Failure, record_failures
 from sqlstream.cache.ledger import Ledger
 from sqlstream.config import SampleOptions
 from sqlstream.errors import CacheError, SampleError, TooManyFailuresError
@@ -13,8 +14,6 @@ logger = logging.getLogger(__name__)
 
 MIN_SAMPLES = 100
 """A share of failures says something only from so many samples on."""
-MAX_TEXT = 500
-"""Characters of an error that the ledger keeps: some decoders quote what they could not read."""
 
 
 class FailureLog:
@@ -67,6 +66,9 @@ class FailureLog:
     def _write_down(self, slot: Slot, error: SampleError) -> None:
         try:
             with self._ledger.transaction() as tx:
-                tx.record_failure(f"{self._name} row {slot.row_id}", f"{type(error).__name__}: {error}"[:MAX_TEXT])
+                failure = Failure(
+                    url=f"{self._name} row {slot.row_id}", error=f"{type(error).__name__}: {error}", row=slot.row_id
+                )
+                record_failures(tx, [failure])
         except CacheError as problem:  # a report is no reason to stop a run that goes on without it
             logger.warning("the failure of row %d of %s could not be written down: %s", slot.row_id, self._name, problem)

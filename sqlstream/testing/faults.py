@@ -105,4 +105,8 @@ class _Sqlite:
                     effects.note(sql.partition(" ")[0])
                 return super().execute(sql, *parameters)
 
+            def commit(self) -> None:  # as SQLAlchemy commits, of a migration
+                effects.note("COMMIT")
+                super().commit()
+
         return self._sqlite3.connect(*arguments, factory=Connection, **options)

@@ -21,6 +21,7 @@ from sqlstream.testing.faults import SideEffects
 from sqlstream.testing.invariants import violations
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import Stage, body
+from tests.cache.old_ledgers import as_version_1
 from tests.cache.test_cache import open_files
 
 DIED = 77
@@ -63,6 +64,12 @@ def bare(directory: Path) -> None:
 def ruined(directory: Path) -> None:
     filled(directory)
     (directory / "ledger.sqlite").write_bytes(os.urandom(50_000))
+
+
+def old(directory: Path) -> None:
+    """The ledger is of version 1: an upgrade is due."""
+    filled(directory)
+    as_version_1(directory)
 
 
 def restarted(directory: Path) -> None:
@@ -115,6 +122,7 @@ SCENES: list[tuple[Prepare, Act]] = [
     (bare, verify),
     (ruined, download),
     (restarted, download),
+    (old, download),
 ]
 IDS = [f"{name_of(prepare)}-{name_of(act)}" for prepare, act in SCENES]
 

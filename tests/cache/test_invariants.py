@@ -166,7 +166,7 @@ def sabotage(directory: Path, *statements: str) -> None:
     ("law", "statements"),
     [
         ("L1", ["UPDATE entry SET charged_bytes = 4096"]),
-        ("L2", ["INSERT INTO owner VALUES ('x', 1, 'h', 1, 'n', 5000, NULL, NULL)"]),
+        ("L2", ["INSERT INTO owner VALUES ('x', 1, 'h', 1, 'n', 5000, NULL, NULL, NULL)"]),
         ("L3", ["UPDATE totals SET ready_bytes = ready_bytes + 1"]),
         ("L4", ["UPDATE entry SET size = size + 1"]),
     ],
@@ -201,7 +201,8 @@ def test_the_check_sees_two_leaders(directory: Path, urls: list[str]) -> None:
             os.posix_fallocate(part.fd, 0, 4096)
         sabotage(
             directory,
-            f"INSERT INTO entry VALUES (x'{key.hex()}', 'u', NULL, 8192, 'filling', 0, '{parts[0].name}', '', NULL, NULL, 0)",
+            f"INSERT INTO entry VALUES (x'{key.hex()}', 'u', NULL, 8192, 'filling', 0, '{parts[0].name}', '', NULL, NULL, 0, "
+            "NULL)",
         )
         with pytest.raises(AssertionError, match="L6"):
             check_invariants(directory)

@@ -36,7 +36,7 @@ def test_totals_are_kept_by_three_triggers_on_entry(tmp_path: Path) -> None:
     database = Database(tmp_path / "ledger.sqlite")
     triggers = database.read("SELECT name, tbl_name FROM sqlite_master WHERE type = 'trigger' ORDER BY name")
     assert triggers == [("entry_added", "entry"), ("entry_charged", "entry"), ("entry_removed", "entry")]
-    insert = "INSERT INTO entry VALUES (?, 'u', 1, ?, ?, 0, ?, '', NULL, NULL, 0)"
+    insert = "INSERT INTO entry VALUES (?, 'u', 1, ?, ?, 0, ?, '', NULL, NULL, 0, NULL)"
     with database.write_transaction() as connection:
         connection.execute(insert, (b"a" * 16, 4096, "ready", None))
         connection.execute(insert, (b"b" * 16, 8192, "filling", "p"))

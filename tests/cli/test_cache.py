@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache import Cache
+from sqlstream.cache.failures import Failure, record_failures
 from sqlstream.errors import ObjectNotFoundError
 from sqlstream.testing.disk import cached_files
 from sqlstream.testing.servers import FaultyHttpServer
@@ -48,6 +49,19 @@ def test_stats_as_json_equals_what_is_on_disk_and_what_was_done(dst: Path) -> No
     assert (stats["misses"], stats["hits"]) == (NUM_FILES, 2)
     assert stats["requests"] == NUM_FILES
     assert stats["downloaded_bytes"] == NUM_FILES * FILE_BYTES
+
+
+def test_stats_counts_what_each_host_of_storage_was_asked_for(dst: Path, urls: list[str]) -> None:
+    host = urls[0].rpartition("/pictures")[0]
+    (use,) = run_json("cache", "stats", dst)["hosts"]
+    assert use == {
+        "host": host,
+        "requests": NUM_FILES,
+        "downloaded_bytes": NUM_FILES * FILE_BYTES,
+        "retries": 0,
+        "wait_seconds": 0.0,
+    }
+    assert host in run("cache", "stats", dst).stdout
 
 
 def test_stats_for_people_names_each_fact(dst: Path) -> None:
@@ -198,13 +212,34 @@ def test_a_reader_that_leaves_early_is_no_error(dst: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
+def test_failures_names_row_step_url_error_and_count(dst: Path) -> None:
+    told = [
+        Failure(url="s3://b/x.jpg", error="gone", row=7, step=3),
+        Failure(url="s3://b/x.jpg", error="gone"),  # the download itself knows neither row nor step
+        Failure(url="s3://b/x.jpg", error="gone", row=9, step=12, count=0),
+        Failure(url="s3://b/y.jpg", error="e" * 1000, row=1, step=1, count=0),
+    ]
+    with Cache(dst) as cache, cache.store.ledger.transaction() as tx:
+        record_failures(tx, told)
+    (record,) = run_json("cache", "failures", dst)["failures"]
+    assert {name: record[name] for name in record if name != "last_at"} == {
+        "url": "s3://b/x.jpg",
+        "error": "gone",
+        "row": 9,
+        "step": 12,
+        "count": 2,
+    }
+    shown = run("cache", "failures", dst).stdout.splitlines()
+    assert shown[0].split() == ["count", "last", "row", "step", "url", "error"]
+
+
 def test_failures_lists_what_could_not_be_brought(dst: Path, urls: list[str]) -> None:
     assert "nothing has failed" in run("cache", "failures", dst).stdout
     missing = urls[0].replace("0.jpg", "none.jpg")
     with Cache(dst) as cache, pytest.raises(ObjectNotFoundError):
         cache.acquire_many([missing])
     (record,) = run_json("cache", "failures", dst)["failures"]
-    assert (record["what"], record["count"]) == (missing, 1)
+    assert (record["url"], record["row"], record["step"], record["count"]) == (missing, None, None, 1)
     shown = run("cache", "failures", dst)
     assert shown.returncode == 0
     assert missing in shown.stdout

@@ -205,7 +205,7 @@ def test_failures_are_reported_with_what_failed_and_how_often(photos: Photos, tm
         assert dataset.failures() == []
         for _ in range(2):
             list(dataset)
-        reported = {record.what: (record.count, record.error) for record in dataset.failures()}
+        reported = {record.url: (record.count, record.error) for record in dataset.failures()}
     assert set(reported) == {photos.server.url + photos.path(5), "photos row 7"}
     assert reported["photos row 7"][0] == 2
     assert "TransformError" in reported["photos row 7"][1]

@@ -1,0 +1,147 @@
+"""Ledgers of earlier versions: upgraded in one transaction, their files untouched; of later versions: refused."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from sqlstream import db, locks
+from sqlstream.cache import Cache
+from sqlstream.cache.disk import Disk
+from sqlstream.cache.failures import failures
+from sqlstream.cache.keys import ObjectRef
+from sqlstream.db import SCHEMA_VERSION, Database
+from sqlstream.errors import MigrationError
+from sqlstream.testing.disk import cached_files
+from sqlstream.testing.invariants import violations
+from tests.cache.actors import Stage
+from tests.cache.old_ledgers import as_version_1, migrate, version
+from tests.cache.test_crash import DIED, OBJECTS, URLS, filled, in_child, opened, read
+
+
+def bodies(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (directory / "data").glob("*/*")}
+
+
+def test_a_ledger_of_version_1_upgrades_with_its_live_rows_and_keeps_its_files(directory: Path) -> None:
+    filled(directory)
+    as_version_1(directory)
+    pinned, filling, owner = ObjectRef.of(URLS[4]).key, ObjectRef.of("http://nowhere/new.bin").key, "0" * 32
+    disk = Disk(directory)
+    fd, part = disk.create_owner(owner), disk.create_part(filling)
+    os.posix_fallocate(part.fd, 0, 4096)
+    with contextlib.closing(sqlite3.connect(directory / "ledger.sqlite")) as old, old:  # as the code of version 1 wrote
+        old.execute("INSERT INTO owner VALUES (?, 1, 'h', 1, 'n', NULL, NULL, NULL)", (owner,))
+        old.execute("INSERT INTO pin VALUES (?, ?, 1)", (pinned, owner))
+        old.execute("INSERT INTO touch VALUES (1000, ?)", (pinned,))
+        old.execute("INSERT INTO failure VALUES ('http://nowhere/x', 'gone', 3, 1)")
+        insert = "INSERT INTO entry VALUES (?, 'u', NULL, 4096, 'filling', 0, ?, '.bin', NULL, NULL, 0)"
+        old.execute(insert, (filling, part.name))
+    before = bodies(directory)
+    assert len(before) == 4
+    with Cache(directory) as cache:
+        assert version(directory / "ledger.sqlite") == SCHEMA_VERSION
+        assert bodies(directory) == before
+        assert violations(directory) == []
+        assert cache.clear().kept_pinned_entries == 1
+        rows = cache.store.ledger.database.read("SELECT key, state, part FROM entry ORDER BY state DESC")
+        assert rows == [(pinned, "ready", None), (filling, "filling", part.name)]
+        ((url, row, step, count),) = [(f.url, f.row, f.step, f.count) for f in failures(cache.store.ledger)]
+        assert (url, row, step, count) == ("http://nowhere/x", None, None, 3)
+    disk.remove_part(part.name)
+    disk.close_part(part)
+    locks.close_descriptor(fd)
+    with opened(directory) as cache:
+        read(cache, *URLS[:8])
+        assert cache.verify() == []
+    assert violations(directory, at_rest=True) == []
+
+
+def test_a_ledger_of_a_later_version_is_refused_and_nothing_of_its_cache_changes(directory: Path) -> None:
+    filled(directory)
+    with contextlib.closing(sqlite3.connect(directory / "ledger.sqlite")) as later, later:
+        later.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+        later.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    before = {path: path.stat().st_mtime_ns for path in (directory, *directory.rglob("*")) if path.is_file()}
+    with pytest.raises(MigrationError, match=rf"schema {SCHEMA_VERSION + 1}.*upgrade sqlstream"):
+        Cache(directory)
+    after = {path: path.stat().st_mtime_ns for path in before if path.exists()}
+    assert after == before
+    assert len(cached_files(directory)) == 4
+
+
+def rows_of(path: Path) -> dict[str, list[tuple[object, ...]]]:
+    """What a ledger of version 1 knew, without columns that came later."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        columns = {"entry": "key, url, size, charged_bytes, state, tick", "totals": "*", "stat": "*", "meta": "uuid, tick"}
+        return {table: connection.execute(f"SELECT {names} FROM {table}").fetchall() for table, names in columns.items()}
+
+
+def die_at_every_statement(_: Connection, root: Path) -> int:
+    """Die before each SQL statement of an upgrade in turn, BEGIN and COMMIT among them; returns how many there are."""
+    original, path = root / "original", root / "copy" / "ledger.sqlite"
+    filled(original)
+    as_version_1(original)
+    before = rows_of(original / "ledger.sqlite")
+    upgrade = db.upgrade_to_head
+    for at in range(1, 1000):
+        shutil.rmtree(root / "copy", ignore_errors=True)
+        shutil.copytree(original, root / "copy")
+
+        def dying(connection: sqlite3.Connection, at: int = at) -> None:
+            statements: list[str] = []
+
+            def note(sql: str) -> None:
+                statements.append(sql)
+                if len(statements) == at:
+                    os._exit(DIED)
+
+            connection.set_trace_callback(note)
+            upgrade(connection)
+            connection.set_trace_callback(None)
+
+        def work(dying: object = dying) -> None:
+            db.__dict__["upgrade_to_head"] = dying
+            Database(path).read("SELECT 1")
+
+        status = in_child(work)
+        assert status in (0, DIED), f"at {at}: exit status {status}"
+        assert version(path) in ((SCHEMA_VERSION,) if status == 0 else (1, SCHEMA_VERSION)), at
+        database = Database(path)
+        assert database.read("PRAGMA user_version") == [(SCHEMA_VERSION,)], at
+        database.close()
+        assert rows_of(path) == before, at
+        if status == 0:
+            return at - 1
+    raise AssertionError("it never gets through")
+
+
+def test_a_death_at_any_statement_of_an_upgrade_leaves_the_old_version_or_the_new(tmp_path: Path, stage: Stage) -> None:
+    (num_statements,) = stage.run_all(die_at_every_statement, [(tmp_path,)])
+    assert num_statements > 10
+
+
+def open_and_read(_: Connection, directory: Path) -> bytes:
+    with opened(directory) as cache, cache.pinned(URLS[1]) as path:
+        return path.read_bytes()
+
+
+def test_processes_that_upgrade_at_the_same_time_all_get_through(directory: Path, stage: Stage) -> None:
+    filled(directory)
+    as_version_1(directory)
+    assert stage.run_all(open_and_read, [(directory,)] * 3) == [OBJECTS[URLS[1]]] * 3
+    assert version(directory / "ledger.sqlite") == SCHEMA_VERSION
+    assert violations(directory, at_rest=True) == []
+
+
+def test_the_migrations_up_to_each_version_set_its_number(tmp_path: Path) -> None:
+    for number in range(1, SCHEMA_VERSION + 1):
+        migrate(tmp_path / "ledger.sqlite", f"{number:04d}")
+        assert version(tmp_path / "ledger.sqlite") == number
