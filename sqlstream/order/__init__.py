@@ -11,7 +11,7 @@ the same on any layout with the same G. O3 going on after any step, on any layou
 exactly once an epoch, but for repeats in the last step on several ranks. O5 as many steps, of as many samples, on every rank.
 """
 
-from sqlstream.order.blocks import BlockLayout
+from sqlstream.order.blocks import BlockLayout, BlockOrder, shuffle_blocks
 from sqlstream.order.partition import Partition, Tail
 from sqlstream.order.permute import MAX_SIZE, PERMUTATION_VERSION, Int64Array, Permutation
 from sqlstream.order.plan import MAX_REPLACEMENTS, Plan
@@ -21,9 +21,11 @@ __all__ = [
     "MAX_SIZE",
     "PERMUTATION_VERSION",
     "BlockLayout",
+    "BlockOrder",
     "Int64Array",
     "Partition",
     "Permutation",
     "Plan",
     "Tail",
+    "shuffle_blocks",
 ]

@@ -3,9 +3,11 @@
 The blocks are shuffled, then the rows of every `window` neighbouring blocks among themselves. So an epoch walks through the
 data one window after the other, needs `window` blocks at a time, and never comes back to a block.
 
+Blocks may hold fewer rows than they have numbers for (a filter keeps some of them), and how many may not be known yet: the
+order then is known up to the first window with such a block, and does not change when the rest becomes known.
+
 How a plan uses it, `Plan(blocks=BlockLayout(...))`: `plan.rows_at(epoch, positions)` gives rows as ever, and
 `plan.blocks_at(epoch, positions)` the blocks that these rows lie in, in the order of their first need: what to fetch next.
-
 With canonical nodes each part of the positions has blocks of its own, dealt once for all epochs; at most one block fewer than
 there are parts is cut in two.
 """
@@ -45,14 +47,9 @@ class BlockLayout:
     def __post_init__(self) -> None:
         """Check bounds and window."""
         check_at_least("window", self.window, 1)
-        sizes = np.diff(self.bounds)
-        if len(sizes) > MAX_BLOCKS:
-            raise ConfigError(f"{len(sizes)} blocks are more than 2**24 = {MAX_BLOCKS}: make larger ones")
-        if np.any(sizes < 0):
-            block = int(np.argmax(sizes < 0))
-            raise ConfigError(
-                f"block {block} has bounds {self.bounds[block]} to {self.bounds[block + 1]}: bounds must never fall"
-            )
+        if len(self.bounds) > MAX_BLOCKS:
+            raise ConfigError(f"{len(self.bounds) - 1} blocks are more than 2**24 = {MAX_BLOCKS}: make larger ones")
+        _sizes_of(self.bounds)
 
     @classmethod
     def of_size(cls, block_size: int, *, num_rows: int, window: int) -> BlockLayout:
@@ -83,53 +80,108 @@ class BlockLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BlockOrder:
-    """The order of one part of one epoch (`shuffle_blocks` makes it); computes rows on demand."""
+    """The order of one epoch; holds two numbers a block (`shuffle_blocks` makes it), computes rows on demand."""
 
+    seed: int | None
+    """Which shuffle; None: as written."""
+    epoch: int
+    """Which epoch of it."""
+    blocks: Int64Array
+    """All blocks in the order in which they come: [num_blocks]."""
     first_rows: Int64Array
-    """First row of each block, in the order in which the blocks come: [num_blocks]."""
+    """First row of each block whose place is known, in that order: [num_known]."""
     starts: Int64Array
-    """Position at which each of these blocks starts, and the end: [num_blocks + 1]."""
+    """Position at which each of these starts, and the end: [num_known + 1]."""
     window: int
     """Blocks whose rows are shuffled together."""
-    permutation: Permutation
-    """Shuffles the rows of a window; the window's number is the tweak."""
+    part: int = 0
+    """Which part of the positions it orders, where each node keeps its own blocks."""
+
+    @property
+    def num_positions(self) -> int:
+        """Positions that are known."""
+        return int(self.starts[-1])
+
+    @property
+    def is_whole(self) -> bool:
+        """All of the epoch is known."""
+        return len(self.first_rows) == len(self.blocks)
+
+    @property
+    def next_blocks(self) -> Int64Array:
+        """The blocks of the first window that is not known: [n]."""
+        return self.blocks[len(self.first_rows) :][: self.window]
 
     def rows_at(self, positions: Int64Array) -> Int64Array:
-        """Return the rows at `positions`, in their order; the caller keeps them in range."""
-        window = self._places(positions) // self.window
-        window_starts, window_stops = self._span(window)
-        within = self.permutation.forward(positions - window_starts, tweak=window, sizes=window_stops - window_starts)
-        shuffled = window_starts + within
+        """Return the rows at `positions` of the epoch, in their order.
+
+        Raises:
+            IndexError: A position is not within what is known of the epoch.
+        """
+        if positions.size and not 0 <= positions.min() <= positions.max() < self.starts[-1]:
+            raise IndexError(f"positions {positions.min()} to {positions.max()} are not within [0, {self.starts[-1]})")
+        shuffled = positions.astype(np.int64)
+        if self.seed is not None:
+            windows = self._places(positions) // self.window
+            for window in np.unique(windows).tolist():
+                inside = windows == window
+                start, stop = self._bounds(window)
+                shuffle = Permutation.keyed(stop - start, _WINDOW_ORDER, self.seed, self.epoch, window, self.part)
+                shuffled[inside] = start + shuffle.forward(shuffled[inside] - start)
         places = self._places(shuffled)
         return self.first_rows[places] + shuffled - self.starts[places]
 
     def window_of(self, position: int) -> range:
-        """Return the positions whose rows are shuffled with that of `position`."""
-        window_start, window_stop = self._span(self._places(np.array([position], dtype=np.int64)) // self.window)
-        return range(int(window_start[0]), int(window_stop[0]))
+        """Return the positions of the window that a position is in."""
+        return range(*self._bounds(int(self._places(np.array([position]))[0]) // self.window))
 
-    def _span(self, window: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the positions at which windows start and stop."""
-        num_blocks = len(self.first_rows)
-        return self.starts[window * self.window], self.starts[np.minimum((window + 1) * self.window, num_blocks)]
+    def blocks_of(self, start: int, stop: int) -> Int64Array:
+        """Return the blocks that positions `[start, stop)` need, in order of first need: what to fetch next."""
+        if start >= stop:
+            return np.empty(0, dtype=np.int64)
+        first, last = (self._places(np.array([start, stop - 1])) // self.window).tolist()
+        wanted = slice(first * self.window, min((last + 1) * self.window, len(self.first_rows)))
+        return self.blocks[wanted][np.diff(self.starts)[wanted] > 0]
+
+    def _bounds(self, window: int) -> tuple[int, int]:
+        last = min((window + 1) * self.window, len(self.first_rows))
+        return int(self.starts[window * self.window]), int(self.starts[last])
 
     def _places(self, positions: Int64Array) -> Int64Array:
-        """Return for each position the place of the block that covers it; empty blocks cover none."""
+        """Return for each position the place in `blocks` of the block that covers it; empty blocks cover none."""
         return np.searchsorted(self.starts, positions, side="right").astype(np.int64) - 1
 
 
-@lru_cache(maxsize=2)  # of this epoch and of the next one, which is prepared at its end
-def shuffle_blocks(layout: BlockLayout, seed: int, epoch: int, num_parts: int = 1) -> tuple[BlockOrder, ...]:
-    """Return the order of each part of an epoch: part c orders the positions p with p mod num_parts = c, counted from 0.
+def shuffle_blocks(
+    bounds: Int64Array, window: int, seed: int | None, epoch: int, sizes: Int64Array | None = None
+) -> BlockOrder:
+    """Return the order of an epoch over blocks of consecutive rows.
+
+    Args:
+        bounds: First row of each block, and the end of the last: [num_blocks + 1], never falling; blocks may be empty.
+        window: Blocks whose rows are shuffled together; 1 keeps each block by itself.
+        seed: Which shuffle; None: as written.
+        epoch: Which epoch of it.
+        sizes: How many rows of each block take part, its first ones; -1 where that is not known: [num_blocks]. None: all.
+
+    Raises:
+        ConfigError: The bounds fall, or the window is empty.
 
     Example:
-        >>> layout = BlockLayout(bounds=np.array([0, 4, 8, 10]), window=1)
-        >>> shuffle_blocks(layout, seed=3, epoch=0)[0].rows_at(np.arange(10)).tolist()
-        [5, 7, 6, 4, 9, 8, 2, 1, 3, 0]
+        >>> shuffle_blocks(np.array([0, 4, 8, 10]), window=1, seed=3, epoch=0).rows_at(np.arange(10)).tolist()
+        [6, 5, 7, 4, 2, 3, 1, 0, 9, 8]
     """
+    check_at_least("window", window, 1)
+    all_sizes = _sizes_of(bounds)
+    return _shuffled(bounds[:-1], all_sizes if sizes is None else sizes, window, seed, epoch)
+
+
+@lru_cache(maxsize=2)  # of this epoch and of the next one, which is prepared at its end
+def shuffle_parts(layout: BlockLayout, seed: int, epoch: int, num_parts: int) -> tuple[BlockOrder, ...]:
+    """Return the order of each part of an epoch: part c orders the positions p with p mod num_parts = c, counted from 0."""
     first_rows, sizes = layout.bounds[:-1], np.diff(layout.bounds)
     if num_parts == 1:
-        return (_shuffled(first_rows, sizes, layout.window, (seed, epoch)),)
+        return (_shuffled(first_rows, sizes, layout.window, seed, epoch),)
     dealt = Permutation.keyed(len(sizes), _BLOCK_PARTS, seed).forward(np.arange(len(sizes)))
     first_rows, starts = first_rows[dealt], np.concatenate(([0], np.cumsum(sizes[dealt])))
     size, num_larger = divmod(layout.num_rows, num_parts)
@@ -140,21 +192,36 @@ def shuffle_blocks(layout: BlockLayout, seed: int, epoch: int, num_parts: int = 
         piece_sizes = np.clip(starts[1:], part_start, part_stop) - begin
         kept = np.flatnonzero(piece_sizes)
         piece_rows = first_rows[kept] + begin[kept] - starts[kept]
-        orders.append(_shuffled(piece_rows, piece_sizes[kept], layout.window, (seed, epoch, part)))
+        orders.append(_shuffled(piece_rows, piece_sizes[kept], layout.window, seed, epoch, part))
     return tuple(orders)
 
 
-def _shuffled(first_rows: Int64Array, sizes: Int64Array, window: int, key: tuple[int, ...]) -> BlockOrder:
-    places = Permutation.keyed(len(sizes), _BLOCK_ORDER, *key).forward(np.arange(len(sizes)))
-    starts = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(sizes[places])))
-    window_starts = np.append(starts[:-1:window], starts[-1])
-    largest = int(np.diff(window_starts).max(initial=0))
+def _shuffled(
+    first_rows: Int64Array, sizes: Int64Array, window: int, seed: int | None, epoch: int, part: int = 0
+) -> BlockOrder:
+    blocks = np.arange(len(sizes), dtype=np.int64)
+    if seed is not None:
+        blocks = Permutation.keyed(len(sizes), _BLOCK_ORDER, seed, epoch, part).forward(blocks)
+    in_order = sizes[blocks]
+    unknown = np.flatnonzero(in_order < 0)
+    num_known = int(unknown[0]) // window * window if unknown.size else len(blocks)
     return BlockOrder(
-        first_rows=first_rows[places],
-        starts=starts,
+        seed=seed,
+        epoch=epoch,
+        blocks=blocks,
+        first_rows=first_rows[blocks[:num_known]],
+        starts=np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(in_order[:num_known]))),
         window=window,
-        permutation=Permutation.keyed(largest, _WINDOW_ORDER, *key),
+        part=part,
     )
+
+
+def _sizes_of(bounds: Int64Array) -> Int64Array:
+    sizes: Int64Array = np.diff(bounds)
+    if np.any(sizes < 0):
+        block = int(np.argmax(sizes < 0))
+        raise ConfigError(f"block {block} has bounds {bounds[block]} to {bounds[block + 1]}: bounds must never fall")
+    return sizes
 
 
 @lru_cache(maxsize=8)

@@ -9,7 +9,7 @@ import numpy as np
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
-from sqlstream.order.blocks import BlockLayout, shuffle_blocks
+from sqlstream.order.blocks import BlockLayout, shuffle_parts
 from sqlstream.order.partition import Partition, Tail
 from sqlstream.order.permute import MAX_SIZE, Int64Array, Permutation
 from sqlstream.world import World
@@ -103,7 +103,7 @@ class Plan:
     def _rows_of_blocks(self, blocks: BlockLayout, seed: int, epoch: int, positions: Int64Array) -> Int64Array:
         """Return the rows at `positions` of an epoch of shuffled blocks."""
         parts = self.num_canonical_nodes
-        orders = shuffle_blocks(blocks, seed, epoch, parts)
+        orders = shuffle_parts(blocks, seed, epoch, parts)
         if parts == 1:
             return orders[0].rows_at(positions)
         rows, part = np.empty(len(positions), dtype=np.int64), positions % parts
@@ -132,7 +132,7 @@ class Plan:
         part, index = position % parts, position // parts
         others_of = range(int(self._part_sizes(np.array([part]))[0]))
         if self.blocks is not None and self.seed is not None:
-            others_of = shuffle_blocks(self.blocks, self.seed, epoch, parts)[part].window_of(index)
+            others_of = shuffle_parts(self.blocks, self.seed, epoch, parts)[part].window_of(index)
         num_others = len(others_of) - 1
         shuffle = Permutation.keyed(num_others, _REPLACEMENTS, self.seed or 0, epoch, position)
         others = others_of.start + shuffle.forward(np.arange(min(MAX_REPLACEMENTS, num_others), dtype=np.int64))
