@@ -340,6 +340,7 @@ def _request(lead: Lead) -> FetchRequest:
         granted_bytes=lead.charged_bytes,
         expected_bytes=lead.ref.size_bytes,
         expected_etag=lead.ref.etag,
+        span=lead.ref.span,
     )
 
 

@@ -73,9 +73,18 @@ class ObjectRef:
     etag: str | None = None
     """The version that the index pins."""
     dataset: int | None = None
+    span: tuple[int, int] | None = None
+    """Which bytes of the object it is, half open; None: all."""
 
     @classmethod
     def of(cls, url: str, *, size_bytes: int | None = None, etag: str | None = None, dataset: int | None = None) -> ObjectRef:
         """Return the reference of the object at `url`."""
         key = object_key(url, etag or "")
         return cls(url=url, key=key, ext=urls.extension(url), size_bytes=size_bytes, etag=etag, dataset=dataset)
+
+    @classmethod
+    def part_of(cls, url: str, span: tuple[int, int], *, etag: str | None = None, dataset: int | None = None) -> ObjectRef:
+        """Return the reference of the bytes `[start, stop)` of the object at `url`, an entry of their own."""
+        key = object_key(url, f"{etag or ''}\0{span[0]}-{span[1]}")
+        size_bytes = span[1] - span[0]
+        return cls(url=url, key=key, ext=urls.extension(url), size_bytes=size_bytes, etag=etag, dataset=dataset, span=span)

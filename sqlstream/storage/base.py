@@ -6,6 +6,7 @@ in the helper process. Both are synchronous; concurrency is threads inside the h
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,10 @@ class RemoteReader(Protocol):
 
     def download(self, url: str, path: Path) -> ObjectInfo:
         """Write the whole object to the local file `path` (created or emptied), streamed; return what it is."""
+        ...
+
+    def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]]) -> builtins.list[bytes]:
+        """Return small parts of one object, half open, in the order asked, all of one version."""
         ...
 
 

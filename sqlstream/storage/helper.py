@@ -53,7 +53,9 @@ from sqlstream.storage.workers import Job, Workers
 
 _LOOK_SECONDS = 2.0  # at our parent, for what hides the end of the socket (a copy in a process forked without Python's hooks)
 _HANG_SECONDS = 60.0  # beyond every timeout: a client that takes longer than that has broken down
-_NUM_CALL_THREADS = 4  # head and list have threads of their own: downloads that wait for a grant must not stop them
+# Started as they are needed, for many listings and footers at a time.
+# head and list have threads of their own: downloads that wait for a grant must not stop them.
+_NUM_CALL_THREADS = 16
 _RESIZE_EVERY = 16  # downloads; to look more often gains nothing
 _PAGE = 1000  # objects of one page of a listing, as S3 has it
 

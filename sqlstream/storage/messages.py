@@ -21,7 +21,9 @@ class FetchRequest:
     granted_bytes: int
     """The helper writes no byte at or past this offset until it is granted more."""
     expected_bytes: int | None = None
-    """Size that the object must have; None: any."""
+    """Size that the object (or its part) must have; None: any."""
+    span: tuple[int, int] | None = None
+    """Bring this part of the object only, half open; it lies in the file from offset 0. None: all of it."""
     expected_etag: str | None = None
     """ETag that the object must have; None: any."""
     expected_hash: str | None = None
