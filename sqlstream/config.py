@@ -122,6 +122,24 @@ _STORAGE_KEYS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LazyOptions:
+    """How an index is read whose rows stay in their Parquet files until they are needed (`lazy_index_…`)."""
+
+    chunk_rows: int
+    """Row groups of fewer rows are fetched together, so many rows at a time at least."""
+    num_threads: int = 3
+    """Chunks that a process has under way at a time; 3 as in `sds`."""
+    num_ahead: int = 3
+    """Chunks that a process fetches before they are needed; 3 as in `sds`."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_at_least("lazy_index_chunk_size", self.chunk_rows, 1)
+        check_at_least("lazy_index_num_threads", self.num_threads, 1)
+        check_at_least("lazy_index_prefetch_factor", self.num_ahead, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexOptions:
     """What is indexed and which rows and columns of it are kept."""
 
@@ -163,6 +181,8 @@ class IndexOptions:
     on_source_change: str = "rebuild"
     """What to do when the source is not what was indexed before: `'rebuild'` (and log it), or `'raise'` SourceChangedError;
     new files at the end of a wildcard or list are no change, they are added."""
+    lazy: LazyOptions | None = None
+    """Leave the rows in their Parquet files; None: build the index whole."""
 
     def __post_init__(self) -> None:
         """Check words."""

@@ -3,6 +3,7 @@
 SqlStreamError
 ├── ConfigError (ValueError)                 fix the call
 ├── MissingDependencyError (ImportError)     install the named extra
+├── UnknownLengthError (TypeError)           go on without a length, or iterate once
 ├── SourceError                              fix the data source
 │   ├── SchemaError (ValueError)
 │   └── SourceChangedError                   rebuild the index
@@ -62,6 +63,10 @@ class ConfigError(SqlStreamError, ValueError):
 
 class MissingDependencyError(SqlStreamError, ImportError):
     """An optional dependency is not installed."""
+
+
+class UnknownLengthError(SqlStreamError, TypeError):
+    """Nobody knows yet how many rows a filter keeps; a TypeError, so that `list()` goes on without."""
 
 
 class SourceError(SqlStreamError):

@@ -46,9 +46,9 @@ def open_index(options: IndexOptions, directory: Path, remote: RemoteReader, *, 
         SourceError: A file of it is broken, empty, or lacks what is asked for; `StorageError` when it cannot be reached.
         QueryError: The filter does not run, or keeps no row.
     """
-    _check(options)
+    check_limits(options)
     sweep_dead(directory)
-    plan = _plan(options, directory, remote)
+    plan = plan_of(options, directory, remote)
     own_query = None if plan.has_database else options.sql_query  # a database has run it already
     options = replace(options, sql_query=with_where(own_query, options.where), where=None)
     base = _open_base(plan, options, directory, remote, show_progress=show_progress)
@@ -62,13 +62,15 @@ def open_index(options: IndexOptions, directory: Path, remote: RemoteReader, *, 
     return index
 
 
-def _check(options: IndexOptions) -> None:
+def check_limits(options: IndexOptions) -> None:
+    """Raise ConfigError for limits that leave nothing."""
     for name, limit in (("max_size", options.max_size), ("max_index_files_to_use", options.max_index_files)):
         if limit is not None:
             check_at_least(name, limit, 1)
 
 
-def _plan(options: IndexOptions, directory: Path, remote: RemoteReader) -> SourcePlan:
+def plan_of(options: IndexOptions, directory: Path, remote: RemoteReader) -> SourcePlan:
+    """Return what the source is."""
     with contextlib.ExitStack() as stack:
 
         def temporary() -> Path:
@@ -82,7 +84,7 @@ def _plan(options: IndexOptions, directory: Path, remote: RemoteReader) -> Sourc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Target:
+class Target:
     """The index file that is wanted."""
 
     key: str
@@ -94,7 +96,8 @@ class _Target:
     max_size: int | None
 
 
-def _target(plan: SourcePlan, options: IndexOptions) -> _Target:
+def target_of(plan: SourcePlan, options: IndexOptions) -> Target:
+    """Return which index file a plan and options make."""
     max_size = options.max_size if options.sql_query is None else None
     digests = plan.digests()
     settings: dict[str, object] = {
@@ -109,17 +112,19 @@ def _target(plan: SourcePlan, options: IndexOptions) -> _Target:
     }
     reading = [options.data_type, options.label_column, options.max_index_files]
     reading += [options.encoding, options.delimiter, options.quote_char]
+    if options.lazy is not None:
+        settings["chunk_rows"] = options.lazy.chunk_rows
     lineage = fingerprint({**settings, "reading": reading}) if plan.has_versions else None
-    return _Target(key=fingerprint({**settings, "source": digests}), lineage=lineage, digests=tuple(digests), max_size=max_size)
+    return Target(key=fingerprint({**settings, "source": digests}), lineage=lineage, digests=tuple(digests), max_size=max_size)
 
 
 def _open_base(plan: SourcePlan, options: IndexOptions, directory: Path, remote: RemoteReader, *, show_progress: bool) -> Index:
     """Return the index file of all rows (or of the first `max_size` where no filter comes after)."""
-    target = _target(plan, options)
+    target = target_of(plan, options)
     index = Index(directory / f"{target.key}.sqlite", base_url=plan.base_url)
     if index.is_usable():
         return index
-    with workplace(directory, target.key) as place:
+    with workplace(directory, target.key, show_progress=show_progress) as place:
         if not index.is_usable():  # nobody has built it while we waited
             temporary = place.temporary()
             num_known = _start_from_relative(plan, options, target, directory, temporary)
@@ -127,7 +132,7 @@ def _open_base(plan: SourcePlan, options: IndexOptions, directory: Path, remote:
     return index
 
 
-def _start_from_relative(plan: SourcePlan, options: IndexOptions, target: _Target, directory: Path, temporary: Path) -> int:
+def _start_from_relative(plan: SourcePlan, options: IndexOptions, target: Target, directory: Path, temporary: Path) -> int:
     """Return how many parts are indexed already; `temporary` then is a copy of the index that has them.
 
     Raises:
@@ -152,7 +157,7 @@ def _build(
     options: IndexOptions,
     place: Workplace,
     remote: RemoteReader,
-    start: tuple[_Target, Path, int],
+    start: tuple[Target, Path, int],
     *,
     show_progress: bool,
 ) -> None:
@@ -162,11 +167,11 @@ def _build(
         with progress(max_size, " rows", f"indexing {plan.src}", show_progress) as bar:
             for part, digest in zip(plan.parts[num_known:], target.digests[num_known:], strict=True):
                 with part.open(place.temporary, remote) as table:
-                    names = _begin(part.source, table, writer, options, (plan.key_column, digest))
+                    names = begin_source(part.source, table, writer, options, (plan.key_column, digest))
                     _copy_rows(table, names, writer, max_size, bar)
                 if writer.num_rows == max_size:
                     break
-        _add_missing(writer, options, plan)
+        add_missing(writer, options, plan)
         if not writer.num_rows:
             raise SourceError(f"{plan.src} has no rows: an index needs one at least")
         own = {"fingerprint": target.key, "lineage": target.lineage, "src": plan.src}
@@ -174,7 +179,7 @@ def _build(
     place.publish(temporary, f"{target.key}.sqlite")
 
 
-def _begin(
+def begin_source(
     source: SourceFile, table: TableFile, writer: IndexWriter, options: IndexOptions, key_and_digest: tuple[str, str]
 ) -> list[str]:
     """Agree on the columns of one table; return which of them go into the index."""
@@ -209,7 +214,7 @@ def kept_names(names: Sequence[str], options: IndexOptions, key_column: str) -> 
     return [name for name in dict.fromkeys(names) if name in wanted]
 
 
-def _add_missing(writer: IndexWriter, options: IndexOptions, plan: SourcePlan) -> None:
+def add_missing(writer: IndexWriter, options: IndexOptions, plan: SourcePlan) -> None:
     """Add asked for columns that no file has, if that is allowed; they read as None."""
     for option, names in (
         ("columns_to_download", options.columns_to_download),

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from sqlstream.errors import QueryError
 
@@ -94,6 +94,11 @@ def with_where(query: str | None, where: str | None) -> str | None:
     if where is None:
         return query
     return f"SELECT * FROM {'dataframe' if query is None else f'({bare(query)})'} WHERE ({bare(where)})"
+
+
+def words(statement: str) -> Iterator[re.Match[str]]:
+    """Yield the tokens of a statement, blanks and comments left out."""
+    return (token for token in _TOKEN.finditer(statement) if token.lastgroup != "space")
 
 
 def has_word(statement: str, word: str) -> bool:

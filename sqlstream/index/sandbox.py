@@ -54,6 +54,8 @@ class Sandbox:
         self._index, self._query, self._budget = index, query, budget_seconds
         self.columns = [column.physical for column in index.columns]
         self.statement = to_sqlite(query, self.columns)
+        self.columns_read: set[str] = set()
+        """Columns that the statements so far look at, as SQL spells them."""
         self._denied: str | None = None
         self._failed: list[Exception] = []
         self._raised: BaseException | None = None
@@ -105,6 +107,8 @@ class Sandbox:
         if action == sqlite3.SQLITE_READ:
             # `rows` only through the views; a read of no column at all (count(*)) names no view.
             if one in VIEWS or one in _TABLE_FUNCTIONS or (one == "rows" and (within in VIEWS or two == "")):
+                if one in VIEWS and two:
+                    self.columns_read.add(two)
                 return sqlite3.SQLITE_OK
             self._denied = f"it reads {one!r}, and there is only the table {VIEWS[0]!r} (also called {VIEWS[1]!r})"
         elif action == sqlite3.SQLITE_FUNCTION:

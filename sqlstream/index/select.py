@@ -52,7 +52,7 @@ def open_selection(base: Index, options: IndexOptions, directory: Path, *, show_
     key = fingerprint(parts)
     if (found := _existing(base, key, directory)) is not None:
         return found
-    with workplace(directory, key) as place:
+    with workplace(directory, key, show_progress=show_progress) as place:
         if (found := _existing(base, key, directory)) is not None:  # built while we waited
             return found
         with (

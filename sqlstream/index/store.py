@@ -73,6 +73,11 @@ class Index:
         return self.num_rows if self.selection is None else self.selection.num_selected
 
     @property
+    def known_length(self) -> int | None:
+        """Selected rows; None while a lazy index does not know."""
+        return len(self)
+
+    @property
     def fingerprint(self) -> str:
         """Names source, version, columns and filter: equal for equal data."""
         return str(self._opened().meta["fingerprint"]) if self.selection is None else self.selection.fingerprint

@@ -73,7 +73,7 @@ def open_weights(index: Index, spec: WeightsSpec, directory: Path, *, show_progr
     key = fingerprint(parts)
     path = directory / f"{key}.weights.npy"
     if not path.exists():
-        with workplace(directory, key) as place:
+        with workplace(directory, key, show_progress=show_progress) as place:
             if not path.exists():  # nobody has done it while we waited
                 _build(index, spec, array, place, path.name, show_progress=show_progress)
     index.hold(path)

@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sqlstream import locks
+from sqlstream.progress import Progress, progress
 
 logger = logging.getLogger(__name__)
 
 _LOCK, _TEMPORARY = ".lock", ".tmp"
+_LOOK_SECONDS = 0.25  # how often a bar for people moves
 
 
 class Workplace:
@@ -48,10 +51,21 @@ class Workplace:
 
 
 @contextlib.contextmanager
-def workplace(directory: Path, key: str) -> Iterator[Workplace]:
-    """Yield the right to build `key`, after waiting for whoever has it; temporary files that the body leaves are removed."""
-    fd = _acquire(directory, key, must_wait=True)
-    assert fd is not None
+def workplace(directory: Path, key: str, *, show_progress: bool = False, is_brief: bool = False) -> Iterator[Workplace]:
+    """Yield the right to build `key`, after waiting for whoever has it; temporary files that the body leaves are removed.
+
+    Args:
+        directory: Where index files are.
+        key: What is built.
+        show_progress: While waiting, show how far the other one is, if stderr is a terminal.
+        is_brief: The work takes a moment: nothing is said while waiting.
+    """
+    fd = _try_acquire(directory, key)
+    while fd is None:
+        if not is_brief:
+            logger.warning("another process builds the index %s: waiting for it", key)
+        with _shown(directory, key, show_progress and not is_brief):
+            fd = _wait_for(directory, key)
     place = Workplace(directory, key)
     try:
         place.sweep()
@@ -65,30 +79,69 @@ def sweep_dead(directory: Path) -> None:
     """Remove what builders that died have left in `directory`; those at work are not disturbed."""
     keys = {path.name.partition(".")[0] for path in directory.iterdir() if _TEMPORARY in path.name or path.suffix == _LOCK}
     for key in keys:
-        fd = _acquire(directory, key, must_wait=False)
+        fd = _try_acquire(directory, key)
         if fd is not None:
             Workplace(directory, key).sweep()
             _release(directory, key, fd)
 
 
-def _acquire(directory: Path, key: str, *, must_wait: bool) -> int | None:
-    """Return the locked descriptor, or None when another one has it and we must not wait."""
+def _try_acquire(directory: Path, key: str) -> int | None:
+    """Return the locked descriptor, or None when another one has it."""
+    return _acquire(directory, key, locks.try_lock)
+
+
+def _wait_for(directory: Path, key: str) -> int | None:
+    """Wait for whoever has it; return the locked descriptor, or None when yet another one was faster."""
+
+    def lock(fd: int) -> bool:
+        locks.lock_blocking(fd)
+        return True
+
+    return _acquire(directory, key, lock)
+
+
+def _acquire(directory: Path, key: str, lock: Callable[[int], bool]) -> int | None:
     path = directory / (key + _LOCK)
     while True:
         fd = locks.open_descriptor(path, os.O_RDWR | os.O_CREAT)
         try:
-            if not locks.try_lock(fd):
-                if not must_wait:
-                    locks.close_descriptor(fd)
-                    return None
-                logger.warning("another process builds the index %s: waiting for it", key)
-                locks.lock_blocking(fd)
+            if not lock(fd):
+                locks.close_descriptor(fd)
+                return None
             if _is_still(path, fd):  # else its holder has removed it meanwhile, and a newer one counts
                 return fd
         except BaseException:
             locks.close_descriptor(fd)
             raise
         locks.close_descriptor(fd)
+
+
+@contextlib.contextmanager
+def _shown(directory: Path, key: str, show: bool) -> Iterator[None]:
+    """Show how many bytes another builder has written, while the body waits for it."""
+    if not show:
+        yield
+        return
+    with progress(None, "B", "waiting for the index that another process builds", show) as bar:
+        is_over = threading.Event()
+        watcher = threading.Thread(target=_watch, args=(directory, key, bar, is_over), name="waiting", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            watcher.join()
+
+
+def _watch(directory: Path, key: str, bar: Progress, is_over: threading.Event) -> None:
+    seen = 0
+    while not is_over.wait(_LOOK_SECONDS):
+        written = 0
+        for path in directory.glob(f"{key}.*{_TEMPORARY}"):
+            with contextlib.suppress(FileNotFoundError):
+                written += path.stat().st_size
+        bar.update(max(0, written - seen))
+        seen = max(seen, written)
 
 
 def _release(directory: Path, key: str, fd: int) -> None:

@@ -52,7 +52,6 @@ CREATE TABLE sources (position INTEGER PRIMARY KEY, url TEXT NOT NULL, size_byte
     first_row INTEGER NOT NULL, identity TEXT NOT NULL) STRICT;
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE rows (row INTEGER PRIMARY KEY);
-INSERT INTO rows (row) VALUES (-1); -- ids are given from here on: 0, 1, 2, …; finish() deletes it
 """
 
 
@@ -70,16 +69,21 @@ class IndexWriter:
     Args:
         path: Where it grows. A copy of a finished index goes on after its last row.
         key_column: Its values must be unique and present; the verdict goes into `meta`.
+        first_row: Id of the first row.
     """
 
-    def __init__(self, path: Path, key_column: str) -> None:
+    def __init__(self, path: Path, key_column: str, *, first_row: int = 0) -> None:
         self._path = path
+        self._first_row = first_row
+        self._num_elsewhere = 0
         goes_on = path.exists()
         self._connection = sqlite3.connect(path, isolation_level=None)
         for pragma in _PRAGMAS:
             self._connection.execute(f"PRAGMA {pragma}")
         if not goes_on:
             self._connection.executescript(_SCHEMA)
+            # Ids are given from here on; finish() deletes it.
+            self._connection.execute("INSERT INTO rows (row) VALUES (?)", (first_row - 1,))
         self._connection.execute("BEGIN")
         self._schema = TableSchema()
         self._columns: dict[str, Column] = {}
@@ -110,6 +114,16 @@ class IndexWriter:
             db.execute(f"DROP VIEW {view}")
         for table in ("columns", "sources", "meta"):
             db.execute(f"DELETE FROM {table}")
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The file, within the transaction that `finish` commits: for tables beside the rows."""
+        return self._connection
+
+    def count_elsewhere(self, num_rows: int) -> None:
+        """Count rows of the source begun last that stay where they are (a lazy index)."""
+        self.num_rows += num_rows
+        self._num_elsewhere += num_rows
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -179,16 +193,20 @@ class IndexWriter:
         self._keys.add(columns.get(self._keys.column), num_rows)
         self.num_rows += num_rows
 
-    def finish(self, meta: Mapping[str, object], types: Mapping[str, pa.Field[Any]] | None = None) -> None:
+    def finish(
+        self, meta: Mapping[str, object], types: Mapping[str, pa.Field[Any]] | None = None, *, is_durable: bool = True
+    ) -> None:
         """Complete the file and bring it to the disk.
 
         Args:
             meta: What the file says of itself, beside what the writer knows.
             types: Final fields of columns that were added without a source, by logical name.
+            is_durable: Wait for the disk; False for a file that is thrown away soon.
         """
-        db = self._connection
-        db.execute("DELETE FROM rows WHERE row = -1")
-        assert db.execute("SELECT ifnull(min(row), 0), ifnull(max(row), -1) + 1 FROM rows").fetchone() == (0, self.num_rows)
+        db, first = self._connection, self._first_row
+        db.execute("DELETE FROM rows WHERE row = ?", (first - 1,))
+        found = db.execute("SELECT ifnull(min(row), ?), ifnull(max(row) + 1, ?) FROM rows", (first, first)).fetchone()
+        assert found == (first, first + self.num_rows - self._num_elsewhere)
         fields = {**self._schema.fields, **(types or {})}
         columns = [_typed(column, fields[name]) for name, column in self._columns.items()]
         for c in columns:
@@ -210,9 +228,10 @@ class IndexWriter:
             db.execute(f"CREATE VIEW {view} AS SELECT {', '.join([ROW, *map(_shown, columns)])} FROM rows")
         db.execute("COMMIT")
         self.close()
-        fd = os.open(self._path, os.O_RDONLY)
-        os.fsync(fd)
-        os.close(fd)
+        if is_durable:
+            fd = os.open(self._path, os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)
 
     def close(self) -> None:
         """Close the file; safe to call twice."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from sqlstream.index.models import SourceFile, fingerprint
-from sqlstream.index.sources import database, folder
+from sqlstream.index.sources import database, folder, formats
 from sqlstream.index.sources.access import local_copy
 from sqlstream.index.sources.base import PLAIN, Reading, TableFile
 from sqlstream.index.sources.database import DatabaseTable
@@ -64,6 +64,10 @@ class FilePart:
         """Read it in place, or download it."""
         with local_copy(self.source, temporary("download"), remote) as path:
             yield open_table(path, self.source.url, self.reading)
+
+    def over(self, table: TableFile) -> TableFile:
+        """Return a piece of the file as a piece of the part: as it is."""
+        return table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,10 +203,27 @@ class DerivedPart:
     @contextlib.contextmanager
     def open(self, temporary: Temporary, remote: RemoteReader) -> Iterator[TableFile]:
         """Open the part and add to it."""
+        with self.part.open(temporary, remote) as table:
+            yield self._derived(table)
+
+    def over(self, table: TableFile) -> TableFile:
+        """Return a piece of the file, with what is added."""
+        assert isinstance(self.part, FilePart | DerivedPart)
+        return self._derived(self.part.over(table))
+
+    def _derived(self, table: TableFile) -> TableFile:
         constants: dict[str, Any] = {name: _scalar(value) for name, value in self.constants.items()}
         rewrites = {} if self.base_url is None else dict.fromkeys(self.path_columns, below(self.base_url))
-        with self.part.open(temporary, remote) as table:
-            yield DerivedTable(table, constants, rewrites)
+        return DerivedTable(table, constants, rewrites)
+
+
+def parquet_part(part: Part) -> FilePart | DerivedPart | None:
+    """Return the part if it is one Parquet file, read as it is or with columns added; else None."""
+    inner = part
+    while isinstance(inner, DerivedPart):
+        inner = inner.part
+    is_parquet = isinstance(inner, FilePart) and formats.format_of(inner.source.url)[0] == ".parquet"
+    return part if is_parquet and isinstance(part, FilePart | DerivedPart) else None
 
 
 def _scalar(value: Any) -> Any:

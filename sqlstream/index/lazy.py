@@ -1,0 +1,291 @@
+"""A lazy index: its rows stay in Parquet files, whose row groups are read when they are needed.
+
+Its file holds columns, sources and footers, so it is small and built at once; `rows` is empty. Whoever wants rows asks which
+bytes they are in (`place_of`), brings these, and gives them back to `read`: the index knows no cache and no network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sqlstream.errors import SourceChangedError, SourceError, UnknownLengthError
+from sqlstream.index.kept import KeptRows
+from sqlstream.index.models import ROW, Column, SourceFile, fingerprint
+from sqlstream.index.row_groups import Pieces, RowGroupTable, Span, group_spans, parse_footer
+from sqlstream.index.sandbox import Sandbox
+from sqlstream.index.sources.access import local_file
+from sqlstream.index.sources.parts import DerivedPart, FilePart
+from sqlstream.index.store import Index, damage_named
+from sqlstream.index.values import decoder, encode
+from sqlstream.index.workplace import workplace
+from sqlstream.index.writer import IndexWriter
+from sqlstream.order.permute import Int64Array
+from sqlstream.storage import urls
+
+_ROWS_AT_A_TIME = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Row groups of one file that are read together."""
+
+    number: int
+    source: int
+    """Position of its file among the sources."""
+    groups: range
+    first_row: int
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the bytes of a chunk are."""
+
+    file: SourceFile
+    spans: tuple[Span, ...]
+    """What to bring of it; none of a local file, which is read in place."""
+
+
+class ChunkRows:
+    """The rows of a chunk that the filter keeps, in memory.
+
+    Args:
+        columns: Of the index.
+        batch: The rows, with those of the columns that their file has.
+        row_ids: Their ids, rising: [n].
+        name: The file, for errors.
+    """
+
+    def __init__(self, columns: Sequence[Column], batch: pa.RecordBatch, row_ids: Int64Array, name: str) -> None:
+        self.row_ids = row_ids
+        self._name = name
+        own = set(batch.schema.names)
+        self._arrays = [(c, batch.column(c.name) if c.name in own else None, decoder(c)) for c in columns]
+
+    def rows(self, row_ids: Int64Array) -> list[dict[str, object]]:
+        """Return the rows with these ids, as a built index gives them."""
+        at = np.searchsorted(self.row_ids, row_ids).astype(np.int64)  # [n]
+        columns: dict[str, list[Any]] = {}
+        for column, array, decode in self._arrays:
+            if array is None:
+                columns[column.name] = [None] * len(row_ids)
+                continue
+            try:
+                values = encode(array.take(at), column.field).values
+            except (ValueError, OverflowError, TypeError) as error:
+                where = f"{self._name}, column {column.name!r}"
+                raise SourceError(f"{where}: a value has no exact form ({error}): leave it out or round it") from error
+            columns[column.name] = values if decode is None else [None if value is None else decode(value) for value in values]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+class LazyIndex(Index):
+    """Rows that stay in their files until they are needed; made by `lazy_build.open_lazy_index`.
+
+    Args:
+        path: The file with columns, sources and footers.
+        parts: The sources, in its order: their URLs may hold credentials, which the file does not.
+        condition: What rows must fulfil, in SQL; None: nothing.
+        max_rows: Only the first so many rows; None: all. Not with a condition.
+        base_url: Where relative paths start, when it holds credentials.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        parts: Sequence[FilePart | DerivedPart],
+        condition: str | None = None,
+        max_rows: int | None = None,
+        base_url: str | None = None,
+    ) -> None:
+        super().__init__(path, base_url=base_url)
+        self._parts = tuple(parts)
+        self.condition = condition
+        self._max_rows = max_rows
+        self._last_footer: tuple[int, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        del state["selection"]
+        return {**state, "parts": self._parts, "condition": self.condition, "max_rows": self._max_rows}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        LazyIndex.__init__(self, state.pop("path"), **state)
+
+    def __len__(self) -> int:
+        length = self.known_length
+        if length is None:
+            num_known = int((self.sizes() >= 0).sum())
+            raise UnknownLengthError(
+                f"the length of {self.src} is not known yet: the filter {self.condition} has been run on {num_known} of "
+                f"{len(self.bounds) - 1} chunks. One whole pass finds it out, for later runs, too; or leave "
+                "lazy_index_chunk_size out"
+            )
+        return length
+
+    @property
+    def known_length(self) -> int | None:
+        """Rows that the filter keeps; None until it has been run on all chunks."""
+        sizes = self.sizes()
+        return None if (sizes < 0).any() else int(sizes.sum())
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all chunks, kept or not."""
+        return int(self.bounds[-1])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names source, version, columns, chunks and filter."""
+        return fingerprint({"lazy": self.path.stem, "condition": self.condition, "max_rows": self._max_rows})
+
+    # -- chunks -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _table(self) -> Int64Array:
+        """The chunks: source, first group, number of groups, first row, number of rows: [num_chunks, 5]."""
+        with self._lock, damage_named(self.path):
+            found = self._opened().connection.execute(
+                "SELECT source, first_group, num_groups, first_row, num_rows FROM chunks ORDER BY chunk"
+            )
+            table = np.array(found.fetchall(), np.int64).reshape(-1, 5)  # [num_chunks, 5]
+        if self._max_rows is not None:
+            table = table[table[:, 3] < self._max_rows]
+            table[-1, 4] = min(table[-1, 4], self._max_rows - table[-1, 3])
+        return table
+
+    @cached_property
+    def bounds(self) -> Int64Array:
+        """First row of each chunk, and the end: [num_chunks + 1]."""
+        return np.append(self._table[:, 3], self._table[-1, 3] + self._table[-1, 4])
+
+    def sizes(self) -> Int64Array:
+        """Return how many rows of each chunk the filter keeps, -1 where nobody knows yet: [num_chunks]."""
+        return self._table[:, 4] if self.condition is None else self.kept.counts()
+
+    def chunk(self, number: int) -> Chunk:
+        """Return a chunk."""
+        source, first_group, num_groups, first_row, num_rows = self._table[number].tolist()
+        groups = range(first_group, first_group + num_groups)
+        return Chunk(number=number, source=source, groups=groups, first_row=first_row, num_rows=num_rows)
+
+    def place_of(self, number: int) -> Place:
+        """Return where the bytes of a chunk are."""
+        chunk = self.chunk(number)
+        file = self._parts[chunk.source].source
+        if not urls.is_remote(file.url):
+            return Place(file=file, spans=())
+        assert file.size_bytes is not None  # see read_footer
+        names = [column.name for column in self.columns]
+        return Place(file=file, spans=tuple(group_spans(self._footer(chunk.source), chunk.groups, names, file.size_bytes)))
+
+    def _footer(self, source: int) -> Any:
+        """Return what the footer of a file says; the last one is kept, as neighbours ask for the same."""
+        known = self._last_footer
+        if known is not None and known[0] == source:
+            return known[1]
+        with self._lock, damage_named(self.path):
+            (footer,) = self._opened().connection.execute("SELECT footer FROM footers WHERE source = ?", (source,)).fetchone()
+        metadata = parse_footer(footer, urls.redact(self._parts[source].source.url))
+        self._last_footer = (source, metadata)
+        return metadata
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def read(self, number: int, files: Sequence[Path]) -> ChunkRows:
+        """Return the rows of a chunk that the filter keeps; which these are is noted for all processes.
+
+        Args:
+            number: Of the chunk.
+            files: The bytes of each span of its place.
+
+        Raises:
+            SourceError: They are no Parquet; a local file changed.
+            QueryError: The filter does not run on them.
+        """
+        chunk = self.chunk(number)
+        batch = self._batch(chunk, files)
+        row_ids = np.arange(chunk.first_row, chunk.first_row + batch.num_rows, dtype=np.int64)
+        if self.condition is not None:
+            offsets = self.kept.offsets(number)
+            if offsets is None:
+                offsets = self._filter(chunk, batch)
+            batch, row_ids = batch.take(offsets), row_ids[offsets]
+        return ChunkRows(self.columns, batch, row_ids, urls.redact(self._parts[chunk.source].source.url))
+
+    def _batch(self, chunk: Chunk, files: Sequence[Path]) -> pa.RecordBatch:
+        place, part = self.place_of(chunk.number), self._parts[chunk.source]
+        name = urls.redact(place.file.url)
+        with contextlib.ExitStack() as stack:
+            source: Any = place.file.url
+            if place.spans:
+                assert place.file.size_bytes is not None
+                pieces = list(zip(place.spans, files, strict=True))
+                source = stack.enter_context(Pieces(pieces, place.file.size_bytes))
+            elif local_file(Path(source)) != place.file:
+                raise SourceChangedError(f"{name} changed since its footer was read: open the dataset again")
+            table = part.over(RowGroupTable(self._footer(chunk.source), name, source, chunk.groups))
+            own = set(table.schema().names)
+            batches = list(table.batches([column.name for column in self.columns if column.name in own]))
+        return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+    @cached_property
+    def kept(self) -> KeptRows:
+        """What the filter keeps, as far as it has been run."""
+        return KeptRows(self.kept_path, self._table[:, 4])
+
+    @property
+    def kept_path(self) -> Path:
+        """Where that is."""
+        return self.path.parent / f"{self.fingerprint}.kept"
+
+    def check_condition(self) -> set[str]:
+        """Return the columns that the condition reads.
+
+        Raises:
+            QueryError: It does not run.
+        """
+        with contextlib.closing(Sandbox(self, self._statement)) as sandbox:
+            sandbox.describe()
+            return {column.name for column in self.columns if column.physical in sandbox.columns_read}
+
+    @property
+    def _statement(self) -> str:
+        return f"SELECT {ROW} FROM dataframe WHERE {self.condition}"
+
+    def _filter(self, chunk: Chunk, batch: pa.RecordBatch) -> Int64Array:
+        """Run the condition on the rows of a chunk, in a small index of their own; one process at a time."""
+        key = fingerprint({"chunk": chunk.number, "of": self.fingerprint})
+        with workplace(self.path.parent, key, is_brief=True) as place:
+            offsets = self.kept.offsets(chunk.number)
+            if offsets is not None:  # another process has done it while we waited
+                return offsets
+            path = place.temporary("chunk")
+            self._write(path, chunk, batch)
+            with contextlib.closing(Sandbox(Index(path), self._statement)) as sandbox:
+                _, found = sandbox.run(sandbox.statement, _ROWS_AT_A_TIME)
+                rows = [row for some in found for (row,) in some]
+            offsets = np.sort(np.array(rows, np.int64)) - chunk.first_row
+            self.kept.write(chunk.number, offsets)
+            return offsets
+
+    def _write(self, path: Path, chunk: Chunk, batch: pa.RecordBatch) -> None:
+        """Write a table of all columns, in which those have values that the condition reads."""
+        wanted = self.check_condition() or {self.columns[0].name}
+        with contextlib.closing(IndexWriter(path, self.key_column, first_row=chunk.first_row)) as writer:
+            writer.begin_source(self._parts[chunk.source].source, pa.schema([]))
+            for column in self.columns:  # in this order, so that each has the same name in SQL
+                writer.add_column(column.field, column.declared)
+            for start in range(0, batch.num_rows, _ROWS_AT_A_TIME):
+                names = [name for name in batch.schema.names if name in wanted] or batch.schema.names[:1]
+                writer.write_batch(batch.select(names).slice(start, _ROWS_AT_A_TIME))
+            writer.finish({}, is_durable=False)
