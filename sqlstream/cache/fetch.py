@@ -178,9 +178,9 @@ class Acquirer:
     def _check_files(self, hold: Hold, passage: Passage) -> None:
         """Look at each file that is said to be here, now that it is pinned; one changed behind our back is fetched again."""
         for ref in hold.refs:
-            if ref.key in hold.outstanding:
-                continue
             row = passage.found[ref.key]
+            if not row.is_ready:  # on its way then; it may be whole by now
+                continue
             if self._disk.data_size(row.key, row.ext) != row.size_bytes:
                 self.owner.run(lambda tx, key=row.key: recover.quarantine(tx, self._disk, key, self.owner.id))  # type: ignore[misc]
                 hold.is_void = True

@@ -12,6 +12,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from sqlstream.storage import urls
 
 KEY_BYTES = 16
+MADE_EXTENSION = ".sample.safetensors"
+"""Of files that hold a stored sample; extensions of URLs have one part, so a file's name tells what it is."""
 BLOCK_BYTES = 4096
 """Unit of the account: the block of every file system in use; a smaller one would count too little."""
 _CREDENTIALS = frozenset(
@@ -75,6 +77,8 @@ class ObjectRef:
     dataset: int | None = None
     span: tuple[int, int] | None = None
     """Which bytes of the object it is, half open; None: all."""
+    must_be_here: bool = False
+    """It was made on this node and cannot be fetched: a hold on it is void if it is not in the cache."""
 
     @classmethod
     def of(cls, url: str, *, size_bytes: int | None = None, etag: str | None = None, dataset: int | None = None) -> ObjectRef:

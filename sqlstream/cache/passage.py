@@ -66,6 +66,10 @@ class Passage:
         """Hold the objects of one sample; False, with nothing changed, when there is no room for it."""
         hold = Hold(refs=refs, owner=self.owner)
         rows = {ref.key: self._row(tx, ref) for ref in refs}
+        if any(ref.must_be_here and not _is_ready(rows[ref.key]) for ref in refs):
+            hold.is_void = True
+            self._append_bare(hold)
+            return True
         new = [ref for ref in refs if rows[ref.key] is None]
         hold.outstanding = {key for key, row in rows.items() if row is None or not row.is_ready}
         hold.charges = {key: row.charged_bytes for key, row in rows.items() if row is not None}
@@ -109,6 +113,10 @@ class Passage:
         """A sample that can never fit fails by itself; the others of the window go on."""
         assert self._limit is not None
         hold.error = cannot_fit({ref.url: charges[ref.key] for ref in new}, self._limit)
+        self._append_bare(hold)
+
+    def _append_bare(self, hold: Hold) -> None:
+        """A hold that pins nothing: whoever claims it finds out why."""
         self.room = Room.ENOUGH
         hold.refs, hold.charges, hold.outstanding = (), {}, set()
         self.holdings.add(hold)
@@ -144,3 +152,7 @@ class Passage:
         if hits and self._limit is not None and self._account.charged_bytes > TOUCH_ABOVE * self._limit:
             tx.touch(hits)
         tx.count({"hits": len(hits), "misses": len(used) - len(hits)})
+
+
+def _is_ready(row: EntryRow | None) -> bool:
+    return row is not None and row.is_ready

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sqlstream.cache.disk import Disk
 from sqlstream.cache.hosts import HostUse, hosts
+from sqlstream.cache.keys import MADE_EXTENSION
 from sqlstream.cache.ledger import Ledger
 
 
@@ -51,6 +52,11 @@ class CacheStatistics:
     entries: int
     """Objects whole or on their way."""
     pinned_entries: int
+    stored_samples: int
+    """Of the entries, samples that a `CacheTransform` stored."""
+    stored_sample_bytes: int
+    unstored_samples: int
+    """How often a sample found no room to be stored."""
     hits: int
     misses: int
     evictions: int
@@ -77,6 +83,9 @@ def collect(ledger: Ledger, disk: Disk) -> CacheStatistics:
         pinned_entries = query(
             "SELECT count(*) FROM entry WHERE EXISTS (SELECT 1 FROM pin WHERE pin.key = entry.key)"
         ).fetchone()[0]
+        stored_samples, stored_sample_bytes = query(
+            "SELECT count(*), coalesce(sum(charged_bytes), 0) FROM entry WHERE ext = ?", (MADE_EXTENSION,)
+        ).fetchone()
         datasets = query(
             "SELECT d.name, d.src, count(e.key), coalesce(sum(e.charged_bytes), 0), d.last_used FROM dataset d "
             "LEFT JOIN entry e ON e.dataset = d.id GROUP BY d.id ORDER BY d.name"
@@ -95,6 +104,9 @@ def collect(ledger: Ledger, disk: Disk) -> CacheStatistics:
         index_bytes=sum(path.stat().st_size for path in disk.index_files()),
         entries=account.entries,
         pinned_entries=pinned_entries,
+        stored_samples=stored_samples,
+        stored_sample_bytes=stored_sample_bytes,
+        unstored_samples=stats.get("unstored", 0),
         hits=stats.get("hits", 0),
         misses=stats.get("misses", 0),
         evictions=stats.get("evictions", 0),

@@ -84,6 +84,9 @@ def _facts(statistics: CacheStatistics) -> Iterator[tuple[str, str]]:
     yield "free", "no limit" if free is None else str(Size(free))
     yield "entries", f"{statistics.entries:,}"
     yield "pinned entries", f"{statistics.pinned_entries:,}"
+    if statistics.stored_samples or statistics.unstored_samples:
+        yield "stored samples", f"{statistics.stored_samples:,} ({Size(statistics.stored_sample_bytes)})"
+        yield "not stored", f"{statistics.unstored_samples:,} (no room for them)"
     yield "hits", f"{statistics.hits:,} ({percent(statistics.hits, statistics.hits + statistics.misses)})"
     yield "misses", f"{statistics.misses:,}"
     yield "evictions", f"{statistics.evictions:,} ({Size(statistics.evicted_bytes)})"

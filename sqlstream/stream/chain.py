@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from sqlstream.transforms.base import Sample, Transform, apply
-from sqlstream.transforms.rng import begin, end
+from sqlstream.transforms.rng import GENERATOR, begin, end
 
 
 class GlobalGenerators:
@@ -25,13 +25,17 @@ class GlobalGenerators:
 
     Args:
         key: Whose state: (seed, epoch, position, stage).
+        watches: Find out whether anything was drawn.
     """
 
-    def __init__(self, key: tuple[int, ...]) -> None:
+    def __init__(self, key: tuple[int, ...], *, watches: bool = False) -> None:
         self._seed = int.from_bytes(blake2b(repr(key).encode(), digest_size=8).digest(), "little")
         self._own: tuple[Any, ...] | None = None
+        self._watches = watches
+        self._fresh = ""
         self.goes_on = False
         """It will be entered again: remember how far the generators came."""
+        self.was_drawn_from = False
 
     def __enter__(self) -> None:
         self._others = _states()
@@ -42,15 +46,26 @@ class GlobalGenerators:
         np.random.seed(self._seed & 0xFFFF_FFFF)  # its seeds have 32 bits
         # The generator itself, not torch.manual_seed: that one queues a call for every GPU, for ever, in a process without one.
         torch.default_generator.manual_seed(self._seed)
+        if self._watches:
+            self._fresh = _fingerprint()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.goes_on:
             self._own = _states()
+        if self._watches:
+            self.was_drawn_from = _fingerprint() != self._fresh
         _restore(self._others)
 
 
 def _states() -> tuple[Any, ...]:
     return random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
+
+
+def _fingerprint() -> str:
+    """Return what differs once anything was drawn from one of the three."""
+    python, numpy, own = _states()
+    state = numpy["state"]
+    return repr((hash(python), state["pos"], numpy["has_gauss"], hash(state["key"].tobytes()), hash(own.numpy().tobytes())))
 
 
 def _restore(states: tuple[Any, ...]) -> None:
@@ -74,6 +89,8 @@ class Chain:
         self._seed = seed or 0
         self._stage = stage
         self._seeds_globals = seeds_globals
+        self.drew = False
+        """Whether the last run that watched drew random numbers."""
 
     def run(self, sample: Sample, epoch: int, position: int) -> Sample | Iterator[Sample]:
         """Return the sample after all transforms, or an iterator of samples if one of them makes several.
@@ -81,17 +98,21 @@ class Chain:
         Raises:
             TransformError: One of them failed.
         """
+        return self.run_keyed(sample, (self._seed, epoch, position))
+
+    def run_keyed(self, sample: Sample, key: tuple[int, int, int], *, watches: bool = False) -> Sample | Iterator[Sample]:
+        """Do what `run` does, with the randomness of `key`; with `watches`, note in `drew` whether it was used."""
         if not self._transforms:
             return sample
-        key = (self._seed, epoch, position)
         begin(sample, key, self._stage)
-        generators = GlobalGenerators((*key, self._stage))
+        generators = GlobalGenerators((*key, self._stage), watches=watches)
         seeded = generators if self._seeds_globals else contextlib.nullcontext()
         with seeded:
             outcome = apply(self._transforms, sample)
             generators.goes_on = not isinstance(outcome, dict)
         if not isinstance(outcome, dict):
             return _each(outcome, seeded)
+        self.drew = generators.was_drawn_from or GENERATOR in outcome
         end(outcome)
         return outcome
 

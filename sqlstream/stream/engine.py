@@ -19,7 +19,7 @@ from sqlstream.cache.holds import Hold
 from sqlstream.config import OnError, SampleOptions
 from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, SampleError, StorageError
 from sqlstream.index.store import Index
-from sqlstream.stream.chain import Chain
+from sqlstream.stream.cached import CachedChain
 from sqlstream.stream.failures import FailureLog
 from sqlstream.stream.rows import RowReader, Slot, holds_path
 from sqlstream.stream.shares import EpochShare, Progress
@@ -45,7 +45,7 @@ class Engine:
         index: Index,
         cache: Cache,
         reader: RowReader,
-        chain: Chain,
+        chain: CachedChain,
         options: SampleOptions,
         *,
         name: str,
@@ -116,11 +116,11 @@ class Engine:
             SampleError, StorageError: One of them cannot be made; never another row in its place.
         """
         row_ids = self._index.row_ids(np.array(selected, dtype=np.int64)).tolist()
-        slots = list(self._slots(epoch, selected, row_ids))
-        remote = [slot for slot in slots if slot.refs and slot.error is None]
+        slots = self._slots(epoch, selected, row_ids)
+        remote = [slot for slot in slots if slot.wanted and slot.error is None]
         try:
             if len(remote) > 1:  # all at once, as far as there is room; a single one is acquired where it is waited for
-                holds = self._acquirer.acquire([list(slot.refs.values()) for slot in remote], self._cache.fetcher)
+                holds = self._acquirer.acquire([slot.wanted for slot in remote], self._cache.fetcher)
                 for slot, hold in zip(remote, holds, strict=False):
                     slot.hold = hold
             made: dict[int, list[Sample]] = {position: [] for position in range(len(selected))}
@@ -129,6 +129,7 @@ class Engine:
         finally:
             for slot in slots:
                 self._give_back(slot)
+            self._chain.flush()
         return [samples[0] if len(samples) == 1 else samples for samples in made.values()]
 
     def _accessed(self, slot: Slot) -> list[Sample]:
@@ -149,6 +150,7 @@ class Engine:
             if self._ahead is not None:
                 self._ahead.close()
         self._kept.clear()
+        self._chain.flush()
         self._acquirer.owner.flush()
 
     # -- planning -----------------------------------------------------------------------------------------------------
@@ -175,13 +177,16 @@ class Engine:
                     yield slot
                 place += len(positions)
 
-    def _slots(self, epoch: int, positions: Sequence[int], row_ids: Sequence[int]) -> Iterator[Slot]:
+    def _slots(self, epoch: int, positions: Sequence[int], row_ids: Sequence[int]) -> list[Slot]:
+        planned: list[Slot] = []
         rows = self._index.rows(row_ids)
         for place, (position, row_id, row) in enumerate(zip(positions, row_ids, rows, strict=True)):
             slots = list(self._reader.slots(row, row_id=row_id, epoch=epoch, position=position))
             for slot in slots:
                 slot.place, slot.is_last = place, slot is slots[-1]
-            yield from slots
+            planned += slots
+        self._chain.look_up(planned)
+        return planned
 
     # -- one sample ---------------------------------------------------------------------------------------------------
 
@@ -202,11 +207,10 @@ class Engine:
         """Yield what transforms make of one slot: wait for its objects, pin them meanwhile, keep or release them after."""
         if slot.error is not None:
             raise slot.error
-        if slot.refs:
-            self._settle(slot)
+        self._settle(slot)
         is_kept = False
         try:
-            outcome = self._chain.run(self._reader.finish(slot, self._cache), slot.epoch, slot.position)
+            outcome = self._chain.run(slot, self._reader)
             slot.is_single = isinstance(outcome, dict)
             if isinstance(outcome, dict):
                 is_kept = self._keeps_path(slot, outcome)
@@ -220,18 +224,21 @@ class Engine:
             self._done_with(slot, is_kept)
 
     def _settle(self, slot: Slot) -> None:
-        """Wait until the slot's objects are here and claimed; acquire them again when they were revoked or lost."""
-        while True:
+        """Wait until what the slot wants is here and claimed; plan and acquire it again when it was revoked or lost."""
+        if self._chain.is_found_now(slot):
+            self._give_back(slot)
+        while slot.wanted:
             if slot.hold is None:
-                slot.hold = self._acquirer.acquire_one(list(slot.refs.values()), self._cache.fetcher)
+                slot.hold = self._acquirer.acquire_one(slot.wanted, self._cache.fetcher)
             self._acquirer.wait(slot.hold)
             if slot.hold.error is not None:
                 error = slot.hold.error
                 self._give_back(slot)
                 raise error
-            if self._acquirer.holdings.claim(slot.hold):
+            if self._acquirer.holdings.claim(slot.hold) and self._chain.read(slot):
                 return
             self._give_back(slot)
+            self._chain.look_up([slot])
 
     def _replacement(self, slot: Slot, error: Exception) -> Iterator[Sample]:
         """Yield another row's sample in the place of a failed one; the first that works."""

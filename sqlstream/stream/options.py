@@ -10,6 +10,7 @@ from sqlstream.config import OnError, StorageOptions
 from sqlstream.errors import ConfigError
 from sqlstream.storage import urls
 from sqlstream.transforms.base import Transform
+from sqlstream.transforms.cached import CacheTransform, split_at_points
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +64,16 @@ def callables(option: str, transforms: Sequence[Transform] | None) -> list[Trans
     """Return transforms as a list.
 
     Raises:
-        ConfigError: One of them cannot be called.
+        ConfigError: One of them cannot be called, or is a cache point that cannot be one.
     """
     if callable(transforms):
         raise ConfigError(f"{option}={transforms!r} is a single transform: give a list of them")
     for number, transform in enumerate(transforms or ()):
         if not callable(transform):
             raise ConfigError(f"{option}[{number}]={transform!r} is not callable: give callables from sample to sample")
+        if option == "predownload_transforms" and isinstance(transform, CacheTransform):
+            raise ConfigError(f"{option}[{number}] is a CacheTransform: rows are not stored, put it into transforms")
+    split_at_points(transforms or ())  # what is wrong with a cache point shows here, not in a worker
     return list(transforms or ())
 
 

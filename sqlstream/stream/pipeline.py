@@ -13,6 +13,7 @@ from sqlstream.cache import Cache
 from sqlstream.config import SampleOptions
 from sqlstream.index.store import Index
 from sqlstream.storage import urls
+from sqlstream.stream.cached import CachedChain
 from sqlstream.stream.chain import Chain
 from sqlstream.stream.engine import Engine
 from sqlstream.stream.rows import RowReader
@@ -22,8 +23,6 @@ SEVERAL_SOURCES = " + "
 """What stands between the sources of one index in `Index.src`."""
 TEXT_TYPES = frozenset(("string", "large_string", "string_view"))
 """Arrow types in which `none_to_empty_str` puts ''."""
-_PREDOWNLOAD, _AFTER_DOWNLOAD = 0, 1
-"""Stages of the chains (`transforms/rng.py`)."""
 
 
 @dataclass(kw_only=True)
@@ -79,16 +78,13 @@ class Pipeline:
             self.index.resolve,
             self.index.key_column,
             self.options,
-            self._chain(self.predownload_transforms, _PREDOWNLOAD),
+            Chain(self.predownload_transforms, seed=self.seed, stage=0, seeds_globals=self.options.seed_transforms),
             index_url=least_trusted(self.index.src),
             text_columns=[column.name for column in self.index.columns if column.type in TEXT_TYPES],
             dataset=self.dataset_id,
         )
-        chain = self._chain(self.transforms, _AFTER_DOWNLOAD)
+        chain = CachedChain(self.transforms, self.cache, self.options, seed=self.seed, dataset=self.dataset_id)
         return Engine(self.index, self.cache, reader, chain, self.options, name=self.name, num_retained=num_retained)
-
-    def _chain(self, transforms: Sequence[Transform], stage: int) -> Chain:
-        return Chain(transforms, seed=self.seed, stage=stage, seeds_globals=self.options.seed_transforms)
 
     def close(self) -> None:
         """Give everything back."""

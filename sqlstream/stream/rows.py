@@ -29,6 +29,12 @@ class Slot:
     """The row; downloaded columns are filled in when their objects are here."""
     refs: dict[str, ObjectRef]
     """Remote objects by the column that names them."""
+    stored_refs: tuple[ObjectRef, ...] = ()
+    """Where its sample is, or will be, stored: one for each `CacheTransform` of the chain."""
+    found: int | None = None
+    """Number of the stored sample that it starts from; None: it is made from its objects."""
+    stored: Sample | None = None
+    """The stored sample, once it is read."""
     hold: Hold | None = None
     error: Exception | None = None
     """Why it cannot become a sample; found while planning."""
@@ -40,6 +46,11 @@ class Slot:
     """No other slot of its position follows."""
     is_single: bool = False
     """Transforms have made one sample of it."""
+
+    @property
+    def wanted(self) -> list[ObjectRef]:
+        """What must be in the cache before its sample can be made."""
+        return list(self.refs.values()) if self.found is None else [self.stored_refs[self.found]]
 
 
 class RowReader:

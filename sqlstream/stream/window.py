@@ -66,10 +66,10 @@ class Window:
         num_acquired = sum(slot.hold is not None for slot in ahead)
         if num_acquired > self._width // 2:
             return
-        bare = [slot for slot in ahead if slot.refs and slot.hold is None][: self._width - num_acquired]
+        bare = [slot for slot in ahead if slot.wanted and slot.hold is None][: self._width - num_acquired]
         if not bare:
             return
-        holds = self._acquirer.acquire([list(slot.refs.values()) for slot in bare], self._fetcher)
+        holds = self._acquirer.acquire([slot.wanted for slot in bare], self._fetcher)
         for slot, hold in zip(bare, holds, strict=False):
             slot.hold = hold
         # With no room for all, the window shrinks to what there is room for; it grows again as fast.

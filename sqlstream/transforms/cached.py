@@ -1,9 +1,7 @@
 """A point of a chain at which samples are stored: the second epoch skips what lies before it.
 
-`CacheTransform` is a marker that the stream engine looks for; called without one, it just runs its transforms. The engine
-stores `encode_sample(sample)` under a name made of `chain_key(transform)`, the row and the source's fingerprint, in the same
-ledger and under the same limit as every object; and starts the next stage of the sample's generator (`rng.next_stage`) after
-it, so that later draws do not depend on a hit. Random transforms inside are drawn once and stay as they fell.
+`CacheTransform` is a marker that the stream engine looks for (`stream/cached.py`) in a dataset's list of transforms; called
+without an engine, or inside another transform, it just runs its own. Here is what decides whether two chains are the same.
 """
 
 from __future__ import annotations
@@ -15,15 +13,19 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, time, timedelta
+from decimal import Decimal
 from pathlib import PurePath
 from types import CodeType
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import torch
 
 from sqlstream.errors import ConfigError
 from sqlstream.transforms.base import Sample, Transform, apply
+from sqlstream.transforms.optional import require
 from sqlstream.transforms.rng import next_stage
 
 CHAIN_FORMAT = 1
@@ -53,24 +55,71 @@ class CacheTransform:
         self.version = str(version)
 
     def __call__(self, sample: Sample) -> Sample | Iterable[Sample]:
-        """Return the transformed sample, without looking for a stored one."""
+        """Return the transformed sample, without looking for a stored one; what follows draws from the next stage."""
         result = apply(self.transforms, sample)
         if isinstance(result, dict):
             next_stage(result)
         return result
 
 
-def chain_key(transform: CacheTransform) -> str:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CachePoint:
+    """A `CacheTransform` in its chain."""
+
+    name: str
+    key: str
+    """Hash of all that decides what a sample is at this point; see `chain_key`."""
+    transforms: tuple[Transform, ...]
+    """What is run from the point before, or from the start of the chain, up to this one."""
+
+
+def split_at_points(transforms: Sequence[Transform]) -> tuple[list[CachePoint], list[Transform]]:
+    """Return the cache points of a chain, and the transforms behind the last one.
+
+    Raises:
+        ConfigError: A transform before a point has no stable description.
+        MissingDependencyError: There is a point, and safetensors is not installed.
+    """
+    points: list[CachePoint] = []
+    start = 0
+    for number, transform in enumerate(transforms):
+        if isinstance(transform, CacheTransform):
+            require("safetensors.torch", "latent", "to store samples")
+            key = chain_key(transform, before=transforms[:number])
+            between = (*transforms[start:number], *transform.transforms)
+            points.append(CachePoint(name=transform.name, key=key, transforms=between))
+            start = number + 1
+    return points, list(transforms[start:])
+
+
+def chain_key(transform: CacheTransform, before: Sequence[Transform] = ()) -> str:
     """Return a hash of everything that decides what the transforms inside make of a sample: 32 hex digits.
 
     Classes and functions count by name and byte code (those of sqlstream by name and `CHAIN_FORMAT`), with their parameters.
 
+    Args:
+        transform: The point.
+        before: What stands before it in its chain.
+
     Raises:
         ConfigError: A parameter has no stable description and `version` is not given either.
     """
-    describe = functools.partial(_description, has_version=bool(transform.version))
-    parts = [CHAIN_FORMAT, transform.name, transform.version, [describe(part) for part in transform.transforms]]
+    describe_part = functools.partial(_description, has_version=bool(transform.version))
+    parts = [
+        *(CHAIN_FORMAT, transform.name, transform.version),
+        [describe_part(part) for part in before],
+        [describe_part(part) for part in transform.transforms],
+    ]
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def describe(value: Any) -> Any:
+    """Return what JSON can say of a value in a row, the same in every process.
+
+    Raises:
+        ConfigError: It has no stable description.
+    """
+    return _description(value, has_version=False)
 
 
 def _description(value: Any, has_version: bool) -> Any:  # noqa: PLR0911 - one line for each kind of value
@@ -102,8 +151,10 @@ def _plain_description(value: Any, again: Callable[[Any], Any]) -> Any:  # noqa:
     """Return the description of a value that is no code; None if it is something else."""
     if value is None or isinstance(value, bool | int | float | str):
         return [type(value).__name__, value.value if isinstance(value, enum.Enum) else value]
-    if isinstance(value, enum.Enum | torch.dtype | np.dtype | PurePath):
+    if isinstance(value, enum.Enum | torch.dtype | np.dtype | np.generic | PurePath | Decimal | UUID):
         return [type(value).__name__, str(value)]
+    if isinstance(value, date | time | timedelta):
+        return [type(value).__name__, repr(value)]
     if isinstance(value, bytes):
         return ["bytes", hashlib.blake2b(value, digest_size=16).hexdigest()]
     if isinstance(value, torch.Tensor | np.ndarray):
