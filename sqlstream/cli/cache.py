@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from sqlstream.cli import top
 from sqlstream.cli.options import Subcommands, add_command, add_group
 from sqlstream.cli.output import Size, moment, percent, print_facts, print_json, print_table
 from sqlstream.config import parse_duration
@@ -29,6 +30,7 @@ def register(subcommands: Subcommands) -> None:
     verify = add_command(group, "verify", run_verify, "compare the ledger with the disk; exit code 1 if something is wrong")
     verify.add_argument("--repair", action="store_true", help="mend what is found")
     failures = add_command(group, "failures", run_failures, "list what could not be brought or made, the most frequent first")
+    top.register(group)
     for parser in (stats, clear, verify, failures):
         parser.add_argument("dst", metavar="DST", help="the cache directory, as it was given to StreamingDataset")
 

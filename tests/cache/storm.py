@@ -43,6 +43,8 @@ SLACK_BYTES = 2 * BLOCK_BYTES * NUM_PROCESSES
 """Owner files that were unlinked and are not closed yet: no listing shows them, `statvfs` does. A block or two each."""
 LAST_WORD_SECONDS = 120.0
 """For a worker's last round of reads, some seconds on a busy machine; who needs more hangs."""
+PF_EXITING = 0x4
+"""Linux's include/linux/sched.h."""
 LEAST_KILLS = 3
 """However slow the machine is."""
 
@@ -79,8 +81,9 @@ class MarkingFetcher(Fetcher):
     def submit(self, requests: Sequence[FetchRequest], sink: Sink) -> None:
         held: dict[str, int] = {}
         for request in requests:
-            fd = locks.open_descriptor(self._marks / request.url.rpartition("/")[2], os.O_RDWR | os.O_CREAT)
-            if not locks.try_lock(fd):
+            mark = self._marks / request.url.rpartition("/")[2]
+            fd = locks.open_descriptor(mark, os.O_RDWR | os.O_CREAT)
+            if not locks.try_lock(fd) and (holder := locks.lock_holder(mark)) is not None and not is_ending(holder):
                 self._troubles.append(f"{request.url} is downloaded twice at the same time")
             held[request.ticket] = fd
 
@@ -91,6 +94,16 @@ class MarkingFetcher(Fetcher):
             sink(events)
 
         super().submit(requests, pass_on)
+
+
+def is_ending(pid: int) -> bool:
+    """Whether the kernel is closing a process's files: one after the other, a part's lock perhaps before our mark."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    state, flags = fields[0], int(fields[6])
+    return state in "ZX" or bool(flags & PF_EXITING)
 
 
 class TmpfsWatch:
