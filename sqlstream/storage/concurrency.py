@@ -49,6 +49,8 @@ class Seen:
 
     latency_seconds: float
     """To the header of the answer."""
+    silence_seconds: float = 0.0
+    """The longest wait for bytes of its body."""
     size_bytes: int
 
 
@@ -76,5 +78,12 @@ class Observations:
 
     def latency(self, quantile: float) -> float:
         """Return the latency that so large a share of the downloads stayed below; 0 before there is any."""
-        latencies = sorted(seen.latency_seconds for seen in self._seen)
-        return latencies[int(quantile * (len(latencies) - 1))] if latencies else 0.0
+        return _quantile([seen.latency_seconds for seen in self._seen], quantile)
+
+    def silence(self, quantile: float) -> float:
+        """Return the longest silence that so large a share of the bodies stayed below; 0 before there is any."""
+        return _quantile([seen.silence_seconds for seen in self._seen], quantile)
+
+
+def _quantile(values: list[float], share: float) -> float:
+    return sorted(values)[int(share * (len(values) - 1))] if values else 0.0

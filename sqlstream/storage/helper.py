@@ -24,7 +24,7 @@ from sqlstream.errors import SqlStreamError, StorageError, TransientStorageError
 from sqlstream.storage.base import ObjectInfo, Storage, read_ranges
 from sqlstream.storage.channel import Channel, ChannelClosedError
 from sqlstream.storage.concurrency import Observations, Seen
-from sqlstream.storage.hedge import Opener
+from sqlstream.storage.hedge import Opener, Usual
 from sqlstream.storage.messages import (
     Alive,
     Cancel,
@@ -77,7 +77,7 @@ class Helper:
         self._way = Way(
             resolver=self._resolver,
             policy=self._policy,
-            opener=Opener(options.hedge_factor, self._usual_latency),
+            opener=Opener(options.hedge_factor, self._usual),
             report=self._report,
             observe=self._observe,
             checks_etag=bool(options.storage_options.get("verify_etag")),
@@ -163,9 +163,10 @@ class Helper:
             return self._options.num_threads
         return self._observations.threads(self._num_processes)
 
-    def _usual_latency(self) -> tuple[float, int]:
+    def _usual(self) -> Usual:
         with self._lock:
-            return self._observations.latency(0.95), self._observations.num_seen
+            seen = self._observations
+            return Usual(answer_seconds=seen.latency(0.95), silence_seconds=seen.silence(0.95), num_seen=seen.num_seen)
 
     def _answer(self, call: str, work: Callable[[], Reply]) -> None:
         self._num_calls += 1  # by the main thread alone

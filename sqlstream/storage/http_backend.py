@@ -1,33 +1,30 @@
-"""urllib3: the exact HTTP client, for what obstore cannot: queries, escapes, answers without a length, compressed ones.
+"""urllib3: the exact HTTP client, for what the direct one leaves: redirects, proxies, escapes, unknown lengths, compression.
 
-It also takes over after a first failure, since it sees the status and Retry-After.
+It also takes over after a first failure.
 """
 
 from __future__ import annotations
 
-import base64
-import re
 import time
 from collections.abc import Iterator, Mapping
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import urllib3
 import urllib3.exceptions
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import SqlStreamError, StorageError, TransientStorageError
+from sqlstream.storage.answers import NOT_FOR_HEAD, object_info, range_headers, without_user
 from sqlstream.storage.base import ObjectInfo, RangeBytes, read_range
 from sqlstream.storage.http_pools import Pools
 from sqlstream.storage.policy import check_redirect
 from sqlstream.storage.retry import error_for_status
-from sqlstream.storage.settings import store_settings
-from sqlstream.storage.urls import redact, redact_text, scheme
+from sqlstream.storage.settings import http_headers
+from sqlstream.storage.urls import redact, redact_text
 
 _CHUNK_BYTES = 1 << 20
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 10  # as curl and reqwest, roughly
-_NOT_FOR_HEAD = frozenset({400, 403, 405, 501})  # signed for GET only, or not built: asked again with GET
 
 ERRORS: dict[type[BaseException], type[SqlStreamError]] = {
     urllib3.exceptions.SSLError: StorageError,  # a bad certificate stays bad
@@ -59,23 +56,19 @@ class HttpStorage:
 
     def head(self, url: str) -> ObjectInfo:
         """Return size and etag of one object."""
-        response = self._request("HEAD", url, {}, accept=_NOT_FOR_HEAD)
-        if response.status in _NOT_FOR_HEAD:
+        response = self._request("HEAD", url, {}, accept=NOT_FOR_HEAD)[0]
+        if response.status in NOT_FOR_HEAD:
             response.close()
-            response = self._request("GET", url, {})
-        info, _ = _info(url, response)
+            response = self._request("GET", url, {})[0]
+        info, _ = object_info(url, response.status, response.headers)
         response.close() if response.status == 200 and info.size_bytes else response.release_conn()
         return info
 
     def get(self, url: str, *, start: int = 0, stop: int | None = None, etag: str | None = None) -> HttpStream:
         """Open the object, whole or a range."""
-        headers = {}
-        if start or stop is not None:
-            headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
-        if etag:
-            headers["If-Match"] = etag
         deadline = time.monotonic() + self._options.total_timeout_seconds
-        return HttpStream(url, self._request("GET", url, headers), deadline=deadline)
+        response, num_redirects = self._request("GET", url, range_headers(start, stop, etag))
+        return HttpStream(url, response, num_redirects=num_redirects, deadline=deadline)
 
     def get_range(self, url: str, start: int, stop: int, *, etag: str | None = None) -> RangeBytes:
         """Return exactly the bytes `[start, stop)`; also from a server that ignores ranges."""
@@ -88,28 +81,35 @@ class HttpStorage:
 
     def _request(
         self, method: str, url: str, headers: Mapping[str, str], accept: frozenset[int] = frozenset()
-    ) -> urllib3.BaseHTTPResponse:
-        """Make one request, follow redirects that are allowed; return the open answer."""
-        own = store_settings(scheme(url), self._options.storage_options).headers
-        target, sent = _without_user(url, {"Accept-Encoding": "identity", **own, **headers})
-        for _ in range(_MAX_REDIRECTS):
-            response = self._send(method, target, sent, url)
-            location = response.headers.get("Location")
-            if response.status not in _REDIRECTS or not location:
-                break
-            response.close()
-            source, target = target, urljoin(target, location)
-            check_redirect(source, target)
-            if urlsplit(target)[:2] != urlsplit(source)[:2]:  # another server: what was meant for the first one stays here
-                sent = {"Accept-Encoding": "identity", **headers}
-        else:
-            raise StorageError(f"{redact(url)}: more than {_MAX_REDIRECTS} redirects", url=redact(url))
-        if response.status >= 300 and response.status not in accept:
-            response.close()
-            raise error_for_status(
-                response.status, url, detail=response.reason or "", retry_after=response.headers.get("Retry-After")
-            )
-        return response
+    ) -> tuple[urllib3.BaseHTTPResponse, int]:
+        """Ask, and follow redirects that are allowed; return the open answer and the number of redirects.
+
+        Raises:
+            StorageError: With the number of redirects in its context as `num_extra_requests`.
+        """
+        num_redirects = 0
+        own = {"Accept-Encoding": "identity"}
+        target, user = without_user(url)
+        sent = {**user, **own, **http_headers(self._options.storage_options), **headers}
+        try:
+            while True:
+                response = self._send(method, target, sent, url)
+                location = response.headers.get("Location")
+                if response.status not in _REDIRECTS or not location:
+                    break
+                response.close()
+                source, target = target, urljoin(target, location)
+                if num_redirects == _MAX_REDIRECTS:
+                    raise StorageError(f"{redact(url)}: more than {_MAX_REDIRECTS} redirects", url=redact(url))
+                check_redirect(source, target)
+                num_redirects += 1
+                if urlsplit(target)[:2] != urlsplit(source)[:2]:  # another server: what was meant for the first one stays here
+                    sent = {**own, **headers}
+            _check_status(response, url, accept)
+        except StorageError as error:
+            error.context["num_extra_requests"] = num_redirects
+            raise
+        return response, num_redirects
 
     def _send(self, method: str, target: str, headers: Mapping[str, str], url: str) -> urllib3.BaseHTTPResponse:
         parts = urlsplit(target)
@@ -120,25 +120,24 @@ class HttpStorage:
             raise map_error(error, url) from error
 
 
-def _without_user(url: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return the URL without `user:password@` and fragment, and the headers with them."""
-    parts, sent = urlsplit(url), dict(headers)
-    if parts.username is not None:
-        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        sent.setdefault("Authorization", "Basic " + base64.b64encode(pair.encode()).decode())
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl(), sent
+def _check_status(response: urllib3.BaseHTTPResponse, url: str, accept: frozenset[int]) -> None:
+    if response.status >= 300 and response.status not in accept:
+        response.close()
+        raise error_for_status(
+            response.status, url, detail=response.reason or "", retry_after=response.headers.get("Retry-After")
+        )
 
 
 class HttpStream:
     """An open answer of urllib3."""
 
-    def __init__(self, url: str, response: urllib3.BaseHTTPResponse, *, deadline: float) -> None:
+    def __init__(self, url: str, response: urllib3.BaseHTTPResponse, *, num_redirects: int, deadline: float) -> None:
         self._url = url
         self._response = response
         self._deadline = deadline
-        self.num_extra_requests = 0
+        self.num_extra_requests = num_redirects
         try:
-            self.info, self.start = _info(url, response)
+            self.info, self.start = object_info(url, response.status, response.headers)
         except BaseException:
             response.close()
             raise
@@ -157,20 +156,3 @@ class HttpStream:
     def close(self) -> None:
         """Close the connection if its body was not read to the end."""
         self._response.close()
-
-
-def _info(url: str, response: urllib3.BaseHTTPResponse) -> tuple[ObjectInfo, int]:
-    """Return what the answer's header says of the whole object, and at which of its bytes the body starts."""
-    headers = response.headers
-    length = headers.get("Content-Length")
-    is_plain = headers.get("Content-Encoding", "identity") == "identity"
-    size = int(length) if length and length.isdigit() and is_plain else None
-    start = 0
-    if response.status == 206:
-        said = headers.get("Content-Range", "")
-        match = _CONTENT_RANGE.fullmatch(said)
-        if match is None or (size is not None and size != int(match[2]) + 1 - int(match[1])):
-            where = redact(url)
-            raise TransientStorageError(f"{where}: the answer says the range {said!r} and the length {length}", url=where)
-        start, size = int(match[1]), int(match[3])
-    return ObjectInfo(url=url, size_bytes=size, etag=headers.get("ETag")), start

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ssl
 import threading
-import urllib.request
 
 import urllib3
 
 from sqlstream.config import StorageOptions
+from sqlstream.storage.routes import proxy_for, tls_context
 from sqlstream.storage.settings import Network, network_settings
 
 
@@ -31,20 +30,11 @@ class Pools:
 
     def proxy(self, scheme: str, host: str) -> str:
         """Return the proxy for a host, `''` for none: that of the options, else the environment's."""
-        network = self._network
-        if any(host == name or host.endswith(f".{name}") for name in network.proxy_excludes):
-            return ""
-        if network.proxy_url:
-            return network.proxy_url
-        return "" if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme, "")
+        return proxy_for(self._network, scheme, host)
 
     def _open(self, proxy: str) -> urllib3.PoolManager:
-        options, network = self._options, self._network
-        context = ssl.create_default_context(cadata=network.root_certificate)
-        if network.root_certificate:
-            context.load_default_certs()
-        if network.allows_invalid_certificates:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        options = self._options
+        context = tls_context(self._network)
         num_connections = 64 if options.num_threads == "auto" else options.num_threads
         timeout = urllib3.Timeout(connect=options.connect_timeout_seconds, read=options.read_timeout_seconds)
         if not proxy:

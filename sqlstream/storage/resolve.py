@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from functools import cached_property
 
 from sqlstream.config import StorageOptions
 from sqlstream.storage.base import Storage
-from sqlstream.storage.policy import host_name, is_private_literal
-from sqlstream.storage.settings import SCHEMES
-from sqlstream.storage.spelling import spells_exactly
-from sqlstream.storage.urls import redact, scheme
+from sqlstream.storage.policy import host_name
+from sqlstream.storage.routes import proxy_for
+from sqlstream.storage.settings import SCHEMES, network_settings
+from sqlstream.storage.spelling import is_plain
+from sqlstream.storage.urls import host, scheme
 
 _logger = logging.getLogger(__name__)
 
@@ -20,16 +20,18 @@ _logger = logging.getLogger(__name__)
 class Resolver:
     """Knows which backends can read a URL; thread safe.
 
-    obstore serves s3, gs, az and http(s); behind it, for http(s), stands urllib3, which reads what obstore cannot. All else,
-    local files too, goes through fsspec, and everything when a file system object is given.
+    obstore serves s3, gs and az; http(s) the direct client, and behind it urllib3, which reads what that one leaves. All else,
+    local files too, goes through fsspec, and everything when a file system object is given. fsspec's own http client is not
+    chosen for anybody: it follows redirects into private networks, and gives whole objects for ranges.
     """
 
     def __init__(self, options: StorageOptions) -> None:
         given = options.storage_options
-        self._prefers_fsspec = given.get("backend") == "fsspec" or given.get("filesystem") is not None
+        self._has_file_system = given.get("filesystem") is not None
+        self._prefers_fsspec = given.get("backend") == "fsspec"
         self._options = options
-        self._exact_hosts: set[str] = set()
-        self._lock = threading.Lock()
+        self._is_direct: dict[str, bool] = {}
+        self._has_warned = False
 
     # Each is imported when a URL first needs it: together they take as long as all the rest of a start (m).
 
@@ -46,6 +48,12 @@ class Resolver:
         return HttpStorage(self._options)
 
     @cached_property
+    def _direct(self) -> Storage:
+        from sqlstream.storage.direct_backend import DirectHttpStorage
+
+        return DirectHttpStorage(self._options)
+
+    @cached_property
     def _fsspec(self) -> Storage:
         from sqlstream.storage.fsspec_backend import FsspecStorage
 
@@ -54,23 +62,23 @@ class Resolver:
     def candidates(self, url: str) -> Sequence[Storage]:
         """Return the backends for a URL, from fast to exact; see `retry.with_retries`."""
         kind = scheme(url)
-        if kind not in SCHEMES or self._prefers_fsspec:
+        is_http = SCHEMES.get(kind) == "http"
+        if kind not in SCHEMES or self._has_file_system or (self._prefers_fsspec and not is_http):
             return (self._fsspec,)
-        if SCHEMES[kind] != "http":
+        if not is_http:
             return (self._obstore,)
-        # obstore follows redirects without asking us. Over https it stays with https, where a certificate must fit; in the
-        # clear a public server could send it to any address in here.
-        is_safe = kind == "https" or is_private_literal(host_name(url))
-        is_fast = is_safe and spells_exactly(url) and _host(url) not in self._exact_hosts
-        return (self._obstore, self._http) if is_fast else (self._http,)
+        return (self._direct, self._http) if is_plain(url) and self._host_is_direct(url) else (self._http,)
 
     def prefer_exact(self, url: str) -> None:
-        """Remember that obstore cannot read what this URL's host answers, so that the next object costs one request."""
-        with self._lock:
-            if not self._exact_hosts:
-                _logger.warning("%s: obstore cannot read this server's answers; urllib3 reads them, more slowly", redact(url))
-            self._exact_hosts.add(_host(url))
+        """Remember that the direct client cannot read the answers of this host: the next object costs one request again."""
+        if not self._has_warned:
+            self._has_warned = True
+            _logger.warning("%s redirects, compresses or gives no lengths: urllib3 reads it, more slowly", host(url))
+        self._is_direct[host(url)] = False
 
-
-def _host(url: str) -> str:
-    return url.partition("://")[2].partition("/")[0]
+    def _host_is_direct(self, url: str) -> bool:
+        """Whether a host is reached without a proxy, and its answers are read by the direct client."""
+        if (known := self._is_direct.get(host(url))) is None:
+            network = network_settings(self._options.storage_options)
+            known = self._is_direct[host(url)] = not proxy_for(network, scheme(url), host_name(url))
+        return known

@@ -62,6 +62,12 @@ class Tally:
     furthest_bytes: int = 0
     """How much of the object is kept from failed attempts: the next one goes on there."""
 
+    def count_failed(self, error: StorageError) -> None:
+        """Count the requests that a failed attempt made beside its first one (redirects), once."""
+        num_extra = error.context.pop("num_extra_requests", 0)
+        assert isinstance(num_extra, int)
+        self.num_requests += num_extra
+
 
 def with_retries(
     candidates: Sequence[Storage],
@@ -95,7 +101,7 @@ def with_retries(
     while True:
         tally.num_requests += 1
         try:
-            return operation(queue[0])
+            return _counted(lambda: operation(queue[0]), tally)
         except UnsupportedAnswerError:
             if len(queue) == 1:
                 raise
@@ -110,6 +116,15 @@ def with_retries(
             wait(policy.pause_seconds(num_failures, error, random.random()))
         if len(queue) > 1:
             del queue[0]
+
+
+def _counted(attempt: Callable[[], Result], tally: Tally) -> Result:
+    """Return `attempt()`; if it fails, count the requests that it made beside its first one."""
+    try:
+        return attempt()
+    except StorageError as error:
+        tally.count_failed(error)
+        raise
 
 
 def list_with_retries(

@@ -84,8 +84,6 @@ class StoreSettings:
     """Of the store's class (S3Config, …); holds secrets."""
     client: Mapping[str, object] = field(default_factory=dict, repr=False)
     """Of its HTTP client (ClientConfig); timeouts are added by the backend."""
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Sent with every request."""
 
 
 def store_settings(scheme: str, options: Mapping[str, object]) -> StoreSettings:
@@ -96,6 +94,7 @@ def store_settings(scheme: str, options: Mapping[str, object]) -> StoreSettings:
     """
     family = SCHEMES[scheme]
     flat = _flatten(options)
+    _check_known(scheme, flat)
     config: dict[str, object] = {}
     client: dict[str, object] = {}
     for key, value in flat.items():
@@ -106,9 +105,6 @@ def store_settings(scheme: str, options: Mapping[str, object]) -> StoreSettings:
             config[name] = value
         elif key in _CLIENT:
             client[key] = value
-        elif key not in known_keys():
-            known = ", ".join(sorted(_OWN[family] | set(_ALIASES[family]) | _HANDLED[family] | _CLIENT | OWN_KEYS))
-            raise ConfigError(f"storage_options[{key!r}] is not known for {scheme}://: use one of {known}; or backend='fsspec'")
     if flat.get("verify") is False:
         client["allow_invalid_certificates"] = True
     elif isinstance(flat.get("verify"), str):
@@ -120,7 +116,16 @@ def store_settings(scheme: str, options: Mapping[str, object]) -> StoreSettings:
     endpoint = config.get("endpoint") or config.get("base_url")
     if scheme == "http" or (isinstance(endpoint, str) and endpoint.startswith("http://")):
         client["allow_http"] = True
-    return StoreSettings(config=config, client=client, headers=_headers(flat) if family == "http" else {})
+    return StoreSettings(config=config, client=client)
+
+
+def _check_known(scheme: str, flat: Mapping[str, object]) -> None:
+    """Raise for a key that means nothing to any scheme."""
+    family = SCHEMES[scheme]
+    for key in flat.keys() - known_keys():
+        if flat[key] is not None:
+            known = ", ".join(sorted(_OWN[family] | set(_ALIASES[family]) | _HANDLED[family] | _CLIENT | OWN_KEYS))
+            raise ConfigError(f"storage_options[{key!r}] is not known for {scheme}://: use one of {known}; or backend='fsspec'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +171,23 @@ def known_keys() -> set[str]:
     return known
 
 
-def _headers(flat: Mapping[str, object]) -> dict[str, str]:
-    headers = flat.get("headers") or {}
-    if not isinstance(headers, Mapping):
+def http_headers(options: Mapping[str, object]) -> dict[str, str]:
+    """Return the headers for each request over http(s).
+
+    Raises:
+        ConfigError: They are no dict, one of them would not be one line of a request, or an option is not known.
+    """
+    flat = _flatten(options)
+    if options.get("backend") != "fsspec":  # else they may be meant for any file system
+        _check_known("http", flat)
+    given = flat.get("headers") or {}
+    if not isinstance(given, Mapping):
         raise ConfigError("storage_options['headers'] is not a dict of names and values")
-    return {str(name): str(value) for name, value in headers.items()}
+    headers = {"User-Agent": str(flat.get("user_agent") or "sqlstream"), **{str(name): str(given[name]) for name in given}}
+    for name, value in headers.items():
+        if not (name + value).isprintable() or not name or ":" in name or max(name + value) > "\xff":
+            raise ConfigError(f"storage_options['headers'] has {name!r}, which or whose value is not one line of Latin-1 text")
+    return headers
 
 
 def _gcs_token(token: object) -> dict[str, object]:

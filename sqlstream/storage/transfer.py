@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sqlstream.errors import FetchCancelledError, ObjectChangedError, SqlStreamError, StorageError, TransientStorageError
@@ -60,6 +60,7 @@ class Transfer:
         self.active_since: float | None = None
         """When the request that is under way last brought something, by the monotonic clock; None while none is."""
         self._slot: Slot | None = None
+        self._silence_seconds = 0.0  # the longest between two chunks of this try
         self._kept: tuple[int, str] | None = None  # bytes of which version are in the file, for the next try
         self._checksum: checksum.Checksum | None = None
         self._wrong_digest: bytes | None = None
@@ -115,14 +116,12 @@ class Transfer:
         latency = time.monotonic() - begun_at
         offset, info = stream.start, stream.info
         try:
-            self._check_version(info)
+            _check_version(self.request, info)
             if offset == 0:
                 self._restart_checksum(info)
             if info.size_bytes is not None:
                 self._wait_for_grant(info.size_bytes, info.size_bytes)
-            for chunk in stream.chunks():
-                self.active_since = time.monotonic()
-                self._tally.downloaded_bytes += len(chunk)
+            for chunk in self._chunks(stream):
                 if self._checksum is not None:
                     self._checksum.update(chunk)
                 self._write(chunk, offset, info.size_bytes)
@@ -136,24 +135,20 @@ class Transfer:
             stream.close()
             self._tally.num_requests += stream.num_extra_requests
         if request.expected_bytes is not None and offset != request.expected_bytes:
-            raise self._changed(f"has {offset} bytes, {request.expected_bytes} were expected")
+            raise _changed(request, f"has {offset} bytes, {request.expected_bytes} were expected")
         self._check_digest()
-        self._way.observe(Seen(latency_seconds=latency, size_bytes=offset))
+        self._way.observe(Seen(latency_seconds=latency, silence_seconds=self._silence_seconds, size_bytes=offset))
         return info, offset
 
     def _attempt_span(self, storage: Storage, start: int, stop: int) -> tuple[ObjectInfo, int]:
         """Download a part of the object once, on from what an earlier try has kept; also from a server that ignores ranges."""
         (kept, etag), self._kept = self._kept or (0, self.request.expected_etag), None
-        etag = None if etag is None or etag.startswith("W/") else etag
         begun_at = self.active_since = time.monotonic()
-        stream = storage.get(self.request.url, start=start + kept, stop=stop, etag=etag)
-        latency = time.monotonic() - begun_at
-        offset = stream.start
+        stream = storage.get(self.request.url, start=start + kept, stop=stop, etag=_strong(etag))
+        latency, offset = time.monotonic() - begun_at, stream.start
         try:
-            self._check_etag(stream.info)
-            for chunk in stream.chunks():
-                self.active_since = time.monotonic()
-                self._tally.downloaded_bytes += len(chunk)
+            _check_etag(self.request, stream.info)
+            for chunk in self._chunks(stream):
                 within = chunk[max(0, start - offset) : max(0, stop - offset)]
                 self._write(within, max(start, offset) - start, stop - start)
                 offset += len(chunk)
@@ -166,8 +161,18 @@ class Transfer:
         finally:
             stream.close()
             self._tally.num_requests += stream.num_extra_requests
-        self._way.observe(Seen(latency_seconds=latency, size_bytes=stop - start))
+        self._way.observe(Seen(latency_seconds=latency, silence_seconds=self._silence_seconds, size_bytes=stop - start))
         return stream.info, stop - start
+
+    def _chunks(self, stream: ObjectStream) -> Iterator[memoryview]:
+        """Yield what comes, counted and timed."""
+        asked_at, self._silence_seconds = time.monotonic(), 0.0
+        for chunk in stream.chunks():
+            self.active_since = time.monotonic()
+            self._silence_seconds = max(self._silence_seconds, self.active_since - asked_at)
+            self._tally.downloaded_bytes += len(chunk)
+            yield chunk
+            asked_at = time.monotonic()
 
     def _open(self, storage: Storage) -> ObjectStream:
         """Open the rest of the object if an earlier try has kept its start, else the whole."""
@@ -175,12 +180,13 @@ class Transfer:
         if self._kept is not None:
             (offset, etag), self._kept = self._kept, None
             try:
-                return storage.get(url, start=offset, etag=etag)
+                return self._way.opener.open(storage, url, self._tally, start=offset, etag=etag)
             except StorageError as error:
                 if not isinstance(error, UnsupportedAnswerError | ObjectChangedError) and (
                     error.context.get("status") not in _NO_RANGES
                 ):
                     raise
+                self._tally.count_failed(error)
             self._tally.num_requests += 1
         return self._way.opener.open(storage, url, self._tally)
 
@@ -205,25 +211,10 @@ class Transfer:
         assert found.expected is not None
         text = f"has the {found.algorithm} {found.digest.hex()}, {found.expected.hex()} was expected"
         if found.digest == self._wrong_digest:
-            raise self._changed(text)
+            raise _changed(self.request, text)
         self._wrong_digest = found.digest
         where = redact(self.request.url)
         raise TransientStorageError(f"{where} {text}: it was damaged on its way", url=where)
-
-    def _check_version(self, info: ObjectInfo) -> None:
-        expected = self.request
-        if None not in (expected.expected_bytes, info.size_bytes) and info.size_bytes != expected.expected_bytes:
-            raise self._changed(f"has {info.size_bytes} bytes, {expected.expected_bytes} were expected")
-        self._check_etag(info)
-
-    def _check_etag(self, info: ObjectInfo) -> None:
-        expected = self.request
-        if expected.expected_etag and info.etag and _bare(info.etag) != _bare(expected.expected_etag):
-            raise self._changed(f"has the etag {info.etag}, {expected.expected_etag} was expected")
-
-    def _changed(self, fact: str) -> ObjectChangedError:
-        where = redact(self.request.url)
-        return ObjectChangedError(f"{where} {fact}: it changed since it was indexed; rebuild the index", url=where)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -296,6 +287,28 @@ class Transfer:
                 error=error,
             )
         )
+
+
+def _check_version(request: FetchRequest, info: ObjectInfo) -> None:
+    """Raise if an object is not the one that was asked for."""
+    if None not in (request.expected_bytes, info.size_bytes) and info.size_bytes != request.expected_bytes:
+        raise _changed(request, f"has {info.size_bytes} bytes, {request.expected_bytes} were expected")
+    _check_etag(request, info)
+
+
+def _check_etag(request: FetchRequest, info: ObjectInfo) -> None:
+    if request.expected_etag and info.etag and _bare(info.etag) != _bare(request.expected_etag):
+        raise _changed(request, f"has the etag {info.etag}, {request.expected_etag} was expected")
+
+
+def _changed(request: FetchRequest, fact: str) -> ObjectChangedError:
+    where = redact(request.url)
+    return ObjectChangedError(f"{where} {fact}: it changed since it was indexed; rebuild the index", url=where)
+
+
+def _strong(etag: str | None) -> str | None:
+    """Return an etag that If-Match compares; a weak one it never does."""
+    return None if etag is None or etag.startswith("W/") else etag
 
 
 def _bare(etag: str) -> str:

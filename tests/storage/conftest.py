@@ -65,7 +65,7 @@ def gcs() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Key and certificate for 127.0.0.1 in one PEM file; that of the authority that signed it lies beside, as `ca.pem`."""
+    """Key and certificate for 127.0.0.1 and 8.8.8.8 in one PEM file; the authority that signed it lies beside, as `ca.pem`."""
     directory = tmp_path_factory.mktemp("tls")
     now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
     authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -75,8 +75,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
         builder = x509.CertificateBuilder(issuer, subject, public_key, x509.random_serial_number(), now - day, now + day)
         builder = builder.add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
         if not is_authority:
-            address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-            builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
+            addresses = [x509.IPAddress(ipaddress.ip_address(text)) for text in ("127.0.0.1", "8.8.8.8")]
+            builder = builder.add_extension(x509.SubjectAlternativeName(addresses), critical=False)
         return builder.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     (directory / "ca.pem").write_bytes(signed("test authority", authority_key.public_key(), is_authority=True))

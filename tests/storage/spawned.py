@@ -13,11 +13,17 @@ _made: dict[tuple[str, str], Storage] = {}
 
 
 def _storage(backend: str, options: StorageOptions) -> Storage:
+    from sqlstream.storage.direct_backend import DirectHttpStorage
     from sqlstream.storage.fsspec_backend import FsspecStorage
     from sqlstream.storage.http_backend import HttpStorage
     from sqlstream.storage.obstore_backend import ObstoreStorage
 
-    kinds: dict[str, type[Any]] = {"obstore": ObstoreStorage, "fsspec": FsspecStorage, "urllib3": HttpStorage}
+    kinds: dict[str, type[Any]] = {
+        "obstore": ObstoreStorage,
+        "fsspec": FsspecStorage,
+        "urllib3": HttpStorage,
+        "direct": DirectHttpStorage,
+    }
     key = (backend, repr(sorted(options.storage_options.items(), key=str)))
     if key not in _made:
         _made[key] = kinds[backend](options)

@@ -73,7 +73,7 @@ def test_requests_of_s3fs_are_counted_exactly(
 
 def test_requests_of_fsspec_http_are_counted_exactly(server: FaultyHttpServer, tmp_path: Path, fetchers: list[Fetcher]) -> None:
     server.objects["/x"] = b"x" * 1000
-    fetchers.append(Fetcher(StorageOptions(storage_options={"backend": "fsspec"})))
+    fetchers.append(Fetcher(StorageOptions(storage_options={"filesystem": fsspec.filesystem("http")})))
     downloads = Downloads(fetchers[0], tmp_path)
     downloads.submit(f"{server.url}/x")
     (done,) = downloads.wait_done()

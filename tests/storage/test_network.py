@@ -10,10 +10,14 @@ import urllib3
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import AccessDeniedError, StorageError, TransientStorageError
+from sqlstream.storage.base import UnsupportedAnswerError
+from sqlstream.storage.direct_backend import DirectHttpStorage
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.storage.http_backend import HttpStorage
 from sqlstream.storage.region import discover_region
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
+from tests.storage.downloads import Downloads
+from tests.storage.tunnel import Tunnel
 
 DATA = b"data" * 1000
 _MORE_WAYS = ("root_certificate", "verify=False")
@@ -153,15 +157,49 @@ class TestRedirects:
         with pytest.raises(StorageError, match="more than 10 redirects"):
             read(make(num_retries=0), f"{server.url}/x?q=1", tmp_path)
 
-    def test_from_https_into_the_clear_is_not_followed_by_obstore(
-        self, tls: FaultyHttpServer, server: FaultyHttpServer, make: Make, tmp_path: Path
+    @pytest.mark.parametrize("scheme", ["http", "https"])
+    def test_over_tls_into_a_private_network_is_refused(
+        self, tls: FaultyHttpServer, server: FaultyHttpServer, make: Make, certificate: Path, tmp_path: Path, scheme: str
     ) -> None:
-        """What makes its redirects harmless: it stays with https, where a certificate must fit."""
-        server.objects["/x"] = DATA
-        tls.script("/r", always=FaultyAnswer(fault=Fault.REDIRECT, location=f"{server.url}/x"))
-        with pytest.raises(StorageError):
-            read(make(num_retries=0, allow_invalid_certificates=True), f"{tls.url}/r", tmp_path)
-        assert server.requests() == []
+        """The server speaks for the public address 8.8.8.8, by a proxy, and has a certificate for it."""
+        server.objects["/secret"] = DATA
+        target = server.url if scheme == "http" else tls.url
+        tls.objects["/secret"] = DATA
+        tls.script("/x", always=FaultyAnswer(fault=Fault.REDIRECT, location=f"{target}/secret"))
+        tls.script("/y", always=FaultyAnswer(fault=Fault.REDIRECT, location="https://8.8.8.8/bucket/x"))
+        with Tunnel(int(tls.url.rpartition(":")[2])) as tunnel:
+            options = {"proxy_url": tunnel.url, "verify": str(certificate.with_name("ca.pem"))}
+            fetcher = make(num_retries=0, **options)
+            with pytest.raises(AccessDeniedError, match="private network"):
+                read(fetcher, "https://8.8.8.8/x", tmp_path)
+            assert read(fetcher, "https://8.8.8.8/y", tmp_path) == DATA
+            assert set(tunnel.named) == {"8.8.8.8:443"}
+        assert server.requests() == tls.requests("/secret") == []
+
+    @pytest.mark.parametrize("is_secure", [True, False], ids=["https", "http"])
+    def test_the_fast_client_follows_none(self, tls: FaultyHttpServer, server: FaultyHttpServer, is_secure: bool) -> None:
+        source = tls if is_secure else server
+        server.objects["/secret"] = DATA
+        source.script("/x", always=FaultyAnswer(fault=Fault.REDIRECT, location=f"{server.url}/secret"))
+        storage = DirectHttpStorage(StorageOptions(storage_options={"verify": False}))
+        for ask in (storage.get, storage.head):
+            with pytest.raises(UnsupportedAnswerError):
+                ask(f"{source.url}/x")
+        assert server.requests("/secret") == []
+
+    def test_each_is_counted_as_a_request(self, server: FaultyHttpServer, make: Make, tmp_path: Path) -> None:
+        """Also where it leads to a failure: once the fast client's, then twice two of the exact one."""
+        server.objects["/y"] = DATA
+        server.script("/x", always=FaultyAnswer(fault=Fault.REDIRECT, location="/y"))
+        server.script("/y", FaultyAnswer(fault=Fault.STATUS, status=503))
+        downloads = Downloads(make(), tmp_path)
+        downloads.submit(f"{server.url}/x")
+        (done,) = downloads.wait_done()
+        assert (done.error, done.num_requests, done.num_retries) == (None, 5, 1)
+        assert len(server.requests()) == 5
+        downloads.submit(f"{server.url}/x")  # the server is known by now
+        assert downloads.wait_done("1")[0].num_requests == 2
+        assert len(server.requests()) == 7
 
 
 @pytest.mark.parametrize("status", [200, 301, 403])
