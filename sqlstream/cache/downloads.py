@@ -24,7 +24,7 @@ from sqlstream.cache.hosts import record_hosts
 from sqlstream.cache.keys import BLOCK_BYTES, ObjectRef, charged_bytes
 from sqlstream.cache.ledger import LedgerTransaction
 from sqlstream.cache.owner import Owner
-from sqlstream.cache.room import Room, make_room, make_space
+from sqlstream.cache.room import Room, forget_limit_of_the_dead, make_room, make_space
 from sqlstream.cache.rows import Publication
 from sqlstream.errors import CacheDiskError, CacheError, CacheFullError, SqlStreamError
 from sqlstream.storage import urls
@@ -212,15 +212,17 @@ class Downloads:
         return room is Room.ENOUGH
 
     def _extend_once(self, tx: LedgerTransaction, lead: Lead, size_bytes: int | None) -> Room:
+        assert self._owner.id is not None
         limit_bytes = tx.account().limit_bytes
         target = charged_bytes(size_bytes) if size_bytes is not None else lead.charged_bytes + STEP_BYTES
         if limit_bytes is not None and size_bytes is None:
             target = max(min(target, limit_bytes // BLOCK_BYTES * BLOCK_BYTES), lead.charged_bytes + BLOCK_BYTES)
         self._learned[lead.ref.key] = target
         if limit_bytes is not None and target > limit_bytes:
+            if forget_limit_of_the_dead(tx, self._disk, self._owner.id):
+                return Room.AGAIN
             lead.error = cannot_fit({lead.ref.url: target}, limit_bytes)
             return Room.NONE
-        assert self._owner.id is not None
         room = make_room(tx, self._disk, target - lead.charged_bytes, owner=self._owner.id, in_line=False)
         if room is Room.ENOUGH and not tx.extend(lead.ref.key, lead.part.name, target):
             return Room.NONE  # the ledger was replaced under us: nothing counts these bytes

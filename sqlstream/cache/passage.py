@@ -11,7 +11,7 @@ from sqlstream.cache.downloads import Downloads, Lead, cannot_fit
 from sqlstream.cache.holds import Hold, Holdings
 from sqlstream.cache.keys import ObjectRef
 from sqlstream.cache.ledger import LedgerTransaction
-from sqlstream.cache.room import Room, make_room
+from sqlstream.cache.room import Room, forget_limit_of_the_dead, make_room
 from sqlstream.cache.rows import Account, EntryRow, Reservation
 from sqlstream.storage import urls
 from sqlstream.storage.fetcher import Fetcher
@@ -77,6 +77,9 @@ class Passage:
         guess = {ref.key: self.downloads.reservation_bytes(ref) for ref in new}
         self.need_bytes = sum(least.values())
         if self._limit is not None and self.need_bytes > self._limit:
+            if forget_limit_of_the_dead(tx, self.disk, self.owner):
+                self.room = Room.AGAIN
+                return False
             self._refuse(hold, new, least)
             return True
         for charges in (guess, least) if self.takes_least else (guess,):

@@ -49,14 +49,14 @@ def make_room(
         in_line: Leave room for owners that have waited longer; False for whoever has waited long enough.
     """
     account = tx.account()
-    if account.limit_bytes is None:
+    wanted = need_bytes + (_claims_before(tx, disk, owner) if in_line and account.limit_bytes is not None else 0)
+    if account.limit_bytes is None or account.has_room(wanted):
         return Room.ENOUGH
-    wanted = need_bytes + (_claims_before(tx, disk, owner) if in_line else 0)
-    if account.has_room(wanted):
-        return Room.ENOUGH
+    if forget_limit_of_the_dead(tx, disk, owner):
+        return Room.AGAIN
     if wanted > account.limit_bytes:
         return Room.NONE  # those before us take all of it: no eviction of ours helps
-    if _is_limit_of_the_dead(tx, disk, owner) or tx.drain_touches(MAX_DRAINED_TOUCHES):
+    if tx.drain_touches(MAX_DRAINED_TOUCHES):
         return Room.AGAIN
     missing = account.charged_bytes + wanted - account.limit_bytes
     surplus = account.charged_bytes + wanted - int(account.limit_bytes * HYSTERESIS)
@@ -96,7 +96,7 @@ def _claims_before(tx: LedgerTransaction, disk: Disk, owner: str) -> int:
     return claims
 
 
-def _is_limit_of_the_dead(tx: LedgerTransaction, disk: Disk, owner: str) -> bool:
-    """Return whether the limit in force was that of owners who are dead; they are reaped then."""
+def forget_limit_of_the_dead(tx: LedgerTransaction, disk: Disk, owner: str) -> bool:
+    """Return whether the limit in force was that of owners who are dead; they are reaped then. Ask before a limit refuses."""
     bound = tx.owners_at_limit()
     return owner not in bound and not any(disk.owner_is_live(other) for other in bound) and recover.reap_owners(tx, disk) > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
 from sqlstream.config import StorageOptions
@@ -12,11 +12,11 @@ from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchRequest, GrantNee
 
 
 class ScriptedFetcher(Fetcher):
-    """Stands in for a `Fetcher`: downloads end before `submit` returns, without a helper process.
+    """Stands in for a `Fetcher`: downloads end before `submit` returns, or when told to, without a helper process.
 
     Args:
         objects: Bytes by URL.
-        errors: What a URL fails with instead.
+        errors: What a URL fails with instead, each time; see `script` for once.
         before_write: Called with the URL before its bytes are written, and again after the first half of them; the default is
             without effect.
     """
@@ -33,6 +33,10 @@ class ScriptedFetcher(Fetcher):
         self.errors = dict(errors or {})
         self.num_gets: Counter[str] = Counter()
         """How often each URL was asked for."""
+        self.holds_back = False
+        """True: downloads wait for `deliver`, as those of a slow server do."""
+        self._scripts: dict[str, deque[StorageError | None]] = {}
+        self._pending: dict[str, tuple[FetchRequest, Sink]] = {}
         self._before_write = before_write
         self._granted: dict[str, int] = {}
         self._cancelled: set[str] = set()
@@ -42,7 +46,24 @@ class ScriptedFetcher(Fetcher):
         for request in requests:
             self.num_gets[request.url] += 1
             self._granted[request.ticket] = request.granted_bytes
-            sink([self._done(request, sink)])
+            if self.holds_back:
+                self._pending[request.url] = (request, sink)
+            else:
+                sink([self._done(request, sink)])
+
+    def script(self, url: str, *answers: StorageError | None) -> None:
+        """Give the next requests of `url` these answers, one each, and then its bytes; None: its bytes."""
+        self._scripts[url] = deque(answers)
+
+    def deliver(self, url: str) -> None:
+        """End a download that was held back."""
+        request, sink = self._pending.pop(url)
+        sink([self._done(request, sink)])
+
+    @property
+    def pending(self) -> list[str]:
+        """URLs that were asked for and are held back, oldest first."""
+        return list(self._pending)
 
     def grant(self, ticket: str, granted_bytes: int) -> None:
         """Let a download write more."""
@@ -56,7 +77,8 @@ class ScriptedFetcher(Fetcher):
         """There is no process to end."""
 
     def _done(self, request: FetchRequest, sink: Sink) -> FetchDone:
-        error = self.errors.get(request.url)
+        script = self._scripts.get(request.url)
+        error = script.popleft() if script else self.errors.get(request.url)
         if error is None and request.url not in self.objects:
             error = ObjectNotFoundError(f"{request.url} does not exist")
         if error is not None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache import Cache
+from sqlstream.cache.keys import ObjectRef
 from sqlstream.cache.room import MAX_EVICTIONS
 from sqlstream.testing.invariants import check_invariants
-from sqlstream.testing.servers import FaultyHttpServer
+from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.cache.actors import Stage, objects, pin_until_told
 
 SIZE, CHARGE = 4000, 4096
@@ -138,3 +139,17 @@ def test_a_file_that_cannot_be_removed_stays_counted_and_stops_nobody(
         assert Path(first).exists()
         assert cache.statistics().used_bytes <= 10 * CHARGE
         check_invariants(directory)
+
+
+def test_a_limit_of_the_dead_refuses_nobody(server: FaultyHttpServer, directory: Path, urls: list[str], stage: Stage) -> None:
+    """Neither a size that the index knows, nor a guess, nor one that turns out on the way."""
+    server.objects.update(objects([50 * CHARGE] * 2, prefix="/large"))
+    server.script("/large/1.bin", FaultyAnswer(fault=Fault.NO_LENGTH))
+    for ref in (ObjectRef.of(f"{server.url}/large/0.bin", size_bytes=50 * CHARGE), ObjectRef.of(f"{server.url}/large/1.bin")):
+        small = stage.start(pin_until_told, directory, 2 * CHARGE, urls[:1])
+        small.hear()
+        with Cache(directory, limit=100 * CHARGE) as cache:
+            small.kill()
+            cache.store.acquirer.release(cache.hold([ref]))
+            assert cache.statistics().limit_bytes == 100 * CHARGE
+    check_invariants(directory, at_rest=True)
