@@ -15,6 +15,7 @@ from sqlstream.cache import recover, statistics
 from sqlstream.cache.clear import ClearReport, clear
 from sqlstream.cache.holds import Hold
 from sqlstream.cache.keys import ObjectRef
+from sqlstream.cache.policy import Policy, policy_named
 from sqlstream.cache.recover import Finding
 from sqlstream.cache.statistics import CacheStatistics
 from sqlstream.cache.store import Store, close_store, open_store
@@ -34,12 +35,14 @@ class Cache:
         limit: Most bytes on disk for objects, whole and on their way: a count or a text such as `'10gb'`; None: no limit of
             its own. Of several limits on one directory, the smallest of the living users' holds.
         storage_options: Backend settings as fsspec users write them, or a `StorageOptions` value.
+        eviction_policy: Who goes first when room is needed: `'lru'`, `'fifo'`, `'lfu'` or `'belady'` (docs/cache.md), for all
+            users of the directory; None: as it is, `'lru'` at first. If a living process holds to another one, that one stays.
         create: False: refuse a directory that is not a cache yet.
         allow_network_fs: Do not refuse network file systems; for one process at a time.
 
     Raises:
         CacheDirectoryError: The directory is not usable; the message says why and what to do.
-        ConfigError: `limit` is not a size.
+        ConfigError: `limit` is not a size, or `eviction_policy` no policy.
 
     Example:
         >>> cache = Cache(directory, limit="1gb")
@@ -53,12 +56,20 @@ class Cache:
         *,
         limit: int | str | None = None,
         storage_options: Mapping[str, object] | StorageOptions | None = None,
+        eviction_policy: str | None = None,
         create: bool = True,
         allow_network_fs: bool = False,
     ) -> None:
         self.path = Path(os.path.abspath(path))
-        self._arguments = {"limit": limit, "storage_options": storage_options, "allow_network_fs": allow_network_fs}
+        self._arguments = {
+            "limit": limit,
+            "storage_options": storage_options,
+            "eviction_policy": eviction_policy,
+            "allow_network_fs": allow_network_fs,
+        }
         self._limit_bytes = parse_bytes(limit)
+        if eviction_policy is not None:
+            policy_named(eviction_policy)
         if not isinstance(storage_options, StorageOptions):
             storage_options = StorageOptions(storage_options=dict(storage_options or {}))
         self.storage_options = storage_options
@@ -70,6 +81,8 @@ class Cache:
         _open.add(self)
         try:
             self.store.acquirer.owner.set_limit(id(self), self._limit_bytes)
+            if eviction_policy is not None:
+                self.store.acquirer.owner.ask_for_policy(eviction_policy)
         except BaseException:
             self.close()
             raise
@@ -178,6 +191,11 @@ class Cache:
         self._limit_bytes = parse_bytes(limit)
         self._arguments["limit"] = limit
         self.store.acquirer.owner.set_limit(id(self), self._limit_bytes)
+
+    @property
+    def policy(self) -> Policy:
+        """The eviction policy in force."""
+        return policy_named(self.store.ledger.policy())
 
     def statistics(self) -> CacheStatistics:
         """Return the account of this moment."""

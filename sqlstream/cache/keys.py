@@ -6,7 +6,7 @@ Names from an index never become local paths: a file's name is the hash of the o
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from sqlstream.storage import urls
@@ -79,6 +79,8 @@ class ObjectRef:
     """Which bytes of the object it is, half open; None: all."""
     must_be_here: bool = False
     """It was made on this node and cannot be fetched: a hold on it is void if it is not in the cache."""
+    next_use: int | None = field(default=None, compare=False)
+    """After how many further uses of this cache, counted from this one, it is used again; None: not known."""
 
     @classmethod
     def of(cls, url: str, *, size_bytes: int | None = None, etag: str | None = None, dataset: int | None = None) -> ObjectRef:

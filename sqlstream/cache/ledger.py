@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TypeVar
 
-from sqlstream.cache.keys import split_keys
 from sqlstream.cache.rows import Account, EntryRow, Publication, Reservation
 from sqlstream.db import Database
 
@@ -75,9 +74,9 @@ class LedgerTransaction:
         """Count room before any byte is written."""
         now = int(time.time())
         self.connection.executemany(
-            "INSERT INTO entry (key, url, size, charged_bytes, state, tick, part, ext, dataset, etag, created_at) "
-            "VALUES (?, ?, NULL, ?, 'filling', 0, ?, ?, ?, NULL, ?)",
-            [(r.key, r.url, r.charged_bytes, r.part, r.ext, r.dataset, now) for r in reservations],
+            "INSERT INTO entry (key, url, size, charged_bytes, state, tick, part, ext, dataset, etag, created_at, rank) "
+            "VALUES (?, ?, NULL, ?, 'filling', 0, ?, ?, ?, NULL, ?, ?)",
+            [(r.key, r.url, r.charged_bytes, r.part, r.ext, r.dataset, now, r.rank) for r in reservations],
         )
 
     def extend(self, key: bytes, part: str, charged_bytes: int) -> bool:
@@ -129,32 +128,11 @@ class LedgerTransaction:
         """Return all objects on their way: few, whatever the number of entries."""
         return _entries(self._execute(f"SELECT {_ENTRY_COLUMNS} FROM entry INDEXED BY entry_filling WHERE state = 'filling'"))
 
-    def unpinned_oldest(self, limit: int) -> list[EntryRow]:
-        """Return ready entries without a pin, least recently used first."""
-        return _entries(
-            self._execute(
-                f"SELECT {_ENTRY_COLUMNS} FROM entry INDEXED BY entry_by_rank WHERE state = 'ready' "
-                "AND NOT EXISTS (SELECT 1 FROM pin WHERE pin.key = entry.key) ORDER BY rank, tick LIMIT ?",
-                (limit,),
-            )
-        )
-
     # -- touches ------------------------------------------------------------------------------------------------------
 
-    def touch(self, keys: Sequence[bytes]) -> None:
-        """Note that `keys` were used now: one small row for a whole window (in-place updates cost ten times the pins)."""
-        self._execute("INSERT INTO touch (seq, keys) VALUES (?, ?)", (self.next_tick(), b"".join(keys)))
-
-    def drain_touches(self, max_rows: int) -> bool:
-        """Move up to `max_rows` touches, oldest first, into the entries' ticks; return whether more are left."""
-        rows = self._execute("SELECT seq, keys FROM touch ORDER BY seq LIMIT ?", (max_rows,)).fetchall()
-        self.connection.executemany(
-            "UPDATE entry SET tick = ? WHERE key = ? AND state = 'ready' AND tick < ?",
-            [(seq, key, seq) for seq, keys in rows for key in split_keys(keys)],
-        )
-        if rows:
-            self._execute("DELETE FROM touch WHERE seq <= ?", (rows[-1][0],))
-        return len(rows) == max_rows
+    def touch(self, keys: Sequence[bytes], hints: bytes | None = None) -> None:
+        """Note that `keys` were used now, for `eviction` to drain: one row for a whole window."""
+        self._execute("INSERT INTO touch (seq, keys, hints) VALUES (?, ?, ?)", (self.next_tick(), b"".join(keys), hints))
 
     # -- owners and pins ----------------------------------------------------------------------------------------------
 
@@ -326,6 +304,10 @@ class Ledger:
                 "JOIN entry e ON e.key = p.key GROUP BY o.id ORDER BY 3 DESC"
             )
         ]
+
+    def policy(self) -> str:
+        """Return the name of the eviction policy in force."""
+        return str(self.database.read("SELECT policy FROM meta")[0][0])
 
     def changes(self) -> int:
         """Return a number that moves when another process has committed; far cheaper than asking what."""

@@ -6,6 +6,7 @@ transaction comes next. So a window of samples costs one transaction, and giving
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -18,8 +19,11 @@ from typing import Protocol, TypeVar
 from sqlstream import locks
 from sqlstream.cache import recover
 from sqlstream.cache.disk import Disk, OwnerNote
+from sqlstream.cache.eviction import choose, standing
 from sqlstream.cache.ledger import Ledger, LedgerTransaction
 from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -52,6 +56,8 @@ class Owner:
         self._disk = disk
         self._ledger = ledger
         self._limits: dict[int, int | None] = {}
+        self._policy: str | None = None
+        """The eviction policy that somebody in this process asked for by name."""
         self._is_closed = False
         self._fd: int | None = None
         self.deferred: Deferred | None = None
@@ -94,6 +100,24 @@ class Owner:
             with self.transaction() as tx:
                 self._write_note(self._counts)
                 tx.set_limit(self.id, self.limit_bytes)
+
+    # -- the eviction policy ------------------------------------------------------------------------------------------
+
+    def ask_for_policy(self, name: str) -> None:
+        """Put an eviction policy in force, unless a living process, or another user in this one, holds to a different one."""
+        with locks.fork_guard():
+            if self._policy is None:
+                self._policy, self._generation = name, -1  # asked for with the next transaction, which registers us anew
+            with self.transaction() as tx:
+                current = standing(tx).policy.name
+        if current != name:
+            logger.warning(
+                "the cache %s evicts by %s, which somebody who uses it asked for: eviction_policy=%r takes effect when it is "
+                "opened after that one has ended",
+                self._disk.root,
+                current,
+                name,
+            )
 
     # -- pins ---------------------------------------------------------------------------------------------------------
 
@@ -189,6 +213,7 @@ class Owner:
             self._write_note(self._counts)  # before the row: the file may say too much, never too little
             recover.reap_owners(tx, self._disk)  # workers of an earlier epoch, say: their pins would count as company
             tx.add_owner(self.id, pid=os.getpid(), host=socket.gethostname(), name=_program(), limit_bytes=self.limit_bytes)
+            choose(tx, self.id, self._policy)
             self._generation, self._recorded = self._ledger.database.generation, None
         if self._recorded is None:
             rows = tx.connection.execute("SELECT key FROM pin WHERE owner = ?", (self.id,)).fetchall()

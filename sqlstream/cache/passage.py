@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from sqlstream.cache import recover
 from sqlstream.cache.disk import Disk, Part
 from sqlstream.cache.downloads import Downloads, Lead, cannot_fit
+from sqlstream.cache.eviction import Standing, advance, note_uses, standing
 from sqlstream.cache.holds import Hold, Holdings
 from sqlstream.cache.keys import ObjectRef
 from sqlstream.cache.ledger import LedgerTransaction
@@ -50,11 +51,15 @@ class Passage:
     share_bytes: int | None = None
     """This process's part of the limit among all that hold pins."""
     _account: Account | None = None
+    _eviction: Standing | None = None
+    _ranks: dict[bytes, int | None] = field(default_factory=dict)
+    """What the policy makes of the uses so far, by key."""
 
     def run(self, tx: LedgerTransaction, groups: Sequence[Sequence[ObjectRef]]) -> None:
         """Acquire the longest prefix of `groups` (the objects of one sample each) that finds room."""
         self.found = tx.find(list(self.window))
         self._account = tx.account()
+        self._eviction = standing(tx)
         if self._account.limit_bytes is not None:
             self.share_bytes = self._account.limit_bytes // max(self.num_expected, tx.num_pinning_owners())
         for group in groups:
@@ -90,6 +95,7 @@ class Passage:
         else:
             return False
         hold.charges |= charges
+        self._rank(refs)
         for ref in new:
             self._reserve(tx, ref, hold.charges[ref.key])
         self.holdings.add(hold)
@@ -144,16 +150,34 @@ class Passage:
         self.leads.append(lead)
         self.downloads.add(lead)
         url = urls.redact(ref.url)
-        reservation = Reservation(key=ref.key, url=url, ext=ref.ext, charged_bytes=charge, part=part.name, dataset=ref.dataset)
+        reservation = Reservation(
+            key=ref.key,
+            url=url,
+            ext=ref.ext,
+            charged_bytes=charge,
+            part=part.name,
+            dataset=ref.dataset,
+            rank=self._ranks[ref.key],
+        )
         tx.reserve([reservation])
         self.found[ref.key] = EntryRow(ref.key, "filling", None, charge, part.name, ref.ext, url)
 
+    def _rank(self, refs: Sequence[ObjectRef]) -> None:
+        """Work out what the policy makes of one sample's uses, in their order."""
+        assert self._eviction is not None
+        for ref in refs:
+            now = self._eviction.num_uses + len(self._ranks)
+            self._ranks[ref.key] = self._eviction.policy.rank_of(None if ref.next_use is None else now + ref.next_use)
+
     def _note_uses(self, tx: LedgerTransaction) -> None:
         assert self._account is not None
+        assert self._eviction is not None
         used = {ref.key: ref.key in hold.outstanding for hold in self.holds for ref in hold.refs}
         hits = [key for key, is_missing in used.items() if not is_missing]
         if hits and self._limit is not None and self._account.charged_bytes > TOUCH_ABOVE * self._limit:
-            tx.touch(hits)
+            note_uses(tx, self._eviction.policy, {key: self._ranks[key] for key in hits})
+        if self._eviction.policy.looks_ahead:
+            advance(tx, len(used))
         tx.count({"hits": len(hits), "misses": len(used) - len(hits)})
 
 

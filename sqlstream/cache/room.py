@@ -10,6 +10,7 @@ from enum import Enum, auto
 
 from sqlstream.cache import recover
 from sqlstream.cache.disk import Disk
+from sqlstream.cache.eviction import drain_touches, unpinned_in_order
 from sqlstream.cache.ledger import LedgerTransaction
 from sqlstream.cache.rows import EntryRow
 
@@ -56,7 +57,7 @@ def make_room(
         return Room.AGAIN
     if wanted > account.limit_bytes:
         return Room.NONE  # those before us take all of it: no eviction of ours helps
-    if tx.drain_touches(MAX_DRAINED_TOUCHES):
+    if drain_touches(tx, MAX_DRAINED_TOUCHES):
         return Room.AGAIN
     missing = account.charged_bytes + wanted - account.limit_bytes
     surplus = account.charged_bytes + wanted - int(account.limit_bytes * HYSTERESIS)
@@ -67,10 +68,10 @@ def make_room(
 
 
 def evict(tx: LedgerTransaction, disk: Disk, num_bytes: int, *, keep: Set[bytes] = frozenset()) -> int:
-    """Evict least recently used, unpinned entries, at most `MAX_EVICTIONS`, for `num_bytes`; return the bytes freed."""
+    """Evict unpinned entries in the order of the policy, at most `MAX_EVICTIONS`, for `num_bytes`; return the bytes freed."""
     victims: list[EntryRow] = []
     surplus = num_bytes
-    for row in tx.unpinned_oldest(4 * MAX_EVICTIONS + len(keep)):
+    for row in unpinned_in_order(tx, 4 * MAX_EVICTIONS + len(keep)):
         if surplus > 0 and row.key not in keep:
             victims.append(row)
             surplus -= row.charged_bytes

@@ -35,6 +35,8 @@ class Reservation:
     charged_bytes: int
     part: str
     dataset: int | None = None
+    rank: int | None = None
+    """What the eviction policy makes of this first use; it stays when the object is ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,8 @@ class CacheStatistics:
 
     limit_bytes: int | None
     """The limit in force; with nobody alive, the last one. None: no limit."""
+    eviction_policy: str
+    """Who goes first when room is needed."""
     used_bytes: int
     """Whole objects in data/."""
     filling_bytes: int
@@ -78,7 +80,7 @@ def collect(ledger: Ledger, disk: Disk) -> CacheStatistics:
     with ledger.transaction() as tx:
         query = tx.connection.execute
         account = tx.account()
-        last_limit = query("SELECT limit_bytes FROM meta").fetchone()[0]
+        last_limit, policy = query("SELECT limit_bytes, policy FROM meta").fetchone()
         stats: dict[str, int] = dict(query("SELECT name, value FROM stat").fetchall())
         pinned_entries = query(
             "SELECT count(*) FROM entry WHERE EXISTS (SELECT 1 FROM pin WHERE pin.key = entry.key)"
@@ -98,6 +100,7 @@ def collect(ledger: Ledger, disk: Disk) -> CacheStatistics:
     living = [row for row in owners if disk.owner_is_live(row[0])]
     return CacheStatistics(
         limit_bytes=account.limit_bytes if living else last_limit,
+        eviction_policy=policy,
         used_bytes=account.ready_bytes,
         filling_bytes=account.filling_bytes,
         overhead_bytes=disk.overhead_bytes(),

@@ -78,6 +78,7 @@ def _facts(statistics: CacheStatistics) -> Iterator[tuple[str, str]]:
     limit, free = statistics.limit_bytes, free_bytes(statistics)
     used = statistics.used_bytes + statistics.filling_bytes
     yield "limit", "none" if limit is None else str(Size(limit))
+    yield "evicts by", statistics.eviction_policy
     yield (
         "used",
         str(Size(statistics.used_bytes)) + ("" if limit is None else f" ({percent(used, limit)} with what is filling)"),

@@ -131,6 +131,25 @@ class BlockOrder:
         places = self._places(shuffled)
         return self.first_rows[places] + shuffled - self.starts[places]
 
+    def positions_of(self, rows: Int64Array) -> Int64Array:
+        """Return the positions at which `rows` stand, -1 for rows that are not in what is known of the epoch."""
+        first_rows, places = _by_row(self)
+        if not len(places):
+            return np.full(len(rows), -1, dtype=np.int64)
+        nearest = np.searchsorted(first_rows, rows, side="right") - 1
+        place = places[np.maximum(nearest, 0)]
+        shuffled = self.starts[place] + rows - self.first_rows[place]
+        is_here = (nearest >= 0) & (shuffled < self.starts[place + 1])
+        positions = np.where(is_here, shuffled, -1)
+        if self.seed is not None:
+            windows = place // self.window
+            for window in np.unique(windows[is_here]).tolist():
+                inside = is_here & (windows == window)
+                start, stop = self._bounds(window)
+                shuffle = Permutation.keyed(stop - start, _WINDOW_ORDER, self.seed, self.epoch, window, self.part)
+                positions[inside] = start + shuffle.inverse(positions[inside] - start)
+        return positions
+
     def window_of(self, position: int) -> range:
         """Return the positions of the window that a position is in."""
         return range(*self._bounds(int(self._places(np.array([position]))[0]) // self.window))
@@ -174,6 +193,14 @@ def shuffle_blocks(
     check_at_least("window", window, 1)
     all_sizes = _sizes_of(bounds)
     return _shuffled(bounds[:-1], all_sizes if sizes is None else sizes, window, seed, epoch)
+
+
+@lru_cache(maxsize=2)  # of this epoch and of the next one, for which it forecasts
+def _by_row(order: BlockOrder) -> tuple[Int64Array, Int64Array]:
+    """Return the blocks that have rows in the order of their rows: first rows, and places in the epoch: [n] each."""
+    places = np.flatnonzero(np.diff(order.starts))
+    places = places[np.argsort(order.first_rows[places])]
+    return order.first_rows[places], places
 
 
 @lru_cache(maxsize=2)  # of this epoch and of the next one, which is prepared at its end

@@ -80,6 +80,24 @@ class Plan:
             self._check_bounds(positions.min(), positions.max())
         return self._rows_at(epoch, positions)
 
+    def positions_of(self, epoch: int, rows: Int64Array) -> Int64Array:
+        """Return the positions at which `rows` stand in an epoch: the inverse of `rows_at`, as cheap as that."""
+        if self.seed is None:
+            return rows.astype(np.int64)
+        parts = self.num_canonical_nodes
+        if self.blocks is not None:
+            positions = np.empty(len(rows), dtype=np.int64)
+            for number, order in enumerate(shuffle_parts(self.blocks, self.seed, epoch, parts)):
+                places = order.positions_of(rows)
+                positions[places >= 0] = places[places >= 0] * parts + number
+            return positions
+        if parts == 1:
+            return Permutation.keyed(self.num_samples, _EPOCH_ORDER, self.seed, epoch).inverse(rows)
+        dealt = Permutation.keyed(self.num_samples, _NODE_PARTS, self.seed).inverse(rows)
+        part, index = dealt % parts, dealt // parts
+        shuffle = Permutation.keyed(-(-self.num_samples // parts), _EPOCH_ORDER, self.seed, epoch)
+        return part + shuffle.inverse(index, tweak=part, sizes=self._part_sizes(part)) * parts
+
     def _check_bounds(self, first: int, last: int) -> None:
         if not 0 <= first <= last < self.num_samples:
             raise IndexError(f"positions {first} to {last} are not within [0, {self.num_samples})")

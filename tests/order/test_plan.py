@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sqlstream.errors import ConfigError
 from sqlstream.order import MAX_REPLACEMENTS, Plan
+from sqlstream.order.blocks import BlockLayout
 from sqlstream.world import World
 
 
@@ -24,6 +25,26 @@ def plan_of(num_samples: int, seed: int | None = 7, num_canonical_nodes: int = 1
 def test_an_epoch_holds_each_row_once(num_samples: int, seed: int, epoch: int, parts: int) -> None:
     rows = plan_of(num_samples, seed, parts).rows(epoch, 0, num_samples)
     assert sorted(rows.tolist()) == list(range(num_samples))
+
+
+@given(
+    num_samples=st.integers(0, 300),
+    seed=st.none() | st.integers(0, (1 << 64) - 1),
+    epoch=st.integers(0, 1000),
+    parts=st.integers(1, 5),
+    cuts=st.none() | st.lists(st.integers(0, 300), max_size=20),
+    window=st.integers(1, 4),
+)
+def test_positions_of_rows_are_the_inverse_of_rows_at_positions(
+    num_samples: int, seed: int | None, epoch: int, parts: int, cuts: list[int] | None, window: int
+) -> None:
+    blocks = None
+    if cuts is not None:  # blocks of any size, empty ones among them
+        bounds = np.array([0, *sorted(min(cut, num_samples) for cut in cuts), num_samples])
+        blocks = BlockLayout(bounds=bounds, window=window)
+    plan = Plan(num_samples=num_samples, seed=seed, batch_size=4, num_canonical_nodes=parts, blocks=blocks)
+    rows = plan.rows(epoch, 0, num_samples)
+    assert plan.positions_of(epoch, rows).tolist() == list(range(num_samples))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,111 @@
+"""Who goes first: uses noted in the touch log, drained into the entries' ranks by whoever needs room. SQL only.
+
+A hit writes no entry: a window of uses is one row of `touch` (updates in place cost ten times the pins). `belady` adds
+8 bytes a key: when it is used next, on a clock that counts the uses of this cache.
+
+**One policy a directory.** Its name stands in the ledger. Who opens the directory with `eviction_policy=` sets it, unless
+another living process holds to a different one by name: then that one stays, and the newcomer is told. Who gives no name has
+no say. A change forgets ranks, not recency.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlstream.cache.keys import split_keys
+from sqlstream.cache.ledger import LedgerTransaction
+from sqlstream.cache.policy import POLICIES, Policy
+from sqlstream.cache.rows import EntryRow
+
+MAX_FORGOTTEN = 256
+"""Passed hints dropped in one transaction: more than are evicted in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What the ledger says of eviction."""
+
+    policy: Policy
+    num_uses: int
+    """The clock of policies that look ahead."""
+
+
+def standing(tx: LedgerTransaction) -> Standing:
+    """Return the policy in force and its clock."""
+    name, num_uses = tx.connection.execute("SELECT policy, uses FROM meta").fetchone()
+    return Standing(policy=POLICIES[name], num_uses=num_uses)
+
+
+def choose(tx: LedgerTransaction, owner: str, wish: str | None) -> str:
+    """Note which policy an owner asks for, put it in force if nobody objects, and return the one in force."""
+    execute = tx.connection.execute
+    current = str(execute("SELECT policy FROM meta").fetchone()[0])
+    rival = execute("SELECT 1 FROM owner WHERE policy IS NOT NULL AND id <> ?", (owner,)).fetchone()
+    if wish is not None and wish != current and rival is None:
+        execute("UPDATE meta SET policy = ?", (wish,))
+        execute("UPDATE entry SET rank = NULL WHERE rank IS NOT NULL AND state = 'ready'")
+        execute("UPDATE entry SET rank = NULL WHERE state = 'filling'")
+        execute("DELETE FROM touch")
+        current = wish
+    execute("UPDATE owner SET policy = ? WHERE id = ?", (current if wish == current else None, owner))
+    return current
+
+
+def advance(tx: LedgerTransaction, num_uses: int) -> None:
+    """Move the clock of the uses on."""
+    tx.connection.execute("UPDATE meta SET uses = uses + ?", (num_uses,))
+
+
+def note_uses(tx: LedgerTransaction, policy: Policy, ranks: Mapping[bytes, int | None]) -> None:
+    """Note that objects were used now, each with its rank until its next use: one small row for a whole window."""
+    if policy.on_use is None:
+        return
+    hints = struct.pack(f"<{len(ranks)}q", *(rank or 0 for rank in ranks.values())) if policy.looks_ahead else None
+    tx.touch(list(ranks), hints)
+
+
+def drain_touches(tx: LedgerTransaction, max_rows: int) -> bool:
+    """Move up to `max_rows` touches, oldest first, into the entries; return whether more are left."""
+    rows = tx.connection.execute("SELECT seq, keys, hints FROM touch ORDER BY seq LIMIT ?", (max_rows,)).fetchall()
+    if not rows:
+        return False
+    policy = standing(tx).policy
+    uses: list[tuple[int, bytes] | tuple[int, bytes, int]] = []
+    for seq, body, hints in rows:
+        keys = split_keys(body)
+        if policy.looks_ahead:
+            ranks = struct.unpack(f"<{len(keys)}q", hints or bytes(8 * len(keys)))
+            uses += [(seq, key, rank) for key, rank in zip(keys, ranks, strict=True)]
+        else:
+            uses += [(seq, key) for key in keys]
+    if policy.on_use is not None:
+        tx.connection.executemany(
+            f"UPDATE entry SET {policy.on_use} WHERE key = ?2 AND state = 'ready' AND tick < ?1",
+            uses,
+        )
+    tx.connection.execute("DELETE FROM touch WHERE seq <= ?", (rows[-1][0],))
+    return len(rows) == max_rows
+
+
+def unpinned_in_order(tx: LedgerTransaction, limit: int) -> list[EntryRow]:
+    """Return ready entries without a pin, those that the policy would evict first in front."""
+    now = standing(tx)
+    if now.policy.looks_ahead:
+        _forget_passed(tx, now.num_uses)
+    rows = tx.connection.execute(
+        "SELECT key, state, size, charged_bytes, part, ext, url FROM entry INDEXED BY entry_by_rank WHERE state = 'ready' "
+        "AND NOT EXISTS (SELECT 1 FROM pin WHERE pin.key = entry.key) ORDER BY rank, tick LIMIT ?",
+        (limit,),
+    ).fetchall()
+    return [EntryRow._make(row) for row in rows]
+
+
+def _forget_passed(tx: LedgerTransaction, num_uses: int) -> None:
+    """Drop hints that passed by as many uses as the cache has entries: whoever gave them has stopped, or reads far slower."""
+    tx.connection.execute(
+        "UPDATE entry SET rank = NULL WHERE key IN (SELECT key FROM entry INDEXED BY entry_by_rank "
+        "WHERE state = 'ready' AND rank > (SELECT entries FROM totals) - ? LIMIT ?)",
+        (num_uses, MAX_FORGOTTEN),
+    )
