@@ -19,7 +19,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sqlstream import locks
 from sqlstream.door import Door, same_file
@@ -93,13 +93,14 @@ class Database:
         """Run the body as one write transaction behind the door; an exception rolls it back, Ctrl-C waits for its end."""
         with locks.fork_guard(), locks.uninterrupted():
             try:
-                with self._failures_named():
-                    connection = self._enter()
-                    connection.execute("BEGIN IMMEDIATE")
-                    yield connection
-                    connection.execute("COMMIT")
-                    self._keep_wal_small(connection)
+                connection = self._enter()
+                connection.execute("BEGIN IMMEDIATE")
+                yield connection
+                connection.execute("COMMIT")
+                self._keep_wal_small(connection)
                 self.num_transactions += 1
+            except (sqlite3.DatabaseError, OSError) as error:
+                self._raise_named(error)
             finally:
                 # The connection is asked, not a flag: SQLITE_FULL has rolled back already, a signal may come anywhere.
                 if self._connection is not None and self._connection.in_transaction:
@@ -112,8 +113,7 @@ class Database:
             connection = self._connection
             if connection is not None and self._is_current():
                 try:
-                    with self._failures_named():
-                        return connection.execute(sql, parameters).fetchall()
+                    return self._read_with(connection, sql, parameters)
                 except CacheDamagedError:
                     if self._refill is None:
                         raise
@@ -125,6 +125,12 @@ class Database:
                     raise
             with self.write_transaction() as opened:
                 return opened.execute(sql, parameters).fetchall()
+
+    def _read_with(self, connection: sqlite3.Connection, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+        try:
+            return connection.execute(sql, parameters).fetchall()
+        except (sqlite3.DatabaseError, OSError) as error:
+            self._raise_named(error)
 
     @property
     def engine(self) -> sqlalchemy.Engine:
@@ -229,33 +235,30 @@ class Database:
             locks.leak(self._connection)
             self._connection = None
 
-    @contextlib.contextmanager
-    def _failures_named(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.DatabaseError as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code in _DAMAGE:
-                self._note_damage()
-                raise CacheDamagedError(
-                    f"{self.path} is damaged ({error}): the next use rebuilds it from the cached files, or run "
-                    f"`sqlstream cache verify --repair {self.path.parent}`"
-                ) from error
-            if code in _DISK:
-                if code != sqlite3.SQLITE_FULL:
-                    self._reopen_later()
-                elif self._on_full is not None:
-                    self._on_full()
-                raise CacheDiskError(
-                    f"cannot use {self.path} ({error}): free space on that disk, or look at its health and its rights"
-                ) from error
-            raise
-        except SqlStreamError:
-            raise
-        except OSError as error:
+    def _raise_named(self, error: sqlite3.DatabaseError | OSError) -> NoReturn:
+        """Raise what `error` means for a user, and leave the database fit for the next use."""
+        if isinstance(error, SqlStreamError):
+            raise error
+        if isinstance(error, OSError):
             raise CacheDiskError(
                 f"cannot work in {self.path.parent} ({error}): look at that disk's room and health, and at `ulimit -n`"
             ) from error
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in _DAMAGE:
+            self._note_damage()
+            raise CacheDamagedError(
+                f"{self.path} is damaged ({error}): the next use rebuilds it from the cached files, or run "
+                f"`sqlstream cache verify --repair {self.path.parent}`"
+            ) from error
+        if code in _DISK:
+            if code != sqlite3.SQLITE_FULL:
+                self._reopen_later()
+            elif self._on_full is not None:
+                self._on_full()
+            raise CacheDiskError(
+                f"cannot use {self.path} ({error}): free space on that disk, or look at its health and its rights"
+            ) from error
+        raise error
 
     def _note_damage(self) -> None:
         """Remember the damaged file by its inode: another process may rebuild it before us."""

@@ -26,6 +26,8 @@ class Door:
         self._lock_path = f"{directory}/lock"
         self._lock: int | None = None
         self._gate: int | None = None
+        self._inode: os.stat_result | None = None
+        """Of the lock file that is open: it cannot change while it is."""
 
     def enter(self) -> None:
         """Wait for the door; call under `locks.fork_guard()`."""
@@ -33,6 +35,7 @@ class Door:
             self._gate = self._open("gate")
         if self._lock is None:
             self._lock = self._open("lock")
+            self._inode = os.fstat(self._lock)
         try:
             locks.lock_blocking(self._gate)
             self._wait_lock(self._lock)
@@ -56,18 +59,18 @@ class Door:
 
     def is_current(self) -> bool:
         """Return False when the lock file was replaced (`rm -rf` and a new cache at the same path)."""
-        return self._lock is not None and same_file(self._lock_path, os.fstat(self._lock))
+        return self._inode is not None and same_file(self._lock_path, self._inode)
 
     def close(self) -> None:
         """Close both files."""
         for fd in (self._lock, self._gate):
             if fd is not None:
                 locks.close_descriptor(fd)
-        self._lock = self._gate = None
+        self._lock = self._gate = self._inode = None
 
     def forget(self) -> None:
         """Drop descriptors that belong to the parent process; `locks` has closed them."""
-        self._lock = self._gate = None
+        self._lock = self._gate = self._inode = None
 
     def _open(self, name: str) -> int:
         return locks.open_descriptor(self._directory / name, os.O_RDWR | os.O_CREAT)

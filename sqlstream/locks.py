@@ -19,6 +19,7 @@ Promises:
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps, without its enums: they cost ten times the call
 import contextlib
 import errno
 import fcntl
@@ -76,20 +77,18 @@ class _Interrupts:
     def put_off(self) -> contextlib.AbstractContextManager[None]:
         if self._depth or threading.current_thread() is not threading.main_thread():
             return _NOTHING
-        return self._put_off()
+        return self
 
-    @contextlib.contextmanager
-    def _put_off(self) -> Iterator[None]:
-        handler = signal.getsignal(signal.SIGINT)
+    def __enter__(self) -> None:
+        handler = _signal.getsignal(signal.SIGINT)
         if not callable(handler):
-            yield
             return
         self._original = handler
-        signal.signal(signal.SIGINT, self._on_interrupt)
+        _signal.signal(signal.SIGINT, self._on_interrupt)
         self._depth, self._thread = 1, threading.get_ident()
-        try:
-            yield
-        finally:
+
+    def __exit__(self, *exception: object) -> None:
+        if self._depth:
             self._depth = 0
             self._restore()
 
@@ -122,7 +121,7 @@ class _Interrupts:
         if self._original is None:
             return
         original, self._original = self._original, None
-        signal.signal(signal.SIGINT, original)
+        _signal.signal(signal.SIGINT, original)
         if self._is_pending:
             self._is_pending = False
             original(signal.SIGINT, None)

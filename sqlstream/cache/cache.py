@@ -111,15 +111,18 @@ class Cache:
             CacheFullError: It is larger than the limit, or everything else is pinned.
             StorageError: It cannot be read.
         """
-        is_acquired = False
+        if not urls.is_remote(url):
+            yield local_file(url)
+            return
+        hold = None
         try:
             with locks.uninterrupted():
-                path = self.acquire_many([url])[0]
-                is_acquired = True
-            yield path
+                ref = ObjectRef.of(url)
+                hold = self.hold((ref,))
+            yield self.path_of(ref)
         finally:
-            if is_acquired:
-                self.release_many([url])
+            if hold is not None:
+                self.store.acquirer.release(hold)
 
     def acquire_many(self, wanted: Sequence[str]) -> list[Path]:
         """Bring and pin objects, all or none; return their paths, valid until `release_many` of the same URLs.

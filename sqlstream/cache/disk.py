@@ -15,12 +15,14 @@ import os
 import re
 import struct
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sqlstream import locks
 from sqlstream.cache import keys, layout
+from sqlstream.cache.rows import ReadyRow
 from sqlstream.errors import CacheDirectoryError
 
 logger = logging.getLogger(__name__)
@@ -53,13 +55,12 @@ class DataFile:
     """Its access or change time, whichever is later."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerNote:
+class OwnerNote(NamedTuple):
     """What an owner's file says of it."""
 
     pid: int
     limit_bytes: int | None
-    pinned: Sequence[bytes]
+    pinned: Collection[bytes]
 
 
 class Disk:
@@ -72,7 +73,7 @@ class Disk:
 
     def __init__(self, root: Path, *, allow_network_fs: bool = False) -> None:
         self.root = Path(os.path.abspath(root))
-        self._data = f"{self.root}/data"
+        self.data = f"{self.root}/data"
         self._part = f"{self.root}/part"
         self._owners = f"{self.root}/owners"
         self._allow_network_fs = allow_network_fs
@@ -89,7 +90,7 @@ class Disk:
     def data_path(self, key: bytes, ext: str) -> str:
         """Return the path of an entry's file."""
         name = key.hex()
-        return f"{self._data}/{name[:2]}/{name}{ext}"
+        return f"{self.data}/{name[:2]}/{name}{ext}"
 
     def data_size(self, key: bytes, ext: str) -> int | None:
         """Return the size in bytes of an entry's file, None when it is absent or not a plain file."""
@@ -135,7 +136,7 @@ class Disk:
 
     def scan_data(self, only: str = "") -> Iterator[DataFile]:
         """Yield every file in data/, or in one folder of it, that is named as ours; others are not touched by anyone."""
-        for folder in os.scandir(self._data):
+        for folder in os.scandir(self.data):
             if not folder.is_dir(follow_symlinks=False) or not folder.name.startswith(only):
                 continue
             for file in os.scandir(folder.path):
@@ -310,6 +311,21 @@ class Disk:
         """Return what this user may still write to the file system."""
         status = os.statvfs(self.root)
         return status.f_bavail * status.f_frsize
+
+
+def changed_files(disk: Disk, rows: Iterable[ReadyRow]) -> list[bytes]:
+    """Return the keys of entries whose file is not what their row says: absent, of another size, or no plain file."""
+    data, lstat, changed = disk.data, os.lstat, []
+    for key, size_bytes, _, ext in rows:
+        name = key.hex()
+        try:
+            status = lstat(f"{data}/{name[:2]}/{name}{ext}")
+        except FileNotFoundError:
+            changed.append(key)
+            continue
+        if status.st_size != size_bytes or status.st_mode & 0o170000 != 0o100000:
+            changed.append(key)
+    return changed
 
 
 def _create_locked(path: str) -> int | None:

@@ -74,7 +74,7 @@ class Downloads:
         self._holdings = holdings
         self._wake = wake
         self.after_fork_in_child()
-        owner.deferred = self
+        owner.defer(self)
         locks.call_after_fork(self)
 
     def after_fork_in_child(self) -> None:
@@ -164,7 +164,7 @@ class Downloads:
             for event in events:
                 if isinstance(event, GrantNeeded) and (lead := self._by_ticket.get(event.ticket)):
                     self._on_need(lead, event.size_bytes)
-            if self.num_deferred > MAX_DEFERRED:
+            if len(self._whole) + len(self._failed) > MAX_DEFERRED:
                 self._owner.flush()
         except Exception:
             logger.exception("writing downloads to the cache ledger failed; it is tried again with the next transaction")
@@ -249,11 +249,11 @@ class Downloads:
         self._wake()
 
     @property
-    def num_deferred(self) -> int:
-        """Downloads that have ended and are not written yet."""
-        return len(self._whole) + len(self._failed)
+    def is_waiting(self) -> bool:
+        """Whether downloads have ended that are not written yet."""
+        return bool(self._whole or self._failed or self._ended)
 
-    def write(self, tx: LedgerTransaction) -> None:
+    def write(self, tx: LedgerTransaction, *, is_flush: bool) -> None:  # noqa: ARG002 - others wait for all of it
         """Make what is whole ready, with its real charge, and give back what failed."""
         if self._whole:
             tx.publish(self._whole.values())
@@ -270,9 +270,10 @@ class Downloads:
 
     def written(self) -> None:
         """Give the locks of what was written back; waiters elsewhere wake."""
-        for lead in (*self._whole, *self._failed):
-            self._take_off(lead)
-        self._whole, self._failed, self._ended = {}, {}, []
+        if self.is_waiting:
+            for lead in (*self._whole, *self._failed):
+                self._take_off(lead)
+            self._whole, self._failed, self._ended = {}, {}, []
 
     def _take_off(self, lead: Lead) -> None:
         if self._by_ticket.pop(lead.part.name, None) is not None:
@@ -284,8 +285,7 @@ class Downloads:
         """Tell the samples that wait for a lead how it ended."""
         for hold in lead.holds:
             if charge is not None:
-                self._holdings.set_charge(hold, lead.ref.key, charge)
-                hold.outstanding.discard(lead.ref.key)
+                self._holdings.arrive(hold, lead.ref.key, charge)
             elif error is not None:
                 hold.error = error
             else:

@@ -75,11 +75,12 @@ def drain_touches(tx: LedgerTransaction, max_rows: int) -> bool:
     uses: list[tuple[int, bytes] | tuple[int, bytes, int]] = []
     for seq, body, hints in rows:
         keys = split_keys(body)
+        ticks = range(seq - len(keys) + 1, seq + 1)  # as `touch` has counted them
         if policy.looks_ahead:
             ranks = struct.unpack(f"<{len(keys)}q", hints or bytes(8 * len(keys)))
-            uses += [(seq, key, rank) for key, rank in zip(keys, ranks, strict=True)]
+            uses += zip(ticks, keys, ranks, strict=True)
         else:
-            uses += [(seq, key) for key in keys]
+            uses += zip(ticks, keys, strict=True)
     if policy.on_use is not None:
         tx.connection.executemany(
             f"UPDATE entry SET {policy.on_use} WHERE key = ?2 AND state = 'ready' AND tick < ?1",

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from sqlstream import locks
 from sqlstream.cache import recover
-from sqlstream.cache.disk import Disk, Part
+from sqlstream.cache.disk import Disk, Part, changed_files
 from sqlstream.cache.downloads import Downloads
 from sqlstream.cache.holds import Hold, Holdings
 from sqlstream.cache.keeper import Keeper
@@ -27,6 +27,7 @@ from sqlstream.cache.owner import Owner
 from sqlstream.cache.passage import Passage
 from sqlstream.cache.room import Room, make_space
 from sqlstream.cache.rows import EntryRow
+from sqlstream.cache.uses import Uses
 from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheFullError
 from sqlstream.storage.fetcher import Fetcher
 
@@ -37,9 +38,9 @@ SHORTEST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.001, 0.02
 PATIENCE_SECONDS = 2.0
 """After so long in line for room, older waiters are no longer let through first: one of them may be stopped."""
 MAX_UNWRITTEN = 64
-"""Releases and publications that wait for the next transaction; more are written by one of their own."""
+"""Releases that wait for the next transaction; more are written by one of their own."""
 MAX_UNPREPARED = 4
-"""For so few objects the look ahead costs more than a part file created inside the door."""
+"""For so few objects, and after a window of hits, a look ahead costs more than part files created inside the door."""
 PATHS_GIVEN_UP = (
     "the cache limit is too small to keep the paths of yielded samples valid: raise cache_limit, "
     "or read the files in transforms"
@@ -64,6 +65,7 @@ class Acquirer:
     def __init__(self, disk: Disk, ledger: Ledger, *, room_timeout_seconds: float = 120.0) -> None:
         self.owner = Owner(disk, ledger)
         self.holdings = Holdings(self.owner)
+        self._uses = Uses(self.owner)
         self._keeper = Keeper(self._keep)
         self.downloads = Downloads(disk, self.owner, self.holdings, self._keeper.wake)
         self._disk = disk
@@ -72,6 +74,7 @@ class Acquirer:
         self.num_expected = 1
         """Processes that will share the limit: the first DataLoader worker must not take what the others come for."""
         self._share_bytes: int | None = None
+        self._expects_misses = True
         self._has_warned = False
         self._line = Line(self.owner)
         self._ticks_waited: dict[str, int] = {}
@@ -95,6 +98,11 @@ class Acquirer:
         Raises:
             CacheFullError: Nobody gave room back in time.
         """
+        passage = self._pass([group], fetcher, must_fit=True)
+        return passage.holds[0] if passage.holds else self._acquire_in_line(group, fetcher)
+
+    def _acquire_in_line(self, group: Sequence[ObjectRef], fetcher: Fetcher) -> Hold:
+        """Return a hold on one sample's objects: ask again and again, and give back meanwhile."""
         started = time.monotonic()
         has_more_to_give = True
         with self._line.place() as place:
@@ -134,12 +142,10 @@ class Acquirer:
     def _pass_once(
         self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher, *, must_fit: bool, takes_least: bool, in_line: bool
     ) -> Passage:
-        keys = {ref.key for group in groups for ref in group}
+        keys = dict.fromkeys([ref.key for group in groups for ref in group]).keys()  # in the order of their use
         parts: dict[bytes, Part] = {}
-        if len(keys) > MAX_UNPREPARED:  # file work stays outside the door
-            parts = _create_parts(
-                self._disk, self.owner, keys - self._ledger.find(list(keys)).keys() - self.downloads.leads.keys()
-            )
+        if self._expects_misses and len(keys) > MAX_UNPREPARED:  # file work stays outside the door
+            parts = _create_parts(self._disk, self.owner, keys - self._ledger.find(keys).keys() - self.downloads.leads.keys())
         passage: Passage | None = None
         try:
             with self.owner.transaction() as tx:
@@ -150,6 +156,7 @@ class Acquirer:
                     disk=self._disk,
                     downloads=self.downloads,
                     holdings=self.holdings,
+                    uses=self._uses,
                     fetcher=fetcher,
                     window=keys,
                     parts=parts,
@@ -167,22 +174,23 @@ class Acquirer:
             raise
         finally:
             self._disk.discard_parts(parts.values())
-        self._share_bytes = passage.share_bytes
+        self._share_bytes, self._expects_misses = passage.share_bytes, bool(passage.leads)
+        with locks.fork_guard():
+            passage.note_uses()
+        if passage.leads:
+            fetcher.share_node(passage.num_sharing)
         self.downloads.start(passage.leads)
-        for hold in passage.holds:
-            self._check_files(hold, passage)
+        self._check_files(passage)
         if passage.holds and passage.share_bytes is not None:
             self._keeper.wake()
         return passage
 
-    def _check_files(self, hold: Hold, passage: Passage) -> None:
+    def _check_files(self, passage: Passage) -> None:
         """Look at each file that is said to be here, now that it is pinned; one changed behind our back is fetched again."""
-        for ref in hold.refs:
-            row = passage.found[ref.key]
-            if not row.is_ready:  # on its way then; it may be whole by now
-                continue
-            if self._disk.data_size(row.key, row.ext) != row.size_bytes:
-                self.owner.run(lambda tx, key=row.key: recover.quarantine(tx, self._disk, key, self.owner.id))  # type: ignore[misc]
+        changed = changed_files(self._disk, passage.ready.values())
+        for hold in passage.holds if changed else ():
+            for key in hold.charges.keys() & changed:
+                self.owner.run(lambda tx, key=key: recover.quarantine(tx, self._disk, key, self.owner.id))  # type: ignore[misc]
                 hold.is_void = True
 
     # -- waiting ------------------------------------------------------------------------------------------------------
@@ -212,8 +220,7 @@ class Acquirer:
             row = rows.get(key)
             if row is not None and row.is_ready:
                 if self._disk.data_size(key, row.ext) == row.size_bytes:
-                    self.holdings.set_charge(hold, key, row.charged_bytes)
-                    hold.outstanding.discard(key)
+                    self.holdings.arrive(hold, key, row.charged_bytes)
                 else:
                     hold.is_void = True
             else:
@@ -224,8 +231,7 @@ class Acquirer:
         is_live = None if row is None or row.part is None else self._disk.part_is_live(row.part)
         size_bytes = None if row is None or is_live is not None else self._disk.data_size(key, row.ext)
         if size_bytes is not None:  # whole and renamed, its row follows; our pin is on it already
-            self.holdings.set_charge(hold, key, charged_bytes(size_bytes))
-            hold.outstanding.discard(key)
+            self.holdings.arrive(hold, key, charged_bytes(size_bytes))
         elif not is_live:
             hold.is_void = True  # its leader gave up or died: whoever acquires next leads
 
@@ -279,7 +285,7 @@ class Acquirer:
         if self._disk.is_ballast_dropped and self._idle_ticks % BALLAST_TICKS == 0:
             self._disk.restore_ballast()
         return bool(
-            self.owner.num_unwritten or self.holdings.num_revocable or self._line.is_stale or self._disk.is_ballast_dropped
+            self.owner.is_waiting or self.holdings.num_revocable or self._line.is_stale or self._disk.is_ballast_dropped
         )
 
     def _look_at_waiters(self) -> None:

@@ -10,9 +10,11 @@ dropped without a release (Ctrl-C between two steps) is released when Python for
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -30,33 +32,42 @@ class HoldState(Enum):
     RELEASED = auto()
 
 
+class Dropped(NamedTuple):
+    """What a hold pinned that nobody released."""
+
+    number: int
+    owner: str
+    charges: Mapping[bytes, int]
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Hold:
     """Pins on the objects of one sample; some objects may still be on their way."""
 
-    refs: tuple[ObjectRef, ...]
+    refs: Sequence[ObjectRef]
     owner: str
     """Who pinned; a forked child that inherits the value releases nothing with it."""
-    state: HoldState = HoldState.PREFETCHED
-    outstanding: set[bytes] = field(default_factory=set)
+    charges: dict[bytes, int]
+    """Which keys it pins, and what each of them counts on disk, as known when it was pinned or published."""
+    outstanding: frozenset[bytes]
     """Keys that are not here yet."""
-    charges: dict[bytes, int] = field(default_factory=dict)
-    """What each object counts on disk, as known when it was pinned or published."""
+    state: HoldState = HoldState.PREFETCHED
     error: Exception | None = None
     is_void: bool = False
     """An object was lost (revoked, aborted, its leader died): release the hold and acquire the sample again."""
+    number: int = 0
+    """Its place among all holds of this process; 0 while it pins nothing."""
+    dropped: deque[Dropped] | None = None
+    """Where it is noted when Python forgets it unreleased. This runs wherever garbage is collected, so it only notes."""
+
+    def __del__(self) -> None:
+        if self.number and self.dropped is not None:
+            self.dropped.append(Dropped(self.number, self.owner, self.charges))
 
     @property
     def is_settled(self) -> bool:
         """Return whether waiting is over, one way or the other."""
         return not self.outstanding or self.error is not None or self.is_void
-
-
-class _Held(NamedTuple):
-    """What a hold pins, for when the hold itself is gone."""
-
-    keys: tuple[bytes, ...]
-    charges: dict[bytes, int]
 
 
 class Holdings:
@@ -69,38 +80,43 @@ class Holdings:
 
     def after_fork_in_child(self) -> None:
         """Forget the parent's holds."""
-        self._held: dict[weakref.ref[Hold], _Held] = {}
-        self._dropped: deque[weakref.ref[Hold]] = deque()
+        self._numbers = itertools.count(1)
+        self._prefetched: dict[int, weakref.ref[Hold]] = {}
+        self._dropped: deque[Dropped] = deque()
         self._retained: deque[Hold] = deque()
         self.held_bytes = 0
         """Bytes that this process keeps from being evicted; an object held by two samples counts twice."""
 
-    def add(self, hold: Hold) -> None:
-        """Pin a hold's objects; inside the owner's transaction."""
-        self._owner.pin(ref.key for ref in hold.refs)
-        # The callback runs wherever garbage is collected: it only notes.
-        self._held[weakref.ref(hold, self._dropped.append)] = _Held(tuple(ref.key for ref in hold.refs), hold.charges)
-        self.held_bytes += sum(hold.charges.values())
+    def add(self, holds: Sequence[Hold]) -> None:
+        """Pin the objects of holds; inside the owner's transaction."""
+        self._owner.pin(itertools.chain.from_iterable(hold.charges for hold in holds))
+        for hold in holds:
+            self.held_bytes += sum(hold.charges.values())
+            number = hold.number = next(self._numbers)
+            hold.dropped = self._dropped
+            if hold.state is HoldState.PREFETCHED:
+                self._prefetched[number] = weakref.ref(hold)
 
     def collect(self) -> None:
         """Release what was dropped without a release."""
+        if not self._dropped:
+            return
         with locks.fork_guard():
             while self._dropped:
-                self._unpin(self._dropped.popleft())
+                hold = self._dropped.popleft()
+                self._prefetched.pop(hold.number, None)
+                if hold.owner == self._owner.id:
+                    self._unpin(hold.charges)
 
-    def _unpin(self, reference: weakref.ref[Hold]) -> None:
-        held = self._held.pop(reference, None)
-        if held is not None:
-            self.held_bytes -= sum(held.charges.values())
-            self._owner.unpin(held.keys)
+    def _unpin(self, charges: Mapping[bytes, int]) -> None:
+        self.held_bytes -= sum(charges.values())
+        self._owner.unpin(charges)
 
-    def _live(self) -> list[Hold]:
-        return [hold for reference in self._held if (hold := reference()) is not None]
-
-    def set_charge(self, hold: Hold, key: bytes, charged_bytes: int) -> None:
-        """Correct what an object of a hold counts, now that it is known."""
+    def arrive(self, hold: Hold, key: bytes, charged_bytes: int) -> None:
+        """Note that an object of a hold is here, and correct what it counts, now that it is known."""
         with locks.fork_guard():
-            if weakref.ref(hold) in self._held:
+            hold.outstanding -= {key}
+            if hold.number and hold.owner == self._owner.id:
                 self.held_bytes += charged_bytes - hold.charges.get(key, 0)
                 hold.charges[key] = charged_bytes
 
@@ -109,28 +125,32 @@ class Holdings:
         with locks.fork_guard():
             if hold.state is not HoldState.PREFETCHED or hold.is_void or hold.owner != self._owner.id:
                 return False
+            del self._prefetched[hold.number]
             hold.state = HoldState.IN_USE
             return True
 
     def release(self, hold: Hold) -> None:
         """Give a hold's pins back; they reach the ledger with the next transaction. Safe to call twice."""
         with locks.fork_guard():
-            if hold.state is HoldState.RELEASED or hold.owner != self._owner.id:
+            state = hold.state
+            if state is HoldState.RELEASED or hold.owner != self._owner.id:
                 return
-            if hold.state is HoldState.RETAINED:
-                self._retained.remove(hold)
             hold.state = HoldState.RELEASED
-            self._unpin(weakref.ref(hold))
+            if state is HoldState.RETAINED:
+                self._retained.remove(hold)
+            elif state is HoldState.PREFETCHED:
+                self._prefetched.pop(hold.number, None)
+            if hold.number:
+                hold.number = 0
+                self._unpin(hold.charges)
 
     def split(self, hold: Hold) -> list[Hold]:
         """Return one hold in use for each object of `hold`, in its place; no pin changes."""
         with locks.fork_guard():
             pieces = [
-                Hold(refs=(ref,), owner=hold.owner, state=HoldState.IN_USE, charges={ref.key: hold.charges[ref.key]})
-                for ref in hold.refs
+                Hold((ref,), hold.owner, {ref.key: hold.charges[ref.key]}, frozenset(), HoldState.IN_USE) for ref in hold.refs
             ]
-            for piece in pieces:
-                self.add(piece)
+            self.add(pieces)
             self.release(hold)
             return pieces
 
@@ -157,7 +177,8 @@ class Holdings:
     def revoke_prefetched(self, at_most: int | None = None) -> int:
         """Release holds that are not used yet, those needed last first; return how many."""
         with locks.fork_guard():
-            revoked = [hold for hold in self._live() if hold.state is HoldState.PREFETCHED][::-1][:at_most]
+            live = (reference() for reference in reversed(self._prefetched.values()))
+            revoked = list(itertools.islice((hold for hold in live if hold is not None), at_most))
             for hold in revoked:
                 hold.is_void = True
                 self.release(hold)
@@ -175,4 +196,4 @@ class Holdings:
     def num_revocable(self) -> int:
         """Holds that others could have back."""
         with locks.fork_guard():
-            return sum(hold.state is HoldState.PREFETCHED for hold in self._live()) + len(self._retained)
+            return len(self._prefetched) + len(self._retained)

@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -32,11 +32,11 @@ class Deferred(Protocol):
     """Work that waits for the next transaction of its process, whatever that is for."""
 
     @property
-    def num_deferred(self) -> int:
-        """How much waits."""
+    def is_waiting(self) -> bool:
+        """Whether anything waits."""
 
-    def write(self, tx: LedgerTransaction) -> None:
-        """Do it; it may be rolled back, and is then asked again."""
+    def write(self, tx: LedgerTransaction, *, is_flush: bool) -> None:
+        """Do it, what can be put off only if `is_flush`; it may be rolled back, and is then asked again."""
 
     def written(self) -> None:
         """It is committed."""
@@ -56,11 +56,13 @@ class Owner:
         self._disk = disk
         self._ledger = ledger
         self._limits: dict[int, int | None] = {}
+        self.limit_bytes: int | None = None
+        """The smallest limit that anybody in this process asked for."""
         self._policy: str | None = None
         """The eviction policy that somebody in this process asked for by name."""
         self._is_closed = False
         self._fd: int | None = None
-        self.deferred: Deferred | None = None
+        self._deferred: list[Deferred] = []
         self._forget()
         locks.call_after_fork(self)
 
@@ -76,6 +78,10 @@ class Owner:
         """Keys that have a pin row of ours; None after a failed transaction: ask the ledger."""
         self._generation = -1
 
+    def defer(self, work: Deferred) -> None:
+        """Have `work` written with the transactions of this owner."""
+        self._deferred.append(work)
+
     # -- the limit ----------------------------------------------------------------------------------------------------
 
     def set_limit(self, user: int, limit_bytes: int | None) -> None:
@@ -90,12 +96,8 @@ class Owner:
             if self._limits.pop(user, None) is not None and self._limits:
                 self._publish_limit()
 
-    @property
-    def limit_bytes(self) -> int | None:
-        """The smallest limit that anybody in this process asked for."""
-        return min((limit for limit in self._limits.values() if limit is not None), default=None)
-
     def _publish_limit(self) -> None:
+        self.limit_bytes = min((limit for limit in self._limits.values() if limit is not None), default=None)
         if self.id is not None:
             with self.transaction() as tx:
                 self._write_note(self._counts)
@@ -123,20 +125,21 @@ class Owner:
 
     def pin(self, keys: Iterable[bytes]) -> None:
         """Count one more pin on each key; inside a transaction of this owner."""
+        counts, changed = self._counts, self._changed
         for key in keys:
-            self._counts[key] = self._counts.get(key, 0) + 1
-            self._changed.add(key)
+            counts[key] = counts.get(key, 0) + 1
+            changed.add(key)
 
     def unpin(self, keys: Iterable[bytes]) -> None:
-        """Count one pin less on each key; written with the next transaction."""
-        with locks.fork_guard():
-            for key in keys:
-                left = self._counts[key] - 1
-                if left:
-                    self._counts[key] = left
-                else:
-                    del self._counts[key]
-                self._changed.add(key)
+        """Count one pin less on each key; written with the next transaction. Call under the guard."""
+        counts, changed = self._counts, self._changed
+        for key in keys:
+            left = counts[key] - 1
+            if left:
+                counts[key] = left
+            else:
+                del counts[key]
+            changed.add(key)
 
     def is_pinned(self, key: bytes) -> bool:
         """Return whether this process pins `key`."""
@@ -144,41 +147,47 @@ class Owner:
 
     @property
     def num_unwritten(self) -> int:
-        """Keys whose pins changed since the last transaction, and what else waits for the next one."""
-        return len(self._changed) + (self.deferred.num_deferred if self.deferred else 0)
+        """Keys whose pins changed since the last transaction."""
+        return len(self._changed)
 
     # -- transactions -------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def transaction(self) -> Iterator[LedgerTransaction]:
+    def transaction(self, *, is_flush: bool = False) -> Iterator[LedgerTransaction]:
         """Run the body in the ledger as this owner: registered, with what was deferred written first and its new pins last."""
         with locks.fork_guard(), locks.uninterrupted():
             if self._is_closed:
                 raise CacheError(f"the cache {self._disk.root} is closed: open it again")
             try:
-                with self._ledger.transaction() as tx:
-                    self._enter(tx)
+                with self._ledger.database.write_transaction() as connection:
+                    tx = LedgerTransaction(connection)
+                    self._enter(tx, is_flush=is_flush)
                     yield tx
                     self._write_pins(tx)
-                if self.deferred is not None:
-                    self.deferred.written()
+                for work in self._deferred:
+                    work.written()
             except BaseException:
                 self._recorded, self._generation = None, -1  # rolled back: what we believe of our rows may be wrong
                 raise
 
-    def run(self, work: Callable[[LedgerTransaction], T]) -> T:
+    def run(self, work: Callable[[LedgerTransaction], T], *, is_flush: bool = False) -> T:
         """Return what `work` returns in a transaction; if the ledger fails, once more: by then it may have been mended."""
         try:
-            with self.transaction() as tx:
+            with self.transaction(is_flush=is_flush) as tx:
                 return work(tx)
         except (CacheDamagedError, CacheDiskError):
-            with self.transaction() as tx:
+            with self.transaction(is_flush=is_flush) as tx:
                 return work(tx)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything waits for a transaction, whoever needs it."""
+        return bool(self._changed) or any(work.is_waiting for work in self._deferred)
 
     def flush(self) -> None:
         """Write what changed, if anything did."""
-        if self.num_unwritten:
-            self.run(lambda _: None)
+        if self.is_waiting:
+            self.run(lambda _: None, is_flush=True)
 
     def close(self) -> None:
         """Give back everything: pins, row, file."""
@@ -188,19 +197,19 @@ class Owner:
                 return
             try:
                 with self._ledger.transaction() as tx:
-                    if self.deferred is not None:
-                        self.deferred.write(tx)
+                    for work in self._deferred:
+                        work.write(tx, is_flush=True)
                     self._disk.remove_owner(self.id)
                     tx.remove_owner(self.id)
             finally:  # without its file locked, whoever comes next reaps what is left of us
-                if self.deferred is not None:
-                    self.deferred.written()
+                for work in self._deferred:
+                    work.written()
                 if self._fd is not None:
                     locks.close_descriptor(self._fd)
                 self.id, self._fd = None, None
                 self._forget()
 
-    def _enter(self, tx: LedgerTransaction) -> None:
+    def _enter(self, tx: LedgerTransaction, *, is_flush: bool) -> None:
         """Register where needed, and bring the ledger's pins of ours up to what this process knows."""
         if self.id is None:
             self.id = uuid.uuid4().hex
@@ -220,8 +229,8 @@ class Owner:
             self._recorded = {row[0] for row in rows}
             self._changed = self._recorded | self._counts.keys()
         self._write_pins(tx)
-        if self.deferred is not None:
-            self.deferred.write(tx)
+        for work in self._deferred:
+            work.write(tx, is_flush=is_flush)
 
     def _write_pins(self, tx: LedgerTransaction) -> None:
         if not self._changed:
@@ -229,19 +238,20 @@ class Owner:
         assert self.id is not None
         assert self._fd is not None
         assert self._recorded is not None
-        gained = {key: self._counts[key] for key in self._changed if key in self._counts and key not in self._recorded}
-        lost = [key for key in self._changed if key not in self._counts and key in self._recorded]
+        gained = {key: self._counts[key] for key in self._changed.difference(self._recorded) if key in self._counts}
+        lost = self._changed.intersection(self._recorded).difference(self._counts)
         if gained:
+            self._recorded.update(gained)
             # Before COMMIT: the file may name too many keys, never too few.
-            self._write_note(self._recorded | gained.keys())
+            self._write_note(self._recorded)
         tx.pin(self.id, gained)
         tx.unpin(self.id, lost)
-        self._recorded = (self._recorded | gained.keys()).difference(lost)
+        self._recorded -= lost
         self._changed = set()
 
-    def _write_note(self, pinned: Iterable[bytes]) -> None:
+    def _write_note(self, pinned: Collection[bytes]) -> None:
         assert self._fd is not None
-        self._disk.write_note(self._fd, OwnerNote(pid=os.getpid(), limit_bytes=self.limit_bytes, pinned=tuple(pinned)))
+        self._disk.write_note(self._fd, OwnerNote(os.getpid(), self.limit_bytes, pinned))
 
 
 def _program() -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 READY, FILLING = "ready", "filling"
+
+
+ReadyRow: TypeAlias = tuple[bytes, int, int, str]
+"""Key, size, charged bytes and extension of a whole object, as SQLite gives them: on this path microseconds count."""
 
 
 class EntryRow(NamedTuple):
@@ -52,8 +56,7 @@ class Publication:
     dataset: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class Account(NamedTuple):
     """What counts against the limit, and the limit."""
 
     ready_bytes: int
@@ -69,3 +72,15 @@ class Account:
     def has_room(self, need_bytes: int) -> bool:
         """Return whether `need_bytes` more keep the limit."""
         return self.limit_bytes is None or self.charged_bytes + need_bytes <= self.limit_bytes
+
+
+class Outlook(NamedTuple):
+    """What a window of samples must know before it is acquired."""
+
+    account: Account
+    num_pinning_owners: int
+    """How many processes hold pins: they share the limit."""
+    policy: str
+    """The eviction policy in force."""
+    num_uses: int
+    """Its clock."""

@@ -181,6 +181,9 @@ def test_a_cache_that_is_dropped_closes_by_itself(directory: Path, urls: list[st
     while _stores or len(children()) != before - 1:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    for thread in threading.enumerate():  # it is no store of ours any more before the last of it is given back
+        if thread.name == "sqlstream-cache-close":
+            thread.join()
     check_invariants(directory, at_rest=True)
 
 

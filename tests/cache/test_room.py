@@ -57,14 +57,16 @@ def test_uses_far_from_the_limit_are_not_written(directory: Path, urls: list[str
         use(cache, *urls[:20], *urls[:20])
         assert cache.store.ledger.database.read("SELECT count(*) FROM touch") == [(0,)]
         use(cache, *urls[:60], *urls[:60])
+        cache.statistics()  # uses are written in batches
         assert cache.store.ledger.database.read("SELECT count(*) > 0 FROM touch") == [(1,)]
 
 
 def test_a_touch_log_longer_than_one_transaction_is_drained_before_anybody_goes(directory: Path, urls: list[str]) -> None:
     with Cache(directory, limit=10 * CHARGE) as cache:
         use(cache, *urls[:10])
-        for _ in range(20):
-            use(cache, *urls[:9])  # 180 rows of one key each
+        for _ in range(40):
+            use(cache, *urls[:9])
+            cache.statistics()  # a row each time
         use(cache, urls[50])
         assert 9 not in cached(cache, urls)
         assert set(cached(cache, urls)) >= set(range(3, 9))  # the first of the last round went after it
