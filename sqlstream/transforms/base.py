@@ -77,6 +77,11 @@ def _call(transform: Transform, sample: Sample) -> Sample | Iterable[Sample]:
     return result
 
 
+def may_draw_globally(transform: Transform) -> bool:
+    """Return whether it may draw from the global generators: foreign code may, our own transforms use `rng(sample)` alone."""
+    return not type(transform).__module__.startswith("sqlstream.transforms.") or getattr(transform, "calls_given_code", False)
+
+
 def transform_name(transform: Transform) -> str:
     """Return what a person calls this transform."""
     return getattr(transform, "__name__", None) or type(transform).__name__

@@ -63,7 +63,10 @@ def load_file(path: Any, *, as_text: bool) -> bytes | str:
     if not isinstance(path, str | Path) or not str(path):
         raise DecodeError(f"expected the path of a file, got {summary(path)}")
     try:
-        return Path(path).read_text(encoding="utf-8") if as_text else Path(path).read_bytes()
+        if as_text:
+            return Path(path).read_text(encoding="utf-8")
+        with open(path, "rb", buffering=0) as file:  # Path and a buffer cost half as much again as the read of a small file
+            return file.read()
     except (OSError, ValueError) as error:
         raise DecodeError(f"{str(path)!r} cannot be read: {error}") from error
 

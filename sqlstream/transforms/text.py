@@ -37,6 +37,8 @@ class TokenizeTransform(BaseTransform):
         output_field: None: into the input field.
     """
 
+    calls_given_code = True
+
     def __init__(self, input_field: str, tokenizer: Callable[[str], Any], output_field: str | None = None) -> None:
         super().__init__(input_field, output_field)
         if not callable(tokenizer):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,10 @@ import pytest
 import sqlstream.transforms as package
 from sqlstream.errors import TransformError
 from sqlstream.transforms import Sample, apply, rng
+from sqlstream.transforms.base import may_draw_globally
 from sqlstream.transforms.fields import EnsureFieldsTransform, FieldsFilteringTransform
 from sqlstream.transforms.rng import PRIVATE_FIELDS, RNG_KEY, begin, end, next_stage
+from sqlstream.transforms.text import TokenizeTransform
 
 
 def draw(sample: Sample) -> Sample:
@@ -110,3 +114,22 @@ def test_a_sample_with_a_live_generator_can_be_pickled() -> None:
     sample = keyed()
     rng(sample).random()
     assert rng(pickle.loads(pickle.dumps(sample))).random() == rng(sample).random()
+
+
+class _Derived(EnsureFieldsTransform):
+    """A user's own, with a base of ours."""
+
+
+def test_code_of_others_may_draw_from_the_global_generators_and_our_own_never_does() -> None:
+    assert may_draw_globally(draw)
+    assert may_draw_globally(_Derived(["a"]))
+    assert may_draw_globally(TokenizeTransform("text", str.split))
+    assert not may_draw_globally(EnsureFieldsTransform(["a"]))
+    directory = Path(package.__file__).parent
+    draws = re.compile(
+        r"(?<![\w.])(random\.[a-z]+\(|np\.random\.(?!Generator|default_rng|SeedSequence|Philox|PCG64)|torch\.(rand|randn|randint|randperm)\w*\()"
+    )
+    found = [
+        (path.name, line) for path in directory.glob("*.py") for line in path.read_text().splitlines() if draws.search(line)
+    ]
+    assert found == []
