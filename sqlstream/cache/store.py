@@ -43,8 +43,7 @@ def open_store(path: str | os.PathLike[str], *, create: bool, allow_network_fs: 
         if identity not in _stores:
             store = Store(disk)
             try:
-                _reap(store)
-                rebuild.reconcile(store.ledger, disk)
+                _settle(store)
             except BaseException:
                 _close(store)
                 raise
@@ -65,14 +64,18 @@ def close_store(store: Store) -> None:
     _close(store)  # joins a thread that may want the guard
 
 
-def _reap(store: Store) -> None:
-    """Give back what the dead held, as nobody: who only looks is no owner, and has no say in the limit."""
-    try:
-        with store.ledger.transaction() as tx:
-            recover.reap(tx, store.disk)
-    except (CacheDamagedError, CacheDiskError):  # by now it may have been mended
-        with store.ledger.transaction() as tx:
-            recover.reap(tx, store.disk)
+def _settle(store: Store) -> None:
+    """Give back what the dead held, as nobody: who only looks is no owner, and has no say in the limit; see to a restart."""
+    for is_last in (False, True):
+        try:
+            with store.ledger.transaction() as tx:
+                recover.reap(tx, store.disk)
+            rebuild.reconcile(store.ledger, store.disk)
+        except (CacheDamagedError, CacheDiskError):
+            if is_last:
+                raise
+        else:
+            return  # else once more: by now it may have been mended
 
 
 def _close(store: Store) -> None:

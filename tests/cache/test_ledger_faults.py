@@ -1,0 +1,118 @@
+"""The ledger's own file: each system call of SQLite fails, or is the process's last, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from sqlstream.errors import MissingDependencyError, SqlStreamError
+from sqlstream.testing.faults import SideEffects
+from sqlstream.testing.system_calls import sqlite_system_calls
+from tests.cache.actors import Stage
+from tests.cache.test_cache import open_files
+from tests.cache.test_crash import DIED, Act, check, clear, download, filled, in_child, name_of
+
+WRITES = frozenset({"open", "write", "pwrite64", "ftruncate", "unlink"})
+READS = frozenset({"read", "pread64"})
+NOT_COUNTED = SideEffects(0, len)  # what the acts note of their own; here only SQLite's calls count
+
+
+@pytest.fixture(autouse=True)
+def _reachable() -> None:
+    try:
+        with sqlite_system_calls(len):
+            pass
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+
+
+def copies(root: Path) -> Iterator[tuple[int, Path]]:
+    """A filled cache, again and again, and which attempt it is for."""
+    filled(root / "original")
+    for at in range(1, 10_000):
+        shutil.rmtree(root / "copy", ignore_errors=True)
+        shutil.copytree(root / "original", root / "copy")
+        yield at, root / "copy"
+    raise AssertionError("it never gets through")
+
+
+def fail_everywhere(_: Connection, root: Path, act: Act, number: int, lasts: bool, calls: frozenset[str]) -> tuple[int, int]:
+    """Let each of the calls in turn fail with an errno; returns how many there are, and how many attempts failed for it."""
+    num_errors = 0
+    for at, directory in copies(root):
+
+        def fail(name: str) -> None:
+            raise OSError(number, os.strerror(number))
+
+        effects = SideEffects(at, fail, lasts=lasts, only=calls)
+        with sqlite_system_calls(effects.note):
+            try:
+                act(directory, NOT_COUNTED)
+            except SqlStreamError:
+                num_errors += 1
+        left = [path for path in open_files(directory) if not path.startswith(f"{directory}/ledger.sqlite")]
+        assert left == [], f"{name_of(act)} at {at}: descriptors leak: {left}"
+        if calls != READS:  # to SQLite a page that cannot be read is damage: that connection is let go of, never closed
+            assert open_files(directory) == [], f"{name_of(act)} at {at}: connections leak"
+        found = check(directory, at, name_of(act))
+        assert not found, "\n".join(found)
+        if effects.num_seen < at:
+            return at - 1, num_errors
+    raise AssertionError
+
+
+FAULTS = [(errno.ENOSPC, WRITES), (errno.EIO, WRITES), (errno.EIO, READS), (errno.EMFILE, frozenset({"open"}))]
+IN_SLOW_FORM = [(errno.ENOSPC, True), (errno.EIO, False)]  # of those that write: the other two take the same ways
+
+
+@pytest.mark.parametrize(
+    ("number", "calls", "lasts"),
+    [
+        pytest.param(
+            *(number, calls, lasts),
+            id=f"{errno.errorcode[number]}-{min(calls)}-{'from then on' if lasts else 'once'}",
+            marks=[pytest.mark.slow] if calls == WRITES and (number, lasts) in IN_SLOW_FORM else [],
+        )
+        for number, calls in FAULTS
+        for lasts in (False, True)
+    ],
+)
+def test_a_fault_at_any_system_call_on_the_ledger_ends_in_success_or_a_clear_error_and_leaks_nothing(
+    tmp_path: Path, stage: Stage, number: int, calls: frozenset[str], lasts: bool
+) -> None:
+    ((num_calls, num_errors),) = stage.run_all(fail_everywhere, [(tmp_path, download, number, lasts, calls)])
+    assert num_calls >= 2
+    assert num_errors <= num_calls
+
+
+def die_everywhere(_: Connection, root: Path, act: Act) -> int:
+    """Die before each call that writes, in turn; returns how many there are."""
+    for at, directory in copies(root):
+        effects = SideEffects(at, lambda name: os._exit(DIED), only=WRITES)
+
+        def work(directory: Path = directory, effects: SideEffects = effects) -> None:
+            with sqlite_system_calls(effects.note):
+                act(directory, NOT_COUNTED)
+
+        status = in_child(work)
+        assert status in (0, DIED), f"{name_of(act)} at {at}: exit status {status}"
+        with contextlib.suppress(FileNotFoundError):
+            found = check(directory, at, name_of(act))
+            assert not found, "\n".join(found)
+        if status == 0:
+            return at - 1
+    raise AssertionError
+
+
+@pytest.mark.parametrize("act", [download, pytest.param(clear, marks=pytest.mark.slow)], ids=name_of)
+def test_a_death_at_any_write_of_sqlite_breaks_no_promise(tmp_path: Path, stage: Stage, act: Act) -> None:
+    """In the middle of a transaction's frames, of a checkpoint, of the files that come and go with it."""
+    (num_calls,) = stage.run_all(die_everywhere, [(tmp_path, act)])
+    assert num_calls >= 5
