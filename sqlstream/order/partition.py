@@ -121,16 +121,37 @@ class Partition:
     def positions(self, start: int, stop: int) -> Int64Array:
         """Return the positions of this worker's samples `[start, stop)`, counted from 0 after `consumed`; O(stop - start)."""
         batch_size = self.batch_size or 1
+        steps, within = np.divmod(self.numbers(start, stop), batch_size)
+        if stop <= self._num_whole * batch_size:
+            return steps * self.step_size + self._places(within, batch_size)
+        whole = int(np.searchsorted(steps, self.num_whole_steps))
+        first = steps[:whole] * self.step_size + self._places(within[:whole], batch_size)
+        last = self.num_whole_steps * self.step_size + self._folded(self._places(within[whole:], self.last_width))
+        return np.concatenate((first, last))
+
+    def numbers(self, start: int, stop: int) -> Int64Array:
+        """Return the numbers of this worker's samples `[start, stop)` in its rank's order of the epoch, step by step.
+
+        They are the same for any number of workers.
+        """
+        batch_size = self.batch_size or 1
         border = self._num_whole * batch_size
-        index = np.arange(start, min(stop, border), dtype=np.int64)
+        index = np.arange(start, max(start, min(stop, self.num_samples)), dtype=np.int64)
         nth, within = np.divmod(index, batch_size)
-        steps = self._own_first_step + nth * self.world.num_workers
-        whole = steps * self.step_size + self._places(within, batch_size)
-        if stop <= border:
-            return whole
-        within = np.arange(max(0, start - border), min(stop, self.num_samples) - border, dtype=np.int64)
-        last = self.num_whole_steps * self.step_size + self._folded(self._places(within, self.last_width))
-        return np.concatenate((whole, last))
+        numbers = (self._own_first_step + nth * self.world.num_workers) * batch_size + within
+        if stop > border:
+            late = index >= border
+            numbers[late] = self.num_whole_steps * batch_size + index[late] - border
+        return numbers
+
+    def num_before(self, step: int) -> int:
+        """Return how many of this worker's samples belong to earlier steps than `step`."""
+        nth = -(-(step - self._own_first_step) // self.world.num_workers)
+        return min(max(0, nth) * (self.batch_size or 1), self.num_samples)
+
+    def worker_of(self, step: int) -> int:
+        """Return the worker that takes `step`, which is not before `first_step`."""
+        return (self.first_worker + step - self.first_step) % self.world.num_workers
 
     def blocks(self, taken: int = 0, block: int = 256) -> Iterator[Int64Array]:
         """Yield this worker's positions in order, lazily, in arrays of at most `block`.

@@ -22,7 +22,7 @@ from sqlstream.index.store import Index
 from sqlstream.stream.cached import CachedChain
 from sqlstream.stream.failures import FailureLog
 from sqlstream.stream.rows import RowReader, Slot, holds_path
-from sqlstream.stream.shares import EpochShare, Progress
+from sqlstream.stream.shares import PLANNED_TOGETHER, EpochShare, Progress
 from sqlstream.stream.window import Window
 from sqlstream.transforms.base import Sample
 
@@ -90,24 +90,25 @@ class Engine:
         slot: Slot | None = None
         try:
             while (slot := window.pop(None if is_endless else first.epoch)) is not None:
-                if slot.share is not None and slot.share.epoch != progress.share.epoch:
-                    progress.begin(slot.share)
-                progress.taken = slot.place
-                num_samples = 0
-                for sample in self._outcome(slot):
-                    num_samples += 1
-                    if slot.is_single:
-                        progress.taken = slot.place + slot.is_last
-                    yield sample
-                if num_samples != 1 or not slot.is_last:
-                    note_several()
-            progress.taken = progress.share.partition.num_samples
+                yield from self._counted(slot, progress, note_several)
+            progress.end()
         except BaseException:
             if slot is not None:
                 window.give_back(slot)
             window.close()
             raise
         self._ahead = window
+
+    def _counted(self, slot: Slot, progress: Progress, note_several: Callable[[], None]) -> Iterator[Sample]:
+        """Yield the samples of a slot that were not delivered before, moving `progress` on with each."""
+        progress.come_to(slot.share, slot.place)
+        num_samples = 0
+        for sample in self._outcome(slot):
+            num_samples += 1
+            if progress.is_new(is_only=slot.is_single and slot.is_last):
+                yield sample
+        if num_samples != 1 or not slot.is_last:
+            note_several()
 
     def rows(self, selected: Sequence[int], epoch: int) -> list[Sample | list[Sample]]:
         """Return the samples of selected rows, in the order asked; a list where transforms make several of one row.
@@ -168,14 +169,13 @@ class Engine:
 
     def _plan(self, shares: Iterable[EpochShare]) -> Iterator[Slot]:
         for share in shares:
-            place = share.taken
-            for positions in share.blocks():
-                row_ids = self._index.row_ids(share.rows_at(positions)).tolist()
-                for slot in self._slots(share.epoch, positions.tolist(), row_ids):
-                    slot.place += place
+            for start in range(share.taken, share.partition.num_samples, PLANNED_TOGETHER):
+                planned = share.planned(start)
+                places, row_ids = planned.places.tolist(), self._index.row_ids(share.rows_at(planned.positions)).tolist()
+                for slot in self._slots(share.epoch, planned.positions.tolist(), row_ids):
+                    slot.place = places[slot.place]
                     slot.share = share
                     yield slot
-                place += len(positions)
 
     def _slots(self, epoch: int, positions: Sequence[int], row_ids: Sequence[int]) -> list[Slot]:
         planned: list[Slot] = []

@@ -37,7 +37,9 @@ class EpochCounter:
         self._announced = torch.zeros(2, dtype=torch.int64)  # [epoch and consumed]
         # The epoch + 1 that workers have started by themselves, 0 if none; whether some position gave no sample, or several.
         self._flags = torch.zeros(2, dtype=torch.int64)  # [2]
-        for tensor in (self._table, self._next, self._announced, self._flags):  # [*]
+        # Counts what is set from outside; whether the last of it was a state with more than a mark, and its mark.
+        self._set = torch.zeros(4, dtype=torch.int64)  # [count, has more, epoch and consumed]
+        for tensor in (self._table, self._next, self._announced, self._flags, self._set):  # [*]
             tensor.share_memory_()  # type: ignore[no-untyped-call]  # torch annotates it not
         self._num_started = 0
         self._pid = os.getpid()
@@ -63,6 +65,22 @@ class EpochCounter:
         self._next[0] = mark.epoch
         self._table.zero_()
         self._flags[0] = 0
+
+    @property
+    def serial(self) -> int:
+        """Counts what was set from outside: a state that another one followed holds no more."""
+        return int(self._set[0])
+
+    def has_more(self, mark: Mark) -> bool:
+        """Return whether what was set last is `mark` and more; who has no copy of the rest cannot go on there."""
+        return bool(self._set[1]) and mark == Mark(int(self._set[2]), int(self._set[3]))
+
+    def set_from_outside(self, mark: Mark, *, has_more: bool) -> None:
+        """Make the next iteration begin at `mark`, as the user says."""
+        self._set[2], self._set[3] = mark
+        self._set[1] = has_more
+        self._set[0] += 1
+        self.set_next(mark)
 
     def announce(self) -> Mark:
         """Begin an iteration in the trainer, for the workers that it is about to ask."""

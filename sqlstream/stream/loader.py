@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -11,7 +11,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.stream.dataset import StreamingDataset
-from sqlstream.stream.schedule import BatchOptions, Delivery
+from sqlstream.stream.delivery import Delivery
+from sqlstream.stream.schedule import BatchOptions, Schedule
+from sqlstream.stream.shares import Place
 from sqlstream.transforms.base import Sample
 
 TORCH_PREFETCH_FACTOR = 2
@@ -99,13 +101,16 @@ class StreamingDataLoader(DataLoader[Sample]):
 
     def __iter__(self) -> _BaseDataLoaderIter:
         """Begin the next epoch, or go on where a state said."""
-        schedule = self.dataset.schedule
+        schedule, collate_fn = self.dataset.schedule, self.collate_fn
+        if schedule.needs_new_workers and self._iterator is not None:
+            self._iterator._shutdown_workers()  # type: ignore[attr-defined]  # one of torch's, with workers
+            self._iterator = None
         delivery = schedule.begin_delivery()
-        schedule.is_announced = True
+        schedule.is_announced, self.collate_fn = True, _CollateWithPlace(collate_fn, schedule)
         try:
             batches = super().__iter__()
         finally:
-            schedule.is_announced = False
+            schedule.is_announced, self.collate_fn = False, collate_fn
         return _CountedBatches(batches, delivery)  # type: ignore[return-value]  # stands in for torch's iterator
 
     def __len__(self) -> int:
@@ -133,6 +138,30 @@ class StreamingDataLoader(DataLoader[Sample]):
         self.dataset.load_state_dict(state, strict=strict)
 
 
+class _PlacedBatch(NamedTuple):
+    """A batch on its way to the trainer; a named tuple, whose parts torch pins."""
+
+    batch: Any
+    place: Place
+
+
+class _CollateWithPlace:
+    """Collates, and puts beside the batch how far this process had come when it made its samples.
+
+    Args:
+        collate_fn: What makes batches.
+        schedule: That of the dataset, or of the worker's copy.
+    """
+
+    def __init__(self, collate_fn: Callable[[Any], Any], schedule: Schedule) -> None:
+        self._collate_fn = collate_fn
+        self._schedule = schedule
+
+    def __call__(self, samples: Any) -> _PlacedBatch:
+        place = self._schedule.place_of_worker()
+        return _PlacedBatch(self._collate_fn(samples), place)
+
+
 class _CountedBatches:
     """Torch's iterator, counting what it hands out."""
 
@@ -145,11 +174,11 @@ class _CountedBatches:
 
     def __next__(self) -> Any:
         try:
-            batch = next(self._batches)
+            batch, place = next(self._batches)
         except StopIteration:
             self._delivery.is_over = True
             raise
-        self._delivery.num_batches += 1
+        self._delivery.note(place)
         return batch
 
     def __len__(self) -> int:

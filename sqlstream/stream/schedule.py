@@ -14,8 +14,10 @@ from sqlstream import distributed
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.order import Partition, Plan, Tail
+from sqlstream.stream.beyond import Beyond
+from sqlstream.stream.delivery import Delivery, Loaded, Position, advanced, begun, processed
 from sqlstream.stream.epochs import EpochCounter, Mark
-from sqlstream.stream.shares import EpochShare, Progress
+from sqlstream.stream.shares import EpochShare, Place, Progress
 from sqlstream.stream.state import Share
 from sqlstream.stream.weighting import Weighting
 from sqlstream.world import World
@@ -42,15 +44,6 @@ class BatchOptions:
     def num_under_way(self) -> int:
         """Samples of a worker that may be under way to the trainer: their paths stay valid."""
         return (self.prefetch_factor + 1) * self.batch_size
-
-
-@dataclass(slots=True)
-class Delivery:
-    """What a loader in the trainer has handed out of an iteration."""
-
-    start: Mark
-    num_batches: int = 0
-    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +96,7 @@ class Schedule:
         self.batches: BatchOptions | None = None
         self._is_unaligned = is_unaligned
         self._given_batch_size = plan.batch_size
-        self._own_start: tuple[Mark, Share] | None = None
+        self._loaded: Loaded | None = None
         self._progress: Progress | None = None
         self._delivery: Delivery | None = None
 
@@ -170,8 +163,8 @@ class Schedule:
         Raises:
             StateError: The state is that of one process within a step.
         """
-        if self._own_start is not None:
-            share = self._own_start[1]
+        share = None if self._loaded is None else self._loaded.share
+        if share is not None:
             raise StateError(
                 f"the state was taken within a step, {share.taken} samples beyond its start, by {share.place}: loaders go on "
                 "at steps; iterate the dataset itself, or load it with strict=False to go on at the start of that step"
@@ -179,36 +172,53 @@ class Schedule:
         mark = self.counter.next
         if self._is_over(mark):
             self.counter.set_next(Mark(mark.epoch + 1, 0))
-        self._progress, self._delivery = None, Delivery(self.counter.announce())
+        num_workers = max(1, self.batches.num_workers if self.batches is not None else 0)
+        start = begun(self.counter.announce(), self._loaded, self.counter, self.world, num_workers)
+        self._progress = None
+        self._delivery = Delivery(start, self.plan, self.world, num_workers, is_endless=self.is_endless)
         return self._delivery
 
+    @property
+    def needs_new_workers(self) -> bool:
+        """Workers that run already lack what the next iteration goes on from."""
+        return self.counter.has_more(self.counter.next)
+
+    def place_of_worker(self) -> Place:
+        """Return how far this process, a worker or the trainer, has come with the samples that it made."""
+        info, progress = get_worker_info(), self._progress
+        assert progress is not None, "a batch is made of samples"
+        return Place(0 if info is None else info.id, progress.share.epoch, progress.taken, progress.offset)
+
     def _first_share(self, plan: Plan, world: World) -> EpochShare:
-        if self._own_start is not None:
-            (mark, share), self._own_start = self._own_start, None
+        _, mark, share, beyond = self._loaded or Loaded(0, self.counter.next, None, None)
+        if share is not None:
+            self._loaded = None
             partition = plan.partition(world, mark.consumed, share.first_worker)
-            ours = Share.of(partition, share.taken)
+            ours = Share.of(partition, share.taken, share.offset)
             if ours != share:
                 raise StateError(
                     f"the state is that of {share.place}, this process is {ours.place}: go on with as many ranks and workers, "
                     "or save the state of a StreamingDataLoader, which fits any number of them"
                 )
             self.counter.skip_to(mark.epoch)
-            return self._share(mark.epoch, plan, partition, share.taken)
+            return replace(self._share(mark.epoch, plan, partition, beyond), taken=share.taken, offset=share.offset)
         mark = self.counter.announced if self.is_announced else self.counter.start()
         if self._is_over(mark):
             mark = Mark(mark.epoch + 1, 0)  # a state from an epoch's end goes on with the next
             self.counter.skip_to(mark.epoch)
-        return self._share(mark.epoch, plan, plan.partition(world, mark.consumed))
+        start = begun(mark, self._loaded, self.counter, world, world.num_workers)
+        partition = plan.partition(world, mark.consumed, start.first_worker)
+        return self._share(mark.epoch, plan, partition, start.beyond)
 
     def batches_of(self, epoch: int, batch_size: int) -> EpochShare:
         """Return what this rank takes of an epoch in batches of `batch_size`, all in one process."""
         plan = replace(self.plan, batch_size=batch_size)
         return self._share(epoch, plan, plan.partition(self.world))
 
-    def _share(self, epoch: int, plan: Plan, partition: Partition, taken: int = 0) -> EpochShare:
+    def _share(self, epoch: int, plan: Plan, partition: Partition, beyond: Beyond | None = None) -> EpochShare:
         weighting = self.weighting
         return EpochShare(
-            epoch=epoch, plan=plan, partition=partition, taken=taken, weighting=weighting, version=weighting.version
+            epoch=epoch, plan=plan, partition=partition, beyond=beyond, weighting=weighting, version=weighting.version
         )
 
     def _from(self, share: EpochShare, looks_ahead: bool) -> Iterator[EpochShare]:
@@ -221,9 +231,9 @@ class Schedule:
             if not self.is_endless and not looks_ahead:
                 return
             looks_ahead = False
-            first_worker = share.partition.next_worker if self.is_endless else 0
-            partition = share.plan.partition(share.partition.world, 0, first_worker)
-            share = self._share(share.epoch + 1, share.plan, partition)
+            ended = share.current_partition
+            partition = share.plan.partition(ended.world, 0, ended.next_worker if self.is_endless else 0)
+            share = self._share(share.epoch + 1, share.plan, partition, share.beyond if self.is_endless else None)
 
     def _is_over(self, mark: Mark) -> bool:
         partition = self.plan.partition(self.world, mark.consumed)
@@ -233,13 +243,13 @@ class Schedule:
         """Note that a position gave no sample, or several; warn once if ranks may get out of step by that."""
         if self.counter.note_several() and self.world.world_size > 1 and not self.is_endless:
             logger.warning(
-                "some rows give no sample, or several, so ranks may make different numbers of steps, and a state taken within "
-                "an epoch is not exact: use infinite_iteration=True, or transforms that make one sample of each row"
+                "some rows give no sample, or several, so ranks may make different numbers of steps, and each rank needs a "
+                "state of its own: use infinite_iteration=True and save every rank's state, or make one sample of each row"
             )
 
     # -- where it stands ----------------------------------------------------------------------------------------------
 
-    def where(self, num_samples: int | None = None) -> tuple[Mark, Share | None]:
+    def where(self, num_samples: int | None = None) -> Position:
         """Return where the whole job stands: after `num_samples` of the epoch, or as far as this process knows.
 
         A worker, or a process within a step, adds how far its own share is.
@@ -247,15 +257,15 @@ class Schedule:
         Raises:
             StateError: Workers of a plain DataLoader iterate: they run ahead of the trainer, who alone knows.
         """
-        return self._position() if num_samples is None else (self._position_after(num_samples), None)
+        return self._position() if num_samples is None else Position(self._position_after(num_samples))
 
-    def set_next(self, mark: Mark, share: Share | None = None) -> None:
+    def set_next(self, mark: Mark, share: Share | None = None, beyond: Beyond | None = None) -> None:
         """Make the next iteration begin at `mark`; with `share`, in this process alone, and beyond it."""
-        self._progress = self._delivery = self._own_start = None
-        if share is not None:
-            self._own_start = (mark, share)
+        self._progress = self._delivery = self._loaded = None
         if share is None or get_worker_info() is None:
-            self.counter.set_next(mark)
+            self.counter.set_from_outside(mark, has_more=beyond is not None)
+        if share is not None or beyond is not None:
+            self._loaded = Loaded(self.counter.serial, mark, share, beyond)
 
     @property
     def is_under_way(self) -> bool:
@@ -265,15 +275,17 @@ class Schedule:
     @property
     def place(self) -> Mark:
         """Where the whole job stands, at a step's end."""
-        return self._position()[0]
+        return self._position().mark
 
     def place_after(self, num_steps: int) -> Mark:
         """Return where the whole job will stand `num_steps` later; without endless iteration the next epoch at most."""
-        return self._advanced(self.place, num_steps)
+        return advanced(self.place, num_steps, self.plan, self.world, is_endless=self.is_endless)
 
-    def _position(self) -> tuple[Mark, Share | None]:
-        if self._own_start is not None:
-            return self._own_start
+    def _position(self) -> Position:
+        loaded = self._loaded
+        is_untouched = self._progress is None and self._delivery is None
+        if loaded is not None and (loaded.share is not None or (is_untouched and loaded.mark == self.counter.next)):
+            return Position(loaded.mark, loaded.share, loaded.beyond)
         if get_worker_info() is None and self.counter.epoch_of_workers is not None:
             raise StateError(
                 "workers of a DataLoader run ahead of the trainer, so the dataset cannot know what was delivered: use "
@@ -281,52 +293,21 @@ class Schedule:
                 "has consumed"
             )
         if self._delivery is not None:
-            return self._delivered(self._delivery), None
+            return self._delivery.position()
         if self._progress is not None:
-            return self._processed(self._progress)
-        return self.counter.next, None
+            return processed(self._progress)
+        return Position(self.counter.next)
 
     def _position_after(self, num_samples: int) -> Mark:
         """Return where the whole job stands after `num_samples` samples of the epoch under way."""
         if (started := self.counter.epoch_of_workers) is not None:
             epoch = started
         elif self._delivery is not None:
-            epoch = self._delivery.start.epoch
+            epoch = self._delivery.start.mark.epoch
         else:
             epoch = self.counter.next.epoch if self._progress is None else self._progress.share.epoch
         mark = Mark(epoch, num_samples)
         return Mark(epoch + 1, 0) if self._is_over(mark) else mark
-
-    def _delivered(self, delivery: Delivery) -> Mark:
-        """Return where the batches of a loader have come to."""
-        if delivery.is_over:
-            return Mark(delivery.start.epoch + 1, 0)
-        num_batches = delivery.num_batches
-        if self.counter.has_several and not self.is_endless:  # batches are no steps then: the epoch goes on until it is over
-            partition = self.plan.partition(self.world, delivery.start.consumed)
-            num_batches = min(num_batches, max(0, partition.num_steps - partition.first_step - 1))
-        return self._advanced(delivery.start, num_batches)
-
-    def _advanced(self, mark: Mark, num_steps: int) -> Mark:
-        partition = self.plan.partition(self.world, mark.consumed)
-        num_left = partition.num_steps - partition.first_step
-        if num_steps < num_left:
-            return Mark(mark.epoch, mark.consumed + num_steps * partition.step_size)
-        if not self.is_endless:
-            return Mark(mark.epoch + 1, 0)
-        num_epochs, num_steps = divmod(num_steps - num_left, partition.num_steps)
-        return Mark(mark.epoch + 1 + num_epochs, num_steps * partition.step_size)
-
-    def _processed(self, progress: Progress) -> tuple[Mark, Share | None]:
-        """Return where this process has come to by itself."""
-        epoch, partition = progress.share.epoch, progress.share.partition
-        if get_worker_info() is not None:
-            return Mark(epoch, partition.consumed), Share.of(partition, progress.taken)
-        if progress.taken >= partition.num_samples:
-            return Mark(epoch + 1, 0), None
-        num_steps, rest = divmod(progress.taken, partition.batch_size or 1)
-        mark = Mark(epoch, partition.consumed + num_steps * partition.step_size)
-        return mark, Share.of(partition, rest) if rest else None
 
 
 def own_seed(seed: int, world: World) -> int:

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from sqlstream.order import Int64Array, Partition, Plan
+from sqlstream.stream.beyond import Beyond
 from sqlstream.stream.weighting import Weighting
 
 PLANNED_TOGETHER = 64
 """Positions whose rows are worked out in one go: a call of numpy costs little beside 64 samples."""
+
+
+class Planned(NamedTuple):
+    """Some of a share, in order."""
+
+    places: Int64Array
+    """Counted from the share's start: [n]."""
+    positions: Int64Array
+    """Of the epoch: [n]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +38,32 @@ class EpochShare:
     """Of the weighting: a share that was planned before a change is another one."""
     taken: int = 0
     """Positions of the share that lie behind it."""
+    offset: int = 0
+    """Samples of the next position that lie behind it."""
+    beyond: Beyond | None = None
+    """What of it was delivered before the state was saved that it goes on from."""
 
-    def blocks(self) -> Iterator[Int64Array]:
-        """Yield the positions that are left, in order: [n] each."""
-        return self.partition.blocks(self.taken, PLANNED_TOGETHER)
+    @property
+    def current_partition(self) -> Partition:
+        """The partition as it is known now: a lazy index learns on the way where the epoch ends."""
+        return self.plan.partition(self.partition.world, self.partition.consumed, self.partition.first_worker)
+
+    def planned(self, start: int) -> Planned:
+        """Return what is left of the `PLANNED_TOGETHER` places from `start` on."""
+        stop = min(start + PLANNED_TOGETHER, self.partition.num_samples)
+        places, positions = np.arange(start, stop), self.partition.positions(start, stop)
+        if self.beyond is None:
+            return Planned(places, positions)
+        is_left = ~self.beyond.is_taken(self.epoch, self.partition.numbers(start, stop))
+        return Planned(places[is_left], positions[is_left])
+
+    def num_delivered(self, place: int) -> int:
+        """Return how many samples of the position at `place` were delivered before: its first ones."""
+        if place == self.taken and self.offset:
+            return self.offset
+        if self.beyond is None:
+            return 0
+        return self.beyond.num_delivered(self.epoch, int(self.partition.numbers(place, place + 1)[0]))
 
     def rows_at(self, positions: Int64Array) -> Int64Array:
         """Return the selected rows at `positions`: [n]."""
@@ -54,7 +87,46 @@ class Progress:
     share: EpochShare
     taken: int
     """Positions of the share behind it."""
+    offset: int = 0
+    """Samples of the next position behind it."""
+    _place: int = -1
+    """What is being made."""
+    _num_made: int = 0
+    _num_delivered: int = 0
 
     def begin(self, share: EpochShare) -> None:
         """Come to an epoch."""
-        self.share, self.taken = share, share.taken
+        self.share, self.taken, self.offset, self._place = share, share.taken, share.offset, -1
+
+    def come_to(self, share: EpochShare | None, place: int) -> None:
+        """Come to a place of a share, the next one or the one before again."""
+        if share is not None and share.epoch != self.share.epoch:
+            self.begin(share)
+        if place != self._place:
+            self._place, self._num_made, self._num_delivered = place, 0, self.share.num_delivered(place)
+            self.taken, self.offset = place, self._num_delivered
+
+    def is_new(self, *, is_only: bool) -> bool:
+        """Count a sample of the place; return False if it was delivered before the state was saved.
+
+        Args:
+            is_only: No other sample of the place follows.
+        """
+        self._num_made += 1
+        if self._num_made <= self._num_delivered:
+            return False
+        self.taken, self.offset = (self._place + 1, 0) if is_only else (self._place, self._num_made)
+        return True
+
+    def end(self) -> None:
+        """Come to the end of the share."""
+        self.taken, self.offset = self.share.partition.num_samples, 0
+
+
+class Place(NamedTuple):
+    """How far a worker had come when it made a batch; travels beside it."""
+
+    worker: int
+    epoch: int
+    taken: int
+    offset: int

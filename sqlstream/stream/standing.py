@@ -53,8 +53,8 @@ class Standing:
 
     @property
     def epoch_size(self) -> int:
-        """Positions of an epoch."""
-        return self._schedule.plan.num_samples
+        """Positions of an epoch; of a lazy index whose filter has not been run on all of it: at most so many."""
+        return self._schedule.plan.partition(World()).num_positions
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`."""
@@ -118,11 +118,16 @@ class Standing:
                 "sample_in_epoch=%d of the state is no multiple of a step of %d samples: going on after %d, so %d come again",
                 *(loaded.sample_in_epoch, schedule.step_size, consumed, loaded.sample_in_epoch - consumed),
             )
-        schedule.set_next(Mark(loaded.epoch, consumed), loaded.share if strict else None)
+        mark = Mark(loaded.epoch, consumed)
+        if strict:
+            schedule.set_next(mark, loaded.share, loaded.beyond)
+        else:
+            schedule.set_next(mark)
 
     def _state(self, num_samples: int | None) -> StreamState:
         schedule = self._schedule
-        mark, share = schedule.where(num_samples)
+        mark, share, beyond = schedule.where(num_samples)
+        blocks = schedule.plan.blocks
         return StreamState(
             epoch=mark.epoch,
             sample_in_epoch=mark.consumed,
@@ -130,7 +135,9 @@ class Standing:
             shuffle_seed=schedule.plan.seed,
             global_batch_size=schedule.global_batch_size,
             num_canonical_nodes=schedule.plan.num_canonical_nodes,
+            blocks=None if blocks is None else blocks.fingerprint,
             epoch_size=schedule.plan.num_samples,
             weights=tuple(schedule.weighting.to_state()),
             share=share,
+            beyond=beyond,
         )

@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass, fields
 
 from sqlstream.errors import StateError
 from sqlstream.order import PERMUTATION_VERSION, Partition
+from sqlstream.stream.beyond import Beyond
 
 STATE_VERSION = 1
 CHANGE_KEYS = frozenset(("epoch", "sample", "expression", "fingerprint"))
 """What a state holds of each change of weights."""
 COMPARED = (
     *("fingerprint", "shuffle_seed", "permutation_version", "epoch_size", "first_weights"),
-    *("num_canonical_nodes", "global_batch_size"),
+    *("num_canonical_nodes", "blocks", "global_batch_size"),
 )
 """What must be equal for the rest of the run to be the same."""
 
@@ -37,10 +38,12 @@ class Share:
     """The worker that takes the step after `sample_in_epoch`."""
     taken: int
     """Positions behind it, in the order of its share, beyond `sample_in_epoch`."""
+    offset: int
+    """Samples of the next position behind it."""
 
     @classmethod
-    def of(cls, partition: Partition, taken: int) -> Share:
-        """Return the share after `taken` positions."""
+    def of(cls, partition: Partition, taken: int, offset: int) -> Share:
+        """Return the share after `taken` positions and `offset` samples of the next one."""
         world = partition.world
         return cls(
             rank=world.rank,
@@ -49,6 +52,7 @@ class Share:
             num_workers=world.num_workers,
             first_worker=partition.first_worker,
             taken=taken,
+            offset=offset,
         )
 
     @property
@@ -86,12 +90,16 @@ class StreamState:
     global_batch_size: int | None = None
     """Samples of a step of the whole job; None: the dataset did not know it."""
     num_canonical_nodes: int = 1
+    blocks: str | None = None
+    """The layout of a block shuffle, by its fingerprint."""
     epoch_size: int | None = None
     """Positions of an epoch."""
     weights: tuple[Mapping[str, object], ...] = ()
     """Changes of the rows' weights: epoch and sample from which each holds, its expression and fingerprint."""
     share: Share | None = None
     """Set by a process that stands within a step, or knows only its own share (a worker of torchdata's loader)."""
+    beyond: Beyond | None = None
+    """Set where rows give no sample, or several: what this rank has delivered beyond `sample_in_epoch`."""
     version: int = STATE_VERSION
     permutation_version: int = PERMUTATION_VERSION
 
@@ -103,7 +111,8 @@ class StreamState:
 
     def to_dict(self) -> dict[str, object]:
         """Return it as a plain dict."""
-        return asdict(self) | {"weights": list(self.weights)}
+        beyond = None if self.beyond is None else self.beyond.to_dict()
+        return asdict(self) | {"weights": list(self.weights), "beyond": beyond}
 
     @classmethod
     def from_dict(cls, state: Mapping[str, object]) -> StreamState:
@@ -124,7 +133,12 @@ class StreamState:
         share, weights = state.get("share"), state.get("weights", ())
         if not isinstance(weights, list | tuple) or any(set(change) != CHANGE_KEYS for change in weights):
             raise StateError(f"weights={weights!r} in the state is not a list of dicts with {', '.join(sorted(CHANGE_KEYS))}")
-        parts = {"share": None if share is None else Share.from_dict(share), "weights": tuple(weights)}
+        beyond = state.get("beyond")
+        parts = {
+            "share": None if share is None else Share.from_dict(share),
+            "beyond": None if beyond is None else Beyond.from_dict(beyond),
+            "weights": tuple(weights),
+        }
         return cls(**{**state, **parts})  # type: ignore[arg-type]  # checked above
 
     def check(self, current: StreamState) -> None:

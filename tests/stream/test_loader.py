@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from sqlstream import StreamingDataLoader, StreamingDataset
@@ -253,8 +254,12 @@ def test_without_a_batch_size_workers_cannot_go_on_within_an_epoch(dataset: Open
     batches: Any = iter(DataLoader(data, batch_size=4, num_workers=2, collate_fn=rows_of))
     with pytest.raises(StateError, match="batch_size="):
         next(batches)
+    # torch waits 5 seconds for each worker whose dataset raised; else it takes their end for an accident, in any later test
+    signal_handling._remove_worker_pids(id(batches))  # type: ignore[attr-defined]  # of C, not exported
+    batches._worker_pids_set = False
     for worker in batches._workers:
-        worker.terminate()  # torch waits 5 seconds for each worker whose dataset raised
+        worker.terminate()
+        worker.join()
 
 
 def test_iterating_the_dataset_itself_stops_and_goes_on_at_any_sample(dataset: OpenDataset) -> None:

@@ -1,0 +1,208 @@
+"""Positions that give no sample, or several: states are exact to the sample, whatever workers made the batches before.
+
+A model of DataLoader: workers are asked in turn, one that has ended is left out; what they yield is computed from shares.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sqlstream.errors import StateError
+from sqlstream.order import Plan, Tail
+from sqlstream.stream import delivery
+from sqlstream.stream.beyond import Beyond, stretches_of
+from sqlstream.stream.delivery import Delivery, Loaded, Position, Start, begun
+from sqlstream.stream.epochs import EpochCounter, Mark
+from sqlstream.stream.shares import PLANNED_TOGETHER, EpochShare, Place, Progress
+from sqlstream.stream.weighting import Weighting
+from sqlstream.world import World
+
+Batch = list[tuple[int, int, int]]
+"""Epoch, position and number within it of each sample."""
+NO_WEIGHTING = cast(Weighting, None)
+
+
+def num_samples_of(epoch: int, position: int) -> int:
+    return (0, 1, 1, 2, 5)[(position * 7 + epoch) % 5]
+
+
+class Model:
+    """One rank's loader over an iteration."""
+
+    def __init__(self, plan: Plan, world: World, num_workers: int, position: Position, *, is_endless: bool = False) -> None:
+        beyond = position.beyond
+        first_worker = 0
+        if beyond is not None:
+            beyond = Beyond.from_dict(json.loads(json.dumps(beyond.to_dict())))
+            beyond.check_place(world.rank, world.world_size)
+            first_worker = beyond.first_worker if beyond.num_workers == num_workers else 0
+        self._start = Start(mark=position.mark, first_worker=first_worker, beyond=beyond)
+        self._plan, self._is_endless = plan, is_endless
+        self._worlds = [world.with_worker(worker, num_workers) for worker in range(num_workers)]
+        self.delivery = Delivery(self._start, plan, world, num_workers, is_endless=is_endless)
+
+    def batches(self) -> Iterator[Batch]:
+        workers = [self._worker(world) for world in self._worlds]
+        while workers:
+            for worker in list(workers):
+                batch, place = next(worker, ([], None))
+                if place is None:
+                    workers.remove(worker)
+                else:
+                    self.delivery.note(place)
+                    yield batch
+        self.delivery.is_over = True
+
+    def _worker(self, world: World) -> Iterator[tuple[Batch, Place]]:
+        first = self._share(self._start.mark.epoch, world, self._start.mark.consumed, self._start.first_worker)
+        progress = Progress(first, first.taken)
+        batch: Batch = []
+        for sample in self._samples(first, progress):
+            batch.append(sample)
+            if len(batch) == self._plan.batch_size:
+                yield batch, Place(world.worker, progress.share.epoch, progress.taken, progress.offset)
+                batch = []
+        if batch:
+            yield batch, Place(world.worker, progress.share.epoch, progress.taken, progress.offset)
+
+    def _samples(self, share: EpochShare, progress: Progress) -> Iterator[tuple[int, int, int]]:
+        while True:
+            for start in range(0, share.partition.num_samples, PLANNED_TOGETHER):
+                for place, position in zip(*(array.tolist() for array in share.planned(start)), strict=True):
+                    progress.come_to(share, place)
+                    num_samples = num_samples_of(share.epoch, position)
+                    for number in range(num_samples):
+                        if progress.is_new(is_only=num_samples == 1):
+                            yield (share.epoch, position, number)
+            progress.end()
+            if not self._is_endless:
+                return
+            share = self._share(share.epoch + 1, share.partition.world, 0, share.partition.next_worker)
+
+    def _share(self, epoch: int, world: World, consumed: int, first_worker: int) -> EpochShare:
+        partition = self._plan.partition(world, consumed, first_worker)
+        return EpochShare(
+            epoch=epoch, plan=self._plan, partition=partition, weighting=NO_WEIGHTING, version=0, beyond=self._start.beyond
+        )
+
+
+def plan_of(num_positions: int, batch_size: int, tail: Tail = Tail.SHORT) -> Plan:
+    return Plan(num_samples=num_positions, seed=1, batch_size=batch_size, tail=tail)
+
+
+BEGIN = Position(Mark(0, 0))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
+@pytest.mark.parametrize("is_endless", [False, True])
+def test_going_on_after_every_batch_gives_the_same_batches_on_as_many_workers(
+    num_ranks: int, num_workers: int, is_endless: bool
+) -> None:
+    plan = plan_of(53, 4, Tail.FILL if is_endless else Tail.SHORT)
+    for rank in range(num_ranks):
+        world = World(rank=rank, world_size=num_ranks, local_rank=rank, local_world_size=num_ranks)
+        model = Model(plan, world, num_workers, BEGIN, is_endless=is_endless)
+        reference: list[Batch] = []
+        positions = [model.delivery.position()]
+        for batch in model.batches():
+            reference.append(batch)
+            positions.append(model.delivery.position())
+            if len(reference) == 60:
+                break
+        for stop, position in enumerate(positions):
+            if position.mark.epoch > 0 and not is_endless:
+                continue  # all is delivered
+            resumed = Model(plan, world, num_workers, position, is_endless=is_endless)
+            assert resumed.delivery.position() == position
+            rest = [batch for batch, _ in zip(resumed.batches(), reference[stop:], strict=False)]
+            assert rest == reference[stop:], (rank, stop)
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_any_number_of_workers_goes_on_as_often_as_one_likes_and_no_sample_is_lost_or_comes_twice(data: st.DataObject) -> None:
+    num_positions, batch_size = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 6))
+    is_endless = data.draw(st.booleans())
+    plan = plan_of(num_positions, batch_size, Tail.FILL if is_endless else Tail.SHORT)
+    world = World(rank=1, world_size=2, local_world_size=2, local_rank=1)
+    whole = plan.partition(world)
+    num_epochs = 3 if is_endless else 1
+    wanted = Counter(
+        (epoch, position, number)
+        for epoch in range(num_epochs)
+        for position in whole.positions(0, whole.num_samples).tolist()
+        for number in range(num_samples_of(epoch, position))
+    )
+    delivered: Counter[tuple[int, int, int]] = Counter()
+    position = BEGIN
+    while position.mark.epoch < num_epochs:
+        model = Model(plan, world, data.draw(st.integers(1, 4)), position, is_endless=is_endless)
+        for _, batch in zip(range(data.draw(st.integers(1, 9))), model.batches(), strict=False):
+            delivered.update(batch)
+        position = model.delivery.position()
+    assert {key: count for key, count in delivered.items() if key[0] < num_epochs} == wanted
+
+
+def test_where_each_position_gives_one_sample_a_state_is_a_mark_alone() -> None:
+    plan, world = plan_of(53, 4), World()
+    taken = Delivery(Start(mark=Mark(2, 8)), plan, world, 3, is_endless=False)
+    for number in range(5):  # steps 2 to 6
+        taken.note(Place(number % 3, 2, 4 * (number // 3 + 1), 0))
+        assert taken.position() == Position(Mark(2, 12 + 4 * number))
+
+
+def test_a_state_is_small_though_a_worker_is_far_ahead() -> None:
+    taken = Delivery(Start(mark=Mark(0, 0)), plan_of(10**6, 8), World(), 2, is_endless=False)
+    taken.note(Place(0, 0, 0, 3))
+    taken.note(Place(1, 0, 4000, 0))
+    beyond = taken.position().beyond
+    assert beyond is not None
+    assert len(json.dumps(beyond.to_dict())) < 15_000
+    assert beyond.num_delivered(0, 0) == 3
+    assert beyond.numbers(0, 0).size == 4000
+
+
+def test_the_state_of_another_rank_is_refused_with_both() -> None:
+    beyond = Beyond(rank=1, world_size=4, num_workers=2, first_worker=0, taken=(), unfinished=())
+    beyond.check_place(1, 4)
+    with pytest.raises(StateError, match=r"rank 1 of 4, this is rank 1 of 2.*strict=False"):
+        beyond.check_place(1, 2)
+
+
+def test_workers_that_run_already_cannot_go_on_from_what_they_never_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    beyond = Beyond(rank=0, world_size=1, num_workers=1, first_worker=0, taken=(), unfinished=())
+    counter, mark = EpochCounter(), Mark(1, 8)
+    counter.set_from_outside(mark, has_more=True)
+    loaded = Loaded(counter.serial, mark, None, beyond)
+    assert begun(mark, loaded, counter, World(), 1).beyond is beyond
+    assert begun(Mark(2, 0), loaded, counter, World(), 1).beyond is None
+    monkeypatch.setattr(delivery, "get_worker_info", lambda: "in a worker")
+    with pytest.raises(StateError, match="persistent workers"):
+        begun(mark, None, counter, World(), 1)
+    counter.set_from_outside(mark, has_more=False)
+    assert begun(mark, loaded, counter, World(), 1).beyond is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"rank": -1}, {"taken": [[0, 1]]}, {"taken": 3}, {"unfinished": [[0, 1, -2]]}, {"more": 1}, {"first_worker": True}],
+)
+def test_what_says_nothing_of_a_rank_is_refused(change: dict[str, Any]) -> None:
+    whole = {"rank": 0, "world_size": 1, "num_workers": 1, "first_worker": 0, "taken": [[0, 3, 5]], "unfinished": []}
+    assert Beyond.from_dict(whole).is_taken(0, np.array([2, 3, 4, 5])).tolist() == [False, True, True, False]
+    with pytest.raises(StateError, match="beyond"):
+        Beyond.from_dict(whole | change)
+
+
+def test_numbers_become_the_fewest_stretches() -> None:
+    assert [tuple(stretch) for stretch in stretches_of(3, np.array([7, 1, 2, 2, 9, 8]))] == [(3, 1, 3), (3, 7, 10)]
+    assert stretches_of(3, np.array([], dtype=np.int64)) == []
