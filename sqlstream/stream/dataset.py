@@ -22,6 +22,7 @@ from sqlstream.stream.options import (
     check_on_error,
     default_name,
     names_of,
+    policy_of,
     source_options_of,
     storage_of,
     warn_of_lazy_index,
@@ -89,6 +90,7 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         seed_transforms: While a sample's transforms run, python's, numpy's and torch's global generators are seeded from (seed,
             epoch, position), and restored after; `sqlstream.transforms.rng(sample)` works either way.
         show_progress: Show a bar on a terminal while the index is built.
+        eviction_policy: Who goes first in a full cache: `'lru'`, `'fifo'`, `'lfu'`, `'belady'` (docs/cache.md); None: as it is.
 
     Raises:
         ConfigError: An option is wrong.
@@ -143,6 +145,7 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         replication: int = 1,
         seed_transforms: bool = True,
         show_progress: bool = True,
+        eviction_policy: str | None = None,
     ) -> None:
         warn_of_lazy_index(lazy_index_chunk_size)
         self.data_type = None if data_type is None else DataSampleType.from_str(data_type).value
@@ -176,7 +179,8 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         )
         storage = storage_of(storage_options, num_downloading_retries, num_downloading_workers)
         layout = Layout(world=world, replication=replication)
-        cache = Cache(dst or default_cache_directory(), limit=cache_limit, storage_options=storage)
+        policy = policy_of(eviction_policy, is_unaligned=unaligned_worker_index)
+        cache = Cache(dst or default_cache_directory(), limit=cache_limit, storage_options=storage, eviction_policy=policy)
         try:
             seed = distributed.agree_on_seed(layout.whole) if shuffle_seed == -1 else shuffle_seed
             index = open_index(index_options, cache.path / "index", cache.fetcher, show_progress=show_progress)
@@ -191,13 +195,8 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
                 predownload_transforms=callables("predownload_transforms", predownload_transforms),
             )
             weighting = weighting_of(index, cache.path / "index", epoch_size, weights)
-            plan = Plan(
-                num_samples=weighting.num_positions,
-                seed=seed,
-                batch_size=batch_size,
-                tail=Tail.DROP if drop_last else Tail.FILL if infinite_iteration else Tail.SHORT,
-                num_canonical_nodes=num_canonical_nodes,
-            )
+            size, tail = weighting.num_positions, Tail.DROP if drop_last else Tail.FILL if infinite_iteration else Tail.SHORT
+            plan = Plan(num_samples=size, seed=seed, batch_size=batch_size, tail=tail, num_canonical_nodes=num_canonical_nodes)
         except BaseException:
             cache.close()
             raise

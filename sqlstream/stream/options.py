@@ -77,6 +77,19 @@ def callables(option: str, transforms: Sequence[Transform] | None) -> list[Trans
     return list(transforms or ())
 
 
+def policy_of(name: str | None, *, is_unaligned: bool) -> str | None:
+    """Return the eviction policy to ask for.
+
+    Raises:
+        ConfigError: It needs an order that the dataset gives up.
+    """
+    if name == "belady" and is_unaligned:
+        raise ConfigError(
+            "eviction_policy='belady' needs one order for all workers, which unaligned_worker_index=True gives up: drop one"
+        )
+    return name
+
+
 def check_on_error(value: OnError | str) -> OnError:
     """Return what to do with failing samples.
 

@@ -76,6 +76,11 @@ class Weighting:
         return int(self._shared[:8].view(torch.int64)[0])
 
     @property
+    def is_plain(self) -> bool:
+        """Every row stands at one position of every epoch."""
+        return self.num_positions == self._num_rows and not any(change.fingerprint for change in self.changes)
+
+    @property
     def changes(self) -> tuple[Change, ...]:
         """All changes so far, also those that the trainer makes while this worker runs."""
         version = self.version

@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import chain, islice
 
+from sqlstream.cache.cache import Cache
 from sqlstream.cache.fetch import Acquirer
-from sqlstream.storage.fetcher import Fetcher
+from sqlstream.stream.forecast import foresee, is_wanted
 from sqlstream.stream.rows import Slot
 from sqlstream.stream.shares import EpochShare
 
@@ -18,15 +19,17 @@ class Window:
     Args:
         planned: Slots, made when they are asked for.
         acquirer: Brings and pins their objects.
-        fetcher: What downloads.
+        cache: Whose objects they are, and whose policy may ask when they are used again.
         prefetch: Slots ahead.
+        first: The share that the slots begin with.
     """
 
-    def __init__(self, planned: Iterator[Slot], acquirer: Acquirer, fetcher: Fetcher, prefetch: int) -> None:
+    def __init__(self, planned: Iterator[Slot], acquirer: Acquirer, cache: Cache, prefetch: int, first: EpochShare) -> None:
         self._planned = planned
         self._acquirer = acquirer
-        self._fetcher = fetcher
+        self._fetcher = cache.fetcher
         self._prefetch = prefetch
+        self._foresees = is_wanted(cache.policy, first)
         self._ahead: deque[Slot] = deque()
         self._width = prefetch
 
@@ -62,7 +65,10 @@ class Window:
         """Keep `prefetch` samples planned, and as many of them acquired as there is room for, half a window at a time."""
         ahead = self._ahead
         if len(ahead) <= self._prefetch // 2:
-            ahead.extend(islice(self._planned, self._prefetch - len(ahead)))
+            planned = list(islice(self._planned, self._prefetch - len(ahead)))
+            if self._foresees:
+                foresee(planned)
+            ahead.extend(planned)
         num_acquired = sum(slot.hold is not None for slot in ahead)
         if num_acquired > self._width // 2:
             return

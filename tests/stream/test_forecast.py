@@ -1,0 +1,106 @@
+"""When rows come again: the forecast beside brute force, and what the cache makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sqlstream import StreamingDataset
+from sqlstream.errors import ConfigError
+from sqlstream.order import Plan, Tail
+from sqlstream.order.blocks import BlockLayout
+from sqlstream.stream.forecast import next_uses
+from sqlstream.stream.shares import EpochShare
+from sqlstream.stream.weighting import Weighting
+from sqlstream.world import World
+from tests.cache.simulations import next_uses_of
+from tests.stream.sources import Photos, check_bytes
+
+NUM_ROWS, BATCH_SIZE = 64, 2
+
+
+def share_of(plan: Plan, world: World, num_positions: int = NUM_ROWS) -> EpochShare:
+    weighting = Weighting(NUM_ROWS, num_positions, lambda weights: pytest.fail("no weights here"), None)
+    return EpochShare(epoch=0, plan=plan, partition=plan.partition(world), weighting=weighting, version=weighting.version)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("blocks", [None, BlockLayout.of_size(7, num_rows=NUM_ROWS, window=3)])
+def test_on_one_node_a_row_comes_again_after_as_many_samples_as_lie_between(
+    seed: int | None, blocks: BlockLayout | None
+) -> None:
+    plan = Plan(num_samples=NUM_ROWS, seed=seed, batch_size=BATCH_SIZE, blocks=blocks)
+    order = [row for epoch in (0, 1) for row in plan.rows(epoch, 0, NUM_ROWS).tolist()]
+    found = next_uses(share_of(plan, World()), np.arange(NUM_ROWS))
+    assert found is not None
+    assert found.tolist() == next_uses_of(order)[:NUM_ROWS]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_on_several_nodes_only_what_this_node_takes_again_counts(parts: int) -> None:
+    plan = Plan(num_samples=NUM_ROWS, seed=5, batch_size=BATCH_SIZE, num_canonical_nodes=parts)
+    worlds = [World(rank=r, world_size=4, local_rank=r % 2, local_world_size=2, node=r // 2, num_nodes=2) for r in range(4)]
+    for node in (0, 1):
+        taken = {p for w in worlds if w.node == node for p in plan.partition(w).positions(0, NUM_ROWS // 4).tolist()}
+        again = plan.positions_of(1, plan.rows(0, 0, NUM_ROWS)).tolist()
+        expected = [(NUM_ROWS - p + q if q in taken else 2 * NUM_ROWS) // 2 for p, q in enumerate(again)]
+        found = next_uses(share_of(plan, worlds[2 * node]), np.arange(NUM_ROWS))
+        assert found is not None
+        assert found.tolist() == expected
+
+
+def test_what_the_next_epoch_drops_counts_as_two_epochs_away() -> None:
+    plan = Plan(num_samples=NUM_ROWS, seed=5, batch_size=60, tail=Tail.DROP)
+    found = next_uses(share_of(plan, World()), np.arange(60))
+    assert found is not None
+    is_dropped = plan.positions_of(1, plan.rows(0, 0, 60)) >= 60
+    assert is_dropped.sum() > 0
+    assert ((found == 2 * NUM_ROWS) == is_dropped).all()
+
+
+def test_there_is_no_forecast_where_the_order_has_no_inverse() -> None:
+    plan = Plan(num_samples=2 * NUM_ROWS, seed=5, batch_size=BATCH_SIZE)
+    assert next_uses(share_of(plan, World(), num_positions=2 * NUM_ROWS), np.arange(4)) is None
+
+
+def two_epochs(photos: Photos, directory: Path, policy: str) -> int:
+    """Stream two epochs with room for 30 %; return how often an object was downloaded."""
+    before = sum(photos.num_gets().values())
+    options: dict[str, Any] = {"columns_to_download": ["image"], "shuffle_seed": 3, "prefetch": 8, "transforms": [check_bytes]}
+    limit = photos.total_bytes * 3 // 10
+    with StreamingDataset(photos.src, directory, cache_limit=limit, eviction_policy=policy, **options) as dataset:
+        for _ in range(2):
+            assert all(sample["is_right"] for sample in dataset)
+        assert dataset.cache.statistics().eviction_policy == policy
+    return sum(photos.num_gets().values()) - before
+
+
+def test_a_squeezed_dataset_downloads_less_with_belady(photos: Photos, tmp_path: Path) -> None:
+    lru, belady = (two_epochs(photos, tmp_path / policy, policy) for policy in ("lru", "belady"))
+    assert photos.num < belady < 0.95 * lru <= 0.95 * 2 * photos.num  # 0.87 by simulation
+
+
+def test_stored_and_downloaded_objects_carry_the_forecast(photos: Photos, tmp_path: Path) -> None:
+    with StreamingDataset(
+        photos.src, tmp_path / "cache", columns_to_download=["image"], shuffle_seed=3, eviction_policy="belady"
+    ) as dataset:
+        samples = iter(dataset)
+        next(samples)
+        ranks = dataset.cache.store.ledger.database.read("SELECT count(*), count(rank), max(rank) FROM entry")
+        assert ranks[0][0] == ranks[0][1] > 1
+        assert ranks[0][2] < 0
+        del samples
+
+
+def test_a_forecast_that_cannot_be_made_is_named(photos: Photos, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options: dict[str, Any] = {"columns_to_download": ["image"], "shuffle_seed": 3, "eviction_policy": "belady"}
+    with StreamingDataset(photos.src, tmp_path / "cache", weights="score", max_size=8, **options) as dataset:
+        next(iter(dataset))
+    assert "evicts by belady, but with weights" in caplog.text
+    with pytest.raises(ConfigError, match=r"eviction_policy='belady' needs one order.*unaligned_worker_index"):
+        StreamingDataset(photos.src, tmp_path / "cache", unaligned_worker_index=True, **options)
+    with pytest.raises(ConfigError, match="eviction_policy='best' is unknown"):
+        StreamingDataset(photos.src, tmp_path / "cache", eviction_policy="best")
