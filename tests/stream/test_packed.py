@@ -1,0 +1,241 @@
+"""Batches that lie in memory shared with their worker: the same values, no copy in the pipe, nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import pickle
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+
+from sqlstream.stream.packed import MIN_PACKED_BYTES, NUM_SPARE_SLOTS, SLOT_BYTES, PackedBytes, Packing
+from sqlstream.transforms.base import Sample
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+
+BATCH, PREFETCH = 4, 2
+LONG = MIN_PACKED_BYTES * 5
+
+
+def long_bytes(number: int, size: int = LONG) -> bytes:
+    return (number.to_bytes(4, "big") * (size // 4 + 1))[:size]
+
+
+def sample_of(number: int) -> Sample:
+    return {
+        "image": long_bytes(number),
+        "note": b"x" * (MIN_PACKED_BYTES - 2 + number % 4),  # some are short, some are long
+        "tag": b"short",
+        "key": f"sample {number}",
+        "number": number,
+        "score": number / 7,
+        "is_even": number % 2 == 0,
+        "pixels": torch.full((3, 5), number, dtype=torch.uint8),
+        "frames": torch.full((3, 200, 200), number % 250, dtype=torch.uint8),
+        "half": torch.full((2,), number, dtype=torch.bfloat16),
+        "more": {"inner": long_bytes(number), "n": number},
+    }
+
+
+class Samples(IterableDataset[Sample]):
+    """So many samples, in turn from each worker; packed or not."""
+
+    def __init__(self, num_samples: int, packing: Packing | None = None) -> None:
+        self.num_samples = num_samples
+        self.packing = packing
+
+    def __iter__(self) -> Iterator[Sample]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        samples = (sample_of(number) for number in range(first, self.num_samples, step))
+        return samples if self.packing is None else self.packing.gather(samples)
+
+
+def loader_of(context: str, num_samples: int = 24, **options: Any) -> DataLoader[Sample]:
+    packing = Packing(2, PREFETCH)
+    return DataLoader(
+        Samples(num_samples, packing),
+        batch_size=BATCH,
+        num_workers=2,
+        collate_fn=packing,
+        multiprocessing_context=context,
+        **options,
+    )
+
+
+def equal(first: Any, second: Any) -> bool:
+    if isinstance(first, dict):
+        return list(first) == list(second) and all(equal(first[name], second[name]) for name in first)
+    if isinstance(first, torch.Tensor):
+        return type(second) is torch.Tensor and first.dtype == second.dtype and torch.equal(first, second)
+    return bool(first == second)
+
+
+def packed(packing: Packing, numbers: range) -> list[Sample]:
+    return list(packing.gather(sample_of(number) for number in numbers))
+
+
+def sent(batch: Any) -> Any:
+    """Return a batch as the trainer gets it."""
+    return ForkingPickler.loads(bytes(ForkingPickler.dumps(batch)))
+
+
+def small_batch(packing: Packing, number: int) -> Any:
+    return sent(packing(list(packing.gather({"image": long_bytes(n)} for n in range(number, number + BATCH)))))
+
+
+def left_behind() -> list[str]:
+    """Return the descriptors and mappings of shared batches in this process."""
+    gc.collect()
+    links = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    return [line for line in (*links, *Path("/proc/self/maps").read_text().splitlines()) if "sqlstream-batches" in line]
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_batch_has_the_values_that_it_has_without(context: str) -> None:
+    plain = [default_collate([sample_of(n) for n in range(w + s, w + s + 2 * BATCH, 2)]) for s in (0, 8, 16) for w in (0, 1)]
+    batches = list(loader_of(context))
+    assert len(batches) == len(plain)
+    assert left_behind()
+    for batch, expected in zip(batches, plain, strict=True):
+        assert equal(batch, expected), (batch, expected)
+        assert type(batch["image"]) is type(batch["note"]) is PackedBytes
+        assert type(batch["tag"]) is list
+    del batch, batches
+    assert not left_behind()
+
+
+def test_long_bytes_and_small_tensors_do_not_weigh_on_the_message() -> None:
+    packing = Packing(1, PREFETCH)
+    samples = [{"image": long_bytes(n, 1 << 20), "number": n} for n in range(BATCH)]
+    batch = packing(list(packing.gather(iter(samples))))
+    message = bytes(ForkingPickler.dumps(batch))
+    assert len(message) < 2000
+    assert b"rebuild_storage" not in message, "torch opens a file and a socket for each tensor that it shares"
+    got = ForkingPickler.loads(message)
+    assert got["image"] == [long_bytes(n, 1 << 20) for n in range(BATCH)]
+    assert got["number"].tolist() == list(range(BATCH))
+    got["number"] += 1  # the trainer's own
+
+
+def test_a_field_with_something_else_in_it_stays_a_list() -> None:
+    packing = Packing(1, PREFETCH)
+    values: list[Any] = ["no file", long_bytes(1), b"", long_bytes(2)]
+    for order in (values, values[::-1]):
+        batch = sent(packing(list(packing.gather({"image": value} for value in order))))
+        assert batch["image"] == order
+        assert type(batch["image"]) is list
+
+
+def test_packed_bytes_behave_as_the_list_that_they_stand_for() -> None:
+    values = [long_bytes(n) for n in range(BATCH)]
+    got = small_batch(Packing(1, PREFETCH), 0)["image"]
+    assert (len(got), got[0], got[-1], got[1:3], list(got)) == (BATCH, values[0], values[-1], values[1:3], values)
+    assert got == values
+    assert got != values[::-1]
+    assert values[2] in got
+    assert [bytes(view) for view in got.views()] == values
+    assert all(view.readonly for view in got.views())
+    assert pickle.loads(pickle.dumps(got)) == values
+    with pytest.raises(IndexError):
+        got[BATCH]
+    with pytest.raises(TypeError):
+        hash(got)
+
+
+# -- slots ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_slot_is_used_again_when_the_last_view_of_it_is_gone_and_not_before() -> None:
+    packing = Packing(1, PREFETCH)
+    kept = small_batch(packing, 0)["image"].views()[2]
+    for number in range(4, 4 * 20, 4):
+        assert type(small_batch(packing, number)["image"]) is PackedBytes
+        assert bytes(kept) == long_bytes(2)
+    flags = packing._arena.memory[: packing._arena.num_slots]
+    assert flags.count(1) == 1, "the one whose view is kept"
+    del kept
+    assert not any(packing._arena.memory[: packing._arena.num_slots])
+
+
+def test_two_fields_of_a_batch_share_its_slot() -> None:
+    packing = Packing(1, PREFETCH)
+    batch = sent(packing(packed(packing, range(BATCH))))
+    images, notes = batch["image"], batch["note"]
+    del batch
+    del notes
+    small_batch(packing, 40)
+    assert images == [long_bytes(n) for n in range(BATCH)]
+
+
+def test_bytes_cross_the_pipe_while_the_trainer_keeps_all_slots() -> None:
+    packing = Packing(1, PREFETCH)
+    kept = [small_batch(packing, number)["image"] for number in range(PREFETCH + NUM_SPARE_SLOTS + 2)]
+    assert [type(values) for values in kept] == [PackedBytes] * (PREFETCH + NUM_SPARE_SLOTS) + [list] * 2
+    assert all(values == [long_bytes(n) for n in range(at, at + BATCH)] for at, values in enumerate(kept))
+    kept.clear()
+    assert type(small_batch(packing, 0)["image"]) is PackedBytes
+
+
+def test_a_batch_that_is_larger_than_a_slot_crosses_the_pipe() -> None:
+    packing = Packing(1, PREFETCH)
+    size = SLOT_BYTES // 2 - 1
+    samples = packing([{"image": value} for value in _gathered(packing, [long_bytes(n, size) for n in range(3)])])
+    assert type(samples["image"]) is list
+    assert [len(value) for value in samples["image"]] == [size] * 3
+    assert type(small_batch(packing, 0)["image"]) is PackedBytes
+
+
+def _gathered(packing: Packing, values: list[bytes]) -> list[Any]:
+    return [sample["image"] for sample in packing.gather({"image": value} for value in values)]
+
+
+def test_a_child_that_is_forked_later_frees_nothing_of_the_trainers() -> None:
+    packing = Packing(1, PREFETCH)
+    batch = small_batch(packing, 0)
+    pid = os.fork()
+    if pid == 0:
+        del batch
+        gc.collect()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    small_batch(packing, 4)
+    assert batch["image"] == [long_bytes(n) for n in range(BATCH)]
+
+
+def test_the_memory_of_a_loader_goes_nowhere_but_to_its_workers() -> None:
+    with pytest.raises(TypeError, match="pickle the dataset by itself"):
+        pickle.Pickler(io.BytesIO()).dump(Packing(1, PREFETCH))
+
+
+# -- nothing is left --------------------------------------------------------------------------------------------------
+
+
+def run_and_forget(context: str, *, is_persistent: bool = False) -> None:
+    """Two iterations that end early, with views that outlive their batches."""
+    loader = loader_of(context, 200, persistent_workers=is_persistent)
+    for _ in range(2):
+        batches = iter(loader)
+        kept = [next(batches)["image"].views()[0] for _ in range(3)]
+        assert all(len(view) == LONG for view in kept)
+        if not is_persistent:
+            loader = loader_of(context, 200)
+
+
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_no_descriptor_and_no_shared_memory_outlives_a_loader(is_persistent: bool) -> None:
+    run_and_forget("fork", is_persistent=is_persistent)
+    assert not left_behind()
