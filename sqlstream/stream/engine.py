@@ -246,6 +246,7 @@ class Engine:
             row_ids = self._index.row_ids(np.array([selected], dtype=np.int64)).tolist()
             samples: list[Sample] = []
             for stand_in in self._slots(slot.epoch, [slot.position], row_ids):
+                stand_in.share = slot.share
                 try:
                     samples += self._samples(stand_in)
                 except (SampleError, StorageError) as again:

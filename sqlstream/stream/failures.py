@@ -7,7 +7,8 @@ import logging
 from sqlstream.cache.failures import Failure, record_failures
 from sqlstream.cache.ledger import Ledger
 from sqlstream.config import SampleOptions
-from sqlstream.errors import CacheError, SampleError, TooManyFailuresError
+from sqlstream.errors import CacheError, StorageError, TooManyFailuresError
+from sqlstream.storage.urls import redact
 from sqlstream.stream.rows import Slot
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ class FailureLog:
 
     Args:
         options: How much to log, and how much is too much.
-        ledger: Where failures of samples are written down; those of downloads are there already.
+        ledger: Where failures are written down; downloads have counted theirs there, but know no row and step.
         name: Of the dataset.
     """
 
@@ -44,8 +45,7 @@ class FailureLog:
         """
         self._num_failed += 1
         self._num_seen += 1
-        if isinstance(error, SampleError):
-            self._write_down(slot, error)
+        self._write_down(slot, error)
         if self._num_failed == 1 or self._options.print_exceptions or self._options.print_traceback:
             logger.warning(
                 "sample at position %d of epoch %d (row %d) failed, on_error=%s: %s",
@@ -63,12 +63,16 @@ class FailureLog:
                 f"{self._options.max_failure_ratio}; the last one: {error}"
             ) from error
 
-    def _write_down(self, slot: Slot, error: SampleError) -> None:
+    def _write_down(self, slot: Slot, error: Exception) -> None:
+        step = None if slot.share is None else slot.position // slot.share.partition.step_size
+        if isinstance(error, StorageError) and slot.refs:
+            refs = slot.refs.values()
+            failed = [Failure(url=redact(ref.url), error=str(error), row=slot.row_id, step=step, count=0) for ref in refs]
+        else:
+            text = f"{type(error).__name__}: {error}"
+            failed = [Failure(url=f"{self._name} row {slot.row_id}", error=text, row=slot.row_id, step=step)]
         try:
             with self._ledger.transaction() as tx:
-                failure = Failure(
-                    url=f"{self._name} row {slot.row_id}", error=f"{type(error).__name__}: {error}", row=slot.row_id
-                )
-                record_failures(tx, [failure])
+                record_failures(tx, failed)
         except CacheError as problem:  # a report is no reason to stop a run that goes on without it
             logger.warning("the failure of row %d of %s could not be written down: %s", slot.row_id, self._name, problem)

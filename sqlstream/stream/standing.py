@@ -80,7 +80,10 @@ class Standing:
         reweight(self._schedule, weights, at_step, self._pipeline.options.prefetch)
 
     def failures(self) -> list[FailureRecord]:
-        """Return what failed in this cache: URLs that could not be brought, rows that made no sample; most frequent first."""
+        """Return what failed in this cache, in any process: URLs that could not be brought, rows that made no sample.
+
+        Each names row, URL, global step (in its epoch), error, count and time; the most frequent first.
+        """
         return failures(self._pipeline.cache.store.ledger)
 
     def state_dict(self, num_samples: int | None = None) -> dict[str, object]:

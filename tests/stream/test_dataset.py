@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sqlstream import StreamingDataset
+from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import (
     AccessDeniedError,
     CacheDirectoryError,
@@ -205,11 +204,30 @@ def test_failures_are_reported_with_what_failed_and_how_often(photos: Photos, tm
         assert dataset.failures() == []
         for _ in range(2):
             list(dataset)
-        reported = {record.url: (record.count, record.error) for record in dataset.failures()}
-    assert set(reported) == {photos.server.url + photos.path(5), "photos row 7"}
-    assert reported["photos row 7"][0] == 2
-    assert "TransformError" in reported["photos row 7"][1]
-    assert "no such picture" in reported["photos row 7"][1]
+        reported = {record.url: record for record in dataset.failures()}
+    url = photos.server.url + photos.path(5)
+    assert set(reported) == {url, "photos row 7"}
+    assert (reported[url].row, reported[url].step) == (5, 5)
+    assert (reported["photos row 7"].row, reported["photos row 7"].step) == (7, 7)
+    assert reported["photos row 7"].count == 2
+    assert "TransformError" in reported["photos row 7"].error
+    assert "no such picture" in reported["photos row 7"].error
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_trainer_reads_what_failed_in_its_workers_and_at_which_step(photos: Photos, tmp_path: Path) -> None:
+    for number in (5, 41):
+        del photos.server.objects[photos.path(number)]
+    with open_photos(photos, tmp_path / "cache", shuffle_seed=3, num_downloading_retries=0) as dataset:
+        loader = StreamingDataLoader(dataset, batch_size=4, num_workers=2, collate_fn=len)
+        list(loader)
+        order = dataset.schedule.plan.rows(0, 0, photos.num).tolist()
+        found = {(record.row, record.url): record for record in dataset.failures()}
+    assert set(found) == {(number, photos.server.url + photos.path(number)) for number in (5, 41)}
+    for (row, _), record in found.items():
+        assert record.step == order.index(row) // 4
+        assert record.count >= 1
+        assert record.last_at > 0
 
 
 def test_too_many_failures_stop_the_run(photos: Photos, tmp_path: Path) -> None:
@@ -295,14 +313,6 @@ def test_a_directory_that_is_not_ours_is_refused(photos: Photos, tmp_path: Path)
     with pytest.raises(CacheDirectoryError, match=r"thesis\.tex"):
         open_photos(photos, tmp_path / "home")
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["thesis.tex"]
-
-
-def test_the_lazy_index_is_accepted_and_says_that_it_is_not_there_yet(
-    photos: Photos, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.ERROR), open_photos(photos, tmp_path / "cache", lazy_index_chunk_size=1000) as dataset:
-        assert len(dataset) == photos.num
-    assert "lazy_index_chunk_size=1000" in caplog.text
 
 
 # -- order over ranks -------------------------------------------------------------------------------------------------
