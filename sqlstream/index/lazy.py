@@ -94,7 +94,7 @@ class LazyIndex(Index):
         path: The file with columns, sources and footers.
         parts: The sources, in its order: their URLs may hold credentials, which the file does not.
         condition: What rows must fulfil, in SQL; None: nothing.
-        max_rows: Only the first so many rows; None: all. Not with a condition.
+        max_rows: Only the first so many rows that fulfil it; None: all.
         base_url: Where relative paths start, when it holds credentials.
     """
 
@@ -158,7 +158,7 @@ class LazyIndex(Index):
                 "SELECT source, first_group, num_groups, first_row, num_rows FROM chunks ORDER BY chunk"
             )
             table = np.array(found.fetchall(), np.int64).reshape(-1, 5)  # [num_chunks, 5]
-        if self._max_rows is not None:
+        if self._max_rows is not None and self.condition is None:
             table = table[table[:, 3] < self._max_rows]
             table[-1, 4] = min(table[-1, 4], self._max_rows - table[-1, 3])
         return table
@@ -169,8 +169,26 @@ class LazyIndex(Index):
         return np.append(self._table[:, 3], self._table[-1, 3] + self._table[-1, 4])
 
     def sizes(self) -> Int64Array:
-        """Return how many rows of each chunk the filter keeps, -1 where nobody knows yet: [num_chunks]."""
-        return self._table[:, 4] if self.condition is None else self.kept.counts()
+        """Return how many rows of each chunk the filter keeps, -1 where nobody knows yet: [num_chunks].
+
+        With `max_rows`, that is known of a chunk when all chunks before it have been counted, or enough rows found.
+        """
+        if self.condition is None:
+            return self._table[:, 4]
+        counts = self.kept.counts()
+        if self._max_rows is None:
+            return counts
+        num_known = int(np.argmax(counts < 0)) if (counts < 0).any() else len(counts)
+        ends = np.minimum(np.cumsum(counts[:num_known]), self._max_rows)
+        is_enough = num_known == len(counts) or (num_known > 0 and ends[-1] == self._max_rows)
+        rest = np.full(len(counts) - num_known, 0 if is_enough else -1)
+        return np.concatenate((np.diff(ends, prepend=0), rest)).astype(np.int64)
+
+    def to_count(self, chunks: Sequence[int]) -> list[int]:
+        """Return which chunks must be read next, so that it becomes known how many rows of `chunks` are kept."""
+        sizes = self.sizes()
+        unknown = [chunk for chunk in chunks if sizes[chunk] < 0]
+        return unknown if self._max_rows is None else [int(np.argmax(sizes < 0))] if unknown else []
 
     def chunk(self, number: int) -> Chunk:
         """Return a chunk."""
@@ -246,7 +264,7 @@ class LazyIndex(Index):
     @property
     def kept_path(self) -> Path:
         """Where that is."""
-        return self.path.parent / f"{self.fingerprint}.kept"
+        return self.path.parent / f"{fingerprint({'lazy': self.path.stem, 'condition': self.condition})}.kept"
 
     def check_condition(self) -> set[str]:
         """Return the columns that the condition reads.
@@ -264,7 +282,7 @@ class LazyIndex(Index):
 
     def _filter(self, chunk: Chunk, batch: pa.RecordBatch) -> Int64Array:
         """Run the condition on the rows of a chunk, in a small index of their own; one process at a time."""
-        key = fingerprint({"chunk": chunk.number, "of": self.fingerprint})
+        key = fingerprint({"chunk": chunk.number, "of": self.kept_path.stem})
         with workplace(self.path.parent, key, is_brief=True) as place:
             offsets = self.kept.offsets(chunk.number)
             if offsets is not None:  # another process has done it while we waited

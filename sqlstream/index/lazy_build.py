@@ -50,8 +50,6 @@ def open_lazy_index(options: IndexOptions, directory: Path, remote: RemoteReader
     condition = condition_of(options.sql_query, options.where)
     if options.sql_engine != "sqlite":
         raise ConfigError("sql_engine='duckdb' filters whole tables: leave it or lazy_index_chunk_size out")
-    if condition is not None and options.max_size is not None:
-        raise ConfigError("max_size and a filter together need all rows: leave max_size or lazy_index_chunk_size out")
     sweep_dead(directory)
     plan = plan_of(options, directory, remote)
     parts = [_parquet(part, plan) for part in map(parquet_part, plan.parts)]
@@ -69,7 +67,7 @@ def open_lazy_index(options: IndexOptions, directory: Path, remote: RemoteReader
         return index
     index.check_condition()
     if not index.kept_path.exists():
-        with workplace(directory, index.fingerprint, is_brief=True) as place:
+        with workplace(directory, index.kept_path.stem, is_brief=True) as place:
             if not index.kept_path.exists():
                 _make_kept(index, place)
     index.hold(index.kept_path)

@@ -12,21 +12,22 @@ from torch.utils.data import IterableDataset, get_worker_info
 from sqlstream import distributed
 from sqlstream.cache import Cache
 from sqlstream.config import IndexOptions, OnError, SampleOptions, default_cache_directory
-from sqlstream.index.build import open_index
 from sqlstream.index.weights import WeightsSpec
 from sqlstream.order import Plan, Tail
 from sqlstream.records import DataSampleType
 from sqlstream.stream.engine import Engine
+from sqlstream.stream.opening import from_start, in_blocks, open_any
 from sqlstream.stream.options import (
     callables,
     check_on_error,
     default_name,
+    lazy_of,
     names_of,
     policy_of,
     source_options_of,
     storage_of,
-    warn_of_lazy_index,
 )
+from sqlstream.stream.packed import Packing
 from sqlstream.stream.pipeline import Pipeline
 from sqlstream.stream.schedule import BatchOptions, Layout, Schedule
 from sqlstream.stream.shares import EpochShare, Progress
@@ -50,6 +51,9 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         data_type: For a directory source, which files make a sample (`'image'`, `'video'`, …); put into samples.
         name: Name in `cache stats`; default: the last three parts of `src`.
         shuffle_seed: None: as written; -1: random, agreed by all ranks; else the seed.
+        shuffle_block_size: Rows that stay together, for shards: blocks of so many are shuffled, then the rows of
+            `shuffle_window` blocks among themselves (docs/determinism.md). None: a whole shuffle.
+        shuffle_window: Blocks whose rows are mixed.
         transforms: Callables from sample to sample, or to several samples.
         predownload_transforms: The same, on the bare row, before its URLs are read.
         columns_to_download: Columns whose values are URLs or paths; samples hold local paths there. May be empty.
@@ -70,8 +74,9 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         sql_query: `SELECT … FROM dataframe WHERE …` over the index, in SQLite's dialect.
         max_index_files_to_use: At most this many files of a wildcard or list.
         resolution: Ignored, as in `sds`.
-        lazy_index_chunk_size: Accepted, so that `sds` scripts run; an error is logged, since the index is built whole.
-        lazy_index_num_threads, lazy_index_prefetch_factor: Accepted; they belong to the lazy index.
+        lazy_index_chunk_size: Leave the rows in their Parquet files, and fetch row groups when they are needed, neighbours
+            together up to so many rows (docs/index.md). None: build the index whole first.
+        lazy_index_num_threads, lazy_index_prefetch_factor: Chunks that a process has under way, and fetches ahead.
         min_num_pending_tasks_thresh: Accepted; our downloads are bounded by `prefetch`.
         storage_options: Backend settings, as fsspec users write them.
         where: One more condition on the rows, on the result of `sql_query` if that is given.
@@ -98,6 +103,9 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         CacheDirectoryError: `dst` cannot be used.
     """
 
+    packing: Packing | None = None
+    """Where a loader's worker puts the bytes of samples, for its trainer."""
+
     def __init__(
         self,
         src: Any,
@@ -122,8 +130,8 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         print_traceback: bool = False,
         max_index_files_to_use: int | None = None,
         lazy_index_chunk_size: int | None = None,
-        lazy_index_num_threads: int = 3,  # noqa: ARG002 - belongs to the lazy index
-        lazy_index_prefetch_factor: int = 3,  # noqa: ARG002 - belongs to the lazy index
+        lazy_index_num_threads: int = 3,
+        lazy_index_prefetch_factor: int = 3,
         sql_query: str | None = None,
         min_num_pending_tasks_thresh: int | None = None,  # noqa: ARG002 - our engine is bounded by prefetch
         unaligned_worker_index: bool = False,
@@ -146,8 +154,9 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         seed_transforms: bool = True,
         show_progress: bool = True,
         eviction_policy: str | None = None,
+        shuffle_block_size: int | None = None,
+        shuffle_window: int = 64,
     ) -> None:
-        warn_of_lazy_index(lazy_index_chunk_size)
         self.data_type = None if data_type is None else DataSampleType.from_str(data_type).value
         columns = names_of("columns_to_download", columns_to_download)
         options = SampleOptions(
@@ -175,6 +184,7 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
             max_size=max_size,
             max_index_files=max_index_files_to_use,
             where=where,
+            lazy=lazy_of(lazy_index_chunk_size, lazy_index_num_threads, lazy_index_prefetch_factor),
             **source_options_of(source_options),
         )
         storage = storage_of(storage_options, num_downloading_retries, num_downloading_workers)
@@ -183,13 +193,14 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         cache = Cache(dst or default_cache_directory(), limit=cache_limit, storage_options=storage, eviction_policy=policy)
         try:
             seed = distributed.agree_on_seed(layout.whole) if shuffle_seed == -1 else shuffle_seed
-            index = open_index(index_options, cache.path / "index", cache.fetcher, show_progress=show_progress)
+            index = open_any(index_options, cache, show_progress=show_progress)
             self.name = name or default_name(index.src)
             self._pipeline = Pipeline(
                 name=self.name,
                 index=index,
                 cache=cache,
                 options=options,
+                lazy=index_options.lazy,
                 seed=seed,
                 transforms=callables("transforms", transforms),
                 predownload_transforms=callables("predownload_transforms", predownload_transforms),
@@ -197,6 +208,7 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
             weighting = weighting_of(index, cache.path / "index", epoch_size, weights)
             size, tail = weighting.num_positions, Tail.DROP if drop_last else Tail.FILL if infinite_iteration else Tail.SHORT
             plan = Plan(num_samples=size, seed=seed, batch_size=batch_size, tail=tail, num_canonical_nodes=num_canonical_nodes)
+            plan = in_blocks(plan, index, shuffle_block_size, shuffle_window)
         except BaseException:
             cache.close()
             raise
@@ -220,9 +232,10 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
 
     def _iterate(self, progress: Progress, shares: Iterator[EpochShare]) -> Iterator[Sample]:
         with self._pipeline.engine(self._schedule.layout.whole.local_world_size) as engine:
-            yield from engine.stream(
+            samples = engine.stream(
                 shares, progress, is_endless=self._schedule.is_endless, note_several=self._schedule.note_several
             )
+            yield from samples if self.packing is None else self.packing.gather(samples)
 
     def expect_batches(self, options: BatchOptions) -> None:
         """Learn how a loader takes samples (`StreamingDataLoader` calls this).
@@ -236,7 +249,7 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
     # -- as a sequence ------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Return the number of selected rows."""
+        """Return the number of selected rows; UnknownLengthError while a lazy index does not know how many its filter keeps."""
         return len(self._pipeline.index)
 
     def __getitem__(self, index: int) -> Any:
@@ -252,24 +265,10 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples of several selected rows, in the order asked; their objects come together."""
-        size = len(self)
-        for index in indices:
-            if not -size <= index < size:
-                raise IndexError(f"index {index} is out of range: the dataset has {size} samples")
+        selected = from_start(indices, self._pipeline.index)
         if self._random_access is None:
             self._random_access = self._pipeline.make_engine(self._pipeline.options.retained_accesses)
-        return self._random_access.rows([index % size for index in indices], self.epoch)
-
-    # -- its parts ----------------------------------------------------------------------------------------------------
-
-    @property
-    def cache(self) -> Cache:
-        """The cache that the objects go through."""
-        return self._pipeline.cache
-
-    def get_identifier_desc(self) -> str:
-        """Return a line that names this dataset in logs."""
-        return f"{self.name} ({len(self)} samples of {self.index.src})"
+        return self._random_access.rows(selected, self.epoch)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

@@ -18,11 +18,11 @@ from sqlstream.cache.fetch import Acquirer
 from sqlstream.cache.holds import Hold
 from sqlstream.config import OnError, SampleOptions
 from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, SampleError, StorageError
-from sqlstream.index.store import Index
 from sqlstream.stream.cached import CachedChain
 from sqlstream.stream.failures import FailureLog
+from sqlstream.stream.row_source import RowSource
 from sqlstream.stream.rows import RowReader, Slot, holds_path
-from sqlstream.stream.shares import PLANNED_TOGETHER, EpochShare, Progress
+from sqlstream.stream.shares import EpochShare, Progress
 from sqlstream.stream.window import Window
 from sqlstream.transforms.base import Sample
 
@@ -31,7 +31,7 @@ class Engine:
     """Makes the samples of a process.
 
     Args:
-        index: Rows by id.
+        rows: Rows, in the order of a share.
         cache: Objects by URL.
         reader: From rows to slots and samples.
         chain: What every sample goes through.
@@ -42,7 +42,7 @@ class Engine:
 
     def __init__(
         self,
-        index: Index,
+        rows: RowSource,
         cache: Cache,
         reader: RowReader,
         chain: CachedChain,
@@ -51,7 +51,7 @@ class Engine:
         name: str,
         num_retained: int,
     ) -> None:
-        self._index = index
+        self._rows = rows
         self._cache = cache
         self._reader = reader
         self._chain = chain
@@ -116,7 +116,7 @@ class Engine:
         Raises:
             SampleError, StorageError: One of them cannot be made; never another row in its place.
         """
-        row_ids = self._index.row_ids(np.array(selected, dtype=np.int64)).tolist()
+        row_ids = self._rows.ids_at(selected)
         slots = self._slots(epoch, selected, row_ids)
         remote = [slot for slot in slots if slot.wanted and slot.error is None]
         try:
@@ -150,6 +150,7 @@ class Engine:
                 self._acquirer.release(hold)
             if self._ahead is not None:
                 self._ahead.close()
+            self._rows.close()
         self._kept.clear()
         self._chain.flush()
         self._acquirer.owner.flush()
@@ -169,17 +170,16 @@ class Engine:
 
     def _plan(self, shares: Iterable[EpochShare]) -> Iterator[Slot]:
         for share in shares:
-            for start in range(share.taken, share.partition.num_samples, PLANNED_TOGETHER):
-                planned = share.planned(start)
-                places, row_ids = planned.places.tolist(), self._index.row_ids(share.rows_at(planned.positions)).tolist()
-                for slot in self._slots(share.epoch, planned.positions.tolist(), row_ids):
+            for stretch in self._rows.walk(share):
+                places = stretch.places.tolist()
+                for slot in self._slots(share.epoch, stretch.positions.tolist(), stretch.row_ids):
                     slot.place = places[slot.place]
-                    slot.share = share
+                    slot.share = stretch.share
                     yield slot
 
     def _slots(self, epoch: int, positions: Sequence[int], row_ids: Sequence[int]) -> list[Slot]:
         planned: list[Slot] = []
-        rows = self._index.rows(row_ids)
+        rows = self._rows.rows(row_ids)
         for place, (position, row_id, row) in enumerate(zip(positions, row_ids, rows, strict=True)):
             slots = list(self._reader.slots(row, row_id=row_id, epoch=epoch, position=position))
             for slot in slots:
@@ -243,7 +243,7 @@ class Engine:
     def _replacement(self, slot: Slot, error: Exception) -> Iterator[Sample]:
         """Yield another row's sample in the place of a failed one; the first that works."""
         for selected in () if slot.share is None else slot.share.replacements(slot.position):
-            row_ids = self._index.row_ids(np.array([selected], dtype=np.int64)).tolist()
+            row_ids = self._rows.ids_of(np.array([selected], dtype=np.int64))
             samples: list[Sample] = []
             for stand_in in self._slots(slot.epoch, [slot.position], row_ids):
                 stand_in.share = slot.share

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlstream.config import OnError, StorageOptions
+from sqlstream.config import LazyOptions, OnError, StorageOptions, check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.storage import urls
 from sqlstream.transforms.base import Transform
 from sqlstream.transforms.cached import CacheTransform, split_at_points
-
-logger = logging.getLogger(__name__)
 
 
 def default_name(src: str) -> str:
@@ -111,11 +108,8 @@ def storage_of(options: Mapping[str, object] | None, num_retries: int, num_threa
     )
 
 
-def warn_of_lazy_index(chunk_size: int | None) -> None:
-    """Log what becomes of `lazy_index_chunk_size`, if it was given."""
-    if chunk_size is not None:
-        logger.error(
-            "lazy_index_chunk_size=%s: this version has no lazy index yet; the whole index is built first, once per node, "
-            "and read from disk. Leave the argument out to silence this",
-            chunk_size,
-        )
+def lazy_of(chunk_size: int | None, num_threads: int, prefetch_factor: int) -> LazyOptions | None:
+    """Return how a lazy index is read, None when none is asked for."""
+    if chunk_size is None:
+        return None
+    return LazyOptions(chunk_rows=chunk_size, num_threads=num_threads, num_ahead=prefetch_factor)

@@ -10,12 +10,15 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from sqlstream.cache import Cache
-from sqlstream.config import SampleOptions
+from sqlstream.config import LazyOptions, SampleOptions
+from sqlstream.index.lazy import LazyIndex
 from sqlstream.index.store import Index
 from sqlstream.storage import urls
 from sqlstream.stream.cached import CachedChain
 from sqlstream.stream.chain import Chain
 from sqlstream.stream.engine import Engine
+from sqlstream.stream.lazy_rows import LazyRows
+from sqlstream.stream.row_source import IndexRows, RowSource
 from sqlstream.stream.rows import RowReader
 from sqlstream.transforms.base import Transform
 
@@ -37,6 +40,8 @@ class Pipeline:
     """Part of the key of every sample's randomness."""
     transforms: Sequence[Transform]
     predownload_transforms: Sequence[Transform]
+    lazy: LazyOptions | None = None
+    """How chunks of a lazy index are fetched."""
     dataset_id: int | None = None
     """Id of the dataset in the ledger; asked for when samples are first made."""
     num_iterating: int = field(default=0, compare=False)
@@ -84,7 +89,12 @@ class Pipeline:
             dataset=self.dataset_id,
         )
         chain = CachedChain(self.transforms, self.cache, self.options, seed=self.seed, dataset=self.dataset_id)
-        return Engine(self.index, self.cache, reader, chain, self.options, name=self.name, num_retained=num_retained)
+        return Engine(self._rows(), self.cache, reader, chain, self.options, name=self.name, num_retained=num_retained)
+
+    def _rows(self) -> RowSource:
+        if isinstance(self.index, LazyIndex):
+            return LazyRows(self.index, self.cache, self.lazy or LazyOptions(chunk_rows=1), self.dataset_id)
+        return IndexRows(self.index)
 
     def close(self) -> None:
         """Give everything back."""

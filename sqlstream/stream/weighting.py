@@ -18,6 +18,7 @@ import torch
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError
+from sqlstream.index.lazy import LazyIndex
 from sqlstream.index.store import Index
 from sqlstream.index.weights import WeightsSpec, WeightTable, open_weights
 from sqlstream.order import Int64Array
@@ -176,12 +177,20 @@ def weighting_of(index: Index, directory: Path, epoch_size: int | None, weights:
     Raises:
         ConfigError: The epoch has no position or no row, or these are no weights.
     """
+    if isinstance(index, LazyIndex):
+        if weights is not None or epoch_size is not None:
+            _refuse_weights(weights)
+        return Weighting(index.num_rows, index.num_rows, _refuse_weights, None)
     num_rows = len(index)
     if epoch_size is not None:
         check_at_least("epoch_size", epoch_size, 1)
         if num_rows == 0:
             raise ConfigError(f"epoch_size={epoch_size} needs rows, but the index has none that the query keeps")
     return Weighting(num_rows, epoch_size or num_rows, partial(open_weights, index, directory=directory), weights)
+
+
+def _refuse_weights(_weights: WeightsSpec | None) -> WeightTable:
+    raise ConfigError("weights and epoch_size need all rows, which a lazy index does not have: leave lazy_index_chunk_size out")
 
 
 @lru_cache(maxsize=8)

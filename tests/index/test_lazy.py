@@ -208,6 +208,21 @@ def test_the_filter_runs_once_on_a_chunk_whoever_reads_it(tmp_path: Path, monkey
     assert repr(rows_of(second)) == wanted
 
 
+@pytest.mark.parametrize("max_size", [1, 60, 171, 428, 429, 9999])
+def test_max_size_takes_the_first_rows_that_a_filter_keeps(max_size: int, tmp_path: Path) -> None:
+    path = write(tmp_path / "t.parquet", every_type(1000))
+    whole = build(tmp_path, path, where="n >= 500", max_size=max_size)
+    index = open_lazily(tmp_path, path, where="n >= 500", max_size=max_size)
+    num_read = 0
+    while todo := index.to_count(range(10)):
+        num_read += 1
+        index.read(todo[0], [])
+    assert len(index) == len(whole)
+    assert num_read == min(10, 6 + (max_size - 1) * 7 // 6 // 100), "no chunk was read after enough rows were found"
+    found = [row for number, size in enumerate(index.sizes()) for row in index.read(number, []).row_ids[:size].tolist()]
+    assert found == whole.row_ids(np.arange(len(whole))).tolist()
+
+
 def test_what_was_torn_by_a_power_cut_is_filtered_again(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", every_type(300))
     index = open_lazily(tmp_path, path, where="n > 50")
@@ -286,8 +301,6 @@ def test_what_needs_all_rows_is_refused_with_the_cure(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("index\n1\n")
     with pytest.raises(ConfigError, match="lazy_index_chunk_size needs Parquet files"):
         open_lazily(tmp_path, tmp_path / "t.csv")
-    with pytest.raises(ConfigError, match="max_size and a filter"):
-        open_lazily(tmp_path, path, where="n > 1", max_size=5)
     with pytest.raises(ConfigError, match="sql_engine='duckdb'"):
         open_lazily(tmp_path, path, where="n > 1", sql_engine="duckdb")
     with pytest.raises(SchemaError, match="columns_to_download names 'img'"):
