@@ -32,6 +32,8 @@ class Finding:
     url: str
     bytes: int
     """Bytes charged for it, or found on disk where nothing is charged."""
+    explanation: str
+    """What is so, what it comes from, and what a repair does about it."""
     repaired: bool = False
 
 
@@ -141,8 +143,25 @@ def _verify_entries(ledger: Ledger, disk: Disk, rows: Sequence[EntryRow], *, rep
                 kind = "missing file" if size_bytes is None else "wrong size"
                 is_free = size_bytes is None or not tx.pinned_by_others(row.key, None)
                 repaired = repair and is_free and bool(remove(tx, disk, [row]))
-                findings.append(Finding(kind=kind, key=row.key.hex(), url=row.url, bytes=row.charged_bytes, repaired=repaired))
+                finding = Finding(
+                    kind=kind,
+                    key=row.key.hex(),
+                    url=row.url,
+                    bytes=row.charged_bytes,
+                    explanation=_explanation(row, size_bytes, is_free=is_free),
+                    repaired=repaired,
+                )
+                findings.append(finding)
     return findings
+
+
+def _explanation(row: EntryRow, size_bytes: int | None, *, is_free: bool) -> str:
+    cure = "a repair forgets it, and it is fetched again when it is wanted"
+    if size_bytes is None:
+        return f"the ledger has {row.size_bytes} bytes, but no file is there: somebody else deleted it; {cure}"
+    if not is_free:
+        cure = "a running process reads it: repair again when that has ended"
+    return f"the file has {size_bytes} bytes instead of {row.size_bytes}: somebody else changed it; {cure}"
 
 
 def _verify_files(ledger: Ledger, disk: Disk, files: Sequence[DataFile], *, repair: bool) -> list[Finding]:
@@ -159,8 +178,16 @@ def _verify_files(ledger: Ledger, disk: Disk, files: Sequence[DataFile], *, repa
             if size_bytes is None or (file.key in known and known[file.key].ext == file.ext):
                 continue
             repaired = repair and disk.remove_data(file.key, file.ext)
-            charge = charged_bytes(size_bytes)
-            findings.append(Finding(kind="unknown file", key=file.key.hex(), url="", bytes=charge, repaired=repaired))
+            finding = Finding(
+                kind="unknown file",
+                key=file.key.hex(),
+                url="",
+                bytes=charged_bytes(size_bytes),
+                explanation="the file is named as ours, but the ledger does not count it: somebody else put it there, or put "
+                "an old ledger back; a repair deletes it",
+                repaired=repaired,
+            )
+            findings.append(finding)
     return findings
 
 
@@ -171,4 +198,9 @@ def _verify_totals(tx: LedgerTransaction, *, repair: bool) -> list[Finding]:
         return []
     if repair:
         tx.set_totals(*sums)
-    return [Finding(kind="wrong totals", key="totals", url="", bytes=abs(sum(stored[1:]) - sum(sums[1:])), repaired=repair)]
+    explanation = (
+        f"the sums say {stored[0]} entries, {stored[1]} bytes ready and {stored[2]} filling, the rows {sums[0]}, {sums[1]} and "
+        f"{sums[2]}: somebody else wrote into the ledger; a repair adds up anew"
+    )
+    num_bytes = abs(sum(stored[1:]) - sum(sums[1:]))
+    return [Finding(kind="wrong totals", key="totals", url="", bytes=num_bytes, explanation=explanation, repaired=repair)]

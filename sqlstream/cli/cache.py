@@ -181,8 +181,9 @@ def _print_findings(findings: list[Finding], num_left: int, options: argparse.Na
         print("nothing found: the ledger and the disk agree")
         return
     rows = (
-        [found.kind, found.key, Size(found.bytes), "repaired" if found.repaired else "left", found.url] for found in findings
+        [found.kind, found.key, Size(found.bytes), "repaired" if found.repaired else "left", found.url, found.explanation]
+        for found in findings
     )
-    print_table(["kind", "key", "bytes", "state", "url"], rows)
+    print_table(["kind", "key", "bytes", "state", "url", "explanation"], rows)
     cure = f"; `sqlstream cache verify {options.dst} --repair` mends it" if num_left and not options.repair else ""
     print(f"\n{len(findings)} found, {len(findings) - num_left} repaired, {num_left} left{cure}")

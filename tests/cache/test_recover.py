@@ -16,7 +16,7 @@ from sqlstream.cache.keys import ObjectRef, charged_bytes, object_key
 from sqlstream.testing.disk import cached_files
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
-from tests.cache.actors import Stage, begin_and_wait, body, objects, pin_until_told
+from tests.cache.actors import Stage, begin_and_wait, body, is_right, objects, pin_until_told, say
 from tests.cache.test_fetch import num_gets
 
 SIZE = 10_000
@@ -113,16 +113,16 @@ def damage(directory: Path, kind: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "key", "num_bytes"),
+    ("kind", "key", "num_bytes", "explanation"),
     [
-        ("missing file", None, 12_288),
-        ("wrong size", None, 12_288),
-        ("unknown file", "aa" * 16, 12_288),
-        ("wrong totals", "totals", 4096),
+        ("missing file", None, 12_288, "the ledger has 10000 bytes, but no file is there"),
+        ("wrong size", None, 12_288, "the file has 77 bytes instead of 10000: somebody else changed it"),
+        ("unknown file", "aa" * 16, 12_288, "the ledger does not count it"),
+        ("wrong totals", "totals", 4096, "the sums say 7 entries, 77824 bytes ready and 0 filling, the rows 6, 73728 and 0"),
     ],
 )
 def test_verify_explains_each_finding_and_repair_mends_it(
-    server: FaultyHttpServer, filled: Path, urls: list[str], kind: str, key: str | None, num_bytes: int
+    server: FaultyHttpServer, filled: Path, urls: list[str], kind: str, key: str | None, num_bytes: int, explanation: str
 ) -> None:
     damage(filled, kind, urls[2])
     with Cache(filled) as cache:
@@ -131,6 +131,8 @@ def test_verify_explains_each_finding_and_repair_mends_it(
             assert (finding.kind, finding.bytes, finding.repaired) == (kind, num_bytes, False)
             assert finding.key == (key or object_key(urls[2]).hex())
             assert finding.url == (urls[2] if key is None else "")
+            assert explanation in finding.explanation
+            assert "a repair" in finding.explanation
         (finding,) = cache.verify(repair=True)
         assert finding.repaired
         assert cache.verify() == []
@@ -147,7 +149,47 @@ def test_repair_leaves_a_file_that_somebody_reads(filled: Path, urls: list[str],
     with Cache(filled) as cache:
         (finding,) = cache.verify(repair=True)
         assert (finding.kind, finding.repaired) == ("wrong size", False)
+        assert "a running process reads it: repair again when that has ended" in finding.explanation
         assert Path(path).exists()
+        holder.kill()
+        (finding,) = cache.verify(repair=True)
+        assert finding.repaired
+        assert not Path(path).exists()
+
+
+def read_again_and_again(connection: Connection, directory: Path, limit: int, urls: list[str]) -> int:
+    """Read all URLs until told to stop, always the right bytes, under a limit that evicts; returns how often."""
+    num_reads = 0
+    with Cache(directory, limit=limit) as cache:
+        while not connection.poll():
+            for url in urls:
+                with cache.pinned(url) as path:
+                    assert is_right(path, url)
+                num_reads += 1
+            if num_reads == len(urls):
+                say(connection, "reading")
+    return num_reads
+
+
+def test_repair_mends_while_a_reader_goes_on(filled: Path, urls: list[str], stage: Stage) -> None:
+    reader = stage.start(read_again_and_again, filled, 4 * charged_bytes(SIZE), urls)
+    assert reader.hear() == "reading"
+    disk = Disk(filled)
+    with Cache(filled) as cache:
+        for number in range(10):
+            stray = Path(disk.data_path(bytes([number]) * 16, ".bin"))
+            stray.parent.mkdir(exist_ok=True)
+            stray.write_bytes(bytes(5000))
+            with cache.store.ledger.transaction() as tx:
+                tx.connection.execute("UPDATE totals SET entries = entries + 1")
+            found = cache.verify(repair=True)
+            assert sorted(finding.kind for finding in found) == ["unknown file", "wrong totals"]
+            assert all(finding.repaired for finding in found)
+            assert cache.verify() == []
+    reader.tell()
+    assert reader.hear() >= len(urls)
+    reader.end()
+    check_invariants(filled, at_rest=True)
 
 
 def test_repair_disturbs_neither_readers_nor_downloads(
