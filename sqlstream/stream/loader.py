@@ -12,6 +12,7 @@ from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.stream.dataset import StreamingDataset
 from sqlstream.stream.delivery import Delivery
+from sqlstream.stream.packed import Packing
 from sqlstream.stream.schedule import BatchOptions, Schedule
 from sqlstream.stream.shares import Place
 from sqlstream.transforms.base import Sample
@@ -39,6 +40,8 @@ class StreamingDataLoader(DataLoader[Sample]):
         prefetch_factor: Batches that each worker makes ahead; None: 2.
         persistent_workers: Keep the workers from epoch to epoch; they prepare the next one while the last batches are taken.
         pin_memory_device: The device of `pin_memory`.
+        pack_bytes: With workers and torch's own collate, long `bytes` of samples come through shared memory; a batch then has a
+            `PackedBytes` for them, which gives `bytes` like the list that it replaces. False: a list, through the pipe.
 
     Raises:
         ConfigError: The dataset was given another batch size, or is no StreamingDataset.
@@ -67,6 +70,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
         pin_memory_device: str = "",
+        pack_bytes: bool = True,
     ) -> None:
         if not isinstance(dataset, StreamingDataset):
             raise ConfigError(
@@ -83,6 +87,8 @@ class StreamingDataLoader(DataLoader[Sample]):
                 is_persistent=persistent_workers,
             )
         )
+        self._packs_bytes = pack_bytes and collate_fn is None and num_workers > 0 and batch_size is not None
+        self._packing: Packing | None = None
         super().__init__(
             dataset,
             batch_size=batch_size,
@@ -106,12 +112,14 @@ class StreamingDataLoader(DataLoader[Sample]):
             self._iterator._shutdown_workers()  # type: ignore[attr-defined]  # one of torch's, with workers
             self._iterator = None
         delivery = schedule.begin_delivery()
-        schedule.is_announced, self.collate_fn = True, _CollateWithPlace(collate_fn, schedule)
+        if self._packs_bytes and self._iterator is None:  # workers are about to start
+            self._packing = self.dataset.packing = Packing(self.num_workers, self.prefetch_factor or TORCH_PREFETCH_FACTOR)
+        schedule.is_announced, self.collate_fn = True, _CollateWithPlace(self._packing or collate_fn, schedule)
         try:
             batches = super().__iter__()
         finally:
-            schedule.is_announced, self.collate_fn = False, collate_fn
-        return _CountedBatches(batches, delivery)  # type: ignore[return-value]  # stands in for torch's iterator
+            schedule.is_announced, self.collate_fn, self.dataset.packing = False, collate_fn, None
+        return _CountedBatches(batches, delivery, self._packing)  # type: ignore[return-value]  # stands in for torch's iterator
 
     def __len__(self) -> int:
         """Return the batches of this rank in an epoch."""
@@ -165,9 +173,10 @@ class _CollateWithPlace:
 class _CountedBatches:
     """Torch's iterator, counting what it hands out."""
 
-    def __init__(self, batches: _BaseDataLoaderIter, delivery: Delivery) -> None:
+    def __init__(self, batches: _BaseDataLoaderIter, delivery: Delivery, packing: Packing | None) -> None:
         self._batches = batches
         self._delivery = delivery
+        self._packing = packing  # kept: batches on their way lie in its memory
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -6,7 +6,7 @@ import gc
 import io
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
+from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.stream.packed import MIN_PACKED_BYTES, NUM_SPARE_SLOTS, SLOT_BYTES, PackedBytes, Packing
 from sqlstream.transforms.base import Sample
+from tests.stream.sources import Photos
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
@@ -238,4 +240,44 @@ def run_and_forget(context: str, *, is_persistent: bool = False) -> None:
 @pytest.mark.parametrize("is_persistent", [False, True])
 def test_no_descriptor_and_no_shared_memory_outlives_a_loader(is_persistent: bool) -> None:
     run_and_forget("fork", is_persistent=is_persistent)
+    assert not left_behind()
+
+
+# -- our loader -------------------------------------------------------------------------------------------------------
+
+
+def read_image(sample: Sample) -> Sample:
+    sample["image"] = Path(sample["image"]).read_bytes() * 2
+    return sample
+
+
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_our_loader_packs_and_resumes_within_an_epoch(photos: Photos, tmp_path: Path, is_persistent: bool) -> None:
+    def rows_and_images(batches: Iterable[Any], kind: type[PackedBytes] | type[list[bytes]]) -> list[tuple[int, bytes]]:
+        taken: list[tuple[int, bytes]] = []
+        for batch in batches:
+            assert type(batch["image"]) is kind
+            taken += zip(batch["__row__"].tolist(), list(batch["image"]), strict=True)
+        return taken
+
+    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": is_persistent, "multiprocessing_context": "fork"}
+    kept: dict[str, Any] = {
+        "index_cols_to_keep": [],
+        "columns_to_download": ["image"],
+        "transforms": [read_image],
+        "show_progress": False,
+    }
+    with StreamingDataset(photos.src, tmp_path / "cache", shuffle_seed=3, **kept) as dataset:
+        loader = StreamingDataLoader(dataset, BATCH, **options)
+        epochs = [rows_and_images(loader, PackedBytes) for _ in range(2)]
+        loader.set_epoch(1)
+        batches = iter(loader)
+        head = rows_and_images([next(batches) for _ in range(2)], PackedBytes)
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        assert head + rows_and_images(loader, PackedBytes) == epochs[1]
+        plain = StreamingDataLoader(dataset, BATCH, pack_bytes=False, **options)
+        plain.set_epoch(0)
+        assert rows_and_images(plain, list) == epochs[0]
+    del loader, plain, batches
     assert not left_behind()
