@@ -68,7 +68,7 @@ class Database:
         on_full: Called when SQLite finds the disk full; frees what it can, so that the next transaction goes through.
 
     Raises:
-        MigrationError: On use, when the file was written by a newer sqlstream (it is left untouched).
+        MigrationError: On use, when a newer sqlstream wrote the file, or has upgraded it meanwhile (it is left untouched).
         CacheDamagedError: On use, when SQLite cannot read it; with `refill`, the next use rebuilds it.
         CacheDiskError: On use, when there is no room to write it; after `on_full`, the next use may go through.
     """
@@ -95,6 +95,11 @@ class Database:
             try:
                 connection = self._enter()
                 connection.execute("BEGIN IMMEDIATE")
+                if connection.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
+                    raise MigrationError(
+                        f"{self.path} was upgraded by a newer sqlstream while this process used it: restart this process with "
+                        "that version (nothing was written)"
+                    )
                 yield connection
                 connection.execute("COMMIT")
                 self._keep_wal_small(connection)

@@ -80,6 +80,18 @@ def test_a_newer_schema_is_refused_and_left_untouched_to_its_last_byte(path: Pat
     assert (path.read_bytes(), path.stat().st_mtime_ns) == (before, when)
 
 
+def test_a_process_whose_ledger_a_newer_version_has_upgraded_writes_nothing_more(path: Path) -> None:
+    database = Database(path)
+    add(database, "before")
+    with sqlite3.connect(path) as newer:
+        newer.execute(f"PRAGMA user_version = {db.SCHEMA_VERSION + 1}")
+    newer.close()
+    with pytest.raises(MigrationError, match="was upgraded by a newer sqlstream while this process used it: restart"):
+        add(database, "after")
+    assert database.read("SELECT name FROM stat") == [("before",)]
+    database.close()
+
+
 def test_a_file_that_is_replaced_is_noticed_at_the_door(path: Path) -> None:
     database, other = Database(path), Database(path)
     add(database, "old")
