@@ -103,8 +103,7 @@ class Engine:
         """Yield the samples of a slot that were not delivered before, moving `progress` on with each."""
         progress.come_to(slot.share, slot.place)
         num_samples = 0
-        for sample in self._outcome(slot):
-            num_samples += 1
+        for num_samples, sample in enumerate(self._outcome(slot), start=1):  # noqa: B007 - read after the loop
             if progress.is_new(is_only=slot.is_single and slot.is_last):
                 yield sample
         if num_samples != 1 or not slot.is_last:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlstream.config import LazyOptions, OnError, StorageOptions, check_at_least
+from sqlstream.config import LazyOptions, OnError, StorageOptions
 from sqlstream.errors import ConfigError
 from sqlstream.storage import urls
 from sqlstream.transforms.base import Transform

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from sqlstream.cache import Cache
 from sqlstream.cache.failures import FailureRecord, failures
 from sqlstream.config import check_at_least
 from sqlstream.index.store import Index
@@ -30,6 +31,16 @@ class Standing:
     def index(self) -> Index:
         """The index that the rows come from."""
         return self._pipeline.index
+
+    @property
+    def cache(self) -> Cache:
+        """The cache that the objects go through."""
+        return self._pipeline.cache
+
+    def get_identifier_desc(self) -> str:
+        """Return a line that names this dataset in logs."""
+        known = self.index.known_length
+        return f"{self._pipeline.name} ({'an unknown number of' if known is None else known} samples of {self.index.src})"
 
     @property
     def world(self) -> World:
