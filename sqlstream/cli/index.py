@@ -104,7 +104,7 @@ def run_info(options: argparse.Namespace) -> int:
     from sqlstream.index.store import Index
 
     infos = find_indexes(options.dst)
-    ranges = [column_ranges(Index(Path(info.path))) if options.ranges else [] for info in infos]
+    ranges = [column_ranges(Index(Path(info.path))) if options.ranges and not info.is_lazy else [] for info in infos]
     if options.json:
         documents = [
             {**_as_document(info), **({"ranges": found} if found else {})} for info, found in zip(infos, ranges, strict=True)
@@ -241,7 +241,12 @@ def choose_index(dst: str, beginning: str | None) -> Path:
     Raises:
         ConfigError: None, or several.
     """
-    files = {Path(info.path).stem: Path(info.path) for info in find_indexes(dst)}
+    infos = find_indexes(dst)
+    files = {Path(info.path).stem: Path(info.path) for info in infos if not info.is_lazy}
+    if not files:
+        raise ConfigError(
+            f"{dst} holds lazy indexes only, whose rows are in {infos[0].src}: build one with `sqlstream index build SRC {dst}`"
+        )
     chosen = [name for name in files if name.startswith(beginning or "")]
     if len(chosen) != 1:
         problem = "there are several" if beginning is None else f"--index={beginning!r} fits {len(chosen)} of them"
@@ -255,7 +260,7 @@ def _print_info(info: IndexInfo) -> None:
         [
             ("index", info.fingerprint),
             ("source", info.src + (f" ({len(info.sources):,} files)" if len(info.sources) > 1 else "")),
-            ("rows", f"{info.num_selected:,}" + (f" selected of {info.num_rows:,}" if is_selection else "")),
+            ("rows", f"{info.num_selected:,}" + (f" selected of {info.num_rows:,}" if is_selection else _where(info))),
             *([("query", info.query)] if info.query else []),
             ("key column", info.key_column),
             ("columns", ", ".join(f"{column.name} ({column.type})" for column in info.columns)),
@@ -264,6 +269,10 @@ def _print_info(info: IndexInfo) -> None:
             ("file", info.path),
         ]
     )
+
+
+def _where(info: IndexInfo) -> str:
+    return " (lazy: they stay in their files)" if info.is_lazy else ""
 
 
 def _as_document(info: IndexInfo) -> dict[str, object]:
@@ -277,6 +286,7 @@ def _as_document(info: IndexInfo) -> dict[str, object]:
         "query": info.query,
         "size_bytes": info.size_bytes,
         "created_at": info.created_at,
+        "is_lazy": info.is_lazy,
         "columns": [{"name": column.name, "sql_name": column.physical, "type": column.type} for column in info.columns],
         "sources": info.sources,
     }

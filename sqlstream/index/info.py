@@ -37,6 +37,7 @@ def describe(path: Path, selection: SelectionInfo | None = None) -> IndexInfo:
         sources=tuple(SourceFile(url=url, size_bytes=size, etag=etag) for url, size, etag in sources),
         query=meta.get("query") if selection is None else selection.query,
         created_at=meta["created_at"],
+        is_lazy=bool(meta.get("is_lazy")),
     )
 
 

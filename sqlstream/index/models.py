@@ -108,6 +108,8 @@ class IndexInfo:
     """The user's filter, or None."""
     created_at: str
     """UTC, ISO 8601."""
+    is_lazy: bool = False
+    """Its rows are not here: they stay in their files until they are needed."""
 
 
 def fingerprint(parts: dict[str, object]) -> str:

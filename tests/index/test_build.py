@@ -9,7 +9,6 @@ import pickle
 import re
 import signal
 import sqlite3
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from sqlstream.index.sources import base
 from sqlstream.index.store import Index
 from sqlstream.index.writer import IndexWriter
 from sqlstream.storage.base import ObjectInfo
+from tests.index.kills import kill_at
 from tests.index.sources import FolderReader, all_rows, build, write_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -142,20 +142,6 @@ def test_who_waits_for_another_builder_says_so(tmp_path: Path, caplog: pytest.Lo
         waiter.join()
     assert "another process builds the index" in caplog.text
     assert name.exists()
-
-
-def kill_at(number: int, directory: Path) -> None:
-    """Let this process kill itself before its `number`-th side effect on files in `directory`."""
-    seen = 0
-
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        nonlocal seen
-        if event in ("open", "os.rename", "os.remove", "sqlite3.connect") and str(directory) in str(args[0]):
-            seen += 1
-            if seen == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(hook)
 
 
 @pytest.mark.parametrize("query", [None, QUERY, "SELECT index, n + 1 AS m FROM dataframe"])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import multiprocessing
 import os
 import pickle
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,13 @@ from hypothesis import strategies as st
 from sqlstream.config import LazyOptions
 from sqlstream.errors import ConfigError, QueryError, SchemaError, SourceChangedError, SourceError, UnknownLengthError
 from sqlstream.index.conditions import condition_of
+from sqlstream.index.info import list_indexes
 from sqlstream.index.kept import KeptRows
 from sqlstream.index.lazy import LazyIndex
 from sqlstream.index.lazy_build import open_lazy_index, together
 from sqlstream.index.row_groups import Pieces, group_spans, parse_footer, read_footer
 from sqlstream.index.sources.access import local_file
-from sqlstream.index.store import Index
+from tests.index.kills import kill_at
 from tests.index.sources import FolderReader, NoReader, all_rows, build, options
 
 CHUNK_ROWS = 100
@@ -34,7 +37,8 @@ CHUNK_ROWS = 100
 def open_lazily(directory: Path, src: Path | str, remote: FolderReader | None = None, **changes: Any) -> LazyIndex:
     place = directory / "index"
     place.mkdir(exist_ok=True)
-    wanted = replace(options(src, **changes), lazy=LazyOptions(chunk_rows=changes.get("chunk_rows", CHUNK_ROWS)))
+    lazy = LazyOptions(chunk_rows=changes.pop("chunk_rows", CHUNK_ROWS))
+    wanted = replace(options(src, **changes), lazy=lazy)
     return open_lazy_index(wanted, place, remote or NoReader(), show_progress=False)
 
 
@@ -333,5 +337,33 @@ def test_the_lazy_file_of_a_source_is_no_built_one(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", every_type(300))
     lazy, whole = open_lazily(tmp_path, path), build(tmp_path, path)
     assert lazy.path != whole.path
-    assert Index(lazy.path).meta["is_lazy"] == 1
+    is_lazy = {info.path: info.is_lazy for info in list_indexes(tmp_path / "index")}
+    assert is_lazy == {str(lazy.path): True, str(whole.path): False}
     assert lazy.path.stat().st_size < whole.path.stat().st_size + 20_000
+
+
+@pytest.mark.parametrize("where", [None, "n > 50"])
+def test_killed_anywhere_it_leaves_nothing_that_opens_and_the_next_run_goes_on(where: str | None, tmp_path: Path) -> None:
+    path = write(tmp_path / "t.parquet", every_type(120), row_group_rows=60)
+    directory = tmp_path / "index"
+    wanted, number, code = None, 0, -signal.SIGKILL
+    while code == -signal.SIGKILL:
+        number += 1
+        for left in directory.glob("*"):
+            left.unlink()
+
+        def work(number: int = number) -> None:
+            directory.mkdir(exist_ok=True)
+            kill_at(number, directory)
+            rows_of(open_lazily(tmp_path, path, where=where, chunk_rows=60))
+
+        process = multiprocessing.get_context("fork").Process(target=work)
+        process.start()
+        process.join()
+        code = process.exitcode or 0
+        found = repr(rows_of(open_lazily(tmp_path, path, where=where, chunk_rows=60)))
+        wanted = wanted or found
+        assert found == wanted, f"killed at {number}"
+        assert [left.name for left in directory.glob("*") if left.suffix in (".tmp", ".lock")] == []
+    assert code == 0
+    assert number > 5, "nothing was killed"

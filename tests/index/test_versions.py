@@ -15,8 +15,9 @@ import pytest
 from sqlstream.errors import SchemaError, SourceChangedError, SourceError
 from sqlstream.index.info import describe, list_indexes
 from sqlstream.index.store import Index
+from tests.index.kills import kill_at
 from tests.index.sources import FolderReader, all_rows, build, write_csv
-from tests.index.test_build import in_child, kill_at
+from tests.index.test_build import in_child
 from tests.index.test_sources import make_samples, write_table
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
