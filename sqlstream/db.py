@@ -184,7 +184,9 @@ class Database:
         marker = self.path.parent / _MARKER
         is_damaged = self._damaged is not None and same_file(self.path, self._damaged)
         is_new = not self.path.exists()
-        if self._refill is None or not (is_damaged or is_new or marker.exists()):
+        # A migration commits its number with its tables: at 0 the file is empty, or another program's.
+        is_strange = not is_damaged and self._stored_version() == 0
+        if self._refill is None or not (is_damaged or is_new or is_strange or marker.exists()):
             self._connection = self._opened()
         else:
             if not is_new:
@@ -205,7 +207,7 @@ class Database:
         self.generation += 1
 
     def _opened(self) -> sqlite3.Connection:
-        self._check_version()
+        self._stored_version()
         connection = sqlite3.connect(
             self.path, timeout=30, isolation_level=None, check_same_thread=False, cached_statements=512
         )
@@ -220,19 +222,20 @@ class Database:
             raise
         return connection
 
-    def _check_version(self) -> None:
-        """Look read-only: a file of a newer version must stay as it is, to its last byte."""
+    def _stored_version(self) -> int | None:
+        """Look read-only: a file of a newer version must stay as it is, to its last byte; None when there is no file."""
         if self.path.is_symlink():
             raise CacheDirectoryError(f"{self.path} is a symbolic link, which we never make: give another directory")
         if not self.path.exists():
-            return
+            return None
         with contextlib.closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)) as connection:
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            version = int(connection.execute("PRAGMA user_version").fetchone()[0])
         if version > SCHEMA_VERSION:
             raise MigrationError(
                 f"{self.path} has schema {version}, this sqlstream knows up to {SCHEMA_VERSION}: "
                 "upgrade sqlstream, or use another directory (the file was left untouched)"
             )
+        return version
 
     def _leak_connection(self) -> None:
         """Let go of a connection without closing it: its file was renamed or deleted, or it is the parent's."""

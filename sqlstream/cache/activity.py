@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlstream import locks
 from sqlstream.cache.disk import Disk
 from sqlstream.db import SCHEMA_VERSION
 from sqlstream.errors import CacheDamagedError, CacheDirectoryError, MigrationError
@@ -177,7 +176,7 @@ def _download(disk: Disk, url: str, part: str, reserved_bytes: int) -> DownloadA
         received_bytes = min(_written_bytes(fd), reserved_bytes)
     finally:
         os.close(fd)
-    return DownloadActivity(url=url, pid=locks.lock_holder(path), received_bytes=received_bytes, reserved_bytes=reserved_bytes)
+    return DownloadActivity(url=url, pid=disk.part_holder(part), received_bytes=received_bytes, reserved_bytes=reserved_bytes)
 
 
 def _written_bytes(fd: int) -> int:

@@ -203,6 +203,10 @@ class Disk:
         """Return whether a leader or its helper holds the part; None when the file is gone (renamed or removed)."""
         return _is_locked(f"{self._part}/{name}")
 
+    def part_holder(self, name: str) -> int | None:
+        """Return the pid of a part's leader, None where nobody has it or the system does not tell."""
+        return locks.lock_holder(f"{self._part}/{name}")
+
     def remove_dead_part(self, name: str) -> None:
         """Unlink a part that has no row, unless somebody holds it: it may have been created a moment ago."""
         _unlink_unlocked(f"{self._part}/{name}")

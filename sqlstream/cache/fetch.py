@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import time
 from collections.abc import Iterable, Sequence
 
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 SHORTEST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.001, 0.02
 """How often something that another process does is looked at; no lock is held, one look costs microseconds."""
+LEADER_PATIENCE_SECONDS = 60.0
+"""After so long we say who downloads what we wait for: longer than most downloads, short enough to find a stopped leader."""
 PATIENCE_SECONDS = 2.0
 """After so long in line for room, older waiters are no longer let through first: one of them may be stopped."""
 MAX_UNWRITTEN = 64
@@ -199,7 +202,11 @@ class Acquirer:
         """Wait until every object of `hold` is here, or one failed; return whether it is settled."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         look_seconds = SHORTEST_LOOK_SECONDS
+        complain_at = time.monotonic() + LEADER_PATIENCE_SECONDS
         while not hold.is_settled:
+            if time.monotonic() > complain_at:
+                complain_at = math.inf
+                self._name_leaders(hold)
             if deadline is not None and time.monotonic() > deadline:
                 return False
             self._look_at_others(hold)
@@ -208,6 +215,18 @@ class Acquirer:
                     self.downloads.settled.wait(look_seconds)
             look_seconds = min(2 * look_seconds, LONGEST_LOOK_SECONDS)
         return True
+
+    def _name_leaders(self, hold: Hold) -> None:
+        """Log whom we wait for: a download may be long, and its leader may be stopped."""
+        for row in self._ledger.find(list(hold.outstanding - self.downloads.leads.keys())).values():
+            if row.part is not None:
+                leader = self._disk.part_holder(row.part)
+                logger.warning(
+                    "waiting for %s for %.0f s; %s downloads it: if that process is stopped, continue or end it",
+                    row.url,
+                    LEADER_PATIENCE_SECONDS,
+                    f"process {leader}" if leader else "another process",
+                )
 
     def _look_at_others(self, hold: Hold) -> None:
         """Settle the objects of `hold` that other processes lead, as far as they are done."""

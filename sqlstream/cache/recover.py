@@ -39,7 +39,7 @@ class Finding:
 
 def reap(tx: LedgerTransaction, disk: Disk) -> int:
     """Give back what dead processes held; return how many owners and downloads that were."""
-    num_settled = sum(settle_filling(tx, disk, row) for row in tx.fillings())
+    num_settled = settle_fillings(tx, disk)
     return reap_owners(tx, disk) + num_settled + settle_removal(tx, disk)
 
 
@@ -92,7 +92,14 @@ def reap_owners(tx: LedgerTransaction, disk: Disk) -> int:
         disk.remove_dead_owner(owner)  # created, and dead before its row
     for part in set(disk.scan_parts()) - {row.part for row in tx.fillings()}:
         disk.remove_dead_part(part)  # likewise
+    if dead:
+        settle_fillings(tx, disk)  # what they led
     return len(dead)
+
+
+def settle_fillings(tx: LedgerTransaction, disk: Disk) -> int:
+    """Settle all downloads whose leaders are gone; return how many."""
+    return sum(settle_filling(tx, disk, row) for row in tx.fillings())
 
 
 def settle_filling(tx: LedgerTransaction, disk: Disk, row: EntryRow) -> bool:

@@ -57,8 +57,8 @@ def make_room(
         return Room.AGAIN
     if wanted > account.limit_bytes:
         return Room.NONE  # those before us take all of it: no eviction of ours helps
-    if drain_touches(tx, MAX_DRAINED_TOUCHES):
-        return Room.AGAIN
+    if recover.reap_owners(tx, disk) or drain_touches(tx, MAX_DRAINED_TOUCHES):
+        return Room.AGAIN  # the dead give back before the living lose anything
     missing = account.charged_bytes + wanted - account.limit_bytes
     surplus = account.charged_bytes + wanted - int(account.limit_bytes * HYSTERESIS)
     freed = evict(tx, disk, max(missing, surplus), keep=keep)

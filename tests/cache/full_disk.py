@@ -1,0 +1,77 @@
+"""A cache on a file system that is too small for its limit, until it is full; a program, for a mount namespace of its own.
+
+    unshare --mount python -m tests.cache.full_disk --directory DIR
+
+Prints one JSON document; what it must say is in `test_full_disk.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from sqlstream.cache import Cache
+from sqlstream.cache.keys import ObjectRef
+from sqlstream.errors import CacheDiskError
+from sqlstream.testing.invariants import violations
+from sqlstream.testing.servers import FaultyHttpServer
+from tests.cache.actors import is_right, objects
+from tests.cache.storm import mount_tmpfs
+
+DISK_BYTES, SIZE, NUM = 24 << 20, 500_000, 60
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--directory", type=Path, required=True, help="an empty directory")
+    options = parser.parse_args()
+    mount_tmpfs(options.directory, DISK_BYTES)
+    directory, ballast = options.directory / "cache", options.directory / "cache" / "ballast"
+    report: dict[str, object] = {}
+    with FaultyHttpServer(objects([SIZE] * NUM)) as server, Cache(directory, limit=1 << 40) as cache:
+        urls = [f"{server.url}/o/{i}.bin" for i in range(NUM)]
+        num_right = 0
+        for url in urls:  # more than the disk holds: eviction makes the room that the limit does not ask for
+            with cache.pinned(url) as path:
+                num_right += is_right(path, url)
+        report["num_right"] = num_right
+        report["evictions"] = cache.statistics().evictions
+
+        # All of it pinned, and the rest of the disk taken by somebody else: nothing can be freed.
+        stranger = os.open(options.directory / "stranger", os.O_WRONLY | os.O_CREAT, 0o600)
+        held = [cache.hold([ObjectRef.of(url)]) for url in urls[-8:]]
+        cache.clear()
+        block = bytes(4096)
+        try:
+            while True:
+                os.write(stranger, block)
+        except OSError as error:
+            report["stranger"] = error.strerror
+        try:
+            for url in urls[:40]:  # the first few may find the room that the ballast has left
+                held.append(cache.hold([ObjectRef.of(url)]))  # noqa: PERF401 - those before the error are held
+        except CacheDiskError as error:
+            report["error"] = str(error)
+        report["troubles_when_full"] = violations(directory)
+        report["pinned_are_there"] = all(cache.path_of(hold.refs[0]).stat().st_size == SIZE for hold in held)
+
+        # Room again: it works without repair.
+        os.ftruncate(stranger, 0)
+        os.close(stranger)
+        for hold in held:
+            cache.store.acquirer.release(hold)
+        with cache.pinned(urls[45]) as path:
+            report["works_again"] = is_right(path, urls[45])
+        report["findings"] = [str(finding) for finding in cache.verify()]
+        cache.clear()
+    with Cache(directory):
+        report["has_ballast"] = ballast.exists()
+    report["troubles_at_rest"] = violations(directory, at_rest=True)
+    json.dump(report, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""A disk that is really full: a small file system of its own, for the objects, the ledger and the ballast alike."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cache.full_disk import NUM
+from tests.cache.test_storm import UNSHARE, may_mount
+from tests.cli.commands import ROOT
+
+
+def test_on_a_full_disk_eviction_goes_on_errors_are_clear_and_nothing_is_left_broken(tmp_path: Path) -> None:
+    if not may_mount():
+        pytest.skip("mounting is not allowed here: `unshare --mount --map-root-user mount -t tmpfs …` fails")
+    command = [*UNSHARE, sys.executable, "-m", "tests.cache.full_disk", "--directory", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert "No space left on device" in report.pop("error")
+    assert report.pop("evictions") > 0
+    assert report == {
+        "num_right": NUM,
+        "stranger": "No space left on device",
+        "troubles_when_full": [],
+        "pinned_are_there": True,
+        "works_again": True,
+        "findings": [],
+        "has_ballast": True,
+        "troubles_at_rest": [],
+    }
