@@ -1,8 +1,10 @@
 """The index: building, filtering, lookups, opening; beside adbc-driver-sqlite and DuckDB in the same run.
 
-    .venv/bin/python benchmarks/index.py [--rows 2000000] [--keep DIR]
+    .venv/bin/python benchmarks/index.py [--rows 2000000] [--keep DIR] [--only start]
 
-Prints one line a figure, then one JSON document. Times are of this machine; compare ratios. adbc-driver-sqlite and duckdb
+`start` is the time from a fresh process to its first batch: of an index that is built, and of a lazy one behind nginx, each
+answer 20 ms late. Prints one line a figure, then one JSON document. Times are of this machine; compare ratios.
+adbc-driver-sqlite and duckdb
 are in the `dev` extra; what is not installed is left out.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import itertools
 import json
 import multiprocessing
 import resource
@@ -19,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -31,10 +35,12 @@ from sqlstream.index.store import Index
 from sqlstream.index.weights import open_weights
 from sqlstream.order.weights import WeightedRows
 from sqlstream.storage.fetcher import Fetcher
+from sqlstream.testing.nginx import Nginx, find_nginx
 
 FILTER = "SELECT * FROM dataframe WHERE aesthetic > 0.75 AND width * 1.0 / height > 0.8 AND caption LIKE '%7%'"
 NUM_LOOKUPS, LOOKUP_ROWS = 300, 64
 CHUNK_ROWS = 100_000
+NUM_STARTS, LATENCY_SECONDS = 5, 0.02
 
 
 def make_table(path: Path, num_rows: int) -> None:
@@ -138,6 +144,63 @@ def measure_weights(index: Index, directory: Path) -> dict[str, float]:
     return {"seconds": seconds, "microseconds_a_row": drawn / slots.size * 1e6}
 
 
+def measure_start(src: str, directory: Path, lazy_rows: int | None) -> dict[str, float]:
+    """Open a dataset and take one batch of 64 samples; what is imported is timed apart."""
+    seconds = timed(lambda: importlib.import_module("sqlstream.stream.loader"))
+    from sqlstream import StreamingDataLoader, StreamingDataset
+
+    def take() -> None:
+        with StreamingDataset(src, directory, shuffle_seed=1, show_progress=False, lazy_index_chunk_size=lazy_rows) as dataset:
+            opened.append(time.perf_counter())
+            next(iter(StreamingDataLoader(dataset, batch_size=64)))
+            opened.append(time.perf_counter())
+
+    opened = [time.perf_counter()]
+    take()
+    return {"imports": seconds, "open": opened[1] - opened[0], "batch": opened[2] - opened[1], "peak_mib": peak_mib()}
+
+
+def start_figures(root: Path, num_rows: int) -> Iterator[tuple[str, float, str]]:
+    """Yield (name, value, unit) of starts, medians of five."""
+    path = root / "served" / "table.parquet"
+    if not path.exists():
+        path.parent.mkdir()
+        make_table(path, num_rows)
+    rounds = [in_new_process(measure_start, str(path), root / "cache", None) for _ in range(NUM_STARTS + 1)][
+        1:
+    ]  # the first one builds
+    yield from medians("built", rounds)
+    if find_nginx() is None:
+        return
+    log = root / "served.log"
+    with Nginx(root / "served", latency_seconds=LATENCY_SECONDS, log=log) as server:
+        rounds = []
+        for number in range(NUM_STARTS):
+            log.write_text("")
+            url = f"{server.url}/table.parquet"
+            rounds.append(in_new_process(measure_start, url, root / f"lazy-{number}", CHUNK_ROWS))
+            rounds[-1] |= {
+                "answers": len(lines := log.read_text().splitlines()),
+                "bytes": sum(int(line.split()[0]) for line in lines),
+            }
+    yield from medians("lazy", rounds)
+    yield "lazy_share_of_the_file", median(one["bytes"] for one in rounds) / path.stat().st_size, "x"
+
+
+def medians(name: str, rounds: list[dict[str, float]]) -> Iterator[tuple[str, float, str]]:
+    """Yield the median of each figure of several rounds."""
+    for what, unit in (
+        ("imports", "s"),
+        ("open", "s"),
+        ("batch", "s"),
+        ("peak_mib", "MiB"),
+        ("answers", ""),
+        ("bytes", "bytes"),
+    ):
+        if what in rounds[0]:
+            yield f"start_{name}_{what}", median(one[what] for one in rounds), unit
+
+
 def figures(root: Path, num_rows: int) -> Iterator[tuple[str, float, str]]:
     """Yield (name, value, unit)."""
     small, large = root / "half.parquet", root / "table.parquet"
@@ -176,13 +239,16 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--only", choices=["start", "index"], help="one half of the figures")
     parser.add_argument("--keep", type=Path, help="keep tables here; a second run finds them")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         root = options.keep or Path(temporary)
         root.mkdir(exist_ok=True)
         found = {}
-        for name, value, unit in figures(root, options.rows):
+        chosen = {"index": figures, "start": start_figures}
+        parts = [part(root, options.rows) for name, part in chosen.items() if options.only in (None, name)]
+        for name, value, unit in itertools.chain.from_iterable(parts):
             print(f"{name:40} {value:14,.2f} {unit}", flush=True)
             found[f"{name} [{unit}]"] = round(value, 4)
     print(json.dumps({"rows": options.rows, **found}))

@@ -27,13 +27,13 @@ from sqlstream.errors import (
     TransientStorageError,
 )
 from sqlstream.storage.base import ObjectInfo, RangeBytes, UnsupportedAnswerError, read_range
+from sqlstream.storage.listing import PAGE, Level, spread
 from sqlstream.storage.retry import error_for_status
 from sqlstream.storage.settings import SCHEMES, StoreSettings, has_region, store_settings
 from sqlstream.storage.spelling import spells_exactly
 from sqlstream.storage.urls import redact, redact_text, scheme
 
 CHUNK_BYTES = 1 << 20  # one pwrite each; larger ones gained nothing (m), smaller ones cost a switch of threads each
-_PAGE = 1000  # what S3 gives at once
 _STATUS = re.compile(r"status code: (\d{3})")
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*([^\s,)]+)")
 _CAUSE = re.compile(r'(?:error|message): "([^"]*)"')  # of a connection; what obstore says aloud is "error sending request"
@@ -84,6 +84,10 @@ def map_error(error: Exception, url: str) -> SqlStreamError:
     return kind(f"{where}: {text}", url=where)
 
 
+def _info(root: str, meta: obstore.ObjectMeta) -> ObjectInfo:
+    return ObjectInfo(url=f"{root}{meta['path']}", size_bytes=meta["size"], etag=meta["e_tag"])
+
+
 class ObstoreStorage:
     """One store per bucket, account or host, made on first use and kept."""
 
@@ -120,13 +124,26 @@ class ObstoreStorage:
         return read_range(self, url, start, stop, etag)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Yield every object below `prefix`, a page at a time."""
+        """Yield every object below `prefix`, by name; folders are listed side by side."""
+        yield from spread(prefix, self._listed, self._level)
+
+    def _listed(self, prefix: str) -> Iterator[ObjectInfo]:
         store, key = self._locate(prefix, is_prefix=True)
         root = prefix[: len(prefix) - len(key)] if key else prefix
         with _mapped(prefix):
-            for page in obstore.list(store, prefix=key or None, chunk_size=_PAGE):
+            for page in obstore.list(store, prefix=key or None, chunk_size=PAGE):
                 for meta in page:
-                    yield ObjectInfo(url=f"{root}{meta['path']}", size_bytes=meta["size"], etag=meta["e_tag"])
+                    yield _info(root, meta)
+
+    def _level(self, prefix: str) -> Level:
+        store, key = self._locate(prefix, is_prefix=True)
+        root = prefix[: len(prefix) - len(key)] if key else prefix
+        with _mapped(prefix):
+            found = obstore.list_with_delimiter(store, prefix=key or None)
+        return Level(
+            objects=tuple(_info(root, meta) for meta in found["objects"]),
+            folders=tuple(f"{root}{folder}/" for folder in found["common_prefixes"]),
+        )
 
     def _locate(self, url: str, *, is_prefix: bool = False) -> tuple[Any, str]:
         """Return the store of a URL and its key there."""

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sqlstream.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, SchemaError, SourceError
-from sqlstream.index.sources import delimited, json_array
+from sqlstream.index.sources import delimited, directory, json_array
 from sqlstream.index.sources.wildcard import matcher
-from tests.index.sources import FolderReader, all_rows, build, write_csv
+from tests.index.sources import FolderReader, NoReader, all_rows, build, write_csv
 
 ROWS: list[dict[str, object]] = [
     {"index": "a", "n": 1, "x": 1.5, "ok": True, "text": "one, two"},
@@ -159,6 +159,21 @@ def test_links_to_directories_are_followed_but_not_in_circles(tmp_path: Path) ->
     (tmp_path / "d/x/circle").symlink_to(tmp_path / "d")
     rows = all_rows(build(tmp_path, tmp_path / "d", data_type="image"))
     assert [row["jpg"] for row in rows] == ["x/1.jpg", "link/2.jpg"]
+
+
+def test_a_tree_is_listed_whole_and_in_one_order_however_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "_FOLDERS_AT_A_TIME", 2)
+    monkeypatch.setattr(directory, "_NAMES_AT_A_TIME", 3)
+    names = [f"{a}/{b}/{number}.jpg" for a in "xyz" for b in "uvw" for number in range(8)]
+    make_samples(tmp_path / "d", *names, "top.jpg")
+    for link in ("b-link", "a-link"):
+        (tmp_path / "d" / link).symlink_to(tmp_path / "d/x/u")
+    (tmp_path / "d/nowhere").symlink_to(tmp_path / "gone")
+    listing = directory.Listing(str(tmp_path / "d"), NoReader())
+    found = [file.url for file in listing.files()]
+    expected = {name.replace("x/u/", "a-link/") for name in names} | {"top.jpg"}  # a level above, the first by name
+    assert (set(found), len(found)) == (expected, len(expected))
+    assert [[file.url for file in listing.files()] for _ in range(5)] == [found] * 5
 
 
 def test_a_changed_directory_is_indexed_again(tmp_path: Path) -> None:

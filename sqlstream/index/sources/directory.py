@@ -9,12 +9,17 @@ Values are paths relative to the directory. Names are grouped and sorted in a te
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
+import stat
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import blake2b
 from itertools import groupby, islice
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -30,6 +35,8 @@ KEY = "index"
 """The key column of a directory, as in `sds`."""
 _MAX_EXTENSIONS = 500  # arbitrary, below SQLite's 2000 columns: more is a naming scheme that puts dots into keys
 _DIGEST_BITS = 128
+_LISTED_AT_A_TIME = 16  # threads: they wait for the disk, or for a file system behind a network
+_FOLDERS_AT_A_TIME, _NAMES_AT_A_TIME = 256, 2048  # what is in memory of a tree of any size, beside the names of these folders
 
 
 class Listing:
@@ -64,27 +71,57 @@ class Listing:
 
     def _local_files(self) -> Iterator[SourceFile]:
         root = str(urls.local_path(self.directory).absolute())
-        with named_errors(self.directory):
-            os.scandir(root).close()  # os.walk says nothing of a directory that it cannot read
-
-            def fail(error: OSError) -> None:
-                raise error
-
+        with named_errors(self.directory), ThreadPoolExecutor(_LISTED_AT_A_TIME, thread_name_prefix="list") as pool:
             seen: set[tuple[int, int]] = set()  # links to directories are followed, each directory is walked once
-            for folder, folders, names in os.walk(root, onerror=fail, followlinks=True):
-                status = os.stat(folder)
-                if (status.st_dev, status.st_ino) in seen:
-                    folders.clear()
-                    continue
-                seen.add((status.st_dev, status.st_ino))
-                folders.sort()  # so it is always the same one that is the second
-                for name in names:
-                    path = os.path.join(folder, name)
-                    if os.path.isfile(path):
-                        status = os.stat(path)
-                        yield SourceFile(
-                            url=os.path.relpath(path, root), size_bytes=status.st_size, etag=str(status.st_mtime_ns)
-                        )
+            level = [root]
+            while level:  # level by level, in order: so it is always the same one that is the second
+                below: list[str] = []
+                for start in range(0, len(level), _FOLDERS_AT_A_TIME):
+                    for found in pool.map(_scan, level[start : start + _FOLDERS_AT_A_TIME]):
+                        if found.identity in seen:
+                            continue
+                        seen.add(found.identity)
+                        below += found.folders
+                        some = range(0, len(found.names), _NAMES_AT_A_TIME)
+                        pieces = [found.names[first : first + _NAMES_AT_A_TIME] for first in some]
+                        for files in pool.map(partial(_versions, root, found.path), pieces):
+                            yield from files
+                level = below
+
+
+class _Folder(NamedTuple):
+    """What is in a directory."""
+
+    path: str
+    identity: tuple[int, int]
+    folders: list[str]
+    """Paths, sorted."""
+    names: list[str]
+    """Of what is no directory."""
+
+
+def _scan(path: str) -> _Folder:
+    status = os.stat(path)
+    folders, names = [], []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                folders.append(entry.path)
+            else:
+                names.append(entry.name)
+    return _Folder(path, (status.st_dev, status.st_ino), sorted(folders), names)
+
+
+def _versions(root: str, folder: str, names: Sequence[str]) -> list[SourceFile]:
+    """Return those of `names` that are files, with their versions."""
+    files = []
+    place = os.path.relpath(folder, root) + "/" if folder != root else ""
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):  # a link to nowhere, or a file that has just gone
+            status = os.stat(f"{folder}/{name}")
+            if stat.S_ISREG(status.st_mode):
+                files.append(SourceFile(url=place + name, size_bytes=status.st_size, etag=str(status.st_mtime_ns)))
+    return files
 
 
 class DirectoryTable:
