@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
@@ -20,6 +22,8 @@ REMOTE_SCHEMES = frozenset(
 )
 """Schemes that a remote index may use: each of them leads to a server. Not here: what fsspec reads from this machine (`file`,
 `local`, `memory`, `dir`, `reference`), and chains (`zip::…`), which may end in those."""
+
+_WEB_ORIGIN = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 
 
 def check_allowed(url: str, *, index_url: str, allowed_roots: Sequence[str] = ()) -> None:
@@ -46,7 +50,7 @@ def check_allowed(url: str, *, index_url: str, allowed_roots: Sequence[str] = ()
     """
     if not is_remote(index_url):
         return
-    if ".." in _segments(url):
+    if (".." in url or "%" in url) and ".." in _segments(url):  # percent escapes may spell dots
         raise _denied(url, index_url, "has '..' in its path")
     if any(is_below(url, root) for root in allowed_roots):
         return
@@ -60,14 +64,18 @@ def check_allowed(url: str, *, index_url: str, allowed_roots: Sequence[str] = ()
 
 def host_name(url: str) -> str:
     """Return the host of an http(s) URL in lower case, `''` for other schemes (their authority is a bucket)."""
-    if scheme(url) not in ("http", "https"):
-        return ""
+    return _host_of(url[: match.end()]) if (match := _WEB_ORIGIN.match(url)) else ""
+
+
+@lru_cache(maxsize=1024)  # the objects of an index lie on few hosts
+def _host_of(origin: str) -> str:
     try:
-        return (urlsplit(url).hostname or "").rstrip(".")
+        return (urlsplit(origin).hostname or "").rstrip(".")
     except ValueError:  # brackets that do not match
         return ""
 
 
+@lru_cache(maxsize=1024)
 def is_private_literal(host: str) -> bool:
     """Return True if a host is this machine or an address of a private network, judged by its spelling alone.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 from sqlstream.cache.cache import Cache, local_file
@@ -16,6 +17,9 @@ from sqlstream.storage.policy import check_allowed, is_below
 from sqlstream.stream.chain import Chain
 from sqlstream.stream.shares import EpochShare
 from sqlstream.transforms.base import Sample
+
+_NO_PATHS = (int, float, bytes, NoneType)
+"""What most columns hold, and transforms make; asked for first, since every value of every sample is looked at."""
 
 
 @dataclass(slots=True, eq=False)
@@ -142,6 +146,8 @@ def holds_path(value: Any, directory: str) -> bool:
     """Return whether a value of a sample is, or contains, a path below `directory`."""
     if isinstance(value, str):
         return value.startswith(directory)
+    if isinstance(value, _NO_PATHS):
+        return False
     if isinstance(value, dict):
         return any(holds_path(item, directory) for item in value.values())
     if isinstance(value, list | tuple):
