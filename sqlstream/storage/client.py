@@ -120,6 +120,11 @@ class HelperClient:
             for helper, theirs in helpers.items():
                 _send(helper, Cancel(tickets=tuple(theirs)))
 
+    @property
+    def num_processes(self) -> int:
+        """Processes that share the node, as far as we were told."""
+        return self._num_processes
+
     def end_listing(self, listing: str) -> None:
         """Tell the helper that a listing is not read on."""
         with self._lock:
@@ -128,6 +133,8 @@ class HelperClient:
 
     def share_node(self, num_processes: int) -> None:
         """Tell this helper, and those that follow, how many processes share the node."""
+        if num_processes == self.num_processes:
+            return
         with self._lock:
             self._num_processes = num_processes
             if self._helper is not None:

@@ -60,6 +60,11 @@ class Fetcher:
         """Downloads and calls without their answer."""
         return self._client.num_pending
 
+    @property
+    def num_processes(self) -> int:
+        """Processes of this node that read, as far as it was told (`share_node`)."""
+        return self._client.num_processes
+
     def submit(self, requests: Sequence[FetchRequest], sink: Sink) -> None:
         """Start downloads; returns when the helper has been told.
 

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-_MAX_IDLE = 64  # parked threads that are kept; arbitrary: as many as downloads usually run at a time
+_MAX_IDLE = 128  # parked threads that are kept: as many as downloads run at a time at most, unless the user says more
 _MAX_ASIDE = 1024  # threads beside the limit, each with its open answer; beyond that, waiting ones hold their places
 
 _logger = logging.getLogger(__name__)

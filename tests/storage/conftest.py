@@ -20,6 +20,7 @@ from cryptography.x509.oid import NameOID
 from sqlstream.config import StorageOptions
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.servers import FaultyHttpServer, LocalS3
+from tests.storage.azurite import Azurite, find_azurite
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +62,14 @@ def gcs() -> Iterator[str]:
             time.sleep(0.05)
         yield f"http://127.0.0.1:{port}"
         process.kill()
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[Azurite]:
+    if find_azurite() is None:
+        pytest.skip("azurite is not on this machine: scripts/install_servers.sh installs it")
+    with Azurite() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

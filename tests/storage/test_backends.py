@@ -16,8 +16,10 @@ import pytest
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, StorageError
+from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.nginx import Nginx, find_nginx
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer, LocalS3
+from tests.storage.azurite import ACCOUNT, KEY, Azurite
 from tests.storage.spawned import SpawnedStorage
 
 DATA = bytes(range(256)) * 12_000  # 3 MB: more than one chunk
@@ -27,6 +29,12 @@ DATA = bytes(range(256)) * 12_000  # 3 MB: more than one chunk
 def pool() -> Iterator[ProcessPoolExecutor]:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield pool
+
+
+class Stopping(Fetcher):
+    """Stops where `contextlib.closing` closes."""
+
+    close = Fetcher.stop
 
 
 @dataclass
@@ -216,6 +224,52 @@ class TestObstoreOnNginxS3(StorageContract):
     def site(self, pool: ProcessPoolExecutor, tmp_path: Path) -> Iterator[Site]:
         with nginx_site(pool, tmp_path, "s3") as site:
             yield site
+
+
+class TestObstoreOnAzure(ListingContract):
+    """With the address that fsspec users write, account and all."""
+
+    @pytest.fixture
+    def site(self, pool: ProcessPoolExecutor, azurite: Azurite) -> Site:
+        root = f"abfs://contract@{ACCOUNT}.dfs.core.windows.net/"
+
+        def put(name: str, data: bytes) -> str:
+            azurite.put(f"contract/{name}", data)
+            return root + name
+
+        def put_many(prefix: str, names: list[str]) -> list[str]:
+            return [put(f"{prefix}{name}", b"") for name in names[:60]]  # 3 ms each, and paging is tested with S3
+
+        put("x", b"")
+        options = {"account_key": KEY, "endpoint_url": azurite.endpoint_url}
+        return Site(SpawnedStorage(pool, "obstore", StorageOptions(storage_options=options)), put, root, put_many)
+
+
+@pytest.mark.parametrize("way", ["account key", "shared access signature", "nothing, of a public container", "environment"])
+def test_azure_takes_each_kind_of_credentials(
+    azurite: Azurite, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read with the right ones, refused with none, and not shown."""
+    azurite.put("private/x", b"secret")
+    azurite.put("public/x", b"secret", is_public=True)
+    where = {"account_name": ACCOUNT, "endpoint_url": azurite.endpoint_url}
+    options: dict[str, dict[str, object]] = {
+        "account key": {**where, "account_key": KEY},
+        "shared access signature": {**where, "sas_token": azurite.sas_token()},
+        "nothing, of a public container": {**where, "anon": True},
+        "environment": {"endpoint_url": azurite.endpoint_url},
+    }
+    if way == "environment":
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
+    with contextlib.closing(Stopping(StorageOptions(storage_options=options[way], num_retries=0))) as fetcher:
+        fetcher.download(f"az://{'public' if 'public' in way else 'private'}/x", tmp_path / "x")
+        assert (tmp_path / "x").read_bytes() == b"secret"
+    with (
+        contextlib.closing(Stopping(StorageOptions(storage_options={**where, "anon": True}, num_retries=0))) as fetcher,
+        pytest.raises((AccessDeniedError, ObjectNotFoundError)),
+    ):
+        fetcher.head("az://private/x")
 
 
 class TestGcsfs(ListingContract):
