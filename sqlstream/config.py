@@ -323,8 +323,11 @@ class SampleOptions:
     on_error: OnError = OnError.REPLACE
     max_failure_ratio: float = 0.1
     """More failed samples than this stop the run; one in ten is no accident any more."""
-    prefetch: int = 64
-    """Samples planned ahead of the one being yielded; 64 keep a helper's threads busy, and cost one transaction per 32."""
+    prefetch: int = 256
+    """Samples planned ahead of the one being yielded: two for each thread that a helper has at most, so that one half is under
+    way when the other half is asked for, in one transaction."""
+    prefetch_bytes: int = 1 << 30
+    """Bytes acquired ahead, as far as sizes are known; arbitrary, twice what downloads have under way at most."""
     retained_samples: int = 192
     """Paths of so many yielded samples stay valid in a DataLoader worker: (prefetch_factor 2 + 1) × a batch of 64."""
     retained_accesses: int = 64
@@ -341,6 +344,7 @@ class SampleOptions:
     def __post_init__(self) -> None:
         """Check ranges."""
         check_at_least("prefetch", self.prefetch, 1)
+        check_at_least("prefetch_bytes", self.prefetch_bytes, 1)
         check_at_least("num_random_access_retries", self.num_random_access_retries, 0)
         if not 0 <= self.max_failure_ratio <= 1:
             raise ConfigError(f"max_failure_ratio={self.max_failure_ratio} is out of range: give a share from 0 to 1")

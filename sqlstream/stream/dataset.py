@@ -58,7 +58,7 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         predownload_transforms: The same, on the bare row, before its URLs are read.
         columns_to_download: Columns whose values are URLs or paths; samples hold local paths there. May be empty.
         num_downloading_workers: Downloads at a time for each reading process; None: by object size, latency and company.
-        prefetch: Samples planned ahead in each reading process; None: 64.
+        prefetch: Samples planned ahead in each reading process; None: 256, within 1 GiB.
         num_downloading_retries: Tries of a download after the first one.
         none_to_empty_str: Missing values in text columns read as `''`.
         index_col_name: The column that names samples; its values must be unique.

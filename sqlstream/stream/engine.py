@@ -165,7 +165,7 @@ class Engine:
                 return window
             window.close()
         planned = self._plan(itertools.chain((first,), following))
-        return Window(planned, self._acquirer, self._cache, self._options.prefetch, first)
+        return Window(planned, self._acquirer, self._cache, self._options, first)
 
     def _plan(self, shares: Iterable[EpochShare]) -> Iterator[Slot]:
         for share in shares:

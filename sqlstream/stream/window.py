@@ -8,9 +8,13 @@ from itertools import chain, islice
 
 from sqlstream.cache.cache import Cache
 from sqlstream.cache.fetch import Acquirer
+from sqlstream.config import SampleOptions
 from sqlstream.stream.forecast import foresee, is_wanted
 from sqlstream.stream.rows import Slot
 from sqlstream.stream.shares import EpochShare
+
+FIRST_WIDTH = 64
+"""Samples ahead at first, before sizes are known; then it doubles with every half of it that is used."""
 
 
 class Window:
@@ -20,18 +24,23 @@ class Window:
         planned: Slots, made when they are asked for.
         acquirer: Brings and pins their objects.
         cache: Whose objects they are, and whose policy may ask when they are used again.
-        prefetch: Slots ahead.
+        options: Slots ahead at most, and bytes that the acquired ones may have, as far as sizes are known.
         first: The share that the slots begin with.
     """
 
-    def __init__(self, planned: Iterator[Slot], acquirer: Acquirer, cache: Cache, prefetch: int, first: EpochShare) -> None:
+    def __init__(
+        self, planned: Iterator[Slot], acquirer: Acquirer, cache: Cache, options: SampleOptions, first: EpochShare
+    ) -> None:
         self._planned = planned
         self._acquirer = acquirer
         self._fetcher = cache.fetcher
-        self._prefetch = prefetch
+        self._prefetch = options.prefetch
+        self._prefetch_bytes = options.prefetch_bytes
         self._foresees = is_wanted(cache.policy, first)
         self._ahead: deque[Slot] = deque()
-        self._width = prefetch
+        self._num_acquired = 0
+        self._mean_bytes = 0.0
+        self._width = self._next_width = min(options.prefetch, FIRST_WIDTH)
 
     @property
     def next_share(self) -> EpochShare | None:
@@ -47,13 +56,16 @@ class Window:
         self._look_ahead()
         if not self._ahead or (last_epoch is not None and self._ahead[0].epoch > last_epoch):
             return None
-        return self._ahead.popleft()
+        slot = self._ahead.popleft()
+        self._num_acquired -= slot.hold is not None
+        return slot
 
     def close(self) -> None:
         """Give back what is acquired."""
         for slot in self._ahead:
             self.give_back(slot)
         self._ahead.clear()
+        self._num_acquired = 0
 
     def give_back(self, slot: Slot) -> None:
         """Release a slot's objects."""
@@ -62,22 +74,32 @@ class Window:
             slot.hold = None
 
     def _look_ahead(self) -> None:
-        """Keep `prefetch` samples planned, and as many of them acquired as there is room for, half a window at a time."""
+        """Keep a window of samples planned, and as many of them acquired as there is room for, half of it at a time."""
         ahead = self._ahead
-        if len(ahead) <= self._prefetch // 2:
-            planned = list(islice(self._planned, self._prefetch - len(ahead)))
+        if len(ahead) <= self._width // 2:
+            planned = list(islice(self._planned, self._next_width - len(ahead)))
             if self._foresees:
                 foresee(planned)
             ahead.extend(planned)
-        num_acquired = sum(slot.hold is not None for slot in ahead)
-        if num_acquired > self._width // 2:
+        if self._num_acquired > self._width // 2:
             return
-        bare = [slot for slot in ahead if slot.wanted and slot.hold is None][: self._width - num_acquired]
+        num_missing, num_affordable = self._next_width - self._num_acquired, self._num_affordable()
+        bare = [slot for slot in ahead if slot.wanted and slot.hold is None][:num_affordable]
         if not bare:
             return
         holds = self._acquirer.acquire([slot.wanted for slot in bare], self._fetcher)
         for slot, hold in zip(bare, holds, strict=False):
             slot.hold = hold
+        self._num_acquired += len(holds)
         # With no room for all, the window shrinks to what there is room for; it grows again as fast.
-        short = num_acquired + len(holds)
-        self._width = self._prefetch if len(holds) == len(bare) else max(1, short)
+        is_short = len(holds) < len(bare) or num_affordable < num_missing
+        self._width = max(1, self._num_acquired) if is_short else self._next_width
+        self._next_width = min(self._prefetch, 2 * self._width)
+
+    def _num_affordable(self) -> int:
+        """Return how many more samples may be acquired: by their number, and by the mean size of those that are here."""
+        sizes = [sum(slot.hold.charges.values()) for slot in self._ahead if slot.hold is not None and slot.hold.is_settled]
+        if sizes:
+            self._mean_bytes = sum(sizes) / len(sizes)
+        width = min(self._next_width, int(self._prefetch_bytes / max(self._mean_bytes, 1.0)))
+        return max(width - self._num_acquired, not self._num_acquired)

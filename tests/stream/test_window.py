@@ -1,0 +1,81 @@
+"""How far ahead is acquired: by samples and by bytes, seen from the server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from sqlstream.cache import Cache
+from sqlstream.cache.keys import ObjectRef
+from sqlstream.config import SampleOptions
+from sqlstream.stream.rows import Slot
+from sqlstream.stream.shares import EpochShare
+from sqlstream.stream.window import FIRST_WIDTH, Window
+from sqlstream.testing.servers import FaultyHttpServer
+
+NUM_OBJECTS = 300
+SIZE_BYTES = 4096
+
+
+@pytest.fixture
+def server() -> Iterator[FaultyHttpServer]:
+    with FaultyHttpServer({f"/{i}": b"x" * SIZE_BYTES for i in range(NUM_OBJECTS)}) as server:
+        yield server
+
+
+def slots(server: FaultyHttpServer) -> Iterator[Slot]:
+    for i in range(NUM_OBJECTS):
+        yield Slot(epoch=0, position=i, row_id=i, sample={}, refs={"file": ObjectRef.of(f"{server.url}/{i}")})
+
+
+def opened(server: FaultyHttpServer, cache: Cache, prefetch_bytes: int) -> Window:
+    share = cast(EpochShare, None)  # asked for forecasts only, which this cache's policy does not want
+    return Window(slots(server), cache.store.acquirer, cache, SampleOptions(prefetch=256, prefetch_bytes=prefetch_bytes), share)
+
+
+def take(window: Window, cache: Cache) -> None:
+    """Use the next slot as the engine does."""
+    slot = window.pop(None)
+    assert slot is not None
+    assert slot.hold is not None
+    cache.store.acquirer.wait(slot.hold)
+    assert slot.hold.error is None
+    assert cache.store.acquirer.holdings.claim(slot.hold)
+    window.give_back(slot)
+
+
+def test_no_more_bytes_are_acquired_ahead_than_allowed(server: FaultyHttpServer, tmp_path: Path) -> None:
+    num_ahead = 20
+    with Cache(tmp_path / "cache") as cache:
+        window = opened(server, cache, num_ahead * SIZE_BYTES)
+        for num_taken in range(1, 200):
+            take(window, cache)
+            assert len(server.requests()) <= max(FIRST_WIDTH, num_taken + num_ahead)
+        window.close()
+
+
+def test_an_object_larger_than_what_may_be_ahead_still_comes(server: FaultyHttpServer, tmp_path: Path) -> None:
+    with Cache(tmp_path / "cache") as cache:
+        window = opened(server, cache, 1)
+        for _ in range(FIRST_WIDTH + 5):
+            take(window, cache)
+        assert len(server.requests()) == FIRST_WIDTH + 5
+        window.close()
+
+
+def test_the_window_grows_with_what_is_used_of_it(server: FaultyHttpServer, tmp_path: Path) -> None:
+    with Cache(tmp_path / "cache") as cache:
+        window = opened(server, cache, 1 << 30)
+        take(window, cache)
+        assert len(server.requests()) <= FIRST_WIDTH
+        for _ in range(FIRST_WIDTH // 2):
+            take(window, cache)
+        deadline = time.monotonic() + 20
+        while len(server.requests()) < 5 * FIRST_WIDTH // 2:  # half a window used, and one of twice the width behind it
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        window.close()
