@@ -5,7 +5,8 @@ A hit writes no entry: a window of uses is one row of `touch` (updates in place 
 
 **One policy a directory.** Its name stands in the ledger. Who opens the directory with `eviction_policy=` sets it, unless
 another living process holds to a different one by name: then that one stays, and the newcomer is told. Who gives no name has
-no say. A change forgets ranks, not recency.
+no say. What the ranks meant to another policy is forgotten with the next evictions, some hundreds a transaction (a million at
+once would hold the door for seconds); recency stays.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from sqlstream.cache.ledger import LedgerTransaction
 from sqlstream.cache.policy import POLICIES, Policy
 from sqlstream.cache.rows import EntryRow
 
-MAX_FORGOTTEN = 256
-"""Passed hints dropped in one transaction: more than are evicted in it."""
+MAX_FORGOTTEN = 512
+"""Ranks forgotten in one transaction: some ten milliseconds, and many more than are evicted in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +46,6 @@ def choose(tx: LedgerTransaction, owner: str, wish: str | None) -> str:
     rival = execute("SELECT 1 FROM owner WHERE policy IS NOT NULL AND id <> ?", (owner,)).fetchone()
     if wish is not None and wish != current and rival is None:
         execute("UPDATE meta SET policy = ?", (wish,))
-        execute("UPDATE entry SET rank = NULL WHERE rank IS NOT NULL AND state = 'ready'")
-        execute("UPDATE entry SET rank = NULL WHERE state = 'filling'")
-        execute("DELETE FROM touch")
         current = wish
     execute("UPDATE owner SET policy = ? WHERE id = ?", (current if wish == current else None, owner))
     return current
@@ -92,9 +90,7 @@ def drain_touches(tx: LedgerTransaction, max_rows: int) -> bool:
 
 def unpinned_in_order(tx: LedgerTransaction, limit: int) -> list[EntryRow]:
     """Return ready entries without a pin, those that the policy would evict first in front."""
-    now = standing(tx)
-    if now.policy.looks_ahead:
-        _forget_passed(tx, now.num_uses)
+    _forget_stale(tx, standing(tx).policy)
     rows = tx.connection.execute(
         "SELECT key, state, size, charged_bytes, part, ext, url FROM entry INDEXED BY entry_by_rank WHERE state = 'ready' "
         "AND NOT EXISTS (SELECT 1 FROM pin WHERE pin.key = entry.key) ORDER BY rank, tick LIMIT ?",
@@ -103,10 +99,11 @@ def unpinned_in_order(tx: LedgerTransaction, limit: int) -> list[EntryRow]:
     return [EntryRow._make(row) for row in rows]
 
 
-def _forget_passed(tx: LedgerTransaction, num_uses: int) -> None:
-    """Drop hints that passed by as many uses as the cache has entries: whoever gave them has stopped, or reads far slower."""
-    tx.connection.execute(
-        "UPDATE entry SET rank = NULL WHERE key IN (SELECT key FROM entry INDEXED BY entry_by_rank "
-        "WHERE state = 'ready' AND rank > (SELECT entries FROM totals) - ? LIMIT ?)",
-        (num_uses, MAX_FORGOTTEN),
-    )
+def _forget_stale(tx: LedgerTransaction, policy: Policy) -> None:
+    """Drop ranks that mean nothing to the policy."""
+    if policy.stale_above is not None:
+        tx.connection.execute(
+            "UPDATE entry SET rank = NULL WHERE key IN (SELECT key FROM entry INDEXED BY entry_by_rank "
+            f"WHERE state = 'ready' AND rank > {policy.stale_above} LIMIT ?)",
+            (MAX_FORGOTTEN,),
+        )

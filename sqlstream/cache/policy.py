@@ -21,6 +21,8 @@ class Policy:
     even noted."""
     first_rank: int | None = None
     """Rank of an object that has just come."""
+    stale_above: str | None = None
+    """SQL expression: higher ranks mean nothing (any more), and are forgotten; None: all mean something."""
     looks_ahead: bool = False
     """Ranks are negative times of the next use, as the reader foretells it; the clock counts uses of the whole cache."""
 
@@ -31,13 +33,21 @@ class Policy:
         return None if next_use is None else -next_use
 
 
+_NONE_IS_KNOWN = "-9223372036854775808"
+_PASSED_LONG_AGO = "min(0, (SELECT entries FROM totals) - (SELECT uses FROM meta))"
+"""A forecast that passed by as many uses as the cache has entries: whoever gave it has stopped, or reads far slower."""
 POLICIES = {
     policy.name: policy
     for policy in (
-        Policy(name="lru", on_use="tick = ?1"),
-        Policy(name="fifo", on_use=None),
-        Policy(name="lfu", on_use="tick = ?1, rank = coalesce(rank, 0) + 1", first_rank=1),
-        Policy(name="belady", on_use="tick = ?1, rank = coalesce(nullif(?3, 0), rank)", looks_ahead=True),
+        Policy(name="lru", on_use="tick = ?1", stale_above=_NONE_IS_KNOWN),
+        Policy(name="fifo", on_use=None, stale_above=_NONE_IS_KNOWN),
+        Policy(name="lfu", on_use="tick = ?1, rank = max(coalesce(rank, 0), 0) + 1", first_rank=1),
+        Policy(
+            name="belady",
+            on_use="tick = ?1, rank = coalesce(nullif(?3, 0), rank)",
+            stale_above=_PASSED_LONG_AGO,
+            looks_ahead=True,
+        ),
     )
 }
 """All policies by name: least recently used, first in first out, least frequently used, needed latest."""

@@ -204,17 +204,18 @@ def test_who_names_no_policy_has_no_say(directory: Path, stage: Stage) -> None:
     onlooker.end()
 
 
-def test_a_change_of_policy_forgets_ranks_and_keeps_recency(directory: Path) -> None:
-    with opened(directory, 8, "belady") as cache:
+@pytest.mark.parametrize(("before", "after"), [("belady", "lru"), ("lfu", "lru"), ("belady", "lfu"), ("lfu", "belady")])
+def test_a_change_of_policy_forgets_ranks_as_room_is_made_and_keeps_recency(directory: Path, before: str, after: str) -> None:
+    with opened(directory, 8, before) as cache:
         read(cache, refs_of("abcdef", [1, 2, 3, 4, 5, 6]))
         statements(cache, refs_of("ab", [50, 60]))
-        ranks = cache.store.ledger.database.read("SELECT count(rank) FROM entry")
-        assert ranks == [(6,)]
-        ticks = cache.store.ledger.database.read("SELECT url, tick FROM entry ORDER BY url")
-    with opened(directory, 8, "lru") as cache:
-        database = cache.store.ledger.database
-        assert database.read("SELECT count(rank), (SELECT count(*) FROM touch) FROM entry") == [(0, 0)]
-        assert database.read("SELECT url, tick FROM entry ORDER BY url") == ticks
-        read(cache, refs_of("ghij"))
-        assert set("ghij") <= set(names_in(cache))
+        assert cache.store.ledger.database.read("SELECT count(rank) FROM entry") == [(6,)]
+    with opened(directory, 8, after) as cache:
+        read(cache, refs_of("ghij", [1] * 4))
+        left = set(names_in(cache))
+        assert left >= set("ghij")
+        if after != "lfu":  # what was needed latest counts as used least
+            assert set("ab") <= left <= set("abefghij")  # a and b were used after c and d
+            old = "SELECT url FROM entry WHERE rank IS NOT NULL AND url NOT GLOB '*[ghij]'"
+            assert cache.store.ledger.database.read(old) == []
         check_invariants(directory)
