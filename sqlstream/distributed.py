@@ -39,6 +39,25 @@ def read_world() -> World:
     return World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
 
 
+def world_of_mesh(mesh: Any, dimension: str) -> World:
+    """Return this process's place along one dimension of a DeviceMesh: ranks that differ in other dimensions count as one.
+
+    Nodes are not told apart: give `World` itself where `num_canonical_nodes` needs them.
+
+    Args:
+        mesh: A `torch.distributed.device_mesh.DeviceMesh` with named dimensions.
+        dimension: The one along which samples differ, such as `'dp'`.
+
+    Raises:
+        ConfigError: The mesh has no such dimension.
+    """
+    names = mesh.mesh_dim_names or ()
+    if dimension not in names:
+        raise ConfigError(f"the mesh has no dimension {dimension!r}: give one of {', '.join(names) or 'its names to it first'}")
+    rank, world_size = mesh.get_local_rank(dimension), mesh.size(names.index(dimension))
+    return World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
+
+
 def agree_on_seed(world: World) -> int:
     """Return a random seed that is the same on every rank (`shuffle_seed=-1`); every rank must call it, and as often.
 

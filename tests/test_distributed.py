@@ -164,11 +164,12 @@ def run_two_ranks(tmp_path: Path, variables: list[dict[str, str]]) -> list[tuple
         )
         for rank, own in enumerate(variables)
     ]
-    told = [json.loads(process.communicate(timeout=60)[0]) for process in ranks]
+    told = [json.loads(process.communicate(timeout=300)[0]) for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0]
     return [(World(**place), seeds) for place, *seeds in told]
 
 
+@pytest.mark.timeout(600)
 def test_ranks_of_a_process_group_know_their_place_and_agree_on_every_seed(tmp_path: Path) -> None:
     # WORLD_SIZE alone, as Lightning leaves it: the process group knows better
     ranks = run_two_ranks(tmp_path, [{"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2"}])
@@ -180,7 +181,41 @@ def test_ranks_of_a_process_group_know_their_place_and_agree_on_every_seed(tmp_p
     assert first != second
 
 
+@pytest.mark.timeout(600)
 def test_a_process_group_takes_its_nodes_from_the_launcher_of_the_same_job(tmp_path: Path) -> None:
     one_rank_a_node = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     ranks = run_two_ranks(tmp_path, [one_rank_a_node | {"RANK": str(rank)} for rank in range(2)])
     assert [world for world, _ in ranks] == [World(rank=rank, world_size=2, node=rank, num_nodes=2) for rank in range(2)]
+
+
+MESH_SCRIPT = """
+import json
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from sqlstream.distributed import world_of_mesh
+from sqlstream.errors import ConfigError
+for shape, names in (((2, 3), ("dp", "tp")), ((3, 2), ("tp", "dp"))):
+    for rank in range(6):
+        dist.init_process_group("fake", rank=rank, world_size=6, store=FakeStore())
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        world = world_of_mesh(mesh, "dp")
+        try:
+            world_of_mesh(mesh, "pp")
+        except ConfigError as error:
+            refused = str(error)
+        dist.destroy_process_group()
+        print(json.dumps([names[0], rank, world.rank, world.world_size, refused]))
+"""
+
+
+@pytest.mark.timeout(600)
+def test_ranks_along_one_dimension_of_a_mesh_are_told_apart_and_others_count_as_one() -> None:
+    told = subprocess.run([sys.executable, "-W", "ignore", "-c", MESH_SCRIPT], check=True, capture_output=True, text=True)
+    places: dict[str, list[tuple[int, int]]] = {}
+    for line in told.stdout.splitlines():
+        first, _, rank, world_size, refused = json.loads(line)
+        places.setdefault(first, []).append((rank, world_size))
+        assert "no dimension 'pp': give one of" in refused
+    assert places["dp"] == [(0, 2)] * 3 + [(1, 2)] * 3
+    assert places["tp"] == [(0, 2), (1, 2)] * 3
