@@ -1,18 +1,20 @@
 """Decoding against the plain libraries, in one process and one thread: `python -m benchmarks.decode [--json]`.
 
 Images: encoded 500x375 and 1600x1200 JPEG to uint8 [3, 256, 256]; baseline: Pillow's decode, convert, crop, resize. Videos: 16
-frames at a random offset of a 10 s 720p clip, file opened each time; baseline: each library alone, called as its manual says.
-Rounds take turns, so that a slow moment of the machine meets all alike; the best round of each counts.
+frames at a random offset of a 10 s 720p clip, of a high and a low bitrate, file opened each time; baseline: each library alone,
+called as its manual says. CPU time. Rounds take turns, so that a slow moment of the machine meets all alike. Images: median
+over rounds of the ratio within a round. Videos: at each offset the best of three rounds, then the mean over the offsets.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import io
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from sqlstream.transforms.resize import ResizeOptions, plan_resize
 from sqlstream.transforms.rng import begin
 
 Thunk = Callable[[], Any]
+Clip = Callable[[str, float], Any]
 
 
 def photo(height: int, width: int) -> bytes:
@@ -43,17 +46,18 @@ def photo(height: int, width: int) -> bytes:
     return file.getvalue()
 
 
-def best_milliseconds(thunks: dict[str, Thunk], num_rounds: int, clock: Callable[[], float]) -> dict[str, float]:
-    """The best round of each, in turns."""
-    best = dict.fromkeys(thunks, float("inf"))
+def milliseconds(thunks: dict[str, Thunk], num_rounds: int, clock: Callable[[], float]) -> dict[str, np.ndarray[Any, Any]]:
+    """The rounds of each, in turns. # [n] each."""
+    rounds: dict[str, list[float]] = {name: [] for name in thunks}
     for thunk in thunks.values():
         thunk()
-    for _ in range(num_rounds):
-        for name, thunk in thunks.items():
+    turns = list(thunks.items())
+    for number in range(num_rounds):
+        for name, thunk in turns[number % len(turns) :] + turns[: number % len(turns)]:
             started = clock()
             thunk()
-            best[name] = min(best[name], (clock() - started) * 1000)
-    return best
+            rounds[name].append((clock() - started) * 1000)
+    return {name: np.array(values) for name, values in rounds.items()}
 
 
 def plain_pillow(data: bytes, options: ResizeOptions) -> torch.Tensor:
@@ -84,14 +88,18 @@ def images(num_rounds: int) -> list[dict[str, Any]]:
             }
             if optional.find("simplejpeg") is not None:
                 thunks["ours_fast"] = lambda d=data, o=options: decode_resized(d, o)
-            best = best_milliseconds(thunks, num_rounds, time.thread_time)
+            taken = milliseconds(thunks, num_rounds, time.thread_time)
             difference = (decode_resized(data, options).int() - plain_pillow(data, options).int()).abs().float()
             tolerance = REDUCED_TOLERANCE if height > 1000 else EXACT_TOLERANCE
             rows.append(
                 {
                     "image": f"{width}x{height} {mode}",
-                    **{f"{name}_ms": round(value, 2) for name, value in best.items()},
-                    **{f"{name}_times": round(best["pillow"] / best[name], 2) for name in thunks if name != "pillow"},
+                    **{f"{name}_ms": round(float(np.median(values)), 2) for name, values in taken.items()},
+                    **{
+                        f"{name}_times": round(float(np.median(taken["pillow"] / taken[name])), 2)
+                        for name in thunks
+                        if name != "pillow"
+                    },
                     "mean_difference": round(float(difference.mean()), 2),
                     "largest_difference": int(difference.max()),
                     "is_in_tolerance": bool(difference.mean() <= tolerance.mean and difference.max() <= tolerance.most),
@@ -100,8 +108,8 @@ def images(num_rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def make_clip(path: Path, seconds: float = 10.0) -> None:
-    """A 720p H.264 clip at 24 frames per second, a key frame every 2 s: a photograph that moves."""
+def make_clip(path: Path, seconds: float = 10.0, *, is_noisy: bool = True) -> None:
+    """A 720p H.264 clip at 24 frames per second, a key frame every 2 s: a photograph that moves; without noise 0.5 Mbit/s."""
     import av
 
     rng = np.random.default_rng(0)
@@ -114,7 +122,7 @@ def make_clip(path: Path, seconds: float = 10.0) -> None:
         stream.options = {"preset": "medium", "crf": "20"}
         for number in range(round(seconds * 24)):
             y, x = 90 + int(80 * np.sin(number / 17)), 160 + int(150 * np.cos(number / 23))
-            noise = rng.integers(-6, 7, (720, 1280, 1))
+            noise = rng.integers(-6, 7, (720, 1280, 1)) if is_noisy else 0
             pixels = np.clip(base[y : y + 720, x : x + 1280] + noise, 0, 255).astype(np.uint8)
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
             frame.pts, frame.time_base = number, Fraction(1, 24)
@@ -155,46 +163,65 @@ def by_av(path: str, start: float) -> Any:
     raise AssertionError("the clip is too short")
 
 
-def ours(path: str, start: float) -> Any:
+def ours(path: str, start: float, decoder: str | None = None) -> Any:
     """Our transform, with its own random offset: the crop interval fixes where it falls."""
     transform = DecodeVideoTransform(
-        "v", 16, crop_interval_start_field="a", crop_interval_end_field="b", frame_format="tensor", framerate=24.0
+        *("v", 16),
+        crop_interval_start_field="a",
+        crop_interval_end_field="b",
+        frame_format="tensor",
+        framerate=24.0,
+        decoder=decoder,
     )
     sample: dict[str, Any] = {"v": path, "a": start, "b": start + 16 / 24}
     begin(sample, (0, 0, 0))
     return transform(sample)["v"]
 
 
-def videos(num_rounds: int) -> list[dict[str, Any]]:
-    """One row: ours beside each library alone, at the same random offsets."""
+def videos(num_offsets: int) -> list[dict[str, Any]]:
+    """A row for each bitrate: ours, as chosen and with each decoder, beside each library alone, at the same random offsets."""
     alone = {"torchcodec": ("torchcodec", by_torchcodec), "decord": ("decord", by_decord), "pyav": ("av", by_av)}
-    found = {name: function for name, (module, function) in alone.items() if optional.find(module) is not None}
+    found: dict[str, Clip] = {name: function for name, (module, function) in alone.items() if optional.find(module) is not None}
+    own: dict[str, Clip] = {"ours": ours}
+    for name, (module, _) in video_reader.DECODERS.items():
+        if optional.find(module) is not None:
+            own[f"ours_{name.lower()}"] = functools.partial(ours, decoder=name)
+    return [_video_row(is_noisy, num_offsets, own, found) for is_noisy in (True, False)]
+
+
+def _video_row(
+    is_noisy: bool,
+    num_offsets: int,
+    own: Mapping[str, Callable[[str, float], Any]],
+    alone: Mapping[str, Callable[[str, float], Any]],
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         path = str(Path(directory) / "clip.mp4")
-        make_clip(Path(path))
-        starts = np.random.default_rng(1).integers(0, 24 * 9, num_rounds) / 24
-        totals: dict[str, list[float]] = {name: [] for name in ("ours", *found)}
-        turns = list({"ours": ours, **found}.items())
-        for number, start in enumerate(starts.tolist()):
-            for name, function in turns[number % len(turns) :] + turns[: number % len(turns)]:
-                started = time.process_time()  # of all threads
-                function(path, start)
-                totals[name].append(time.process_time() - started)
-        used = video_reader.VideoReader(path).name
-    mean = {name: 1000 * float(np.median(values)) for name, values in totals.items()}
-    best = min(value for name, value in mean.items() if name != "ours")
-    row = {f"{name}_ms": round(value, 1) for name, value in mean.items()}
-    return [{"video": "16 frames of 720p", "decoder": used, **row, "ours_to_best": round(mean["ours"] / best, 3)}]
+        make_clip(Path(path), is_noisy=is_noisy)
+        best: dict[str, list[float]] = {name: [] for name in (*own, *alone)}
+        for start in (np.random.default_rng(1).integers(0, 24 * 9, num_offsets) / 24).tolist():
+            thunks = {name: functools.partial(function, path, start) for name, function in (*own.items(), *alone.items())}
+            for name, values in milliseconds(thunks, 3, time.process_time).items():
+                best[name].append(float(values.min()))
+        used, size_bytes = video_reader.VideoReader(path).name, Path(path).stat().st_size
+    mean = {name: float(np.mean(values)) for name, values in best.items()}
+    fastest = min(mean[name] for name in alone)
+    return {
+        "video": f"16 frames of 720p, {8e-7 * size_bytes:.1f} Mbit/s",
+        "decoder": used,
+        **{f"{name}_ms": round(value, 1) for name, value in mean.items()},
+        **{f"{name}_to_best": round(mean[name] / fastest, 3) for name in own},
+    }
 
 
 def main() -> None:
     """Print the rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="one JSON document")
-    parser.add_argument("--rounds", type=int, default=40, help="rounds of each image; half as many clips")
+    parser.add_argument("--rounds", type=int, default=40, help="rounds of each image; a quarter as many offsets in a clip")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [*images(given.rounds), *videos(max(2, given.rounds // 2))]
+    rows = [*images(given.rounds), *videos(max(2, given.rounds // 4))]
     if given.json:
         print(json.dumps(rows, indent=2))
         return

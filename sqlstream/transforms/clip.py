@@ -41,6 +41,8 @@ class ClipOptions:
     """'NONE': one decoding thread (a DataLoader has a worker per core); 'FRAME', 'SLICE', 'AUTO': FFmpeg's choice."""
     approx_frame_seek: bool = False
     """Trust the header instead of scanning the file: faster to open, and wrong where frames are unevenly spaced."""
+    decoder: str | None = None
+    """'torchcodec', 'PyAV' or 'decord': which one to try first; None: the fastest at hand."""
     frame_timestamps: Sequence[float] | None = None
     """Seconds of the frames to decode; wins over everything else."""
     real_duration: float | None = None

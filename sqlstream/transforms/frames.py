@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from sqlstream.errors import ConfigError
 from sqlstream.transforms.audio_decode import Source
 from sqlstream.transforms.clip import Times
 
@@ -58,6 +59,13 @@ class ReaderOptions:
     """Decoding threads; 0: FFmpeg chooses."""
     is_approximate: bool = False
     """Do not scan the file for its frames (torchcodec)."""
+    decoder: str | None = None
+    """'torchcodec', 'PyAV' or 'decord': which one to try first; None: the fastest at hand."""
+
+    def __post_init__(self) -> None:
+        """Check the name."""
+        if self.decoder not in (None, "torchcodec", "PyAV", "decord"):
+            raise ConfigError(f"decoder={self.decoder!r} is unknown: give 'torchcodec', 'PyAV' or 'decord'")
 
 
 OpenDecoder = Callable[[Any, Source, ReaderOptions], Decoder]

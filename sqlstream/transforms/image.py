@@ -13,7 +13,7 @@ from sqlstream.transforms.base import Sample
 from sqlstream.transforms.field import BaseTransform, parse_options, read_bytes, summary
 from sqlstream.transforms.image_decode import ImageOptions, decode_image, decode_resized
 from sqlstream.transforms.pixels import image_to_tensor, resize_image, resize_tensor, size_of
-from sqlstream.transforms.resize import ResizeOptions, plan_resize
+from sqlstream.transforms.resize import SDS_INTERPOLATION, ResizeOptions, plan_resize
 from sqlstream.transforms.rng import rng
 
 IMAGE_FRAMERATE = 960.0
@@ -67,14 +67,14 @@ class ResizeImageTransform(BaseTransform):
     Args:
         input_field: Decoded image.
         output_field: None: into the input field.
-        resize_kwargs: The `resize` keywords (`ResizeOptions`).
+        resize_kwargs: The `resize` keywords (`ResizeOptions`); `interpolation_mode` is bilinear if not given, as in `sds`.
     """
 
     options_type = ResizeOptions
     options: ResizeOptions
 
     def __init__(self, input_field: str, output_field: str | None = None, **resize_kwargs: Any) -> None:
-        super().__init__(input_field, output_field, **resize_kwargs)
+        super().__init__(input_field, output_field, **{"interpolation_mode": SDS_INTERPOLATION, **resize_kwargs})
 
     def transform(self, value: Any, sample: Sample) -> Any:
         """Return the resized image."""

@@ -4,9 +4,9 @@ Two ways, with one meaning:
 
 - `decode_image`: bytes → RGB Pillow image of the full size.
 - `decode_resized`: bytes → uint8 tensor `[c, h, w]` of the target's size, faster: JPEG is decoded at a reduced scale (in the
-DCT) when
-  the target is much smaller, by simplejpeg where that imports, and torch resizes. Where nothing was reduced, pixels are within
-  `EXACT_TOLERANCE` of Pillow's decode, crop, resize; where JPEG was reduced, within `REDUCED_TOLERANCE` (both are tested).
+  DCT) when the target is much smaller, by simplejpeg where that imports, and torch resizes. Where nothing was reduced, pixels
+  are within `EXACT_TOLERANCE` of Pillow's decode, crop, resize; where JPEG was reduced, within `REDUCED_TOLERANCE` (both are
+  tested).
 
 Rules: EXIF orientation is applied. 16 bit and float greys are scaled to 8 bit, not clipped. Alpha is dropped, as `sds` and
 Pillow's `convert('RGB')` do, or composited on `background`. CMYK goes through Pillow, which knows Adobe's inverted form.
@@ -16,6 +16,7 @@ Animations give their first frame. PostScript is refused: Pillow would run a pro
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,8 @@ import torch
 
 from sqlstream.errors import ConfigError, DecodeError, MissingDependencyError
 from sqlstream.transforms.optional import find, require
-from sqlstream.transforms.pixels import TORCH_MODES, image_to_tensor, resize_image, resize_tensor
-from sqlstream.transforms.resize import Box, ResizeOptions, ResizePlan, Size, plan_resize, scale_plan
+from sqlstream.transforms.pixels import TORCH_MODES, image_to_tensor, resize_image, resize_tensor, rgb_view
+from sqlstream.transforms.resize import ResizeOptions, ResizePlan, Size, plan_resize, scale_plan
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -121,8 +122,7 @@ def decode_resized(
     Raises:
         DecodeError: The bytes do not decode.
     """
-    image: Image | None = open_image(data)
-    assert image is not None
+    image = open_image(data)
     what = _name_of(image)
     options = options or ImageOptions()
     try:
@@ -144,14 +144,9 @@ def decode_resized(
         if image.format == "JPEG":
             image.draft(None, (reduced[1], reduced[0]))
             image.load()
-        image = _upright(to_rgb(image, options), orientation)
-        plan = scale_plan(plan, size, (image.height, image.width))
-        if plan.crop.size != (image.height, image.width):
-            image = image.crop((plan.crop.left, plan.crop.top, plan.crop.right, plan.crop.bottom))
-            plan = ResizePlan(crop=Box(0, 0, *plan.crop.size), inner=plan.inner, outer=plan.outer)
-        pixels = np.array(image)  # [h, w, c]
-        image = None  # its memory serves the tensors: 10 % of the time
-        return resize_tensor(torch.from_numpy(pixels).permute(2, 0, 1), plan, resize.interpolation_mode)
+        frame = rgb_view(_upright(to_rgb(image, options), orientation))  # [3 or 4, h, w]
+        plan = scale_plan(plan, size, (frame.shape[1], frame.shape[2]))
+        return resize_tensor(frame, plan, resize.interpolation_mode)[:3].clone()  # a view would keep the fourth channel
     except MissingDependencyError:
         raise
     except Exception as error:
@@ -172,7 +167,7 @@ def _least_size(plan: ResizePlan, size: Size, turned: bool) -> Size:
     """Return the least (height, width), in the file's orientation, at which the crop still covers the target."""
     crop = plan.crop.size
     least = tuple(
-        min(full, int(np.ceil(full * MIN_REDUCED_RATIO * inner / cropped)))
+        min(full, math.ceil(full * MIN_REDUCED_RATIO * inner / cropped))
         for full, inner, cropped in zip(size, plan.inner, crop, strict=True)
     )
     return (least[1], least[0]) if turned else (least[0], least[1])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch.nn import functional
 
@@ -97,6 +99,19 @@ def image_to_tensor(image: Image, num_channels: int = 3) -> torch.Tensor:  # [c,
     if array.shape[2] != num_channels:
         raise TransformError(f"expected an image of {num_channels} channels, got mode {image.mode}: decode it to RGB first")
     return torch.from_numpy(array).permute(2, 0, 1).contiguous()
+
+
+def rgb_view(image: Image) -> torch.Tensor:  # [3 or 4, h, w]
+    """Return an RGB image as uint8, without a copy where Pillow lets us look at its memory.
+
+    There, a fourth channel of no meaning follows the three. It costs nothing: torch resizes four as fast as three.
+    """
+    if hasattr(image, "__arrow_c_array__"):  # since Pillow 11.3
+        with contextlib.suppress(ValueError):  # more than 4 million pixels: it lies in several pieces
+            exported: Any = image  # Pillow's types do not tell
+            levels: torch.Tensor = torch.utils.dlpack.from_dlpack(pa.array(exported).flatten())  # [n]
+            return levels.view(image.height, image.width, 4).permute(2, 0, 1)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def tensor_to_image(frame: torch.Tensor) -> Image:  # [c, h, w]

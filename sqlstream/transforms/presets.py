@@ -52,6 +52,7 @@ from sqlstream.transforms.metadata import (
     NameToIndexTransform,
     OneHotEncodeTransform,
 )
+from sqlstream.transforms.resize import SDS_INTERPOLATION
 from sqlstream.transforms.text import (
     ChooseFieldTransform,
     LoadTextTransform,
@@ -142,13 +143,14 @@ def create_standard_image_pipeline(
         resolution: (height, width) of the result.
         return_image_as_single_frame_video: Give `[1, c, h, w]` and `framerate` = 960 instead of `[c, h, w]`.
         normalize: Give float32 of -1 to 1 instead of uint8.
-        resize_kwargs: The `resize` keywords (`resize.ResizeOptions`).
+        resize_kwargs: The `resize` keywords (`resize.ResizeOptions`); `interpolation_mode` is bilinear if not given.
         output_field: Gets the image.
         video_output_field: Gets the video, if it is to be one.
     """
+    resize = {"resolution": resolution, "interpolation_mode": SDS_INTERPOLATION, **resize_kwargs}
     transforms: list[Transform] = [
         LoadFromDiskTransform([image_field]),
-        DecodeResizedImageTransform(image_field, output_field, **{"resolution": resolution, **resize_kwargs}),
+        DecodeResizedImageTransform(image_field, output_field, **resize),
     ]
     if normalize:
         transforms.append(NormalizeFramesTransform(output_field))

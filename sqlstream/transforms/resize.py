@@ -20,6 +20,10 @@ INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 """What Pillow knows. All but `nearest` filter over the whole support when they shrink (antialias)."""
 
 
+SDS_INTERPOLATION = "bilinear"
+"""Default of the classes and pipelines of `sds`: scripts that come from there get the same pixels."""
+
+
 class Fit(StrEnum):
     """How an input of another aspect fills the target."""
 
@@ -57,8 +61,8 @@ class ResizeOptions:
     """An input that is higher than wide gets the resolution turned."""
     random_resize: Mapping[Size, float] | None = None
     """Probabilities of other resolutions; only those not larger than the input take part; none left: `resolution`."""
-    interpolation_mode: str = "bilinear"
-    """One of `INTERPOLATIONS`; bilinear as in `sds`."""
+    interpolation_mode: str = "bicubic"
+    """One of `INTERPOLATIONS`; bicubic keeps most detail. What has its name from `sds` takes `SDS_INTERPOLATION`."""
     fit: Fit | str | None = None
     """'crop', 'letterbox' or 'stretch'; None: as `crop_before_resize` says."""
 

@@ -17,7 +17,14 @@ from sqlstream.transforms.clip import Clip, ClipOptions, plan_clip
 from sqlstream.transforms.field import BaseTransform, dummy_reason, naming, read_field, summary
 from sqlstream.transforms.frames import Frames, ReaderOptions
 from sqlstream.transforms.pixels import image_to_tensor, resize_image, resize_tensor, size_of, tensor_to_image
-from sqlstream.transforms.resize import ResizeOptions, ResizePlan, centre_crop, plan_resize, undistorted_size
+from sqlstream.transforms.resize import (
+    SDS_INTERPOLATION,
+    ResizeOptions,
+    ResizePlan,
+    centre_crop,
+    plan_resize,
+    undistorted_size,
+)
 from sqlstream.transforms.rng import rng
 from sqlstream.transforms.video_reader import VideoReader
 
@@ -96,6 +103,7 @@ class _ClipTransform(BaseTransform):
             raise ConfigError(f"{owner}: num_frames={num_frames!r} is out of range: give 1 or more")
         if frame_format not in FRAME_FORMATS:
             raise ConfigError(f"{owner}: frame_format={frame_format!r} is not one of {', '.join(FRAME_FORMATS)}")
+        self.reader_options(self.options)  # what is wrong with them shows here
         self.num_frames = int(num_frames)
         self.frame_format = frame_format
         self.option_fields: dict[str, str | None] = {}
@@ -112,9 +120,14 @@ class _ClipTransform(BaseTransform):
                 found[option] = value if option == "frame_timestamps" else positive(value, field)
         return dataclasses.replace(self.options, **found)
 
+    @staticmethod
+    def reader_options(options: ClipOptions) -> ReaderOptions:
+        """Return how the video is opened."""
+        return ReaderOptions(num_threads=options.num_threads, is_approximate=options.approx_frame_seek, decoder=options.decoder)
+
     def decode(self, value: Any, sample: Sample, options: ClipOptions) -> DecodedClip:
         """Return the planned clip and its frames."""
-        reader_options = ReaderOptions(num_threads=options.num_threads, is_approximate=options.approx_frame_seek)
+        reader_options = self.reader_options(options)
         reader = value if isinstance(value, VideoReader) else VideoReader(media_source(value), reader_options)
         try:
             facts = reader.decoder
@@ -271,11 +284,14 @@ class ResizeVideoTransform(BaseTransform):
     Args:
         input_field: Decoded frames.
         output_field: None: into the input field.
-        transform_kwargs: The `resize` keywords (`ResizeOptions`).
+        transform_kwargs: The `resize` keywords (`ResizeOptions`); `interpolation_mode` is bilinear if not given, as in `sds`.
     """
 
     options_type = ResizeOptions
     options: ResizeOptions
+
+    def __init__(self, input_field: str, output_field: str | None = None, **transform_kwargs: Any) -> None:
+        super().__init__(input_field, output_field, **{"interpolation_mode": SDS_INTERPOLATION, **transform_kwargs})
 
     def transform(self, value: Any, sample: Sample) -> Any:
         """Return the resized frames."""
@@ -324,7 +340,7 @@ class UndistortFramesTransform(BaseTransform):
         target = undistorted_size(size, (round(height), round(width)))
         if target == size:
             return value
-        return resize_frames(value, ResizePlan(crop=centre_crop(size, size), inner=target, outer=target), "bilinear")
+        return resize_frames(value, ResizePlan(crop=centre_crop(size, size), inner=target, outer=target), SDS_INTERPOLATION)
 
 
 class ConvertVideoToByteTensorTransform(BaseTransform):

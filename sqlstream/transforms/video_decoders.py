@@ -19,6 +19,8 @@ from sqlstream.transforms.frames import Frames, ReaderOptions, chunks, file_like
 
 _LONG_GAP_SECONDS = 3.0
 """PyAV seeks over gaps longer than this; shorter ones are decoded through (a group of pictures lasts 1 to 10 s)."""
+_MARGIN_FRAMES = 3
+"""So many frames before a clip all are decoded: in most videos of uneven frames, too, the one shown is then among them."""
 
 
 class TorchcodecDecoder:
@@ -85,6 +87,7 @@ class AvDecoder:
 
     def __init__(self, av: Any, source: Source, options: ReaderOptions) -> None:
         self._av, self._source, self._options = av, source, options
+        self._skipped_until = -math.inf
         self._open()
         try:
             first = next(self._container.decode(self._stream), None)
@@ -122,8 +125,24 @@ class AvDecoder:
 
     def frames_at(self, times: Times, check: Callable[[], None]) -> Frames:
         """Return the frames shown at ascending times."""
+        pixels: np.ndarray[Any, Any] | None = None  # [t, h, w, c]
+        starts: list[float] = []
+        for number, (start, frame) in enumerate(self._shown(times, check)):
+            if starts and start == starts[-1]:
+                assert pixels is not None
+                pixels[number] = pixels[number - 1]
+            else:
+                array = _upright(frame)  # [h, w, c]
+                if pixels is None:
+                    pixels = np.empty((len(times), *array.shape), dtype=np.uint8)  # [t, h, w, c]
+                pixels[number] = array
+            starts.append(start)
+        assert pixels is not None
+        return Frames(pixels=torch.from_numpy(pixels).permute(0, 3, 1, 2), times=np.array(starts, dtype=np.float64))
+
+    def _shown(self, times: Times, check: Callable[[], None]) -> Iterator[tuple[float, Any]]:
+        """Yield (time, frame) of what is shown at each of the ascending times."""
         late = tolerance(self.framerate)
-        chosen: list[tuple[float, Any]] = []
         shown: tuple[float, Any] | None = None
         ahead = self._from(float(times[0]), check)
         upcoming = next(ahead, None)
@@ -137,24 +156,32 @@ class AvDecoder:
                 raise DecodeError(f"there is no frame at {moment:.3f} s")
             if upcoming is None and moment > shown[0] + max(1.0, 5 / self.framerate):
                 raise DecodeError(f"the frames end at {shown[0]:.3f} s, before {moment:.3f} s")
-            chosen.append(shown)
-        arrays: dict[float, torch.Tensor] = {}  # [c, h, w] each
-        for start, frame in chosen:
-            if start not in arrays:
-                arrays[start] = _pixels(frame)
-        return Frames(
-            pixels=torch.stack([arrays[start] for start, _ in chosen]),
-            times=np.array([start for start, _ in chosen], dtype=np.float64),
-        )
+            yield shown
 
     def _from(self, moment: float, check: Callable[[], None]) -> Iterator[tuple[float, Any]]:
+        """Yield (time, frame) from the one shown at `moment` on.
+
+        On the way there, frames that no other needs (most B frames) are not decoded: a fifth of the time. Should one of them be
+        what is shown at `moment`, in a video of uneven frames, the way is gone once more with all of them.
+        """
+        for skip_before in (moment - _MARGIN_FRAMES / self.framerate, -math.inf):
+            frames = self._sought(moment, check, skip_before)
+            shown, upcoming = next(frames, None), next(frames, None)
+            while upcoming is not None and upcoming[0] <= moment + tolerance(self.framerate):
+                shown, upcoming = upcoming, next(frames, None)
+            if shown is not None and shown[0] >= self._skipped_until:
+                break
+        yield from (frame for frame in (shown, upcoming) if frame is not None)
+        yield from frames
+
+    def _sought(self, moment: float, check: Callable[[], None], skip_before: float) -> Iterator[tuple[float, Any]]:
         """Yield (time, frame) from a frame shown at or before `moment` on."""
         back = 0.0
         while True:
             target = max(0.0, moment - back)
             check()
             self._container.seek(math.floor((self.begin + target) / self._time_base), stream=self._stream, backward=True)
-            frames = self._frames(check)
+            frames = self._frames(check, skip_before)
             first = next(frames, None)
             if first is not None and first[0] <= moment + tolerance(self.framerate):
                 yield first
@@ -163,20 +190,28 @@ class AvDecoder:
             if target == 0.0:  # a seek to the very start may land late too (MPEG-TS)
                 self._container.close()
                 self._open()
-                yield from self._frames(check)
+                yield from self._frames(check, skip_before)
                 return
             back = max(1.0, 2 * back)
 
-    def _frames(self, check: Callable[[], None]) -> Iterator[tuple[float, Any]]:
+    def _frames(self, check: Callable[[], None], skip_before: float) -> Iterator[tuple[float, Any]]:
+        """Yield (time, frame) from here on, of those before `skip_before` perhaps only what others are made of."""
+        self._skipped_until = -math.inf
         previous = None
-        for frame in self._container.decode(self._stream):
-            check()
-            if frame.pts is not None:
-                start = float(frame.pts) * self._time_base - self.begin
-            else:
-                start = 0.0 if previous is None else previous + 1 / self.framerate
-            previous = start
-            yield start, frame
+        for packet in self._container.demux(self._stream):
+            start = math.inf if packet.pts is None else float(packet.pts) * self._time_base - self.begin
+            is_skipped = start < skip_before
+            self._stream.codec_context.skip_frame = "NONREF" if is_skipped else "DEFAULT"
+            if is_skipped:
+                self._skipped_until = max(self._skipped_until, start)
+            for frame in packet.decode():
+                check()
+                if frame.pts is not None:
+                    start = float(frame.pts) * self._time_base - self.begin
+                else:
+                    start = 0.0 if previous is None else previous + 1 / self.framerate
+                previous = start
+                yield start, frame
 
     def close(self) -> None:
         """Give the file back."""
@@ -193,11 +228,11 @@ def _rotation(frame: Any) -> float:
     return float(getattr(frame, "rotation", 0) or 0)
 
 
-def _pixels(frame: Any) -> torch.Tensor:  # [c, h, w]
-    array = torch.from_numpy(frame.to_ndarray(format="rgb24"))  # [h, w, c]
+def _upright(frame: Any) -> np.ndarray[Any, Any]:
+    """Return a frame's pixels, its rotation applied. # [h, w, c]."""
+    array: np.ndarray[Any, Any] = frame.to_ndarray(format="rgb24")  # [h, w, c]
     turns = round(_rotation(frame) / 90) % 4
-    turned = torch.rot90(array, turns, (0, 1)) if turns else array  # [h, w, c]
-    return turned.permute(2, 0, 1)
+    return np.rot90(array, turns) if turns else array
 
 
 def joined(pixels: list[torch.Tensor]) -> torch.Tensor:  # [t, c, h, w]

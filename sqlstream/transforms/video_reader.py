@@ -1,7 +1,8 @@
 """Frames of a video at given times, by whichever decoder is at hand.
 
-torchcodec is preferred where it imports, decord where it does not. PyAV reads what these cannot: MPEG-TS (both give wrong
-frames there), whatever does not suit decord, and whatever failed in the first one.
+torchcodec is preferred where it imports, PyAV where it does not: it skips frames that no other needs on its way to a clip, and
+beats decord by a third. decord serves where neither is installed, or where it is asked for. PyAV reads what the other two
+cannot: MPEG-TS (both give wrong frames there), what does not suit decord, and whatever failed in the first one.
 
 A reader belongs to the process that opened it: decord's hangs after a fork, torchcodec's shares a file position with the
 parent. So it cannot be pickled, and refuses to work in another process.
@@ -24,6 +25,12 @@ from sqlstream.transforms.frames import Decoder, Frames, OpenDecoder, ReaderOpti
 from sqlstream.transforms.optional import find
 from sqlstream.transforms.video_decoders import AvDecoder, DecordDecoder, TorchcodecDecoder
 
+DECODERS: dict[str, tuple[str, OpenDecoder]] = {
+    "torchcodec": ("torchcodec.decoders", TorchcodecDecoder),
+    "PyAV": ("av", AvDecoder),
+    "decord": ("decord", DecordDecoder),
+}
+"""Modules and what opens a file with them, best first."""
 _DECORD_FORMATS = frozenset(("mp4", "mov", "matroska", "webm"))
 _NOT_FOR_DECORD = frozenset(("hevc", "av1", "libdav1d", "libaom-av1"))
 _MAX_PIXELS = 1 << 27  # 16384 x 8192: more than any video has
@@ -48,7 +55,7 @@ class VideoReader:
         self._options = options or ReaderOptions()
         self._pid = os.getpid()
         self._reasons: list[str] = []
-        self._candidates = decoders_for(source)
+        self._candidates = decoders_for(source, self._options.decoder)
         self._decoder: Decoder | None = None
         self._open_next()
 
@@ -156,33 +163,44 @@ def _check_request(decoder: Decoder, times: Times) -> None:
         raise _RequestError(f"{len(times)} frames of {decoder.width}x{decoder.height} pixels would fill {num_bytes} bytes")
 
 
-def decoders_for(source: Source) -> list[tuple[str, Any, OpenDecoder]]:
+def decoders_for(source: Source, preferred: str | None = None) -> list[tuple[str, Any, OpenDecoder]]:
     """Return the decoders to try on a file, best first: (name, library, function that opens).
 
+    Args:
+        source: Path or bytes.
+        preferred: Which of `DECODERS` comes first if it suits the file; None: in their order.
+
     Raises:
-        MissingDependencyError: None is installed.
+        MissingDependencyError: None is installed, or the preferred one is not.
         DecodeError: The file cannot be read.
     """
-    torchcodec, decord, av = find("torchcodec.decoders"), find("decord"), find("av")
+    libraries = {name: find(module) for name, (module, _) in DECODERS.items()}
+    if preferred is not None and libraries[preferred] is None:
+        raise MissingDependencyError(f"decoder={preferred!r} does not import here: install it, or leave the option out")
+    is_stream = is_transport_stream(source)
     found: list[tuple[str, Any, OpenDecoder]] = []
-    if not is_transport_stream(source):
-        if torchcodec is not None:
-            found.append(("torchcodec", torchcodec, TorchcodecDecoder))
-        elif decord is not None and (av is None or _suits_decord(av, source)):
-            found.append(("decord", decord, DecordDecoder))
-    if av is not None:
-        found.append(("PyAV", av, AvDecoder))
+    for name in sorted(DECODERS, key=lambda name: name != preferred):
+        library, (_, open_decoder) = libraries[name], DECODERS[name]
+        if library is None or (is_stream and name != "PyAV"):
+            continue
+        if name == "decord" and (found or not _suits_decord(libraries["PyAV"], source)):
+            continue  # what failed in another one, decord had better not touch
+        found.append((name, library, open_decoder))
     if not found:
         raise MissingDependencyError("PyAV, torchcodec or decord is needed to decode videos: pip install 'sqlstream[video]'")
     return found
 
 
-def _suits_decord(av: Any, source: Source) -> bool:
+def _suits_decord(av: Any | None, source: Source) -> bool:
     """Return whether decord reads this file, and rightly: MP4 or Matroska, neither HEVC nor AV1, of a sane size.
+
+    Without PyAV nobody can tell: then it is tried.
 
     Of HEVC's open groups of pictures decord gives wrong frames; damaged AVI files made it end the process (3 of some 700 in a
     fuzzing run).
     """
+    if av is None:
+        return True
     try:
         with av.open(file_like(source), metadata_errors="ignore") as container:
             stream = container.streams.video[0]

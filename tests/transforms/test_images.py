@@ -22,7 +22,8 @@ from sqlstream.transforms.image import (
     ResizeImageTransform,
 )
 from sqlstream.transforms.image_decode import EXACT_TOLERANCE, REDUCED_TOLERANCE, decode_image, decode_resized
-from sqlstream.transforms.pixels import image_to_tensor, resize_image
+from sqlstream.transforms.pixels import image_to_tensor, resize_image, rgb_view
+from sqlstream.transforms.presets import ResizeVideoTransform, create_standard_image_pipeline
 from sqlstream.transforms.resize import ResizeOptions, ResizePlan, Size, plan_resize, scale_plan
 
 from .media import drawing, encode, photo, quadrants
@@ -172,7 +173,7 @@ def test_the_steps_one_by_one_give_what_the_fused_transform_gives(tmp_path: Path
     ]
     for step in steps:
         sample = step(sample)
-    fused = DecodeResizedImageTransform("image", resolution=(32, 32))({"image": str(path)})
+    fused = DecodeResizedImageTransform("image", resolution=(32, 32), interpolation_mode="bilinear")({"image": str(path)})
     assert (sample["image"].int() - fused["image"].int()).abs().max() <= EXACT_TOLERANCE.most
 
 
@@ -233,3 +234,30 @@ def test_wrong_fields_types_and_options_are_named() -> None:
         ResizeImageTransform("image", resolution=(8, 8), interpolation_mode="cubic")
     with pytest.raises(ConfigError, match="no option 'foo'"):
         DecodeImageTransform("image", foo=1)
+
+
+def test_what_is_ours_resizes_bicubic_and_what_is_named_as_in_sds_bilinear() -> None:
+    assert ResizeOptions(resolution=(8, 8)).interpolation_mode == "bicubic"
+    assert DecodeResizedImageTransform("x", resolution=(8, 8)).options.interpolation_mode == "bicubic"
+    for transform in (ResizeImageTransform("x", resolution=(8, 8)), ResizeVideoTransform("x", resolution=(8, 8))):
+        assert transform.options.interpolation_mode == "bilinear"
+    for kwargs, expected in (({}, "bilinear"), ({"interpolation_mode": "bicubic"}, "bicubic")):
+        fused = create_standard_image_pipeline("x", (8, 8), resize_kwargs=kwargs)[1]
+        assert isinstance(fused, DecodeResizedImageTransform)
+        assert fused.options.interpolation_mode == expected
+
+
+@pytest.mark.parametrize("size", [(1, 1), (37, 50), (2100, 2100)])
+def test_pillow_s_memory_is_read_as_it_is_in_one_piece_or_several(size: Size) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    view = rgb_view(image)
+    del image  # the view keeps what it needs
+    assert np.array_equal(view[:3].permute(1, 2, 0).numpy(), pixels)
+
+
+def test_a_decoded_image_keeps_no_more_memory_than_its_pixels() -> None:
+    for kind in ("JPEG", "PNG"):
+        frame = decode_resized(encode(photo(64, 64), kind), ResizeOptions(resolution=(32, 32)))
+        assert frame.is_contiguous()
+        assert frame.untyped_storage().nbytes() == 3 * 32 * 32

@@ -6,6 +6,7 @@ import io
 import multiprocessing
 import pickle
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 import torch
 from PIL import Image
 
-from sqlstream.errors import ConfigError, DecodeError, TransformError
+from sqlstream.errors import ConfigError, DecodeError, MissingDependencyError, TransformError
 from sqlstream.transforms import Transform, apply, audio_decode, optional, video_reader
+from sqlstream.transforms.frames import ReaderOptions
 from sqlstream.transforms.presets import create_standard_joint_video_audio_pipeline, create_standard_video_pipeline
 from sqlstream.transforms.rng import begin
 from sqlstream.transforms.video import (
@@ -27,11 +29,12 @@ from sqlstream.transforms.video import (
     ResizeVideoTransform,
     UndistortFramesTransform,
 )
-from sqlstream.transforms.video_reader import VideoReader
+from sqlstream.transforms.video_decoders import AvDecoder
+from sqlstream.transforms.video_reader import DECODERS, VideoReader
 
 from .clips import HEIGHT, WIDTH, mux_sound, numbers, pitch, times_of, video
 
-LIBRARIES = {"torchcodec": "torchcodec.decoders", "decord": "decord", "PyAV": "av"}
+LIBRARIES = {name: module for name, (module, _) in DECODERS.items()}
 KINDS: dict[str, dict[str, Any]] = {
     "mp4": {},
     "one group of pictures": {"gop": 250},
@@ -49,9 +52,13 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.fixture(params=[name for name, module in LIBRARIES.items() if optional.find(module) is not None])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each decoder in turn preferred, PyAV always there as in the video extra."""
-    keep = {LIBRARIES[request.param], "av"}
-    monkeypatch.setattr(video_reader, "find", lambda module: optional.find(module) if module in keep else None)
+    only(monkeypatch, request.param)
     return str(request.param)
+
+
+def only(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    keep = {name: DECODERS[name], "PyAV": DECODERS["PyAV"]}
+    monkeypatch.setattr(video_reader, "DECODERS", keep)
 
 
 def sample_at(position: int = 0, **fields: Any) -> dict[str, Any]:
@@ -327,3 +334,43 @@ def test_missing_files_and_wrong_types_are_decode_errors(tmp_path: Path) -> None
 def test_the_time_limit_on_frames_holds(library: str) -> None:
     with pytest.raises(DecodeError, match="longer than frame_seek_timeout_sec=1e-09"):
         decoded(frame_seek_timeout_sec=1e-9)
+
+
+def test_pyav_skips_what_no_other_frame_needs_on_its_way_to_a_clip_and_still_gives_the_right_frames() -> None:
+    reader = VideoReader(video(codec="libx264", gop=250), ReaderOptions(decoder="PyAV"))
+    decoder = reader.decoder
+    assert isinstance(decoder, AvDecoder)
+    num_decoded = 0
+    all_frames = decoder._frames
+
+    def counted(check: Callable[[], None], skip_before: float) -> Iterator[tuple[float, Any]]:
+        nonlocal num_decoded
+        for item in all_frames(check, skip_before):
+            num_decoded += 1
+            yield item
+
+    decoder._frames = counted  # type: ignore[method-assign]
+    assert numbers(reader.frames_at(np.arange(50, 54) / 24).pixels) == [50, 51, 52, 53]
+    assert num_decoded < 50, "the way there was decoded whole"
+
+
+def test_a_frame_that_lasts_so_long_that_it_was_skipped_is_found() -> None:
+    begins = np.array(times_of(60, True)) / 24
+    reader = VideoReader(video(codec="libx264", gop=250, is_variable=True), ReaderOptions(decoder="PyAV"))
+    reader.decoder.framerate *= 100  # the margin before a clip is nothing now
+    moments = begins[1:] - 1e-3  # just before each frame the one before it is shown
+    for number, moment in enumerate(moments.tolist()):
+        assert numbers(reader.decoder.frames_at(np.array([moment]), lambda: None).pixels) == [number]
+
+
+def test_a_decoder_may_be_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert VideoReader(video()).name == next(iter(DECODERS))
+    for name, (module, _) in DECODERS.items():
+        if optional.find(module) is not None:
+            assert VideoReader(video(), ReaderOptions(decoder=name)).name == name
+            assert DecodeVideoTransform("v", 2, "frames", decoder=name)({"v": video()})["frames"]
+    with pytest.raises(ConfigError, match="decoder='ffmpeg' is unknown"):
+        DecodeVideoTransform("v", 2, decoder="ffmpeg")
+    monkeypatch.setattr(video_reader, "find", lambda module: None if module == "decord" else optional.find(module))
+    with pytest.raises(MissingDependencyError, match="decoder='decord' does not import"):
+        VideoReader(video(), ReaderOptions(decoder="decord"))
