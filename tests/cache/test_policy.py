@@ -204,6 +204,19 @@ def test_who_names_no_policy_has_no_say(directory: Path, stage: Stage) -> None:
     onlooker.end()
 
 
+def test_a_rebuilt_ledger_has_the_policy_that_the_living_ask_for(directory: Path) -> None:
+    with opened(directory, 8, "belady") as cache:
+        read(cache, refs_of("abc", [1, 2, 3]))
+        generation = cache.store.ledger.database.generation
+        for path in directory.glob("ledger.sqlite*"):
+            path.unlink()
+        read(cache, refs_of("d", [4]))
+        assert cache.store.ledger.database.generation > generation
+        assert cache.policy.name == "belady"
+        assert cache.statistics().entries == 4
+        check_invariants(directory)
+
+
 @pytest.mark.parametrize(("before", "after"), [("belady", "lru"), ("lfu", "lru"), ("belady", "lfu"), ("lfu", "belady")])
 def test_a_change_of_policy_forgets_ranks_as_room_is_made_and_keeps_recency(directory: Path, before: str, after: str) -> None:
     with opened(directory, 8, before) as cache:
