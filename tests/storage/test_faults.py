@@ -156,21 +156,28 @@ class TestHttpOnly:
         downloads.submit(url)
         (done,) = downloads.wait_done()
         assert (done.error, done.size_bytes, downloads.read("0") == DATA) == (None, len(DATA), True)
+        assert (done.num_requests, done.num_retries, len(server.requests(PATH))) == (2, 0, 2)
 
     def test_redirects_are_followed(self, downloads: Downloads, server: FaultyHttpServer, url: str) -> None:
         server.script("/moved", always=FaultyAnswer(fault=Fault.REDIRECT, location=url))
         downloads.submit(f"{server.url}/moved", f"{server.url}/moved?signature=1")
-        downloads.wait_done()
+        assert sum(done.num_requests for done in downloads.wait_done()) == len(server.requests())
         assert downloads.read("0") == downloads.read("1") == DATA
 
+    def test_a_server_that_ignores_ranges_is_understood(self, downloads: Downloads, server: FaultyHttpServer, url: str) -> None:
+        server.script(PATH, always=FaultyAnswer(fault=Fault.NO_RANGES))
+        assert downloads.fetcher.get_ranges(url, [(10, 20), (1_000_000, 1_000_010)]) == [DATA[10:20], DATA[1_000_000:1_000_010]]
+        assert len(server.requests(PATH)) == 2
+
     def test_retry_after_is_waited_for(self, downloads: Downloads, server: FaultyHttpServer, url: str) -> None:
-        """The first failure is obstore's, which hides the header; from then on urllib3 sees it."""
+        """By both clients: the second one takes over after the first failure."""
         busy = FaultyAnswer(fault=Fault.STATUS, status=429, headers=(("Retry-After", "1"),))
         server.script(PATH, busy, busy)
         downloads.submit(url)
         (done,) = downloads.wait_done()
-        assert done.error is None
-        assert done.seconds >= 1.0
+        assert (done.error, done.num_requests, done.num_retries) == (None, 3, 2)
+        assert done.seconds >= done.pause_seconds >= 2.0
+        assert len(server.requests(PATH)) == 3
 
     def test_queries_and_escapes_reach_the_server_as_they_are(self, downloads: Downloads, server: FaultyHttpServer) -> None:
         server.objects["/a b/ü.jpg"] = b"odd"

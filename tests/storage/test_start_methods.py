@@ -109,27 +109,35 @@ def test_the_parent_has_nothing_left_either(tmp_path: Path) -> None:
     assert counts == [counts[0]] * 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_closed_dataset_leaves_no_thread_and_no_descriptor(
-    objects: FaultyHttpServer, tmp_path: Path, method: str, num_workers: int
-) -> None:
+def use_datasets(method: str, index: str, directory: Path, answers: SimpleQueue[Any]) -> None:
+    """Use and close datasets, with and without workers; say what was open before and after the second one."""
     from torch.utils.data import DataLoader
 
     from sqlstream import StreamingDataset
 
+    def use(name: str) -> None:
+        with StreamingDataset(index, str(directory / name), columns_to_download=["file"]) as dataset:
+            assert Path(dataset[0]["file"]).read_bytes() == b"0" * 999
+            for num_workers in (0, 1):
+                context = multiprocessing.get_context(method) if num_workers else None
+                samples = DataLoader(dataset, batch_size=None, num_workers=num_workers, multiprocessing_context=context)
+                assert sorted(int(sample["index"]) for sample in samples) == list(range(NUM_OBJECTS))
+
+    use("warm")  # what torch and pyarrow open once
+    before = counted()
+    use("cache")
+    answers.put((before, counted()))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_closed_dataset_leaves_no_thread_socket_or_descriptor(objects: FaultyHttpServer, tmp_path: Path, method: str) -> None:
     lines = ["index,file", *[f"{i},{objects.url}/{i}" for i in range(NUM_OBJECTS)]]
     (tmp_path / "index.csv").write_text("\n".join(lines))
-
-    def use(directory: Path) -> None:
-        with StreamingDataset(str(tmp_path / "index.csv"), str(directory), columns_to_download=["file"]) as dataset:
-            assert Path(dataset[0]["file"]).read_bytes() == b"0" * 999
-            context = multiprocessing.get_context(method) if num_workers else None
-            samples = DataLoader(dataset, batch_size=None, num_workers=num_workers, multiprocessing_context=context)
-            assert sorted(int(sample["index"]) for sample in samples) == list(range(NUM_OBJECTS))
-
-    use(tmp_path / "warm")  # what torch and pyarrow open once
-    before = counted()
-    use(tmp_path / "cache")
-    assert counted() == before
+    context = multiprocessing.get_context("spawn")  # a process of its own: other tests' threads may end while we count
+    answers = context.SimpleQueue()
+    process = context.Process(target=use_datasets, args=(method, str(tmp_path / "index.csv"), tmp_path, answers))
+    process.start()
+    before, after = answers.get()
+    process.join(60)
+    assert process.exitcode == 0
+    assert after == before
