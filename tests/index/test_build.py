@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ from sqlstream.index import writer as writer_module
 from sqlstream.index.info import list_indexes
 from sqlstream.index.sources import base
 from sqlstream.index.store import Index
+from sqlstream.index.workplace import workplace
 from sqlstream.index.writer import IndexWriter
 from sqlstream.storage.base import ObjectInfo
 from tests.index.kills import kill_at
@@ -142,6 +144,26 @@ def test_who_waits_for_another_builder_says_so(tmp_path: Path, caplog: pytest.Lo
         waiter.join()
     assert "another process builds the index" in caplog.text
     assert name.exists()
+
+
+class Terminal(io.StringIO):
+    """A terminal, as far as bars look."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_who_waits_for_another_builder_sees_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqlstream.index.workplace._LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    with workplace(tmp_path, "key") as place:
+        place.temporary().write_bytes(bytes(3_000_000))
+        waiter = threading.Thread(target=lambda: workplace(tmp_path, "key", show_progress=True).__enter__())
+        waiter.start()
+        while "3.00MB" not in terminal.getvalue():
+            time.sleep(0.01)
+        assert "waiting for the index that another process builds" in terminal.getvalue()
+    waiter.join()
 
 
 @pytest.mark.parametrize("query", [None, QUERY, "SELECT index, n + 1 AS m FROM dataframe"])

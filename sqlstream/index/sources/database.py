@@ -167,7 +167,11 @@ def _through_bigquery(url: str, query: str) -> Iterator[pa.RecordBatch]:
     project, _, dataset = url.partition("://")[2].partition("?")[0].strip("/").partition("/")
     client = bigquery.Client(project=project or None)
     settings = bigquery.QueryJobConfig(default_dataset=f"{client.project}.{dataset}") if dataset else None
-    yield from client.query(query, job_config=settings).result().to_arrow_iterable()
+    storage = None  # then rows come over REST, page by page
+    if _is_installed("google.cloud.bigquery_storage"):
+        storage = importlib.import_module("google.cloud.bigquery_storage").BigQueryReadClient()
+    for part in client.query(query, job_config=settings).result().to_arrow_iterable(bqstorage_client=storage):
+        yield from part.to_batches() if isinstance(part, pa.Table) else [part]  # an empty result is a table
 
 
 def _batch(names: Sequence[str], rows: Sequence[Any]) -> pa.RecordBatch:
@@ -209,7 +213,7 @@ def _errors(url: str, query: str) -> Iterator[None]:
         text = urls.redact_text(" ".join(str(getattr(error, "orig", None) or error).split()))[:300]
         if "ProgrammingError" in kinds or "BadRequest" in kinds:
             raise QueryError(f"{name} refuses the query {' '.join(query.split())[:300]!r}: {text}", query=query) from error
-        if kinds & {"DatabaseError", "InterfaceError", "SQLAlchemyError", "GoogleAPIError", "Error"}:
+        if kinds & {"DatabaseError", "InterfaceError", "SQLAlchemyError", "GoogleAPIError", "GoogleAuthError", "Error"}:
             raise SourceError(
                 f"{name} cannot be read: {text}. Check that the database is up, its address and the credentials, and the query"
             ) from error
