@@ -24,6 +24,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import signal
 import threading
 import weakref
@@ -40,6 +41,11 @@ class ForkAware(Protocol):
     def after_fork_in_child(self) -> None:
         """Forget everything that belongs to the parent; reopen on the next use."""
 
+
+HIGH_DESCRIPTOR = 4096
+"""Above what programs have open, and small enough for the kernel's table of descriptors: 32 KiB."""
+HIGH_RESERVE = 64
+"""So many below the process's limit, where that is lower: room for the caches of one process."""
 
 _mutex = threading.RLock()
 _pid = os.getpid()
@@ -171,6 +177,22 @@ def adopt_descriptor(fd: int) -> int:
     """Record `fd` as one that forked children close; call it under `fork_guard()`, where `fd` was created."""
     _descriptors.add(fd)
     return fd
+
+
+def raise_descriptor(fd: int) -> int:
+    """Return a recorded descriptor in place of `fd`, of a high number: of a dying process's files, it is closed among the last.
+
+    The kernel closes them in the order of their numbers: whoever finds this one's lock free knows that the others are closed.
+    """
+    with fork_guard():
+        soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        least = HIGH_DESCRIPTOR if soft_limit == resource.RLIM_INFINITY else min(HIGH_DESCRIPTOR, soft_limit - HIGH_RESERVE)
+        try:
+            raised = adopt_descriptor(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(least, fd)))
+        except OSError:  # a limit lower than the numbers in use: the order is a comfort
+            return fd
+        close_descriptor(fd)
+        return raised
 
 
 def close_descriptor(fd: int) -> None:

@@ -78,6 +78,28 @@ def test_lock_blocking_waits_until_the_holder_closes(tmp_path: Path) -> None:
     locks.close_descriptor(waiter)
 
 
+def test_a_raised_descriptor_keeps_its_lock_and_has_a_number_above_the_usual(tmp_path: Path) -> None:
+    fd = locks.open_descriptor(tmp_path / "owner", os.O_RDWR | os.O_CREAT)
+    assert locks.try_lock(fd)
+    raised = locks.raise_descriptor(fd)
+    assert raised > 100
+    assert state_of(fd) == "EBADF"
+    other = locks.open_descriptor(tmp_path / "owner", os.O_RDWR)
+    assert not locks.try_lock(other)
+    assert answer_of_forked_child(lambda: state_of(raised)) == "EBADF"
+    locks.close_descriptor(raised)
+    assert locks.try_lock(other)
+    locks.close_descriptor(other)
+
+
+def test_a_descriptor_above_the_limit_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "HIGH_RESERVE", -1)
+    monkeypatch.setattr(locks, "HIGH_DESCRIPTOR", 1 << 30)
+    fd = locks.open_descriptor(tmp_path / "owner", os.O_RDWR | os.O_CREAT)
+    assert locks.raise_descriptor(fd) == fd
+    locks.close_descriptor(fd)
+
+
 def test_open_descriptor_does_not_follow_a_symlink(tmp_path: Path) -> None:
     (tmp_path / "target").touch()
     (tmp_path / "link").symlink_to(tmp_path / "target")

@@ -238,7 +238,7 @@ class Disk:
         fd = _create_locked(f"{self._owners}/{owner}")
         if fd is None:
             raise CacheDirectoryError(f"somebody else than sqlstream locks files in {self._owners}: find out who")
-        return fd
+        return locks.raise_descriptor(fd)  # a file that this process reads is closed before its pins are free
 
     def write_note(self, fd: int, note: OwnerNote) -> None:
         """Write down what a rebuild of the ledger must know of an owner."""
