@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-.PHONY: help install servers demo test lint wheel
+.PHONY: help install servers demo test lint wheel bench
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
 
@@ -41,3 +41,20 @@ lint: $(STAMP)  ## Check format, style, types and the floors of the architecture
 
 wheel: $(STAMP)  ## Build dist/*.whl, the alembic migrations inside
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+BENCH := .venv-bench
+BENCH_STAMP := $(BENCH)/.installed
+
+# The peers' own pins contradict each other: packages that ask for what others exclude are installed without their dependencies.
+$(BENCH_STAMP): benchmarks/peers/requirements.txt benchmarks/peers/requirements-no-deps.txt pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "sqlstream needs Python 3.11 or newer: install it, or name it with make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -x $(BENCH)/bin/pip || { echo "setting up $(BENCH) with $(PYTHON) (once; about 1.6 GB)"; $(PYTHON) -m venv $(BENCH); }
+	@$(BENCH)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	@$(BENCH)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fast,image]'
+	@$(BENCH)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers/requirements.txt
+	@$(BENCH)/bin/pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/peers/requirements-no-deps.txt
+	@touch $@
+
+ROUNDS ?= 5
+bench: $(BENCH_STAMP) servers  ## Measure against the peers, write docs/benchmarks.md; ONLY="warm random", ROUNDS=3, SDS=path
+	@$(BENCH)/bin/python -m benchmarks.peers --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY)) $(if $(SDS),--sds $(SDS)) $(ARGS)

@@ -21,7 +21,8 @@ error_log stderr crit;
 worker_processes 1;
 events {{ worker_connections 1024; }}
 http {{
-    access_log off;
+    log_format sent '$body_bytes_sent $uri';
+    access_log {log};
     sendfile on;
     tcp_nopush off;  # on, it adds 40 ms to a range at an offset that is not a page's
     tcp_nodelay on;
@@ -31,9 +32,16 @@ http {{
     fastcgi_temp_path {work}/fastcgi;
     uwsgi_temp_path {work}/uwsgi;
     scgi_temp_path {work}/scgi;
-    server {{ listen 127.0.0.1:{port} backlog=1024; root {root}; }}
+    server {{ listen 127.0.0.1:{port} backlog=1024; root {root}; {late} }}
 }}
 """
+
+
+_LATE = """
+    location / {{ auth_basic late; auth_basic_user_file /dev/null; auth_delay {milliseconds}ms; error_page 401 = @late; }}
+    location @late {{ auth_basic off; }}
+"""
+"""How an answer is delayed without a module that Debian lacks: everybody is refused, late, and what is refused is served."""
 
 
 def find_nginx() -> str | None:
@@ -46,10 +54,14 @@ class Nginx:
 
     Args:
         root: What to serve; readable by everybody.
+        latency_seconds: How much later each answer begins.
+        log: Where a line for each answer goes: its bytes, and its path.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, latency_seconds: float = 0.0, log: Path | None = None) -> None:
         self._root = root
+        self._late = _LATE.format(milliseconds=round(1000 * latency_seconds)) if latency_seconds else ""
+        self._log = f"{log} sent" if log else "off"
         self._process: subprocess.Popen[bytes] | None = None
         self._work: tempfile.TemporaryDirectory[str] | None = None
         self.url = ""
@@ -79,7 +91,9 @@ class Nginx:
             port = probe.getsockname()[1]
         config = Path(self._work.name) / "nginx.conf"
         user = "user root;" if Path(self._work.name).stat().st_uid == 0 else ""  # else it serves as nobody, who may not read
-        config.write_text(_CONFIG.format(user=user, work=self._work.name, port=port, root=self._root))
+        config.write_text(
+            _CONFIG.format(user=user, work=self._work.name, port=port, root=self._root, late=self._late, log=self._log)
+        )
         self._process = subprocess.Popen([program, "-c", str(config), "-p", self._work.name], process_group=0)
         self.url = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + 10

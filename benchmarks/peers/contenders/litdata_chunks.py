@@ -1,0 +1,85 @@
+"""LitData's StreamingDataset: its own optimized chunks."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from litdata import StreamingDataLoader, StreamingDataset, optimize
+
+from benchmarks.peers.contenders import SHARDS
+from benchmarks.peers.data import once
+from benchmarks.peers.decode import decode_with_pillow
+from benchmarks.peers.job import Job, Lookup, Stream, names
+
+TITLE = "LitData chunks"
+FORMAT = SHARDS
+SETTINGS = "optimize(chunk_bytes='64MB'), StreamingDataset(shuffle=True), its StreamingDataLoader, persistent workers"
+
+
+def _chunks(job: Job) -> Path:
+    return job.data_path / "bench" / "litdata"
+
+
+def _sample(name: str, photos: str) -> dict[str, Any]:
+    return {"image": (Path(photos) / name).read_bytes(), "label": int(name[:6]) % 1000}
+
+
+def prepare(job: Job) -> None:
+    """Write the photos as chunks."""
+
+    def write() -> None:
+        optimize(
+            fn=partial(_sample, photos=str(job.photos)),
+            inputs=names(job.num_samples),
+            output_dir=str(_chunks(job)),
+            chunk_bytes="64MB",
+            num_workers=1,
+        )
+
+    once(job.data_path / "litdata.made", write)
+
+
+def _decoded(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"image": decode_with_pillow(sample["image"]), "label": sample["label"]}
+
+
+def _loader(job: Job, dataset: StreamingDataset) -> Stream:
+    loader = StreamingDataLoader(
+        dataset, batch_size=job.batch_size, num_workers=job.num_workers, persistent_workers=job.num_workers > 0
+    )
+    return Stream(batches=loader, payload=lambda batch: batch["image"])
+
+
+def warm_bytes(job: Job) -> Stream:
+    """Return the photos' bytes."""
+    return _loader(job, StreamingDataset(str(_chunks(job)), shuffle=True, seed=job.seed))
+
+
+def warm_tensors(job: Job) -> Stream:
+    """Return decoded photos."""
+    return _loader(job, StreamingDataset(str(_chunks(job)), shuffle=True, seed=job.seed, transform=_decoded))
+
+
+def random_access(job: Job) -> Lookup:
+    """Return a photo by its number."""
+    dataset = StreamingDataset(str(_chunks(job)))
+    return Lookup(get=lambda index: dataset[index]["image"])
+
+
+def _remote(job: Job, **options: Any) -> StreamingDataset:
+    keys = {"endpoint_url": job.endpoint, "aws_access_key_id": "x", "aws_secret_access_key": "x", "region_name": "us-east-1"}
+    return StreamingDataset(
+        "s3://bench/litdata", cache_dir=str(job.work_path / "cache"), shuffle=True, storage_options=keys, **options
+    )
+
+
+def cold_shards(job: Job) -> Stream:
+    """Return the photos from chunks on the server."""
+    return _loader(job, _remote(job))
+
+
+def squeeze(job: Job) -> Stream:
+    """The same, under a limit."""
+    return _loader(job, _remote(job, max_cache_size=job.limit_bytes))

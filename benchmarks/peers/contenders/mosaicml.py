@@ -1,0 +1,111 @@
+"""MosaicML Streaming: its own MDS shards."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+from streaming.base.util import clean_stale_shared_memory
+
+from benchmarks.peers.contenders import SHARDS
+from benchmarks.peers.data import once, rows_path
+from benchmarks.peers.decode import decode_with_pillow
+from benchmarks.peers.job import Job, Lookup, Stream, names
+
+TITLE = "MosaicML"
+FORMAT = SHARDS
+SETTINGS = (
+    "MDS shards of 64 MiB, shuffle=True (py1e, its default), StreamingDataLoader, persistent workers; cold: remote=s3://, "
+    "local empty"
+)
+
+
+def _shards(job: Job) -> Path:
+    return job.data_path / "bench" / "mds"
+
+
+def prepare(job: Job) -> None:
+    """Write the photos as MDS."""
+
+    def write() -> None:
+        with MDSWriter(out=str(_shards(job)), columns={"image": "bytes", "label": "int"}, exist_ok=True) as writer:
+            for number, name in enumerate(names(job.num_samples)):
+                writer.write({"image": (job.photos / name).read_bytes(), "label": number % 1000})
+
+    once(job.data_path / "mds.made", write)
+
+
+def prepare_rows(job: Job) -> None:
+    """Write the table of rows as MDS."""
+
+    def write() -> None:
+        columns = {"index": "str", "url": "str", "caption": "str", "score": "float64"}
+        with MDSWriter(out=str(_rows(job)), columns=columns, exist_ok=True) as writer:
+            for batch in pq.ParquetFile(rows_path(job.data_path, job.num_rows)).iter_batches():
+                for row in batch.to_pylist():
+                    writer.write(row)
+
+    once(job.data_path / f"mds-rows-{job.num_rows}.made", write)
+
+
+def _rows(job: Job) -> Path:
+    return job.data_path / f"mds-rows-{job.num_rows}"
+
+
+def _dataset(job: Job, kind: type[StreamingDataset] = StreamingDataset, **options: Any) -> StreamingDataset:
+    clean_stale_shared_memory()
+    return kind(batch_size=job.batch_size, shuffle=True, shuffle_seed=job.seed, **options)
+
+
+def _loader(job: Job, dataset: StreamingDataset, field: str = "image") -> Stream:
+    loader = StreamingDataLoader(
+        dataset, batch_size=job.batch_size, num_workers=job.num_workers, persistent_workers=job.num_workers > 0
+    )
+    return Stream(batches=loader, payload=lambda batch: batch[field])
+
+
+class Decoded(StreamingDataset):  # type: ignore[misc]  # untyped
+    """Decodes in `__getitem__`, as its documentation shows."""
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        return {"image": decode_with_pillow(sample["image"]), "label": sample["label"]}
+
+
+def warm_bytes(job: Job) -> Stream:
+    """Return the photos' bytes."""
+    return _loader(job, _dataset(job, local=str(_shards(job))))
+
+
+def warm_tensors(job: Job) -> Stream:
+    """Return decoded photos."""
+    return _loader(job, _dataset(job, Decoded, local=str(_shards(job))))
+
+
+def random_access(job: Job) -> Lookup:
+    """Return a photo by its number."""
+    dataset = _dataset(job, local=str(_shards(job)))
+    return Lookup(get=lambda index: dataset[index]["image"])
+
+
+def _remote(job: Job, **options: Any) -> StreamingDataset:
+    os.environ |= {"S3_ENDPOINT_URL": job.endpoint, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+    return _dataset(job, remote="s3://bench/mds", local=str(job.work_path / "cache"), **options)
+
+
+def cold_shards(job: Job) -> Stream:
+    """Return the photos from shards on the server."""
+    return _loader(job, _remote(job))
+
+
+def squeeze(job: Job) -> Stream:
+    """The same, under a limit."""
+    return _loader(job, _remote(job, cache_limit=job.limit_bytes))
+
+
+def start(job: Job) -> Stream:
+    """Return rows of a table."""
+    return _loader(job, _dataset(job, local=str(_rows(job))), "caption")

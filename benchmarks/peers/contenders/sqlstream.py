@@ -1,0 +1,163 @@
+"""sqlstream: loose objects behind the cache."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.contenders import LOOSE
+from benchmarks.peers.data import once, rows_path
+from benchmarks.peers.decode import decode_with_pillow
+from benchmarks.peers.job import Job, Lookup, Stream
+from sqlstream import StreamingDataLoader, StreamingDataset
+from sqlstream.transforms.presets import DecodeResizedImageTransform, LoadFromDiskTransform
+
+TITLE = "sqlstream"
+FORMAT = LOOSE
+SETTINGS = (
+    "every sample through cache and ledger, shuffled over all rows, StreamingDataLoader, persistent workers; with workers, "
+    "bytes are taken as views of the shared memory; tensors: DecodeResizedImageTransform"
+)
+
+
+def storage_options(job: Job) -> dict[str, Any]:
+    """Return how the server is reached."""
+    options = {"anon": True, "endpoint_url": job.endpoint or "http://127.0.0.1:9", "region": "us-east-1"}
+    return options if job.scheme == "s3" else {}
+
+
+def open_dataset(job: Job, cache: Path, **options: Any) -> StreamingDataset:
+    """Return the photos as a dataset."""
+    return StreamingDataset(
+        job.url("photos.parquet") if job.endpoint else str(job.data_path / "bench" / "photos.parquet"),
+        cache,
+        columns_to_download=["image"],
+        storage_options=storage_options(job),
+        source_options={"path_prefix": job.url("")},
+        shuffle_seed=job.seed,
+        cache_limit=job.limit_bytes,
+        num_downloading_workers=job.num_threads or None,
+        show_progress=False,
+        **options,
+    )
+
+
+def warm_cache(job: Job) -> Path:
+    """Return the cache that `prepare` filled."""
+    return job.data_path / "sqlstream-cache"
+
+
+def prepare(job: Job) -> None:
+    """Fill the cache from the server, once."""
+
+    def fill() -> None:
+        with open_dataset(job, warm_cache(job)) as dataset:
+            for _ in dataset:
+                pass
+
+    once(job.data_path / "sqlstream-cache.made", fill)
+
+
+def load(dataset: StreamingDataset, job: Job, field: str = "image") -> Stream:
+    """Return the dataset's batches."""
+    loader = StreamingDataLoader(
+        dataset, batch_size=job.batch_size, num_workers=job.num_workers, persistent_workers=job.num_workers > 0
+    )
+    return Stream(batches=loader, payload=lambda batch: views_of(batch[field]), rows=lambda batch: batch["__row__"].tolist())
+
+
+def views_of(values: Any) -> Any:
+    """Return packed bytes without a copy, anything else as it is."""
+    return values.views() if hasattr(values, "views") else values
+
+
+def warm_bytes(job: Job) -> Stream:
+    """Return the bytes of cached photos."""
+    transforms = [LoadFromDiskTransform(["image"])]
+    return load(open_dataset(job, warm_cache(job), transforms=transforms), job)
+
+
+def warm_tensors(job: Job) -> Stream:
+    """Return decoded photos, by our own decoder."""
+    transforms = [DecodeResizedImageTransform("image", resolution=(256, 256))]
+    return load(open_dataset(job, warm_cache(job), transforms=transforms), job)
+
+
+def decode_field(sample: dict[str, Any], field: str) -> dict[str, Any]:
+    """Decode as all others do."""
+    sample[field] = decode_with_pillow(Path(sample[field]).read_bytes())
+    return sample
+
+
+def warm_same_decoder(job: Job) -> Stream:
+    """Return decoded photos, by the decoder that all share."""
+    transforms = [partial(decode_field, field="image")]
+    return load(open_dataset(job, warm_cache(job), transforms=transforms), job)
+
+
+def random_access(job: Job) -> Lookup:
+    """Return a cached photo by its row."""
+    dataset = open_dataset(job, warm_cache(job), transforms=[LoadFromDiskTransform(["image"])])
+    return Lookup(get=lambda index: dataset[index]["image"])
+
+
+def cold_loose(job: Job) -> Stream:
+    """Return the photos from the server, with an empty cache."""
+    return load(open_dataset(job, job.work_path / "cache", transforms=[LoadFromDiskTransform(["image"])]), job)
+
+
+def squeeze(job: Job) -> Stream:
+    """The same, under a limit."""
+    return cold_loose(job)
+
+
+def squeeze_belady(job: Job) -> Stream:
+    """The same, with the policy that knows the order."""
+    transforms = [LoadFromDiskTransform(["image"])]
+    return load(open_dataset(job, job.work_path / "cache", transforms=transforms, eviction_policy="belady"), job)
+
+
+def _rows(job: Job) -> StreamingDataset:
+    return StreamingDataset(
+        str(rows_path(job.data_path, job.num_rows)),
+        job.data_path / "sqlstream-rows",
+        columns_to_download=[],
+        shuffle_seed=job.seed,
+        batch_size=job.batch_size,
+        show_progress=False,
+    )
+
+
+def prepare_rows(job: Job) -> None:
+    """Build the index of the table of rows."""
+    _rows(job).close()
+
+
+def start(job: Job) -> Stream:
+    """Return rows of a table whose index is built."""
+    return load(_rows(job), job, "caption")
+
+
+def start_lazily(job: Job) -> Stream:
+    """Return rows of a table without an index."""
+    dataset = StreamingDataset(
+        str(rows_path(job.data_path, job.num_rows)),
+        job.work_path / "cache",
+        columns_to_download=[],
+        shuffle_seed=job.seed,
+        lazy_index_chunk_size=16384,
+        show_progress=False,
+    )
+    return load(dataset, job, "caption")
+
+
+def resume(job: Job) -> Stream:
+    """Return rows from the middle of an epoch on."""
+    dataset = _rows(job)
+    loader = StreamingDataLoader(
+        dataset, batch_size=job.batch_size, num_workers=job.num_workers, persistent_workers=job.num_workers > 0
+    )
+    steps = len(loader) // 2
+    loader.load_state_dict(dataset.state_dict(num_samples=steps * job.batch_size))
+    return Stream(batches=loader, payload=lambda batch: batch["caption"])

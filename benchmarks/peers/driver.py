@@ -1,0 +1,209 @@
+"""Runs cases: contenders in turn, each in a fresh process, several rounds; keeps every figure of every run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import contenders, data
+from benchmarks.peers.job import Job
+from benchmarks.peers.runner import MARK
+from benchmarks.peers.workloads import Case
+from sqlstream.testing.nginx import Nginx
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_SECONDS = 300
+LOOK_SECONDS = 0.05
+OURS = ("data", "part")
+"""What sqlstream's limit covers; the rest of its directory is a bounded overhead."""
+
+Run = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Of a whole benchmark."""
+
+    place: Path
+    """The data."""
+    num_samples: int
+    rounds: int
+    seconds: float
+    results: Path
+    sds: str = ""
+    only: tuple[str, ...] = ()
+    """Groups or names of cases; empty: all."""
+
+
+class Disk:
+    """Looks at a directory again and again, and keeps the most bytes that its files took."""
+
+    def __init__(self, directory: Path) -> None:
+        self.peak_bytes = 0
+        self._directory = directory
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Disk:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(LOOK_SECONDS):
+            parts = [self._directory / name for name in OURS if (self._directory / "FORMAT").exists()] or [self._directory]
+            self.peak_bytes = max(self.peak_bytes, sum(disk_bytes(part) for part in parts))
+
+
+def disk_bytes(directory: Path) -> int:
+    """Return what the files below a directory take, those that vanish meanwhile left out."""
+    total = 0
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(folder, name)).st_blocks * 512
+    return total
+
+
+def selected(cases: Sequence[Case], only: Sequence[str]) -> list[Case]:
+    """Return the cases of some groups, or of some names; all if none is given."""
+    return [case for case in cases if not only or case.group in only or case.name in only]
+
+
+def present(case: Case, settings: Settings) -> list[str]:
+    """Return the contenders of a case that can run here."""
+    return [name for name in case.contenders if contenders.can_run(name) and (name != "sds" or settings.sds)]
+
+
+def job_of(case: Case, contender: str, settings: Settings) -> Job:
+    """Return what a contender is asked in a case."""
+    total = data.total_bytes(settings.place) if case.limit_share else 0
+    return Job(
+        contender=contender,
+        workload=case.functions.get(contender, case.workload),
+        measure=case.measure,
+        data=str(settings.place),
+        work="",
+        num_samples=settings.num_samples,
+        seconds=settings.seconds,
+        limit_bytes=int(total * case.limit_share) if case.limit_share else None,
+        sds=settings.sds,
+        **case.options,
+    )
+
+
+def in_process(job: Job, *arguments: str) -> Run:
+    """Run a contender in a process of its own; return its figures, or its error."""
+    command = [sys.executable, "-m", "benchmarks.peers.runner", job.to_json(), *arguments]
+    environment = os.environ | {"PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output = process.communicate(timeout=TIMEOUT_SECONDS)[0]
+    except subprocess.TimeoutExpired:
+        output = f"no answer after {TIMEOUT_SECONDS} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)  # what it has left running is its own group
+        process.wait()
+    lines = [line for line in output.splitlines() if line.startswith(MARK)]
+    if lines:
+        figures: Run = json.loads(lines[-1].removeprefix(MARK))
+        return figures
+    return {} if process.returncode == 0 and arguments else {"error": output.strip()[-2000:]}
+
+
+@contextlib.contextmanager
+def server(case: Case, settings: Settings, log: Path) -> Iterator[str]:
+    """Serve the data if the case needs it; yield where."""
+    if not case.needs_server:
+        yield ""
+        return
+    with Nginx(settings.place, latency_seconds=case.latency_ms / 1000, log=log) as nginx:
+        yield nginx.url
+
+
+def run_once(case: Case, contender: str, settings: Settings) -> Run:
+    """Run one contender once."""
+    work = Path(tempfile.mkdtemp(prefix="sqlstream-bench-"))
+    try:
+        log = work / "sent.log"
+        with server(case, settings, log) as url, Disk(work / "cache") if case.limit_share else contextlib.nullcontext() as disk:
+            job = replace(job_of(case, contender, settings), work=str(work), endpoint=url)
+            figures = in_process(job)
+        if disk is not None and "error" not in figures:
+            sent = sum(int(line.split()[0]) for line in log.read_text().splitlines())
+            total = data.total_bytes(settings.place)
+            figures |= {"sent_bytes": sent, "sent_share": sent / total, "disk_bytes": disk.peak_bytes}
+            figures["disk_over_limit"] = disk.peak_bytes / (job.limit_bytes or 1)
+            if "lru_bytes" in figures:
+                figures["lru_share"] = figures["lru_bytes"] / total
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return figures | {"load": os.getloadavg()[0]}
+
+
+def prepare(cases: Sequence[Case], settings: Settings) -> None:
+    """Make the data, and every contender's own format of it."""
+    data.prepare(settings.place, settings.num_samples)
+    wanted = {(name, int(case.options.get("num_rows", 0))) for case in cases for name in present(case, settings)}
+    for num_rows in {num_rows for _, num_rows in wanted} - {0}:
+        data.prepare_rows(settings.place, num_rows)
+    with Nginx(settings.place) as nginx, tempfile.TemporaryDirectory() as work:
+        for name, num_rows in sorted(wanted):
+            if not contenders.has(name, "prepare_rows" if num_rows else "prepare"):
+                continue
+            job = Job(
+                contender=name,
+                workload="",
+                measure="",
+                data=str(settings.place),
+                work=work,
+                num_samples=settings.num_samples,
+                num_rows=num_rows,
+                endpoint="" if num_rows else nginx.url,
+            )
+            print(f"preparing {name} {num_rows or ''}", flush=True)
+            outcome = in_process(job, "--prepare")
+            if "error" in outcome:
+                print(f"  failed: {outcome['error']}", flush=True)
+
+
+def run_rounds(cases: Sequence[Case], settings: Settings) -> None:
+    """Run every case in every round, its contenders in turn, beginning with another one each round."""
+    settings.results.mkdir(parents=True, exist_ok=True)
+    runs: dict[str, dict[str, list[Run]]] = {case.name: {} for case in cases}
+    for number in range(settings.rounds):
+        for case in cases:
+            names = present(case, settings)
+            first = number % len(names) if names else 0
+            for name in names[first:] + names[:first]:
+                started = time.monotonic()
+                figures = run_once(case, name, settings)
+                runs[case.name].setdefault(name, []).append(figures)
+                shown = (
+                    f"{figures[case.figure]:.6g} {case.unit}" if case.figure in figures else figures.get("error", "?")[-300:]
+                )
+                print(f"round {number + 1}: {case.name} {name}: {shown} ({time.monotonic() - started:.0f} s)", flush=True)
+            (settings.results / f"{case.name}.json").write_text(json.dumps(runs[case.name], indent=1) + "\n")

@@ -1,0 +1,167 @@
+"""How a contender is counted: one function for each kind of measurement, the same for all contenders.
+
+Each takes the contender's function, bound to its job, and returns figures by name. Contenders measure nothing themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.peers.job import Job, Lookup, Stream, names
+from benchmarks.peers.processes import cpu_seconds, memory_bytes
+
+Figures = dict[str, float]
+FULL = 0.95
+"""Of the photos: WebDataset drops nothing, sharded samplers may leave out a batch for each worker."""
+
+
+def weigh(stream: Stream, batch: Any) -> tuple[int, int]:
+    """Return samples and bytes of a batch; every payload is touched as a trainer would get at it."""
+    num_samples = num_bytes = 0
+    for value in stream.payload(batch):
+        num_bytes += value.nbytes if hasattr(value, "nbytes") else len(value)
+        num_samples += 1
+    return num_samples, num_bytes
+
+
+def run_epoch(stream: Stream) -> tuple[int, int]:
+    """Take all batches of an epoch; return samples and bytes."""
+    num_samples = num_bytes = 0
+    for batch in stream.batches:
+        num, size = weigh(stream, batch)
+        num_samples += num
+        num_bytes += size
+    return num_samples, num_bytes
+
+
+def epochs(job: Job, stream: Stream) -> Iterator[int]:
+    """Yield the samples of each batch, epoch after epoch; none of them may be short."""
+    while True:
+        num_samples = 0
+        for batch in stream.batches:
+            num, _ = weigh(stream, batch)
+            num_samples += num
+            yield num
+        if num_samples < FULL * job.num_samples:
+            raise RuntimeError(f"{job.contender}: an epoch gave {num_samples} samples of {job.num_samples}")
+
+
+def throughput(job: Job, begin: Callable[[Job], Stream]) -> Figures:
+    """Samples per second over epochs, after a first part that is not counted."""
+    batches = epochs(job, begin(job))
+    num_warmup = job.num_warmup_batches or -(-job.num_samples // job.batch_size)
+    for _ in range(num_warmup):
+        next(batches)
+    num_samples = 0
+    started, cpu = time.perf_counter(), cpu_seconds()
+    while not num_samples or time.perf_counter() - started < job.seconds:
+        num_samples += next(batches)
+    seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
+    return {"samples_per_second": num_samples / seconds, "cpu_us_per_sample": 1e6 * cpu / num_samples, "samples": num_samples}
+
+
+def lookups(job: Job, begin: Callable[[Job], Lookup]) -> Figures:
+    """Microseconds of single accesses in random order, after a tenth that is not counted."""
+    lookup = begin(job)
+    generator = random.Random(job.seed)
+    num = max(200, min(job.num_samples, 5000))
+    taken: list[float] = []
+    for number in range(num + num // 10):
+        index = generator.randrange(job.num_samples)
+        started = time.perf_counter()
+        data = lookup.get(index)
+        taken.append(time.perf_counter() - started)
+        if not len(data):
+            raise RuntimeError(f"{job.contender}: sample {index} is empty (access {number})")
+    counted = sorted(taken[num // 10 :])
+    return {"p50_us": 1e6 * counted[len(counted) // 2], "p99_us": 1e6 * counted[int(len(counted) * 0.99)]}
+
+
+def one_pass(job: Job, begin: Callable[[Job], Stream]) -> Figures:
+    """Samples per second of a first epoch, from nothing: workers, clients and caches begin with it."""
+    started, cpu = time.perf_counter(), cpu_seconds()
+    num_samples, num_bytes = run_epoch(begin(job))
+    seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
+    if num_samples < FULL * job.num_samples:
+        raise RuntimeError(f"{job.contender}: the epoch gave {num_samples} samples of {job.num_samples}")
+    return {
+        "samples_per_second": num_samples / seconds,
+        "seconds": seconds,
+        "cpu_us_per_sample": 1e6 * cpu / num_samples,
+        "payload_bytes": num_bytes,
+    }
+
+
+def two_passes(job: Job, begin: Callable[[Job], Stream]) -> Figures:
+    """Seconds of two epochs under a limit; the driver adds what the server sent and what the disk held."""
+    stream = begin(job)
+    started = time.perf_counter()
+    rows: list[int] = []
+    num_samples = 0
+    for _ in range(2):
+        for batch in stream.batches:
+            num_samples += len(stream.payload(batch))
+            rows += stream.rows(batch) if stream.rows is not None else []
+    figures: Figures = {"seconds": time.perf_counter() - started, "samples": num_samples}
+    if stream.rows is not None and job.limit_bytes is not None:
+        figures["lru_bytes"] = lru_bytes(job, rows, job.limit_bytes)
+    return figures
+
+
+def lru_bytes(job: Job, rows: list[int], limit_bytes: int) -> int:
+    """Return what an LRU cache of whole blocks would download for these rows in this order."""
+    sizes = [(job.photos / name).stat().st_size for name in names(job.num_samples)]
+    held: OrderedDict[int, int] = OrderedDict()
+    held_bytes = downloaded = 0
+    for row in rows:
+        if row in held:
+            held.move_to_end(row)
+            continue
+        charge = -(-sizes[row] // 4096) * 4096
+        while held_bytes + charge > limit_bytes:
+            held_bytes -= held.popitem(last=False)[1]
+        held[row] = charge
+        held_bytes += charge
+        downloaded += sizes[row]
+    return downloaded
+
+
+def first_batch(job: Job, begin: Callable[[Job], Stream]) -> Figures:
+    """Seconds from opening the dataset to its first batch; imports are not in it."""
+    started = time.perf_counter()
+    stream = begin(job)
+    batch = next(iter(stream.batches))
+    seconds = time.perf_counter() - started
+    if not len(stream.payload(batch)):
+        raise RuntimeError(f"{job.contender}: the first batch is empty")
+    return {"first_batch_seconds": seconds}
+
+
+def memory(job: Job, begin: Callable[[Job], Stream]) -> Figures:
+    """Bytes of a worker after some batches, on average, and of the trainer."""
+    stream = begin(job)
+    batches: Any = iter(stream.batches)
+    for _ in range(NUM_BATCHES_BEFORE_MEMORY):
+        next(batches)
+    workers = [worker.pid for worker in batches._workers]
+    return {
+        "worker_rss_mb": sum(memory_bytes(pid, "Rss") for pid in workers) / len(workers) / 1e6,
+        "worker_pss_mb": sum(memory_bytes(pid, "Pss") for pid in workers) / len(workers) / 1e6,
+        "trainer_rss_mb": memory_bytes(os.getpid(), "Rss") / 1e6,
+    }
+
+
+NUM_BATCHES_BEFORE_MEMORY = 50
+MEASURES: dict[str, Callable[[Job, Any], Figures]] = {
+    "throughput": throughput,
+    "lookups": lookups,
+    "one_pass": one_pass,
+    "two_passes": two_passes,
+    "first_batch": first_batch,
+    "memory": memory,
+}

@@ -1,0 +1,225 @@
+"""From results to `docs/benchmarks.md`: tables, bars, settings, versions, plots; nothing that was not measured."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import contenders, data
+from benchmarks.peers.driver import Run, Settings
+from benchmarks.peers.reasons import NOT_COMPARABLE, REASONS
+from benchmarks.peers.workloads import BARS, CASES, Bar, Case
+
+DISTRIBUTIONS = (
+    "torch mosaicml-streaming litdata webdataset datasets torchvision obstore pyarrow numpy pillow simplejpeg".split()
+)
+Runs = Mapping[str, Sequence[Run]]
+"""Runs of each contender, one a round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How a bar came out."""
+
+    value: float
+    spread: str
+    holds: bool
+
+
+def read_results(directory: Path) -> dict[str, Runs]:
+    """Return what is measured: runs by case and contender."""
+    known = {case.name for case in CASES}
+    return {path.stem: json.loads(path.read_text()) for path in sorted(directory.glob("*.json")) if path.stem in known}
+
+
+def figures(runs: Sequence[Run], name: str) -> list[float]:
+    """Return one figure of all runs that have it."""
+    return [float(run[name]) for run in runs if name in run]
+
+
+def in_rounds(results: Mapping[str, Runs], bar: Bar, case: Case) -> list[float]:
+    """Return a bar's value in each round: ratios are taken within a round, where the machine was as busy for both."""
+    runs = results[case.name]
+    ours = runs.get(bar.contender, [])
+    name = bar.figure or case.figure
+    values = []
+    for number, run in enumerate(ours):
+        if name not in run:
+            continue
+        others = [runs[other][number] for other in bar.against if number < len(runs.get(other, []))]
+        rivals = [float(other[name]) for other in others if name in other]
+        if bar.over in results:
+            rivals = [
+                float(other[name]) for other in results[bar.over].get(bar.contender, [])[number : number + 1] if name in other
+            ]
+        elif bar.over:
+            rivals = [float(run[bar.over])] if bar.over in run else []
+        elif not bar.against:
+            rivals = [1.0]
+        if rivals:
+            best = max(rivals) if case.is_higher_better else min(rivals)
+            values.append(float(run[name]) / best)
+    return values
+
+
+def judge(results: Mapping[str, Runs], bar: Bar) -> Verdict | None:
+    """Return how a bar came out; None: not measured."""
+    case = next(case for case in CASES if case.name == bar.case)
+    values = in_rounds(results, bar, case) if case.name in results else []
+    if not values:
+        return None
+    value = statistics.median(values)
+    holds = value >= bar.limit if bar.is_at_least else value <= bar.limit
+    return Verdict(value=value, spread=f"{min(values):.3g} to {max(values):.3g}", holds=holds)
+
+
+def case_table(case: Case, runs: Runs) -> list[str]:
+    """Return the table of one case: median, spread, ratio to sqlstream."""
+    medians = {name: statistics.median(values) for name in runs if (values := figures(runs[name], case.figure))}
+    if not medians:
+        return []
+    ours = medians.get("sqlstream")
+    lines = [f"### {case.title}", "", f"| | format | {case.unit} | lowest to highest | to sqlstream | CPU µs/sample |"]
+    lines.append("|---|---|---|---|---|---|")
+    for name in sorted(medians, key=lambda name: medians[name], reverse=case.is_higher_better):
+        words = contenders.load_words(name)
+        values = figures(runs[name], case.figure)
+        ratio = f"{medians[name] / ours:.2f}" if ours else ""
+        cpu = figures(runs[name], "cpu_us_per_sample")
+        spread, cpu_shown = f"{min(values):.4g} to {max(values):.4g}", f"{statistics.median(cpu):.0f}" if cpu else ""
+        cells = [words["TITLE"], words["FORMAT"], f"{medians[name]:.4g}", spread, ratio, cpu_shown]
+        lines.append(f"| {' | '.join(cells)} |")
+    rounds = max(len(values) for values in runs.values())
+    loads = [load for values in runs.values() for load in figures(values, "load")]
+    lines += ["", f"{rounds} rounds, load of the machine {min(loads):.1f} to {max(loads):.1f}.", ""]
+    for name, values in runs.items():
+        for error in {str(run["error"]).splitlines()[-1] for run in values if run.get("error")}:
+            lines += [f"{contenders.load_words(name)['TITLE']} failed: `{error[:200]}`", ""]
+    lines += [f"{line}\n" for line in extra(case, runs)]
+    return lines
+
+
+def extra(case: Case, runs: Runs) -> list[str]:
+    """Return what a case measured beside its figure."""
+    shown = {
+        "p99_us": "p99 µs",
+        "worker_rss_mb": "RSS of a worker, MB",
+        "disk_over_limit": "disk to limit",
+        "seconds": "seconds",
+    }
+    names = [name for name in shown if name != case.figure and any(figures(values, name) for values in runs.values())]
+    if case.measure == "one_pass":
+        return []
+    return [
+        f"{shown[name]}: "
+        + ", ".join(
+            f"{contenders.load_words(contender)['TITLE']} {statistics.median(values):.4g}"
+            for contender in runs
+            if (values := figures(runs[contender], name))
+        )
+        for name in names
+    ]
+
+
+def bars_table(results: Mapping[str, Runs]) -> list[str]:
+    """Return what should hold, and whether it does."""
+    lines = ["| case | bar | measured | rounds | |", "|---|---|---|---|---|"]
+    for bar in BARS:
+        case = next(case for case in CASES if case.name == bar.case)
+        verdict = judge(results, bar)
+        if verdict is None:
+            lines.append(f"| {case.title} | {bar.text} | not measured | | |")
+            continue
+        reason = "holds" if verdict.holds else f"**does not hold**: {REASONS.get((bar.case, bar.text), 'see the profile')}"
+        lines.append(f"| {case.title} | {bar.text} | {verdict.value:.3g} | {verdict.spread} | {reason} |")
+    return lines
+
+
+def machine() -> str:
+    """Return what this was measured on, in words; no name of it."""
+    model = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        "unknown CPU",
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+    return f"{os.cpu_count()} cores ({model}), {memory:.0f} GB of memory, {system}"
+
+
+def versions() -> str:
+    """Return the versions of all that took part."""
+    found = []
+    for name in DISTRIBUTIONS:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{name} not installed")
+    return ", ".join(found)
+
+
+def page(results: Mapping[str, Runs], settings: Settings, plots: Sequence[str]) -> str:
+    """Return docs/benchmarks.md."""
+    photos: dict[str, Any] = json.loads(data.describe(settings.place))
+    lines = [
+        "# Benchmarks",
+        "",
+        "Made by `make bench`; do not edit. What counts are ratios within one run; times and rates are of one machine alone.",
+        "",
+        f"Measured {datetime.now(tz=UTC):%Y-%m-%d} on {machine()}. Versions: {versions()}.",
+        "",
+        f"Data: {photos['photos']} JPEGs of {photos['mean_bytes'] / 1000:.0f} KB on average (500×375), in the page "
+        "cache; batches of 64. Contenders run in fresh processes, in turn, case after case, round after round; shown are the "
+        "medians of the rounds.",
+        "",
+        "## Bars",
+        "",
+        *bars_table(results),
+        "",
+        *[f"![{name}](benchmarks/{name})" for name in plots],
+        "",
+        "## Run it again",
+        "",
+        "```",
+        "make bench                              # everything, five rounds",
+        'make bench ONLY="warm random" ROUNDS=3   # some groups or cases',
+        "make bench SDS=path/to/sds              # with a checkout of sds",
+        "```",
+        "",
+        "It sets up `.venv-bench` (the peers, about 1.6 GB), makes its data in the directory for temporary files, "
+        "needs nginx (`scripts/install_servers.sh`), writes `benchmarks/results/*.json` and this page. MosaicML's "
+        "package asks for older numpy and transformers than the others allow; it runs with those installed here.",
+        "",
+        "## Who, and how set up",
+        "",
+        "| | format | settings |",
+        "|---|---|---|",
+    ]
+    for name in contenders.MODULES:
+        words = contenders.load_words(name)
+        lines.append(f"| {words['TITLE']} | {words['FORMAT']} | {words['SETTINGS']} |")
+    lines += ["", "## What is not comparable", "", *[f"- {text}" for text in NOT_COMPARABLE], "", "## Figures", ""]
+    for case in CASES:
+        if case.name in results:
+            lines += case_table(case, results[case.name])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def write_report(settings: Settings, docs: Path) -> None:
+    """Write the page and its plots."""
+    from benchmarks.peers.plots import write_plots
+
+    results = read_results(settings.results)
+    plots = write_plots(results, docs / "benchmarks")
+    (docs / "benchmarks.md").write_text(page(results, settings, plots))

@@ -1,0 +1,259 @@
+"""What is run: cases, each one figure of some contenders, and the bars that sqlstream should clear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+LOOSE_PEERS = ("litdata_raw", "sds")
+ALL = ("sqlstream", "plain_torch", "litdata_raw", "sds", "mosaicml", "litdata_chunks", "webdataset", "huggingface")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One comparison."""
+
+    name: str
+    group: str
+    """What `ONLY` selects."""
+    title: str
+    workload: str
+    """The contenders' function."""
+    measure: str
+    figure: str
+    """Which of the measure's figures is compared."""
+    unit: str
+    contenders: tuple[str, ...]
+    is_higher_better: bool = True
+    latency_ms: int = 0
+    needs_server: bool = False
+    limit_share: float | None = None
+    """Of the data's bytes."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Fields of the job."""
+    functions: dict[str, str] = field(default_factory=dict)
+    """Another function for some contenders: shards have a name of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """What sqlstream should reach in a case, as a ratio to others or as a figure."""
+
+    case: str
+    text: str
+    against: tuple[str, ...] = ()
+    """The best of these; empty: the figure itself."""
+    limit: float
+    is_at_least: bool = True
+    figure: str = ""
+    """Another figure than the case's."""
+    contender: str = "sqlstream"
+    over: str = ""
+    """Divide by this figure of sqlstream itself in the same case, or by the case's in the case of that name."""
+
+
+def _warm() -> list[Case]:
+    cases = [
+        Case(
+            name=f"warm-bytes-{workers}",
+            group="warm",
+            title=f"warm, bytes only, {workers} workers",
+            workload="warm_bytes",
+            measure="throughput",
+            figure="samples_per_second",
+            unit="samples/s",
+            contenders=ALL,
+            options={"num_workers": workers},
+        )
+        for workers in (0, 2)
+    ]
+    tensors = {"group": "warm", "measure": "throughput", "figure": "samples_per_second", "unit": "samples/s"}
+    workers = {"num_workers": 2, "num_warmup_batches": 8}
+    others = ("plain_torch", "litdata_raw", "mosaicml", "litdata_chunks", "webdataset", "huggingface")
+    return [
+        *cases,
+        Case(
+            name="warm-tensors",
+            title="warm, JPEG to 256×256 tensors, 2 workers, each one's decoder",
+            workload="warm_tensors",
+            contenders=("sqlstream", *others),
+            options=workers,
+            **tensors,
+        ),
+        Case(
+            name="warm-same-decoder",
+            title="the same with one decoder for all (Pillow)",
+            workload="warm_same_decoder",
+            functions=dict.fromkeys(others, "warm_tensors"),
+            contenders=("sqlstream", *others),
+            options=workers,
+            **tensors,
+        ),
+    ]
+
+
+def _cold() -> list[Case]:
+    shared: dict[str, Any] = {"group": "cold", "measure": "one_pass", "figure": "samples_per_second", "unit": "samples/s"}
+    shared |= {"needs_server": True, "options": {"num_workers": 2}}
+    shards = dict.fromkeys(("mosaicml", "litdata_chunks", "webdataset"), "cold_shards")
+    cases = [
+        Case(
+            name=f"cold-s3-{latency}",
+            title=f"cold over S3, {latency} ms, 2 workers",
+            workload="cold_loose",
+            contenders=("sqlstream", "litdata_raw", "raw_obstore", "mosaicml", "litdata_chunks", "webdataset"),
+            functions=shards,
+            latency_ms=latency,
+            **shared,
+        )
+        for latency in (0, 20, 50)
+    ]
+    threads = {"num_workers": 0, "num_threads": 32}
+    equal = Case(
+        name="cold-threads",
+        title="cold over S3, 20 ms, no workers, 32 at a time",
+        workload="cold_loose",
+        contenders=("sqlstream", "raw_obstore"),
+        latency_ms=20,
+        **{**shared, "options": threads},
+    )
+    http = Case(
+        name="cold-http-20",
+        title="cold over HTTP, 20 ms, 2 workers",
+        workload="cold_loose",
+        contenders=("sqlstream",),
+        latency_ms=20,
+        **{**shared, "options": {"num_workers": 2, "scheme": "http"}},
+    )
+    return [*cases, equal, http]
+
+
+def _squeeze() -> list[Case]:
+    return [
+        Case(
+            name="squeeze",
+            group="squeeze",
+            title="two epochs under a limit of 30 % of the data: bytes from the server, no workers",
+            workload="squeeze",
+            measure="two_passes",
+            figure="sent_share",
+            unit="of the data's bytes",
+            is_higher_better=False,
+            contenders=("sqlstream", "sqlstream_belady", "mosaicml", "litdata_chunks"),
+            needs_server=True,
+            limit_share=0.3,
+        )
+    ]
+
+
+TABLE_PEERS = ("plain_torch", "mosaicml", "huggingface")
+
+
+def _start(name: str, num_rows: int, workload: str, title: str, peers: tuple[str, ...]) -> Case:
+    return Case(
+        name=name,
+        group="resume" if name == "resume" else "start",
+        title=f"first batch, {num_rows:.0e} rows, {title}",
+        workload=workload,
+        measure="first_batch",
+        figure="first_batch_seconds",
+        unit="s",
+        is_higher_better=False,
+        contenders=("sqlstream", *peers),
+        options={"num_rows": num_rows},
+    )
+
+
+def _memory(num_rows: int, peers: tuple[str, ...]) -> Case:
+    return Case(
+        name=f"memory-{num_rows}",
+        group="memory",
+        title=f"memory of a worker, {num_rows:.0e} rows, 2 workers",
+        workload="start",
+        measure="memory",
+        figure="worker_pss_mb",
+        unit="MB (PSS)",
+        is_higher_better=False,
+        contenders=("sqlstream", *peers),
+        options={"num_rows": num_rows, "num_workers": 2},
+    )
+
+
+def _rows() -> list[Case]:
+    sizes = {100_000: TABLE_PEERS, 1_000_000: TABLE_PEERS, 10_000_000: ()}
+    return [
+        *[_start(f"start-{num_rows}", num_rows, "start", "index built", peers) for num_rows, peers in sizes.items()],
+        _start("lazy", 10_000_000, "start_lazily", "no index (lazy)", ()),
+        _start("resume", 1_000_000, "resume", "from the middle of an epoch", ()),
+        *[_memory(num_rows, peers) for num_rows, peers in sizes.items()],
+    ]
+
+
+def _scale() -> list[Case]:
+    return [
+        Case(
+            name=f"scale-{workers}",
+            group="scale",
+            title=f"CPU of a warm sample, {workers} workers",
+            workload="warm_bytes",
+            measure="throughput",
+            figure="cpu_us_per_sample",
+            unit="µs of CPU",
+            is_higher_better=False,
+            contenders=("sqlstream", "plain_torch"),
+            options={"num_workers": workers},
+        )
+        for workers in (0, 1, 2, 4, 8)
+    ]
+
+
+RANDOM = Case(
+    name="random",
+    group="random",
+    title="random access, cached, median",
+    workload="random_access",
+    measure="lookups",
+    figure="p50_us",
+    unit="µs",
+    is_higher_better=False,
+    contenders=("sqlstream", "plain_torch", "litdata_raw", "mosaicml", "litdata_chunks", "huggingface"),
+)
+CASES = [*_warm(), RANDOM, *_cold(), *_squeeze(), *_rows(), *_scale()]
+BARS = [
+    Bar(case="warm-bytes-0", text="at least 0.75 of plain torch", against=("plain_torch",), limit=0.75),
+    Bar(case="warm-bytes-0", text="above every peer with loose samples", against=LOOSE_PEERS, limit=1.0),
+    Bar(case="warm-bytes-2", text="1.5 times the best with loose samples", against=("plain_torch", *LOOSE_PEERS), limit=1.5),
+    Bar(
+        case="warm-tensors",
+        text="1.4 times the best peer",
+        against=("plain_torch", "litdata_raw", "mosaicml", "litdata_chunks", "webdataset", "huggingface"),
+        limit=1.4,
+    ),
+    Bar(
+        case="warm-same-decoder",
+        text="at least the best peer, same decoder",
+        against=("plain_torch", "litdata_raw", "mosaicml", "litdata_chunks", "webdataset", "huggingface"),
+        limit=1.0,
+    ),
+    Bar(case="cold-s3-20", text="1.5 times the best with loose files", against=LOOSE_PEERS, limit=1.5),
+    Bar(case="cold-s3-50", text="1.5 times the best with loose files", against=LOOSE_PEERS, limit=1.5),
+    Bar(case="cold-threads", text="0.85 of raw obstore at equal threads", against=("raw_obstore",), limit=0.85),
+    Bar(case="squeeze", text="no more bytes than LRU by simulation (1 %)", over="lru_share", limit=1.01, is_at_least=False),
+    Bar(case="squeeze", text="fewer bytes with belady", against=("sqlstream_belady",), limit=1.0),
+    Bar(case="squeeze", text="disk never above the limit", figure="disk_over_limit", limit=1.0, is_at_least=False),
+    Bar(case="start-1000000", text="not slower than MosaicML", against=("mosaicml",), limit=1.0, is_at_least=False),
+    Bar(case="start-10000000", text="within 2 s", limit=2.0, is_at_least=False),
+    Bar(case="lazy", text="within 5 s", limit=5.0, is_at_least=False),
+    Bar(case="resume", text="1.2 times a fresh start", over="start-1000000", limit=1.2, is_at_least=False),
+    Bar(
+        case="memory-1000000",
+        text="below every peer",
+        against=("plain_torch", "mosaicml", "huggingface"),
+        limit=1.0,
+        is_at_least=False,
+    ),
+    Bar(case="memory-10000000", text="flat: 1.2 times 1e+05 rows", over="memory-100000", limit=1.2, is_at_least=False),
+    Bar(case="random", text="p50 at most 100 µs", limit=100, is_at_least=False),
+    Bar(case="random", text="p99 at most 500 µs", figure="p99_us", limit=500, is_at_least=False),
+    Bar(case="scale-8", text="flat: 1.2 times 1 worker", over="scale-1", limit=1.2, is_at_least=False),
+]
