@@ -146,10 +146,9 @@ class Schedule:
         """
         info = get_worker_info()
         world = self.world if info is None else self.world.with_worker(info.id, info.num_workers)
-        plan = self.plan
-        if self._is_unaligned and plan.seed is not None:
-            plan = replace(plan, seed=own_seed(plan.seed, world))
-        first = self._first_share(plan, world)
+        first = self._first_share(self.plan, world)
+        if self._is_unaligned and self.plan.seed is not None:
+            first = replace(first, plan=replace(self.plan, seed=own_seed(self.plan.seed, first, is_endless=self.is_endless)))
         progress = Progress(first, first.taken)
         if not self.is_announced:
             self._delivery = None
@@ -310,7 +309,13 @@ class Schedule:
         return Mark(epoch + 1, 0) if self._is_over(mark) else mark
 
 
-def own_seed(seed: int, world: World) -> int:
-    """Return a seed of this worker's own (`unaligned_worker_index`)."""
-    number = world.rank * world.num_workers + world.worker
+def own_seed(seed: int, share: EpochShare, *, is_endless: bool) -> int:
+    """Return a seed of this worker's own (`unaligned_worker_index`).
+
+    A worker that goes on within an epoch takes the place of the one whose steps it takes, which may have had another number.
+    """
+    partition, world = share.partition, share.partition.world
+    num_steps_before = partition.first_step + (share.epoch * partition.num_steps if is_endless else 0)
+    worker = (world.worker - partition.first_worker + num_steps_before) % world.num_workers
+    number = world.rank * world.num_workers + worker
     return int.from_bytes(hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest(), "little")

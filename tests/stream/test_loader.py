@@ -164,6 +164,21 @@ def test_spawned_workers_take_the_place_and_the_state_of_their_trainer(dataset: 
     assert loader.state_dict()["epoch"] == 4
 
 
+def test_unaligned_workers_have_a_shuffle_of_their_own_and_go_on_in_it(dataset: OpenDataset) -> None:
+    for options in ({}, {"infinite_iteration": True}):
+        loader = StreamingDataLoader(dataset(unaligned_worker_index=True, **options), 4, num_workers=2, collate_fn=rows_of)
+        batches, states = [], []
+        for batch, _ in zip(loader, range(9), strict=False):
+            batches.append(batch)
+            states.append(loader.state_dict())
+        order = loader.dataset.schedule.plan.rows(0, 0, NUM_ROWS).tolist()
+        assert [row for batch in batches[:6] for _, row in batch][:NUM_ROWS] != order
+        for stop in (1, 2, 4):
+            loader.load_state_dict(states[stop - 1])
+            again = [batch for batch, _ in zip(loader, range(len(batches) - stop), strict=False)]
+            assert again[: len(batches) - stop] == batches[stop:], (options, stop)
+
+
 # -- states that do not fit -------------------------------------------------------------------------------------------
 
 
