@@ -296,6 +296,25 @@ def _slurm_tasks_of_node(node: int | None) -> int | None:
     return tasks[node] if node < len(tasks) else None
 
 
+class OnCacheError(StrEnum):
+    """What becomes of a step whose cache is broken (not: full)."""
+
+    RAISE = "raise"
+    BYPASS = "bypass"
+    """Objects are read past the cache, to private files that live as long as they are needed."""
+
+
+def cache_error_policy(value: OnCacheError | str) -> OnCacheError:
+    """Return what `on_cache_error` says.
+
+    Raises:
+        ConfigError: An unknown word.
+    """
+    if value not in tuple(OnCacheError):
+        raise ConfigError(f"on_cache_error={value!r} is unknown: give one of {', '.join(OnCacheError)}")
+    return OnCacheError(value)
+
+
 class OnError(StrEnum):
     """What becomes of a sample that fails."""
 

@@ -18,8 +18,8 @@ from sqlstream.cache.keys import ObjectRef
 from sqlstream.cache.policy import Policy, policy_named
 from sqlstream.cache.recover import Finding
 from sqlstream.cache.statistics import CacheStatistics
-from sqlstream.cache.store import Store, close_store, open_store
-from sqlstream.config import StorageOptions, parse_bytes
+from sqlstream.cache.store import Store, close_store, open_stand_in, open_store
+from sqlstream.config import OnCacheError, StorageOptions, cache_error_policy, parse_bytes
 from sqlstream.errors import CacheError, ConfigError, ObjectNotFoundError
 from sqlstream.storage import urls
 from sqlstream.storage.fetcher import Fetcher
@@ -37,6 +37,10 @@ class Cache:
         storage_options: Backend settings as fsspec users write them, or a `StorageOptions` value.
         eviction_policy: Who goes first when room is needed: `'lru'`, `'fifo'`, `'lfu'` or `'belady'` (docs/cache.md), for all
             users of the directory; None: as it is, `'lru'` at first. If a living process holds to another one, that one stays.
+        on_cache_error: What to do when the cache is broken (its disk fails, its ledger cannot be rebuilt, its directory is gone
+            or not usable): `'raise'` CacheError, or `'bypass'` it, with private temporary files. A full cache is not broken.
+        min_free_bytes: So much of the directory's file system stays free, whoever fills it: more is evicted, or CacheFullError
+            raised. A count or a text.
         create: False: refuse a directory that is not a cache yet.
         allow_network_fs: Do not refuse network file systems; for one process at a time.
 
@@ -57,6 +61,8 @@ class Cache:
         limit: int | str | None = None,
         storage_options: Mapping[str, object] | StorageOptions | None = None,
         eviction_policy: str | None = None,
+        on_cache_error: OnCacheError | str = OnCacheError.RAISE,
+        min_free_bytes: int | str = 0,
         create: bool = True,
         allow_network_fs: bool = False,
     ) -> None:
@@ -65,6 +71,8 @@ class Cache:
             "limit": limit,
             "storage_options": storage_options,
             "eviction_policy": eviction_policy,
+            "on_cache_error": on_cache_error,
+            "min_free_bytes": min_free_bytes,
             "allow_network_fs": allow_network_fs,
         }
         self._limit_bytes = parse_bytes(limit)
@@ -73,23 +81,36 @@ class Cache:
         if not isinstance(storage_options, StorageOptions):
             storage_options = StorageOptions(storage_options=dict(storage_options or {}))
         self.storage_options = storage_options
-        self.store = open_store(self.path, create=create, allow_network_fs=allow_network_fs)
+        is_bypassed = cache_error_policy(on_cache_error) is OnCacheError.BYPASS
+        least_free_bytes = parse_bytes(min_free_bytes, "min_free_bytes") or 0
+        try:
+            self.store = open_store(self.path, create=create, allow_network_fs=allow_network_fs)
+        except CacheError as error:
+            if not is_bypassed:
+                raise
+            self.store = open_stand_in(self.path, error)
+            self.path = self.store.disk.root
         self.fetcher = Fetcher(self.storage_options)
+        acquirer = self.store.acquirer
+        if is_bypassed:
+            acquirer.bypass.allow(self.fetcher)
         self._holds: dict[str, list[Hold]] = {}
         self._finalizer = weakref.finalize(self, _close_aside, self.store, self.fetcher, id(self))
         self._finalizer.atexit = False
         _open.add(self)
         try:
-            self.store.acquirer.owner.set_limit(id(self), self._limit_bytes)
-            if eviction_policy is not None:
-                self.store.acquirer.owner.ask_for_policy(eviction_policy)
+            acquirer.downloads.free_space.ask(id(self), least_free_bytes)
+            with acquirer.bypass.tolerated():
+                acquirer.owner.set_limit(id(self), self._limit_bytes)
+                if eviction_policy is not None:
+                    acquirer.owner.ask_for_policy(eviction_policy)
         except BaseException:
             self.close()
             raise
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle path and options: another process opens the directory itself."""
-        return (_reopen, (self.path, self._arguments))
+        return (_reopen, (self.path, self._arguments, self.store.acquirer.bypass.directory, os.getpid()))
 
     def __enter__(self) -> Cache:
         return self
@@ -119,7 +140,7 @@ class Cache:
             with locks.uninterrupted():
                 ref = ObjectRef.of(url)
                 hold = self.hold((ref,))
-            yield self.path_of(ref)
+            yield self.path_of(ref, hold)
         finally:
             if hold is not None:
                 self.store.acquirer.release(hold)
@@ -140,7 +161,7 @@ class Cache:
             with locks.fork_guard():
                 for url, ref in refs.items():
                     self._holds.setdefault(url, []).append(pieces[ref.key])
-                    paths[url] = self.path_of(ref)
+                    paths[url] = self.path_of(ref, pieces[ref.key])
         return [paths[url] for url in wanted]
 
     def release_many(self, wanted: Sequence[str]) -> None:
@@ -178,8 +199,10 @@ class Cache:
                 return hold
             acquirer.release(hold)
 
-    def path_of(self, ref: ObjectRef) -> Path:
-        """Return where a held object is."""
+    def path_of(self, ref: ObjectRef, hold: Hold | None = None) -> Path:
+        """Return where an object is that `hold` holds."""
+        if hold is not None and hold.files is not None:
+            return Path(hold.files[ref.key].path)
         return Path(self.store.disk.data_path(ref.key, ref.ext))
 
     # -- the directory ------------------------------------------------------------------------------------------------
@@ -197,8 +220,11 @@ class Cache:
 
     @property
     def policy(self) -> Policy:
-        """The eviction policy in force."""
-        return policy_named(self.store.ledger.policy())
+        """The eviction policy in force; of a cache that fails and is bypassed, the default."""
+        name = "lru"
+        with self.store.acquirer.bypass.tolerated():
+            name = self.store.ledger.policy()
+        return policy_named(name)
 
     def statistics(self) -> CacheStatistics:
         """Return the account of this moment."""
@@ -247,8 +273,11 @@ def local_file(url: str) -> Path:
     return path
 
 
-def _reopen(path: Path, arguments: dict[str, object]) -> Cache:
-    return Cache(path, **arguments)  # type: ignore[arg-type]  # what __init__ took
+def _reopen(path: Path, arguments: dict[str, object], private_directory: str, pid: int) -> Cache:
+    cache = Cache(path, **arguments)  # type: ignore[arg-type]  # what __init__ took
+    if os.getpid() != pid:
+        cache.store.acquirer.bypass.join(private_directory)
+    return cache
 
 
 def _close_aside(store: Store, fetcher: Fetcher, user: int) -> None:
@@ -259,6 +288,7 @@ def _close_aside(store: Store, fetcher: Fetcher, user: int) -> None:
 def _close(store: Store, fetcher: Fetcher, user: int) -> None:
     store.acquirer.downloads.cancel(fetcher)
     fetcher.stop()
+    store.acquirer.downloads.free_space.ask(user, 0)
     with contextlib.suppress(CacheError):  # the directory may be gone: nothing is left to give back
         store.acquirer.owner.drop_limit(user)
     with contextlib.suppress(CacheError):

@@ -291,7 +291,7 @@ class Disk:
     def drop_ballast(self) -> None:
         """Give the ballast's bytes back to a full disk."""
         self.is_ballast_dropped = True
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # what cannot be given up is no worse than none
             os.unlink(self.root / "ballast")
 
     def restore_ballast(self) -> None:
@@ -299,17 +299,7 @@ class Disk:
         if (self.root / "ballast").exists():
             self.is_ballast_dropped = False
         elif self.free_bytes() >= 2 * BALLAST_BYTES:  # without it the account still holds, only the comfort is gone
-            self._take_ballast()
-
-    def _take_ballast(self) -> None:
-        fd = os.open(self.root / "ballast", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, BALLAST_BYTES)
-            self.is_ballast_dropped = False
-        except OSError:
-            self.drop_ballast()
-        finally:
-            os.close(fd)
+            self.is_ballast_dropped = not _allocate_file(self.root / "ballast", BALLAST_BYTES)
 
     def free_bytes(self) -> int:
         """Return what this user may still write to the file system."""
@@ -330,6 +320,19 @@ def changed_files(disk: Disk, rows: Iterable[ReadyRow]) -> list[bytes]:
         if status.st_size != size_bytes or status.st_mode & 0o170000 != 0o100000:
             changed.append(key)
     return changed
+
+
+def _allocate_file(path: Path, num_bytes: int) -> bool:
+    """Make a file of so many bytes; False, and there is none, when the disk does not have them."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, num_bytes)
+    except OSError:
+        os.unlink(path)
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 def _create_locked(path: str) -> int | None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from sqlstream import locks
 from sqlstream.cache.disk import Disk, Part
 from sqlstream.cache.failures import Failure, record_failures
+from sqlstream.cache.free_space import FreeSpace
 from sqlstream.cache.holds import Hold, Holdings
 from sqlstream.cache.hosts import record_hosts
 from sqlstream.cache.keys import BLOCK_BYTES, ObjectRef, charged_bytes
@@ -73,6 +74,7 @@ class Downloads:
         self._owner = owner
         self._holdings = holdings
         self._wake = wake
+        self.free_space = FreeSpace(disk)
         self.after_fork_in_child()
         owner.defer(self)
         locks.call_after_fork(self)
@@ -149,7 +151,7 @@ class Downloads:
                 self._disk.allocate(lead.part, lead.charged_bytes)
             except OSError as error:
                 if is_last or error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    return self._disk_error(lead, error)
+                    return _disk_error(self._disk, lead, error)
                 logger.warning("the disk below the cache at %s is full: evicting to go on", self._disk.root)
                 make_space(self._owner.run, self._disk, lead.charged_bytes)
             else:
@@ -183,7 +185,7 @@ class Downloads:
                 self._disk.publish(lead.part, lead.ref.key, lead.ref.ext, event.size_bytes)
                 whole[lead] = _publication(lead, event)
             except OSError as error:
-                failed[lead] = self._disk_error(lead, error)
+                failed[lead] = _disk_error(self._disk, lead, error)
         with locks.fork_guard():
             self._ended += events
         self._end(whole, failed)
@@ -223,7 +225,9 @@ class Downloads:
                 return Room.AGAIN
             lead.error = cannot_fit({lead.ref.url: target}, limit_bytes)
             return Room.NONE
-        room = make_room(tx, self._disk, target - lead.charged_bytes, owner=self._owner.id, in_line=False)
+        room = make_room(
+            tx, self._disk, target - lead.charged_bytes, owner=self._owner.id, in_line=False, free_space=self.free_space
+        )
         if room is Room.ENOUGH and not tx.extend(lead.ref.key, lead.part.name, target):
             return Room.NONE  # the ledger was replaced under us: nothing counts these bytes
         return room
@@ -284,6 +288,8 @@ class Downloads:
     def _tell(self, lead: Lead, charge: int | None, error: SqlStreamError | None) -> None:
         """Tell the samples that wait for a lead how it ended."""
         for hold in lead.holds:
+            if hold.files is not None:  # it gave the cache up
+                continue
             if charge is not None:
                 self._holdings.arrive(hold, lead.ref.key, charge)
             elif error is not None:
@@ -297,13 +303,6 @@ class Downloads:
         mean = self._sizes.get(ref.ext, float(size_bytes))
         self._sizes[ref.ext] = mean + (size_bytes - mean) / 8
         self._learned.pop(ref.key, None)
-
-    def _disk_error(self, lead: Lead, error: OSError) -> CacheDiskError:
-        return CacheDiskError(
-            f"cannot write {urls.redact(lead.ref.url)} to the cache at {self._disk.root}: {error.strerror}. "
-            "Free space on that disk, or lower the limit so that it fits",
-            url=urls.redact(lead.ref.url),
-        )
 
 
 def cannot_fit(need_bytes: Mapping[str, int], limit_bytes: int) -> CacheFullError:
@@ -319,6 +318,15 @@ def cannot_fit(need_bytes: Mapping[str, int], limit_bytes: int) -> CacheFullErro
         f"{largest}{together} needs {sum(need_bytes.values())} bytes on disk, the cache limit is {limit_bytes} bytes: "
         "raise cache_limit",
         url=largest,
+    )
+
+
+def _disk_error(disk: Disk, lead: Lead, error: OSError) -> CacheDiskError:
+    url = urls.redact(lead.ref.url)
+    return CacheDiskError(
+        f"cannot write {url} to the cache at {disk.root}: {error.strerror}. "
+        "Free space on that disk, or lower the limit so that it fits",
+        url=url,
     )
 
 

@@ -11,33 +11,33 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from sqlstream import locks
 from sqlstream.cache import recover
+from sqlstream.cache.awaiter import Awaiter, wait_for_change
+from sqlstream.cache.bypass import Bypass, is_fault
 from sqlstream.cache.disk import Disk, Part, changed_files
 from sqlstream.cache.downloads import Downloads
+from sqlstream.cache.free_space import FreeSpace
 from sqlstream.cache.holds import Hold, Holdings
 from sqlstream.cache.keeper import Keeper
-from sqlstream.cache.keys import ObjectRef, charged_bytes
+from sqlstream.cache.keys import ObjectRef
 from sqlstream.cache.ledger import Ledger
 from sqlstream.cache.line import Line
 from sqlstream.cache.owner import Owner
 from sqlstream.cache.passage import Passage
 from sqlstream.cache.room import Room, make_space
-from sqlstream.cache.rows import EntryRow
 from sqlstream.cache.uses import Uses
-from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheFullError
+from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheError, CacheFullError
 from sqlstream.storage.fetcher import Fetcher
 
 logger = logging.getLogger(__name__)
 
-SHORTEST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.001, 0.02
-"""How often something that another process does is looked at; no lock is held, one look costs microseconds."""
-LEADER_PATIENCE_SECONDS = 60.0
-"""After so long we say who downloads what we wait for: longer than most downloads, short enough to find a stopped leader."""
+Acquire: TypeAlias = Callable[[Sequence[Sequence[ObjectRef]], Fetcher], list[Hold]]
+
 PATIENCE_SECONDS = 2.0
 """After so long in line for room, older waiters are no longer let through first: one of them may be stopped."""
 MAX_UNWRITTEN = 64
@@ -71,6 +71,8 @@ class Acquirer:
         self._uses = Uses(self.owner)
         self._keeper = Keeper(self._keep)
         self.downloads = Downloads(disk, self.owner, self.holdings, self._keeper.wake)
+        self.bypass = Bypass(self.owner, self.downloads.settled)
+        self._awaiter = Awaiter(disk, ledger, self.downloads, self.holdings, self.bypass)
         self._disk = disk
         self._ledger = ledger
         self._room_timeout_seconds = room_timeout_seconds
@@ -87,6 +89,9 @@ class Acquirer:
 
     def acquire(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
         """Return holds on the longest prefix of `groups` (the objects of one sample each) for which there is room now."""
+        return self._or_past_the_cache(self._acquire_prefix, groups, fetcher)
+
+    def _acquire_prefix(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
         holds: list[Hold] = []
         while len(holds) < len(groups):
             passage = self._pass(groups[len(holds) :], fetcher)
@@ -101,10 +106,29 @@ class Acquirer:
         Raises:
             CacheFullError: Nobody gave room back in time.
         """
-        passage = self._pass([group], fetcher, must_fit=True)
-        return passage.holds[0] if passage.holds else self._acquire_in_line(group, fetcher)
+        return self._or_past_the_cache(self._acquire_first, [group], fetcher)[0]
 
-    def _acquire_in_line(self, group: Sequence[ObjectRef], fetcher: Fetcher) -> Hold:
+    def _or_past_the_cache(self, acquire: Acquire, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
+        """Return the holds that `acquire` returns; if the cache fails and may be bypassed, holds on private files."""
+        if not self.bypass.allows(fetcher):
+            return acquire(groups, fetcher)
+        if self.bypass.is_cache_left_alone:
+            return self.bypass.acquire(groups, fetcher)
+        try:
+            holds = acquire(groups, fetcher)
+        except CacheError as error:
+            if not is_fault(error) or self.owner.is_closed:
+                raise
+            self.bypass.note(error)
+            return self.bypass.acquire(groups, fetcher)
+        for hold in holds:
+            hold.fetcher = fetcher
+        return holds
+
+    def _acquire_first(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
+        return self._pass(groups, fetcher, must_fit=True).holds or self._acquire_in_line(groups, fetcher)
+
+    def _acquire_in_line(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
         """Return a hold on one sample's objects: ask again and again, and give back meanwhile."""
         started = time.monotonic()
         has_more_to_give = True
@@ -112,18 +136,18 @@ class Acquirer:
             while True:
                 waited = time.monotonic() - started
                 in_line = waited < PATIENCE_SECONDS
-                passage = self._pass([group], fetcher, must_fit=True, takes_least=not has_more_to_give, in_line=in_line)
+                passage = self._pass(groups, fetcher, must_fit=True, takes_least=not has_more_to_give, in_line=in_line)
                 if passage.holds:
-                    return passage.holds[0]
+                    return passage.holds
                 if passage.room is Room.AGAIN:
                     continue
                 had_more_to_give, has_more_to_give = has_more_to_give, self._give_something_back()
                 if has_more_to_give or had_more_to_give:
                     continue
                 if waited > self._room_timeout_seconds:
-                    raise _no_room(self._ledger, passage.need_bytes, waited)
+                    raise _no_room(self._ledger, passage.need_bytes, waited, self.downloads.free_space)
                 place.wait_for(passage.need_bytes)
-                _wait_for_change(self._ledger, self.downloads, LONGEST_LOOK_SECONDS * 10)
+                wait_for_change(self._ledger, self.downloads)
 
     def _pass(
         self,
@@ -196,63 +220,9 @@ class Acquirer:
                 self.owner.run(lambda tx, key=key: recover.quarantine(tx, self._disk, key, self.owner.id))  # type: ignore[misc]
                 hold.is_void = True
 
-    # -- waiting ------------------------------------------------------------------------------------------------------
-
     def wait(self, hold: Hold, timeout_seconds: float | None = None) -> bool:
         """Wait until every object of `hold` is here, or one failed; return whether it is settled."""
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        look_seconds = SHORTEST_LOOK_SECONDS
-        complain_at = time.monotonic() + LEADER_PATIENCE_SECONDS
-        while not hold.is_settled:
-            if time.monotonic() > complain_at:
-                complain_at = math.inf
-                self._name_leaders(hold)
-            if deadline is not None and time.monotonic() > deadline:
-                return False
-            self._look_at_others(hold)
-            with self.downloads.settled:
-                if not hold.is_settled:
-                    self.downloads.settled.wait(look_seconds)
-            look_seconds = min(2 * look_seconds, LONGEST_LOOK_SECONDS)
-        return True
-
-    def _name_leaders(self, hold: Hold) -> None:
-        """Log whom we wait for: a download may be long, and its leader may be stopped."""
-        for row in self._ledger.find(list(hold.outstanding - self.downloads.leads.keys())).values():
-            if row.part is not None:
-                leader = self._disk.part_holder(row.part)
-                logger.warning(
-                    "waiting for %s for %.0f s; %s downloads it: if that process is stopped, continue or end it",
-                    row.url,
-                    LEADER_PATIENCE_SECONDS,
-                    f"process {leader}" if leader else "another process",
-                )
-
-    def _look_at_others(self, hold: Hold) -> None:
-        """Settle the objects of `hold` that other processes lead, as far as they are done."""
-        with locks.fork_guard():
-            awaited = hold.outstanding - self.downloads.leads.keys()
-        if not awaited:
-            return
-        rows = self._ledger.find(list(awaited))
-        for key in awaited:
-            row = rows.get(key)
-            if row is not None and row.is_ready:
-                if self._disk.data_size(key, row.ext) == row.size_bytes:
-                    self.holdings.arrive(hold, key, row.charged_bytes)
-                else:
-                    hold.is_void = True
-            else:
-                self._look_at_part(hold, key, row)
-
-    def _look_at_part(self, hold: Hold, key: bytes, row: EntryRow | None) -> None:
-        """Settle an object that another process still leads by the ledger; its part tells whether it does."""
-        is_live = None if row is None or row.part is None else self._disk.part_is_live(row.part)
-        size_bytes = None if row is None or is_live is not None else self._disk.data_size(key, row.ext)
-        if size_bytes is not None:  # whole and renamed, its row follows; our pin is on it already
-            self.holdings.arrive(hold, key, charged_bytes(size_bytes))
-        elif not is_live:
-            hold.is_void = True  # its leader gave up or died: whoever acquires next leads
+        return self._awaiter.wait(hold, timeout_seconds)
 
     # -- giving back --------------------------------------------------------------------------------------------------
 
@@ -268,13 +238,20 @@ class Acquirer:
 
     def _bound_unwritten(self) -> None:
         if self.owner.num_unwritten > MAX_UNWRITTEN:
-            self.owner.flush()
+            self.flush()
         else:
             self._keeper.wake()
+
+    def flush(self) -> None:
+        """Write what waits for a transaction; not into a cache that fails and is bypassed."""
+        if not self.bypass.is_cache_left_alone:
+            with self.bypass.tolerated():
+                self.owner.flush()
 
     def close(self) -> None:
         """Give everything back and end the keeper."""
         self._keeper.stop()
+        self.bypass.close()
         self.owner.close()
 
     def _give_something_back(self) -> bool:
@@ -292,6 +269,12 @@ class Acquirer:
 
     def _keep(self) -> bool:
         """Give back for others who wait, write what has waited for long; return whether there is more to come."""
+        if not self.bypass.is_cache_left_alone:
+            with self.bypass.tolerated():
+                return self._keep_once()
+        return True
+
+    def _keep_once(self) -> bool:
         self.holdings.collect()
         self._look_at_waiters()
         num_transactions = self._ledger.database.num_transactions
@@ -319,23 +302,12 @@ class Acquirer:
         self.owner.flush()
 
 
-def _wait_for_change(ledger: Ledger, downloads: Downloads, timeout_seconds: float) -> None:
-    """Wait until something on this node may have given room back."""
-    seen = ledger.changes()
-    deadline = time.monotonic() + timeout_seconds
-    look_seconds = SHORTEST_LOOK_SECONDS
-    while time.monotonic() < deadline and ledger.changes() == seen:
-        with downloads.settled:
-            if downloads.settled.wait(look_seconds):
-                return
-        look_seconds = min(2 * look_seconds, LONGEST_LOOK_SECONDS)
-
-
-def _no_room(ledger: Ledger, need_bytes: int, waited: float) -> CacheFullError:
+def _no_room(ledger: Ledger, need_bytes: int, waited: float, free_space: FreeSpace) -> CacheFullError:
     pins = ledger.pinned_bytes_by_owner()
     holders = ", ".join(f"{name} (pid {pid}): {num_bytes} bytes" for name, pid, num_bytes in pins) or "nobody"
     return CacheFullError(
         f"no room for {need_bytes} bytes under the cache limit of {ledger.account().limit_bytes} bytes after {waited:.0f} s; "
+        f"{f'{free_space.describe()}; ' if free_space.min_bytes else ''}"
         f"pinned by {holders}: raise cache_limit, or release paths sooner"
     )
 

@@ -10,7 +10,9 @@ dropped without a release (Ctrl-C between two steps) is released when Python for
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -21,6 +23,7 @@ from typing import NamedTuple
 from sqlstream import locks
 from sqlstream.cache.keys import ObjectRef
 from sqlstream.cache.owner import Owner
+from sqlstream.storage.fetcher import Fetcher
 
 
 class HoldState(Enum):
@@ -40,6 +43,29 @@ class Dropped(NamedTuple):
     charges: Mapping[bytes, int]
 
 
+@dataclass(slots=True, eq=False)
+class PrivateFile:
+    """An object outside of the cache, which failed; it goes with the hold on it."""
+
+    name: str
+    path: str
+    fd: int
+    """Open until the object is here."""
+    pid: int
+    is_retained: bool = False
+    """A sample that left has its path: a worker that ends leaves the file to the trainer, which removes the directory."""
+
+    def remove(self) -> None:
+        """Unlink it; a forked child has no say."""
+        if os.getpid() == self.pid:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+
+    def __del__(self) -> None:
+        if not self.is_retained:
+            self.remove()
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Hold:
     """Pins on the objects of one sample; some objects may still be on their way."""
@@ -55,6 +81,10 @@ class Hold:
     error: Exception | None = None
     is_void: bool = False
     """An object was lost (revoked, aborted, its leader died): release the hold and acquire the sample again."""
+    files: dict[bytes, PrivateFile] | None = None
+    """Where its objects are, by key, when the cache could not take them."""
+    fetcher: Fetcher | None = None
+    """What brings its objects if the cache fails them; None: nothing, the error is raised."""
     number: int = 0
     """Its place among all holds of this process; 0 while it pins nothing."""
     dropped: deque[Dropped] | None = None
@@ -123,9 +153,9 @@ class Holdings:
     def claim(self, hold: Hold) -> bool:
         """Begin to use a hold; False when it was revoked."""
         with locks.fork_guard():
-            if hold.state is not HoldState.PREFETCHED or hold.is_void or hold.owner != self._owner.id:
+            if hold.state is not HoldState.PREFETCHED or hold.is_void or (hold.owner != self._owner.id and hold.files is None):
                 return False
-            del self._prefetched[hold.number]
+            self._prefetched.pop(hold.number, None)
             hold.state = HoldState.IN_USE
             return True
 
@@ -133,33 +163,45 @@ class Holdings:
         """Give a hold's pins back; they reach the ledger with the next transaction. Safe to call twice."""
         with locks.fork_guard():
             state = hold.state
-            if state is HoldState.RELEASED or hold.owner != self._owner.id:
+            if state is HoldState.RELEASED or (hold.owner != self._owner.id and hold.files is None):
                 return
             hold.state = HoldState.RELEASED
+            if hold.files is not None:
+                for file in hold.files.values():
+                    file.remove()
+                hold.files = None
             if state is HoldState.RETAINED:
-                self._retained.remove(hold)
+                with contextlib.suppress(ValueError):  # retained by the parent of this process
+                    self._retained.remove(hold)
             elif state is HoldState.PREFETCHED:
                 self._prefetched.pop(hold.number, None)
-            if hold.number:
+            if hold.number and hold.owner == self._owner.id:
                 hold.number = 0
                 self._unpin(hold.charges)
 
     def split(self, hold: Hold) -> list[Hold]:
         """Return one hold in use for each object of `hold`, in its place; no pin changes."""
         with locks.fork_guard():
-            pieces = [
-                Hold((ref,), hold.owner, {ref.key: hold.charges[ref.key]}, frozenset(), HoldState.IN_USE) for ref in hold.refs
-            ]
-            self.add(pieces)
+            pieces = [Hold((ref,), hold.owner, {}, frozenset(), HoldState.IN_USE) for ref in hold.refs]
+            if hold.files is not None:
+                for piece in pieces:
+                    piece.files = {ref.key: hold.files[ref.key] for ref in piece.refs}
+                hold.files = None
+            if hold.number:
+                for piece in pieces:
+                    piece.charges = {ref.key: hold.charges[ref.key] for ref in piece.refs}
+                self.add(pieces)
             self.release(hold)
             return pieces
 
     def retain(self, hold: Hold, *, capacity: int, share_bytes: int | None) -> None:
         """Keep the paths of a hold valid for the next `capacity` ones, within `share_bytes` of the limit."""
         with locks.fork_guard():
-            if hold.state is not HoldState.IN_USE or hold.owner != self._owner.id:
+            if hold.state is not HoldState.IN_USE or (hold.owner != self._owner.id and hold.files is None):
                 return
             hold.state = HoldState.RETAINED
+            for file in (hold.files or {}).values():
+                file.is_retained = True
             self._retained.append(hold)
             while len(self._retained) > capacity:
                 self.release(self._retained[0])

@@ -12,6 +12,8 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.025
 """How often the keeper looks while there is anything to do."""
+FAILED_SECONDS = 1.0
+"""How long it leaves a cache alone that failed."""
 IDLE_SECONDS = 0.3
 """Without anything to do for so long, its thread ends: a loop that was left must leave no thread behind."""
 
@@ -53,6 +55,7 @@ class Keeper:
 
     def _run(self) -> None:
         is_over, is_awake = self._is_over, self._is_awake
+        said = ""
         while not is_over.wait(TICK_SECONDS):
             is_awake.clear()  # before the work: what comes from now on sets it again
             if is_over.is_set():  # `stop` may have set both just before the clear
@@ -60,8 +63,11 @@ class Keeper:
             try:
                 if self._work():
                     is_awake.set()
-            except Exception:
-                logger.exception("the cache's keeper failed; it goes on with the next wake")
+            except Exception as error:
+                if str(error) != said:
+                    said = str(error)
+                    logger.exception("the cache's keeper failed; it tries again every %g s", FAILED_SECONDS)
+                is_over.wait(FAILED_SECONDS)
             if not is_awake.wait(IDLE_SECONDS) and self._ends():
                 return
 

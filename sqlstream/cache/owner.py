@@ -60,7 +60,7 @@ class Owner:
         """The smallest limit that anybody in this process asked for."""
         self._policy: str | None = None
         """The eviction policy that somebody in this process asked for by name."""
-        self._is_closed = False
+        self.is_closed = False
         self._fd: int | None = None
         self._deferred: list[Deferred] = []
         self._forget()
@@ -156,7 +156,7 @@ class Owner:
     def transaction(self, *, is_flush: bool = False) -> Iterator[LedgerTransaction]:
         """Run the body in the ledger as this owner: registered, with what was deferred written first and its new pins last."""
         with locks.fork_guard(), locks.uninterrupted():
-            if self._is_closed:
+            if self.is_closed:
                 raise CacheError(f"the cache {self._disk.root} is closed: open it again")
             try:
                 with self._ledger.database.write_transaction() as connection:
@@ -192,7 +192,7 @@ class Owner:
     def close(self) -> None:
         """Give back everything: pins, row, file."""
         with locks.fork_guard(), locks.uninterrupted():
-            self._is_closed = True
+            self.is_closed = True
             if self.id is None:
                 return
             try:

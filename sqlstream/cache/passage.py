@@ -16,6 +16,7 @@ from sqlstream.cache.policy import POLICIES
 from sqlstream.cache.room import Room, forget_limit_of_the_dead, make_room
 from sqlstream.cache.rows import Account, EntryRow, ReadyRow, Reservation
 from sqlstream.cache.uses import Uses
+from sqlstream.errors import CacheFullError
 from sqlstream.storage import urls
 from sqlstream.storage.fetcher import Fetcher
 
@@ -126,11 +127,12 @@ class Passage:
         least = {ref.key: self.downloads.reservation_bytes(ref, is_least=True) for ref in new}
         guess = {ref.key: self.downloads.reservation_bytes(ref) for ref in new}
         self.need_bytes = sum(least.values())
-        if self._limit is not None and self.need_bytes > self._limit:
-            if forget_limit_of_the_dead(tx, self.disk, self.owner):
-                self.room = Room.AGAIN
-                return False
-            self._refuse(hold, new, least)
+        if self._limit is not None and self.need_bytes > self._limit and forget_limit_of_the_dead(tx, self.disk, self.owner):
+            self.room = Room.AGAIN
+            return False
+        hold.error = self._refusal(tx, new, least)
+        if hold.error is not None:
+            self._append_bare(hold)
             return True
         for charges in (guess, least) if self.takes_least else (guess,):
             if self._has_room(tx, sum(hold.charges.values()), sum(charges.values())):
@@ -163,11 +165,19 @@ class Passage:
             self.found.update(tx.find([ref.key]))
         return self.found.get(ref.key)
 
-    def _refuse(self, hold: Hold, new: Sequence[ObjectRef], charges: Mapping[bytes, int]) -> None:
-        """A sample that can never fit fails by itself; the others of the window go on."""
-        assert self._limit is not None
-        hold.error = cannot_fit({ref.url: charges[ref.key] for ref in new}, self._limit)
-        self._append_bare(hold)
+    def _refusal(self, tx: LedgerTransaction, new: Sequence[ObjectRef], charges: Mapping[bytes, int]) -> CacheFullError | None:
+        """Return why a sample can never fit, if so: it fails by itself, and the others of the window go on."""
+        if self._limit is not None and self.need_bytes > self._limit:
+            return cannot_fit({ref.url: charges[ref.key] for ref in new}, self._limit)
+        free_space = self.downloads.free_space
+        if not new or free_space.can_ever_hold(tx, self.need_bytes):
+            return None
+        url = urls.redact(new[0].url)
+        return CacheFullError(
+            f"{url} needs {self.need_bytes} bytes on disk: {free_space.describe()}, and the whole cache is too little to "
+            "give up. Free space there, or lower min_free_bytes",
+            url=url,
+        )
 
     def _append_bare(self, hold: Hold) -> None:
         """A hold that pins nothing: whoever claims it finds out why."""
@@ -177,16 +187,22 @@ class Passage:
         self.holds.append(hold)
 
     def _has_room(self, tx: LedgerTransaction, here_bytes: int, need_bytes: int) -> bool:
-        if self._limit is None:
-            return True
-        held_bytes = self.holdings.held_bytes
+        held_bytes, share_bytes = self.holdings.held_bytes, self.share_bytes
         self.room = Room.ENOUGH
-        is_beyond_share = held_bytes and held_bytes + here_bytes + need_bytes > (self.share_bytes or 0)
-        if need_bytes > self._limit or (is_beyond_share and not self.must_fit):
+        is_beyond_share = share_bytes is not None and held_bytes and held_bytes + here_bytes + need_bytes > share_bytes
+        if (self._limit is not None and need_bytes > self._limit) or (is_beyond_share and not self.must_fit):
             self.room = Room.NONE
         elif need_bytes:
             self.uses.write_now(tx)
-            self.room = make_room(tx, self.disk, need_bytes, owner=self.owner, keep=self.window, in_line=self.in_line)
+            self.room = make_room(
+                tx,
+                self.disk,
+                need_bytes,
+                owner=self.owner,
+                keep=self.window,
+                in_line=self.in_line,
+                free_space=self.downloads.free_space,
+            )
         return self.room is Room.ENOUGH
 
     def _reserve(self, tx: LedgerTransaction, ref: ObjectRef, charge: int) -> None:

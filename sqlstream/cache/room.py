@@ -11,6 +11,7 @@ from enum import Enum, auto
 from sqlstream.cache import recover
 from sqlstream.cache.disk import Disk
 from sqlstream.cache.eviction import drain_touches, unpinned_in_order
+from sqlstream.cache.free_space import FreeSpace
 from sqlstream.cache.ledger import LedgerTransaction
 from sqlstream.cache.rows import EntryRow
 
@@ -37,9 +38,16 @@ class Room(Enum):
 
 
 def make_room(
-    tx: LedgerTransaction, disk: Disk, need_bytes: int, *, owner: str, keep: Set[bytes] = frozenset(), in_line: bool = True
+    tx: LedgerTransaction,
+    disk: Disk,
+    need_bytes: int,
+    *,
+    owner: str,
+    keep: Set[bytes] = frozenset(),
+    in_line: bool = True,
+    free_space: FreeSpace | None = None,
 ) -> Room:
-    """Evict until `need_bytes` more fit under the limit.
+    """Evict until `need_bytes` more fit under the limit, and leave free what must stay free.
 
     Args:
         tx: The transaction that will then count the bytes.
@@ -48,21 +56,34 @@ def make_room(
         owner: Who asks.
         keep: Keys that are about to be pinned in this transaction.
         in_line: Leave room for owners that have waited longer; False for whoever has waited long enough.
+        free_space: What must stay free; None: nothing.
     """
     account = tx.account()
     wanted = need_bytes + (_claims_before(tx, disk, owner) if in_line and account.limit_bytes is not None else 0)
-    if account.limit_bytes is None or account.has_room(wanted):
-        return Room.ENOUGH
+    short_bytes = 0 if free_space is None else free_space.missing_bytes(tx, need_bytes)
+    if account.has_room(wanted):
+        return Room.ENOUGH if not short_bytes else _make_free(tx, disk, short_bytes, keep)
+    assert account.limit_bytes is not None
     if forget_limit_of_the_dead(tx, disk, owner):
         return Room.AGAIN
     if wanted > account.limit_bytes:
         return Room.NONE  # those before us take all of it: no eviction of ours helps
     if recover.reap_owners(tx, disk) or drain_touches(tx, MAX_DRAINED_TOUCHES):
         return Room.AGAIN  # the dead give back before the living lose anything
-    missing = account.charged_bytes + wanted - account.limit_bytes
+    missing = max(short_bytes, account.charged_bytes + wanted - account.limit_bytes)
     surplus = account.charged_bytes + wanted - int(account.limit_bytes * HYSTERESIS)
     freed = evict(tx, disk, max(missing, surplus), keep=keep)
     if freed >= missing:
+        return Room.ENOUGH
+    return Room.AGAIN if freed or recover.reap(tx, disk) else Room.NONE
+
+
+def _make_free(tx: LedgerTransaction, disk: Disk, num_bytes: int, keep: Set[bytes]) -> Room:
+    """Give the file system `num_bytes` back."""
+    if drain_touches(tx, MAX_DRAINED_TOUCHES):
+        return Room.AGAIN
+    freed = evict(tx, disk, num_bytes, keep=keep)
+    if freed >= num_bytes:
         return Room.ENOUGH
     return Room.AGAIN if freed or recover.reap(tx, disk) else Room.NONE
 

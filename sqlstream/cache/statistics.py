@@ -57,6 +57,8 @@ class CacheStatistics:
     stored_samples: int
     """Of the entries, samples that a `CacheTransform` stored."""
     stored_sample_bytes: int
+    bypassed_objects: int
+    """Objects that were read past the cache because it failed (`on_cache_error="bypass"`)."""
     unstored_samples: int
     """How often a sample found no room to be stored."""
     hits: int
@@ -109,6 +111,7 @@ def collect(ledger: Ledger, disk: Disk) -> CacheStatistics:
         pinned_entries=pinned_entries,
         stored_samples=stored_samples,
         stored_sample_bytes=stored_sample_bytes,
+        bypassed_objects=stats.get("bypassed", 0),
         unstored_samples=stats.get("unstored", 0),
         hits=stats.get("hits", 0),
         misses=stats.get("misses", 0),

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 from sqlstream import locks
 from sqlstream.cache import rebuild, recover
+from sqlstream.cache.bypass import remove_directory
 from sqlstream.cache.disk import Disk
 from sqlstream.cache.fetch import Acquirer
 from sqlstream.cache.ledger import Ledger
 from sqlstream.db import Database
 from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheError
+
+logger = logging.getLogger(__name__)
 
 
 class Store:
@@ -26,6 +34,8 @@ class Store:
         self.ledger = Ledger(database)
         self.acquirer = Acquirer(disk, self.ledger)
         self.num_users = 0
+        self.remove_stand_in: Callable[[], object] | None = None
+        """Ends a directory that only stands in for another one."""
 
 
 _stores: dict[tuple[int, int], Store] = {}
@@ -51,6 +61,21 @@ def open_store(path: str | os.PathLike[str], *, create: bool, allow_network_fs: 
             _stores[identity] = store
         _stores[identity].num_users += 1
         return _stores[identity]
+
+
+def open_stand_in(path: Path, error: CacheError) -> Store:
+    """Return the store of a private temporary directory, in place of one that cannot be used; removed when it is closed."""
+    directory = tempfile.mkdtemp(prefix="sqlstream-stand-in-")
+    logger.error(
+        "the cache directory %s cannot be used (%s): %s stands in for it (on_cache_error='bypass')", path, error, directory
+    )
+    try:
+        store = open_store(f"{directory}/cache", create=True, allow_network_fs=False)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    store.remove_stand_in = weakref.finalize(store, remove_directory, directory, os.getpid())
+    return store
 
 
 def close_store(store: Store) -> None:
@@ -84,6 +109,8 @@ def _close(store: Store) -> None:
             store.acquirer.close()
     finally:
         store.ledger.database.close()
+        if store.remove_stand_in is not None:
+            store.remove_stand_in()
 
 
 def _identity(root: Path) -> tuple[int, int]:

@@ -10,13 +10,12 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from sqlstream import distributed
-from sqlstream.cache import Cache
-from sqlstream.config import IndexOptions, OnError, SampleOptions, default_cache_directory
+from sqlstream.config import IndexOptions, OnCacheError, OnError, SampleOptions
 from sqlstream.index.weights import WeightsSpec
 from sqlstream.order import Plan, Tail
 from sqlstream.records import DataSampleType
 from sqlstream.stream.engine import Engine
-from sqlstream.stream.opening import from_start, in_blocks, open_any
+from sqlstream.stream.opening import from_start, in_blocks, open_any, open_cache
 from sqlstream.stream.options import (
     callables,
     check_on_error,
@@ -96,6 +95,8 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
             epoch, position), and restored after; `sqlstream.transforms.rng(sample)` works either way.
         show_progress: Show a bar on a terminal while the index is built.
         eviction_policy: Who goes first in a full cache: `'lru'`, `'fifo'`, `'lfu'`, `'belady'` (docs/cache.md); None: as it is.
+        on_cache_error: With a broken cache, `'raise'`, or `'bypass'` it: read past it, to private files (docs/cache.md).
+        min_free_bytes: So much of the cache's file system stays free, whoever fills it: a count, or `'10gb'`.
 
     Raises:
         ConfigError: An option is wrong.
@@ -154,6 +155,8 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         seed_transforms: bool = True,
         show_progress: bool = True,
         eviction_policy: str | None = None,
+        on_cache_error: OnCacheError | str = OnCacheError.RAISE,
+        min_free_bytes: int | str = 0,
         shuffle_block_size: int | None = None,
         shuffle_window: int = 64,
     ) -> None:
@@ -190,7 +193,7 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         storage = storage_of(storage_options, num_downloading_retries, num_downloading_workers)
         layout = Layout(world=world, replication=replication)
         policy = policy_of(eviction_policy, is_unaligned=unaligned_worker_index)
-        cache = Cache(dst or default_cache_directory(), limit=cache_limit, storage_options=storage, eviction_policy=policy)
+        cache = open_cache(dst, storage, cache_limit, policy, on_cache_error, min_free_bytes)
         try:
             seed = distributed.agree_on_seed(layout.whole) if shuffle_seed == -1 else shuffle_seed
             index = open_any(index_options, cache, show_progress=show_progress)

@@ -21,7 +21,7 @@ from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, SampleError
 from sqlstream.stream.cached import CachedChain
 from sqlstream.stream.failures import FailureLog
 from sqlstream.stream.row_source import RowSource
-from sqlstream.stream.rows import RowReader, Slot, holds_path
+from sqlstream.stream.rows import RowReader, Slot, keeps_path
 from sqlstream.stream.shares import EpochShare, Progress
 from sqlstream.stream.window import Window
 from sqlstream.transforms.base import Sample
@@ -152,7 +152,7 @@ class Engine:
             self._rows.close()
         self._kept.clear()
         self._chain.flush()
-        self._acquirer.owner.flush()
+        self._acquirer.flush()
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class Engine:
     # -- giving back --------------------------------------------------------------------------------------------------
 
     def _keeps_path(self, slot: Slot, sample: Sample) -> bool:
-        return slot.hold is not None and any(holds_path(value, self._data_directory) for value in sample.values())
+        return slot.hold is not None and keeps_path(slot.hold, sample, self._data_directory)
 
     def _done_with(self, slot: Slot, is_kept: bool) -> None:
         hold: Hold | None = slot.hold

@@ -193,7 +193,7 @@ class LazyRows:
             return self._index.read(chunk, [])
         hold = self._cache.hold(refs)
         try:
-            return self._index.read(chunk, [self._cache.path_of(ref) for ref in refs])
+            return self._index.read(chunk, [self._cache.path_of(ref, hold) for ref in refs])
         finally:
             acquirer.release(hold)
             if (ahead := self._ahead.pop(chunk, None)) is not None:

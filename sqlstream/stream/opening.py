@@ -1,12 +1,13 @@
-"""Opens the index of a dataset, built whole or lazy, and gives its plan the order that fits."""
+"""Opens the cache of a dataset and its index, built whole or lazy, and gives its plan the order that fits."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from sqlstream.cache import Cache
-from sqlstream.config import IndexOptions, check_at_least
+from sqlstream.config import IndexOptions, OnCacheError, StorageOptions, check_at_least, default_cache_directory
 from sqlstream.errors import ConfigError
 from sqlstream.index.build import open_index
 from sqlstream.index.lazy import LazyIndex
@@ -15,6 +16,25 @@ from sqlstream.index.store import Index
 from sqlstream.order import BlockLayout, Plan
 from sqlstream.stream.filtered_plan import FilteredPlan, Orders
 from sqlstream.stream.lazy_rows import WINDOW_CHUNKS
+
+
+def open_cache(
+    directory: str | os.PathLike[str] | None,
+    storage: StorageOptions,
+    limit: int | str | None,
+    policy: str | None,
+    on_error: OnCacheError | str,
+    min_free_bytes: int | str,
+) -> Cache:
+    """Return a dataset's cache; in the user's own cache directory when no `directory` is given."""
+    return Cache(
+        directory or default_cache_directory(),
+        limit=limit,
+        storage_options=storage,
+        eviction_policy=policy,
+        on_cache_error=on_error,
+        min_free_bytes=min_free_bytes,
+    )
 
 
 def open_any(options: IndexOptions, cache: Cache, *, show_progress: bool) -> Index:

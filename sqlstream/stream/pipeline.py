@@ -77,7 +77,7 @@ class Pipeline:
     def make_engine(self, num_retained: int) -> Engine:
         """Return an engine that keeps the paths of `num_retained` samples valid."""
         if self.dataset_id is None:
-            with self.cache.store.ledger.transaction() as tx:
+            with self.cache.store.acquirer.bypass.tolerated(), self.cache.store.ledger.transaction() as tx:
                 self.dataset_id = tx.add_dataset(self.name, self.index.src, self.index.fingerprint)
         reader = RowReader(
             self.index.resolve,

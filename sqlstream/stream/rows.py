@@ -136,10 +136,15 @@ class RowReader:
         sample = slot.sample
         for column in self._options.columns_to_download:
             if column in slot.refs:
-                sample[column] = str(cache.path_of(slot.refs[column]))
+                sample[column] = str(cache.path_of(slot.refs[column], slot.hold))
             elif sample.get(column) is not None:
                 local_file(sample[column])
         return sample
+
+
+def keeps_path(hold: Hold, sample: Sample, directory: str) -> bool:
+    """Return whether paths in a sample need its hold: they lie in the cache's `directory`, or past a cache that failed."""
+    return hold.files is not None or any(holds_path(value, directory) for value in sample.values())
 
 
 def holds_path(value: Any, directory: str) -> bool:

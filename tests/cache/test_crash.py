@@ -195,7 +195,7 @@ def fail_everywhere(_: Connection, root: Path, act: Act, number: int, lasts: boo
 
         def fail(name: str) -> None:
             if name in ("COMMIT", "PRAGMA"):
-                raise _sqlite_error(number)
+                raise sqlite_error(number)
             raise OSError(number, os.strerror(number))
 
         effects = SideEffects(at, fail, lasts=lasts)
@@ -215,7 +215,7 @@ def fail_everywhere(_: Connection, root: Path, act: Act, number: int, lasts: boo
     raise AssertionError("it never gets through")
 
 
-def _sqlite_error(number: int) -> sqlite3.OperationalError:
+def sqlite_error(number: int) -> sqlite3.OperationalError:
     """What SQLite says when a write of its own meets this errno."""
     error = sqlite3.OperationalError(os.strerror(number))
     error.sqlite_errorcode = sqlite3.SQLITE_FULL if number == errno.ENOSPC else sqlite3.SQLITE_IOERR

@@ -1,0 +1,218 @@
+"""`on_cache_error="bypass"`: a cache that fails stops nobody who can read remotely."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from sqlstream import locks
+from sqlstream.cache import Cache
+from sqlstream.cache.keys import ObjectRef
+from sqlstream.errors import CacheDirectoryError, CacheDiskError, CacheFullError, ConfigError, ObjectNotFoundError
+from sqlstream.testing.faults import SideEffects
+from sqlstream.testing.invariants import check_invariants
+from sqlstream.testing.servers import FaultyHttpServer
+from sqlstream.testing.storage import ScriptedFetcher
+from tests.cache.actors import body, objects
+from tests.cache.test_cache import open_files
+from tests.cache.test_crash import OBJECTS, URLS, sqlite_error
+from tests.test_locks import answer_of_forked_child
+
+LIMIT = 20 * 12_288
+
+
+@pytest.fixture
+def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where private files go."""
+    directory = tmp_path / "private"
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    return directory
+
+
+@pytest.fixture
+def cache(directory: Path, private: Path) -> Iterator[Cache]:
+    with opened(directory) as cache:
+        yield cache
+
+
+def opened(directory: Path, effects: SideEffects | None = None) -> Cache:
+    cache = Cache(directory, limit=LIMIT, on_cache_error="bypass")
+    cache.fetcher = ScriptedFetcher(OBJECTS, before_write=effects.note if effects else len)
+    cache.store.acquirer.bypass.allow(cache.fetcher)
+    return cache
+
+
+def files_in(private: Path) -> list[Path]:
+    return [path for path in private.rglob("*") if path.is_file()]
+
+
+def try_the_cache_again(cache: Cache) -> None:
+    cache.store.acquirer.bypass._left_alone_until = 0.0
+
+
+def read(cache: Cache, urls: Sequence[str]) -> None:
+    """Read a few at once, then one by one, as a stream and random access do."""
+    paths = cache.acquire_many(urls[:3])
+    assert [path.read_bytes() for path in paths] == [OBJECTS[url] for url in urls[:3]]
+    cache.release_many(urls[:3])
+    for url in urls[3:]:
+        with cache.pinned(url) as path:
+            assert path.read_bytes() == OBJECTS[url]
+            assert path.suffix == ".bin"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=lambda number: errno.errorcode[number])
+def test_a_disk_that_fails_from_any_side_effect_on_stops_no_read(directory: Path, private: Path, number: int) -> None:
+    """At the n-th side effect, n = 1, 2, … until it gets through."""
+
+    def fail(name: str) -> None:
+        if name in ("COMMIT", "PRAGMA"):
+            raise sqlite_error(number)
+        raise OSError(number, os.strerror(number))
+
+    for at in range(1, 1000):
+        shutil.rmtree(directory, ignore_errors=True)
+        effects = SideEffects(0, fail, lasts=True)
+        with effects.installed():
+            cache = opened(directory)
+            before = effects.num_seen
+            effects._at = before + at
+            read(cache, URLS[:5])
+            got_through = effects.num_seen < before + at
+            effects._at = 0  # the disk is mended
+            try_the_cache_again(cache)
+            read(cache, URLS[2:7])
+            cache.close()
+        assert files_in(private) == []
+        assert open_files(directory) == []
+        check_invariants(directory, at_rest=True)
+        if got_through:
+            break
+    assert 10 < at < 999
+
+
+def break_ledger(cache: Cache) -> None:
+    """Make the ledger a directory that cannot even be moved aside: it can be neither opened nor rebuilt."""
+    with locks.fork_guard():  # no thread of the cache looks meanwhile
+        cache.store.ledger.database.close()
+        for suffix in ("", "-wal", "-shm"):
+            (cache.path / f"ledger.sqlite{suffix}").unlink(missing_ok=True)
+        (cache.path / "ledger.sqlite").mkdir()
+        (cache.path / "ledger.sqlite.bad/foreign").mkdir(parents=True)
+
+
+def mend_ledger(cache: Cache) -> None:
+    """From now on it is rebuilt from the files."""
+    with locks.fork_guard():
+        shutil.rmtree(cache.path / "ledger.sqlite.bad")
+        (cache.path / "ledger.sqlite").rmdir()
+    try_the_cache_again(cache)
+
+
+def test_a_broken_ledger_is_said_once_and_what_is_read_past_the_cache_is_counted(
+    cache: Cache, private: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    read(cache, URLS[:4])
+    break_ledger(cache)
+    with caplog.at_level(logging.ERROR):
+        read(cache, URLS)
+        try_the_cache_again(cache)
+        read(cache, URLS)
+    assert caplog.text.count("on_cache_error='bypass'") == 1
+    assert files_in(private) == []
+    mend_ledger(cache)
+    read(cache, URLS[:4])
+    assert cache.statistics().bypassed_objects == 2 * len(URLS)
+
+
+def test_a_window_is_held_in_private_files_until_each_is_released(cache: Cache, private: Path) -> None:
+    break_ledger(cache)
+    acquirer = cache.store.acquirer
+    refs = [ObjectRef.of(url) for url in URLS]
+    holds = acquirer.acquire([[ref] for ref in refs], cache.fetcher)
+    assert len(holds) == len(URLS)
+    for hold, ref in zip(holds, refs, strict=True):
+        assert acquirer.wait(hold)
+        assert acquirer.holdings.claim(hold)
+        assert cache.path_of(ref, hold).read_bytes() == OBJECTS[ref.url]
+    acquirer.release(holds.pop())
+    assert len(files_in(private)) == len(URLS) - 1
+    del hold
+    holds.clear()  # dropped without a release
+    assert files_in(private) == []
+
+
+def test_a_forked_child_removes_no_private_file_of_its_parent(cache: Cache, private: Path) -> None:
+    break_ledger(cache)
+    with cache.pinned(URLS[0]) as path:
+
+        def act() -> str:
+            with cache.pinned(URLS[1]) as other:
+                is_right = other.read_bytes() == OBJECTS[URLS[1]]
+            cache.close()
+            return str(is_right)
+
+        assert answer_of_forked_child(act) == "True"
+        assert path.read_bytes() == OBJECTS[URLS[0]]
+
+
+def test_a_directory_that_is_gone_is_bypassed(cache: Cache) -> None:
+    read(cache, URLS[:2])
+    shutil.rmtree(cache.path)
+    read(cache, URLS)
+
+
+def test_a_full_cache_is_no_broken_one(directory: Path, private: Path) -> None:
+    with Cache(directory, limit=4096, on_cache_error="bypass") as cache:
+        cache.fetcher = ScriptedFetcher(OBJECTS)
+        cache.store.acquirer.bypass.allow(cache.fetcher)
+        with pytest.raises(CacheFullError):
+            cache.acquire_many(URLS[:1])
+
+
+def test_an_object_that_is_not_there_is_missed_past_the_cache_too(cache: Cache, private: Path) -> None:
+    break_ledger(cache)
+    with pytest.raises(ObjectNotFoundError), cache.pinned("http://nowhere/none.bin"):
+        pass
+    assert files_in(private) == []
+
+
+def test_a_directory_that_cannot_be_used_is_stood_in_for(server: FaultyHttpServer, tmp_path: Path, private: Path) -> None:
+    server.objects.update(objects([5000]))
+    (tmp_path / "file").write_text("not a directory")
+    with Cache(tmp_path / "file", on_cache_error="bypass") as cache:
+        for _ in range(2):
+            with cache.pinned(f"{server.url}/o/0.bin") as path:
+                assert path.read_bytes() == body("/o/0.bin", 5000)
+                assert path.is_relative_to(private)
+        assert cache.statistics().hits == 1
+        check_invariants(cache.path)
+    assert list(private.iterdir()) == []
+    assert (tmp_path / "file").read_text() == "not a directory"
+    with pytest.raises(CacheDirectoryError, match="cannot create the cache directory"):
+        Cache(tmp_path / "file")
+
+
+def test_without_bypass_a_broken_ledger_raises(directory: Path) -> None:
+    with Cache(directory) as cache:
+        cache.fetcher = ScriptedFetcher(OBJECTS)
+        read(cache, URLS[:4])
+        break_ledger(cache)
+        with pytest.raises(CacheDiskError, match=r"cannot (use|work in)"):
+            read(cache, URLS[:4])
+        mend_ledger(cache)
+        read(cache, URLS[:4])
+        assert cache.statistics().hits == 4
+
+
+def test_an_unknown_word_is_refused(directory: Path) -> None:
+    with pytest.raises(ConfigError, match="on_cache_error='ignore' is unknown: give one of raise, bypass"):
+        Cache(directory, on_cache_error="ignore")

@@ -1,0 +1,125 @@
+"""`min_free_bytes`: so much of the file system stays free, whoever fills it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sqlstream.cache import Cache
+from sqlstream.cache.keys import ObjectRef
+from sqlstream.errors import CacheFullError, ConfigError
+from sqlstream.testing.invariants import check_invariants
+from sqlstream.testing.storage import ScriptedFetcher
+from tests.cache.actors import body
+
+SIZE, CHARGE = 10_000, 12_288
+CAPACITY, FLOOR = 20 * CHARGE, 5 * CHARGE
+OBJECTS = {f"http://nowhere/o/{i}.bin": body(f"/o/{i}.bin", SIZE) for i in range(40)}
+URLS = list(OBJECTS)
+
+
+class FileSystem:
+    """A small file system, that the cache's disk is made to believe in; it notes how little was ever free."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.foreign_bytes = 0
+        """What others have there."""
+        self.least_free_bytes = CAPACITY
+
+    def free_bytes(self) -> int:
+        files = [path for name in ("data", "part") for path in (self._directory / name).rglob("*") if path.is_file()]
+        return CAPACITY - self.foreign_bytes - sum(path.stat().st_blocks * 512 for path in files)
+
+    def look(self, _: str = "") -> None:
+        self.least_free_bytes = min(self.least_free_bytes, self.free_bytes())
+
+
+@pytest.fixture
+def file_system(directory: Path) -> FileSystem:
+    return FileSystem(directory)
+
+
+@pytest.fixture
+def cache(directory: Path, file_system: FileSystem, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cache]:
+    with Cache(directory, min_free_bytes=FLOOR) as cache:
+        monkeypatch.setattr(cache.store.disk, "free_bytes", file_system.free_bytes)
+        cache.fetcher = ScriptedFetcher(OBJECTS, before_write=file_system.look)
+        cache.store.acquirer._room_timeout_seconds = 0.3
+        yield cache
+    check_invariants(directory, at_rest=True)
+
+
+def read(cache: Cache, *urls: str) -> None:
+    for url in urls:
+        with cache.pinned(url) as path:
+            assert path.read_bytes() == OBJECTS[url]
+
+
+def test_reading_more_than_the_file_system_holds_evicts_and_leaves_the_floor_free(
+    cache: Cache, file_system: FileSystem
+) -> None:
+    read(cache, *URLS, *URLS)
+    file_system.look()
+    assert file_system.least_free_bytes >= FLOOR
+    assert cache.statistics().evictions >= 2 * len(URLS) - 15
+    assert cache.statistics().used_bytes <= CAPACITY - FLOOR
+
+
+def test_a_window_counts_what_is_reserved_and_not_yet_allocated(cache: Cache, file_system: FileSystem) -> None:
+    read(cache, *URLS[:15])
+    acquirer = cache.store.acquirer
+    refs = [ObjectRef.of(url, size_bytes=SIZE) for url in URLS[20:]]
+    holds = acquirer.acquire([[ref] for ref in refs], cache.fetcher)
+    assert len(holds) == 15  # all that the floor leaves; what was here went for it
+    for hold in holds:
+        assert acquirer.wait(hold)
+        acquirer.release(hold)
+    file_system.look()
+    assert file_system.least_free_bytes >= FLOOR
+
+
+def test_what_others_write_is_made_room_for(cache: Cache, file_system: FileSystem) -> None:
+    read(cache, *URLS[:15])
+    file_system.foreign_bytes = 10 * CHARGE
+    read(cache, *URLS[15:17])
+    assert cache.statistics().used_bytes <= 5 * CHARGE
+    assert file_system.free_bytes() >= FLOOR
+
+
+def test_without_enough_to_give_up_the_error_names_file_system_free_and_wanted_bytes(
+    cache: Cache, file_system: FileSystem
+) -> None:
+    read(cache, URLS[0])
+    file_system.foreign_bytes = 16 * CHARGE
+    with pytest.raises(CacheFullError) as raised:
+        read(cache, URLS[1])
+    text = str(raised.value)
+    assert f"{URLS[1]} needs 4096 bytes on disk" in text  # at least: its size is not known
+    assert f"file system of {cache.path} has {3 * CHARGE} bytes free, of which min_free_bytes={FLOOR} must stay" in text
+    assert cache.statistics().filling_bytes == 0
+    read(cache, URLS[0])  # what is here is read
+
+
+def test_what_is_pinned_is_waited_for_and_then_named(cache: Cache, file_system: FileSystem) -> None:
+    cache.acquire_many(URLS[:15])
+    with pytest.raises(CacheFullError, match=rf"min_free_bytes={FLOOR} must stay; pinned by .*: {15 * CHARGE} bytes"):
+        read(cache, URLS[20])
+    cache.release_many(URLS[:15])
+    read(cache, URLS[20])
+
+
+def test_the_largest_floor_of_a_process_holds_while_its_cache_is_open(cache: Cache, file_system: FileSystem) -> None:
+    with Cache(cache.path, min_free_bytes=10 * CHARGE) as other:
+        assert other.store is cache.store
+        read(cache, *URLS)
+        assert file_system.free_bytes() >= 10 * CHARGE
+    read(cache, *URLS)
+    assert FLOOR <= file_system.free_bytes() < 10 * CHARGE
+
+
+def test_a_floor_that_is_no_size_is_refused(directory: Path) -> None:
+    with pytest.raises(ConfigError, match="min_free_bytes='much' is not a size"):
+        Cache(directory, min_free_bytes="much")
