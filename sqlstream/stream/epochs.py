@@ -47,12 +47,12 @@ class EpochCounter:
     @property
     def next(self) -> Mark:
         """Where the next iteration begins."""
-        return Mark(int(self._next[0]), int(self._next[1]))
+        return Mark(*self._next.tolist())  # one call of torch, not four: random access asks for it, too
 
     @property
     def announced(self) -> Mark:
         """Where the iteration begins that the trainer announced last."""
-        return Mark(int(self._announced[0]), int(self._announced[1]))
+        return Mark(*self._announced.tolist())
 
     @property
     def epoch_of_workers(self) -> int | None:
