@@ -130,14 +130,17 @@ class StreamingDataLoader(DataLoader[Sample]):
         self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the run stands after the last batch that this loader has delivered: JSON-able, equal on all ranks."""
+        """Return where the run stands after the last batch that this loader has delivered: JSON-able.
+
+        It is equal on all ranks, unless rows give no sample, or several: then save it on each.
+        """
         return self.dataset.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Have the next iteration go on where `state` says, on whatever ranks and workers there are now.
 
         Args:
-            state: What `state_dict` returned; the same one on every rank.
+            state: What `state_dict` returned: any rank's, or, where rows give no sample or several, this rank's own.
             strict: False: take epoch and samples from the state of another dataset, query, seed or global batch size.
 
         Raises:
