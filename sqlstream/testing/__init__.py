@@ -2,7 +2,8 @@
 
 - `servers`: `LocalS3`, an S3 that behaves, and `FaultyHttpServer`, an HTTP server that misbehaves on cue; both count requests.
 - `storage.ScriptedFetcher`: a storage with scripted faults, in the calling thread, without any process or network.
-- `faults.SideEffects`: a disk that fails, or a process that dies, at its n-th side effect.
+- `faults.SideEffects`: a disk that fails, or a process that dies, at its n-th side effect;
+  `system_calls.sqlite_system_calls`: the same for SQLite's own calls on the ledger.
 - `clock.MockClock`: a clock for whatever in the cache reads the time.
 - `reference.ReferenceLedger`: the account, kept naively, to compare with.
 - `invariants.check_invariants`: the promises L1 to L7 of a cache directory, checked from outside, also while it is in use.

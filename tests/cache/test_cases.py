@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import logging
 import mmap
 import os
 import random
@@ -131,13 +130,13 @@ def test_case_9_a_mapped_file_of_a_killed_reader_can_go(directory: Path, urls: l
 def test_case_10_all_processes_killed_at_once_leave_a_ledger_that_opens(directory: Path, urls: list[str], stage: Stage) -> None:
     actors = [stage.start(read_again_and_again, directory, 6 * CHARGE, urls, seed) for seed in range(4)]
     wal = directory / "ledger.sqlite-wal"
-    while not (wal.exists() and wal.stat().st_size > 300_000):
+    while not (wal.exists() and wal.stat().st_size > 100_000):
         time.sleep(0.01)
     for actor in actors:
         os.kill(actor.pid, signal.SIGKILL)
     for actor in actors:
         actor.process.join()
-    assert wal.stat().st_size > 300_000
+    assert wal.stat().st_size > 100_000
     with Cache(directory, limit=6 * CHARGE) as cache:
         assert cache.store.ledger.database.read("PRAGMA integrity_check") == [("ok",)]
     check_invariants(directory, at_rest=True)
@@ -159,20 +158,26 @@ def test_case_11_waiting_for_long_for_a_stopped_leader_names_it(
     assert leader.hear() == "asking"
     wait_for_download(server, directory, "/o/0.bin")
     leader.stop_outside_the_door(directory)
-    with Cache(directory, limit=1 << 20) as cache:
-        with MockClock(rate=1000).installed():  # a minute in a moment
-            hold = cache.store.acquirer.acquire_one([ObjectRef.of(urls[0])], cache.fetcher)
-            assert not cache.store.acquirer.wait(hold, timeout_seconds=200)
+    with Cache(directory, limit=1 << 20) as cache, MockClock(rate=1000).installed():  # a minute in a moment
+        hold = cache.store.acquirer.acquire_one([ObjectRef.of(urls[0])], cache.fetcher)
+        thread = threading.Thread(target=cache.store.acquirer.wait, args=(hold,))
+        thread.start()
+        while not caplog.records:
+            time.sleep(0.01)
+        leader.kill()
+        thread.join()
+        assert hold.is_void  # its leader died: it is ours to take over
         cache.store.acquirer.release(hold)
     expected = (
         f"waiting for {urls[0]} for 60 s; process {leader.pid} downloads it: if that process is stopped, continue or end it"
     )
-    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [expected]
+    assert caplog.records[0].getMessage() == expected
 
 
 def interrupt_everywhere(_: Connection, root: Path) -> tuple[int, int]:
     """Ctrl-C before each side effect in turn; returns how many there are, and how many calls were ended by it."""
     filled(root / "original")
+    (root / "original" / "ballast").unlink()  # faster to make than to copy
     num_interrupts = 0
     for at in itertools.count(1):
         directory = root / "copy"
@@ -198,8 +203,9 @@ def interrupt_everywhere(_: Connection, root: Path) -> tuple[int, int]:
     raise AssertionError
 
 
+@pytest.mark.timeout(660)
 def test_case_28_ctrl_c_at_any_side_effect_leaks_nothing(tmp_path: Path, stage: Stage) -> None:
-    ((num_effects, num_interrupts),) = stage.run_all(interrupt_everywhere, [(tmp_path,)])
+    num_effects, num_interrupts = stage.start(interrupt_everywhere, tmp_path).hear(600)
     assert num_interrupts == num_effects >= 5
 
 

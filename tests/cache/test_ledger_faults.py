@@ -21,6 +21,9 @@ from tests.cache.test_crash import DIED, Act, check, clear, download, filled, in
 
 WRITES = frozenset({"open", "write", "pwrite64", "ftruncate", "unlink"})
 READS = frozenset({"read", "pread64"})
+PATIENCE_SECONDS = 600.0
+"""A hundred attempts or so, a tenth of a second each; a busy machine needs its time."""
+pytestmark = pytest.mark.timeout(PATIENCE_SECONDS + 60)
 NOT_COUNTED = SideEffects(0, len)  # what the acts note of their own; here only SQLite's calls count
 
 
@@ -88,7 +91,7 @@ IN_SLOW_FORM = [(errno.ENOSPC, True), (errno.EIO, False)]  # of those that write
 def test_a_fault_at_any_system_call_on_the_ledger_ends_in_success_or_a_clear_error_and_leaks_nothing(
     tmp_path: Path, stage: Stage, number: int, calls: frozenset[str], lasts: bool
 ) -> None:
-    ((num_calls, num_errors),) = stage.run_all(fail_everywhere, [(tmp_path, download, number, lasts, calls)])
+    num_calls, num_errors = stage.start(fail_everywhere, tmp_path, download, number, lasts, calls).hear(PATIENCE_SECONDS)
     assert num_calls >= 2
     assert num_errors <= num_calls
 
@@ -115,5 +118,5 @@ def die_everywhere(_: Connection, root: Path, act: Act) -> int:
 @pytest.mark.parametrize("act", [download, pytest.param(clear, marks=pytest.mark.slow)], ids=name_of)
 def test_a_death_at_any_write_of_sqlite_breaks_no_promise(tmp_path: Path, stage: Stage, act: Act) -> None:
     """In the middle of a transaction's frames, of a checkpoint, of the files that come and go with it."""
-    (num_calls,) = stage.run_all(die_everywhere, [(tmp_path, act)])
+    num_calls = stage.start(die_everywhere, tmp_path, act).hear(PATIENCE_SECONDS)
     assert num_calls >= 5
