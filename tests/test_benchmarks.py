@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from benchmarks.peers import contenders, data
 from benchmarks.peers.driver import Disk, Settings, disk_bytes, in_process, prepare, run_rounds, selected
 from benchmarks.peers.job import Job, names
 from benchmarks.peers.measures import lru_bytes
+from benchmarks.peers.profile import counted, fold
 from benchmarks.peers.report import Runs, judge, page, read_results
 from benchmarks.peers.workloads import BARS, CASES
 from sqlstream.testing.nginx import find_nginx
@@ -104,3 +106,22 @@ def test_the_watched_disk_is_what_files_take(tmp_path: Path) -> None:
         while not disk.peak_bytes:
             time.sleep(0.01)
     assert disk.peak_bytes >= 10_000
+
+
+def test_a_profile_counts_only_what_is_below_the_measured_part() -> None:
+    stacks = "main (x.py:1);sampled (p.py:2);work (w.py:3);read (r.py:4) 30\nmain (x.py:1);sampled (p.py:2);work (w.py:9) 10\n"
+    lines = fold(stacks + "main (x.py:1);import_all (y.py:5) 1000\n")
+    assert " 75.0 %  read (r.py)" in lines
+    assert "100.0 %  work (w.py)" in lines
+    assert not any("import_all" in line for line in lines)
+
+
+def test_calls_are_counted_for_each_sample(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    def work() -> int:
+        for _ in range(4):
+            os.stat(tmp_path / "file")
+        return 2
+
+    assert counted(work)["lstat and stat"] == 2

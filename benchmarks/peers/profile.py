@@ -1,0 +1,166 @@
+"""Where the time of sqlstream's own path goes, as text: py-spy's stacks folded, and calls counted per sample.
+
+    python -m benchmarks.peers.profile warm-bytes-0 random start-1000000 …
+
+Writes `benchmarks/results/profiles/<case>.txt`. py-spy looks from outside, so shares are true; cProfile slows calls down, so of
+it only the counts are taken. Without workers: theirs are the same steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import pstats
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.contenders import load
+from benchmarks.peers.driver import ROOT, Settings, job_of, prepare, selected, server
+from benchmarks.peers.job import Job
+from benchmarks.peers.measures import run_epoch
+from benchmarks.peers.workloads import CASES, Case
+
+HERTZ = 500
+SHOWN = 40
+COUNTED = {
+    "statements": ("execute", "executemany", "executescript"),
+    "fetches": ("fetchall", "fetchone"),
+    "opened files": ("open",),
+    "lstat and stat": ("lstat", "stat"),
+    "flock": ("flock",),
+}
+"""Built-in functions by what they stand for."""
+
+
+def sampled(work: Callable[[], int], seconds: float) -> None:
+    """Do the work again and again; what py-spy sees below this function counts."""
+    started = time.monotonic()
+    while time.monotonic() - started < seconds:
+        work()
+
+
+def counted(work: Callable[[], int]) -> dict[str, float]:
+    """Do the work once; return calls of some built-in functions, for each sample."""
+    profile = cProfile.Profile()
+    profile.enable()
+    num_samples = work()
+    profile.disable()
+    calls: Counter[str] = Counter()
+    total = 0
+    for (file, _, function), (num_calls, *_) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]  # untyped
+        total += num_calls
+        name = function.strip("{}<>").split("'")[1] if "'" in function else function.rpartition(".")[2].strip("{}<>")
+        for what, names in COUNTED.items():
+            if file == "~" and name in names:
+                calls[what] += num_calls
+    return {"python calls": total / num_samples} | {what: calls[what] / num_samples for what in COUNTED}
+
+
+def work_of(job: Job) -> Callable[[], int]:
+    """Return what is profiled: an epoch, some accesses, or an opening with its first batch."""
+    begin: Callable[[Job], Any] = getattr(load("sqlstream"), job.workload)
+    if job.measure == "lookups":
+        lookup = begin(job)
+        return lambda: sum(len(lookup.get(index)) > 0 for index in range(0, job.num_samples, 7))
+    if job.measure == "first_batch":
+        return lambda: len(next(iter(begin(job).batches)))
+    if job.measure in ("one_pass", "two_passes"):
+        numbers = iter(range(1_000_000))
+
+        def from_nothing() -> int:
+            work = Path(job.work) / str(next(numbers))
+            work.mkdir()
+            return run_epoch(begin(replace(job, work=str(work))))[0]
+
+        return from_nothing
+    stream = begin(job)
+    return lambda: run_epoch(stream)[0]
+
+
+def run(job: Job, answer: Path) -> None:
+    """Be the process that is looked at."""
+    work = work_of(job)
+    work()
+    sampled(work, job.seconds)
+    answer.write_text(json.dumps(counted(work)))
+
+
+def fold(stacks: str) -> list[str]:
+    """Return functions by their own share and by that of all below them."""
+    own: Counter[str] = Counter()
+    below: Counter[str] = Counter()
+    for line in stacks.splitlines():
+        stack, _, number = line.rpartition(" ")
+        frames = [frame.rpartition(":")[0] + ")" if ":" in frame else frame for frame in stack.split(";")]
+        if not any(frame.startswith("sampled ") for frame in frames):
+            continue
+        own[frames[-1]] += int(number)
+        below.update(dict.fromkeys(frames, int(number)))
+    total = own.total()
+    lines = []
+    for title, shares in (("itself", own), ("with all that it calls", below)):
+        lines += [f"-- {title}: share of {total} looks, {HERTZ} a second"]
+        lines += [f"{100 * number / total:5.1f} %  {frame}" for frame, number in shares.most_common(SHOWN)]
+    return lines
+
+
+def profile(case: Case, settings: Settings) -> str:
+    """Profile one case in a process of its own; return the text."""
+    with tempfile.TemporaryDirectory(prefix="sqlstream-bench-") as work:
+        with server(case, settings, Path(work) / "log") as url:
+            job = replace(job_of(case, "sqlstream", settings), work=work, endpoint=url, num_workers=0)
+            stacks, answer = Path(work) / "stacks", Path(work) / "answer"
+            spy = [
+                str(Path(sys.executable).parent / "py-spy"),
+                "record",
+                "-r",
+                str(HERTZ),
+                "-f",
+                "raw",
+                "-o",
+                str(stacks),
+                "--",
+            ]
+            command = [sys.executable, "-m", "benchmarks.peers.profile", "--run", job.to_json(), str(answer)]
+            subprocess.run(spy + command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        counts = json.loads(answer.read_text())
+        shown = [f"{number:10.3f}  {what}" for what, number in counts.items()]
+        return "\n".join([f"{case.title}, in one process", "", "-- for each sample", *shown, *fold(stacks.read_text())]) + "\n"
+
+
+def main() -> None:
+    """Profile the cases that are named."""
+    if sys.argv[1:2] == ["--run"]:
+        return run(Job.from_json(sys.argv[2]), Path(sys.argv[3]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="+")
+    parser.add_argument("--num-samples", type=int, default=5000)
+    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "sqlstream-bench")
+    options = parser.parse_args()
+    results = ROOT / "benchmarks" / "results"
+    settings = Settings(
+        place=options.data / f"photos-{options.num_samples}",
+        num_samples=options.num_samples,
+        rounds=1,
+        seconds=5.0,
+        results=results,
+    )
+    cases = [replace(case, contenders=("sqlstream",)) for case in selected(CASES, options.cases)]
+    prepare(cases, settings)
+    (results / "profiles").mkdir(parents=True, exist_ok=True)
+    for case in cases:
+        (results / "profiles" / f"{case.name}.txt").write_text(profile(case, settings))
+        print(f"wrote benchmarks/results/profiles/{case.name}.txt", flush=True)
+    return None
+
+
+if __name__ == "__main__":
+    main()
