@@ -11,8 +11,8 @@ Each contender gets every object into a file of its own, in as many threads, and
 - s3fs: `cat_file` in threads, written to a file, renamed.
 
 Wall times move with whatever else the machine does: contenders take turns, ratios are taken within a round, and the median of
-the rounds counts. Then the same with latency added by the server: there as many requests per second as threads / latency are
-possible, until CPU is the limit.
+the rounds counts; CPU per request (start and imports included) moves less. Then the same with latency added by the server: as
+many requests per second as threads / latency are possible there, until CPU is the limit; `auto` finds how many threads to use.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sqlstream.cache.keys import ObjectRef
 from sqlstream.cache.store import close_store, open_store
@@ -43,6 +44,8 @@ from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchReque
 from sqlstream.testing.nginx import Nginx
 
 WINDOW = 64
+AUTO = 0  # threads: as many as the helper finds to be right
+AUTO_WINDOW = 256  # what a dataset has ahead by itself
 BUCKET = "bench"
 S3FS_SHARE = 4  # s3fs gets a quarter of the objects: it is slow, and its rate is the same
 
@@ -65,7 +68,8 @@ class Job:
         return {"anon": True, "endpoint_url": self.endpoint, "region": "us-east-1"} if self.scheme == "s3" else {}
 
     def fetcher(self) -> Fetcher:
-        fetcher = Fetcher(StorageOptions(storage_options=self.options, num_threads=self.threads))
+        num_threads: int | Literal["auto"] = self.threads if self.threads != AUTO else "auto"
+        fetcher = Fetcher(StorageOptions(storage_options=self.options, num_threads=num_threads))
         fetcher.head(self.url(self.names[0]))
         return fetcher
 
@@ -144,7 +148,7 @@ def cache(job: Job) -> float:
     store = open_store(job.directory / "cache", create=True, allow_network_fs=True)
     acquirer = store.acquirer
     planned = deque([ObjectRef.of(job.url(name))] for name in job.names)
-    window = max(WINDOW, 2 * job.threads)
+    window = max(WINDOW, 2 * job.threads) if job.threads != AUTO else AUTO_WINDOW
     ahead: deque[Any] = deque()
     started = time.perf_counter()
     while planned or ahead:
@@ -174,16 +178,26 @@ def compete(args: argparse.Namespace) -> None:
         shutil.rmtree(directory, ignore_errors=True)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     seconds = sum(usage.ru_utime + usage.ru_stime for usage in used)
-    print(json.dumps({"rate": rate, "cpu_seconds": seconds}))
+    num_objects = args.num_objects // S3FS_SHARE if args.contender == "s3fs" else args.num_objects
+    print(json.dumps({"rate": rate, "cpu_ms": 1000 * seconds / num_objects}))
 
 
-def contend(args: argparse.Namespace, contender: str, scheme: str, endpoint: str, threads: int, num_objects: int) -> float:
-    """Run one contender; return its requests per second."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one contender did."""
+
+    rate: float
+    """Requests per second."""
+    cpu_ms: float
+    """For each object, of the contender and its children."""
+
+
+def contend(args: argparse.Namespace, contender: str, scheme: str, endpoint: str, threads: int, num_objects: int) -> Outcome:
+    """Run one contender."""
     command = [sys.executable, __file__, "--contender", contender, "--scheme", scheme, "--endpoint", endpoint]
     command += ["--threads", str(threads), "--num-objects", str(num_objects), "--directory", str(args.directory)]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    rate: float = json.loads(answer.splitlines()[-1])["rate"]
-    return rate
+    return Outcome(**json.loads(answer.splitlines()[-1]))
 
 
 async def serve_late(root: Path, latency_seconds: float) -> None:
@@ -222,11 +236,13 @@ def report_rates(args: argparse.Namespace, scheme: str, endpoint: str) -> None:
         rounds.append({name: contend(args, name, scheme, endpoint, args.threads, args.num_objects) for name in order})
     print(f"\n{scheme}: {args.num_objects} objects of {args.size_bytes} bytes, {args.threads} threads, {args.rounds} rounds")
     for name in contenders:
-        rates = [rates[name] for rates in rounds]
-        print(f"  {name:7} {statistics.median(rates):8.0f} requests/s   ({min(rates):.0f} to {max(rates):.0f})")
+        rates = [outcomes[name].rate for outcomes in rounds]
+        cpu_ms = statistics.median(outcomes[name].cpu_ms for outcomes in rounds)
+        spread = f"({min(rates):.0f} to {max(rates):.0f})"
+        print(f"  {name:7} {statistics.median(rates):8.0f} requests/s   {spread}, {cpu_ms:.2f} ms of CPU each")
     for name, other, aim in (("submit", "raw", None), ("cache", "raw", 0.6), ("cache", "s3fs", 5.0)):
         if other in contenders:
-            ratios = [rates[name] / rates[other] for rates in rounds]
+            ratios = [outcomes[name].rate / outcomes[other].rate for outcomes in rounds]
             wanted = f"   wanted: at least {aim}" if aim else ""
             print(f"  {name} / {other}: {statistics.median(ratios):.2f}   ({min(ratios):.2f} to {max(ratios):.2f}){wanted}")
 
@@ -241,8 +257,10 @@ def report_latency(args: argparse.Namespace, scheme: str, root: Path) -> None:
             possible = threads / args.latency
             num_objects = min(args.num_objects, int(possible * 4))
             for name in ("raw", "submit", "cache"):
-                rate = contend(args, name, scheme, endpoint, threads, num_objects)
+                rate = contend(args, name, scheme, endpoint, threads, num_objects).rate
                 print(f"  {threads:3} threads, {name:7} {rate:7.0f} of {possible:.0f} requests/s: {rate / possible:.2f}")
+        outcome = contend(args, "cache", scheme, endpoint, AUTO, args.num_objects)
+        print(f"  auto threads, cache  {outcome.rate:7.0f} requests/s, {outcome.cpu_ms:.2f} ms of CPU")
         server.kill()
 
 
