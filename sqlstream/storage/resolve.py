@@ -73,7 +73,7 @@ class Resolver:
         """Remember that the direct client cannot read the answers of this host: the next object costs one request again."""
         if not self._has_warned:
             self._has_warned = True
-            _logger.warning("%s redirects, compresses or gives no lengths: urllib3 reads it, more slowly", host(url))
+            _logger.warning("%s: redirects, compression, no lengths or HTTP/1.0: urllib3 reads it, more slowly", host(url))
         self._is_direct[host(url)] = False
 
     def _host_is_direct(self, url: str) -> bool:

@@ -211,6 +211,26 @@ def test_the_region_of_a_bucket_is_what_s3_says_whatever_else_it_answers(server:
         assert discover_region("other", pool, endpoint=server.url) is None
 
 
+def test_a_bucket_is_read_in_the_region_that_s3_says(
+    tls: FaultyHttpServer, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Amazon's hosts are played by a local server, behind a proxy; nobody names region or endpoint."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    tls.script("/bucket", FaultyAnswer(fault=Fault.STATUS, status=403, headers=(("x-amz-bucket-region", "eu-north-1"),)))
+    with Tunnel(int(tls.url.rpartition(":")[2])) as tunnel:
+        fetcher = make(num_retries=0, anon=True, proxy_url=tunnel.url, verify=False)
+        assert [read(fetcher, "s3://bucket/x", tmp_path) for _ in range(2)] == [DATA, DATA]
+        assert tunnel.named[0] == "s3.amazonaws.com:443"
+        assert set(tunnel.named[1:]) == {"s3.eu-north-1.amazonaws.com:443"}
+    assert [(request.method, request.path) for request in tls.requests()] == [
+        ("HEAD", "/bucket"),
+        ("GET", "/bucket/x"),
+        ("GET", "/bucket/x"),
+    ]
+
+
 def test_a_region_that_cannot_be_asked_for_is_none_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     with urllib3.PoolManager() as pool:
         assert discover_region("bucket", pool, endpoint="http://127.0.0.1:9") is None
