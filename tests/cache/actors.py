@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import multiprocessing
 import os
@@ -10,7 +11,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -20,7 +21,6 @@ from typing import Any
 from sqlstream import locks
 from sqlstream.cache import Cache
 from sqlstream.cache.keys import ObjectRef
-from sqlstream.door import Door
 
 WAIT_SECONDS = 300.0  # for a machine that does much else; nothing waits so long otherwise
 _context = multiprocessing.get_context("forkserver")  # clean children, started fast: the server imports the cache once
@@ -42,6 +42,17 @@ def is_right(path: Path, url: str) -> bool:
     return data == body("/" + url.split("/", 3)[3], len(data)) and bool(data)
 
 
+@contextlib.contextmanager
+def nobody_at_the_door(directory: Path) -> Iterator[None]:
+    """Hold the lock and its queue: others may want them, nobody has them."""
+    with locks.fork_guard(), contextlib.ExitStack() as stack:
+        for name in ("gate", "lock"):
+            fd = locks.open_descriptor(directory / name, os.O_RDWR | os.O_CREAT)
+            stack.callback(locks.close_descriptor, fd)
+            locks.lock_blocking(fd)
+        yield
+
+
 class Actor:
     """A process that runs one function, and what it says."""
 
@@ -56,14 +67,15 @@ class Actor:
 
     def stop_outside_the_door(self, directory: Path) -> None:
         """Stop it (SIGSTOP) where it holds no lock of the cache: one that is stopped inside the door stops everybody."""
-        door = Door(directory)
-        with locks.fork_guard():
-            door.enter()
+        with nobody_at_the_door(directory):
             os.kill(self.pid, signal.SIGSTOP)
             while "T" not in Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]:
                 time.sleep(0.001)
-            door.leave()
-            door.close()
+
+    def kill_outside_the_door(self, directory: Path) -> None:
+        """Kill it where a child that it forked without hooks inherits no lock that is taken."""
+        with nobody_at_the_door(directory):
+            self.kill()
 
     def hear(self, timeout_seconds: float = WAIT_SECONDS) -> Any:
         """The next thing it says; its error if it failed."""

@@ -46,7 +46,7 @@ def test_hole_1_a_part_that_anybody_still_has_open_is_neither_reaped_nor_taken_o
     leader = stage.start(lead_with_a_shadow, directory, url)
     shadow = leader.hear()
     wait_for_download(server, directory, "/o/0.bin")
-    leader.kill()
+    leader.kill_outside_the_door(directory)
     try:
         with Cache(directory, limit=1 << 20) as cache:
             hold = cache.store.acquirer.acquire_one([ObjectRef.of(url)], cache.fetcher)
