@@ -167,9 +167,13 @@ class Packing:
         """Yield samples with their long bytes in the slot; what they took is free for the next one's."""
         self._slot = None
         for sample in samples:
-            for field, value in sample.items():
-                if type(value) is bytes and len(value) >= MIN_PACKED_BYTES:
-                    sample[field] = self._put(value)
+            gathered = {
+                field: self._put(value)
+                for field, value in sample.items()
+                if type(value) is bytes and len(value) >= MIN_PACKED_BYTES
+            }
+            if gathered:
+                sample = {**sample, **gathered}  # noqa: PLW2901 - the old one may be a transform's own; it is let go of here
             yield sample
 
     def __call__(self, samples: list[Sample]) -> Any:

@@ -142,6 +142,15 @@ def test_a_field_with_something_else_in_it_stays_a_list() -> None:
         assert type(batch["image"]) is list
 
 
+def test_a_sample_that_a_transform_keeps_stays_as_it_is() -> None:
+    packing = Packing(1, PREFETCH)
+    own = {"image": long_bytes(1)}
+    for _ in range(3):
+        batch = sent(packing(list(packing.gather([own, own]))))
+        assert batch["image"] == [long_bytes(1)] * 2
+    assert own == {"image": long_bytes(1)}
+
+
 def test_packed_bytes_behave_as_the_list_that_they_stand_for() -> None:
     values = [long_bytes(n) for n in range(BATCH)]
     got = small_batch(Packing(1, PREFETCH), 0)["image"]

@@ -17,7 +17,7 @@ TITLE = "plain torch"
 FORMAT = LOOSE
 SETTINGS = (
     "map-style Dataset that opens, reads and closes local files, shuffle=True, persistent workers; tensors: Pillow, as "
-    "torchvision's ImageFolder decodes by default ; rows: a list of dicts"
+    "torchvision's ImageFolder decodes by default; rows: a list of dicts"
 )
 
 
