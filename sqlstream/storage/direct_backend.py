@@ -70,6 +70,10 @@ class DirectHttpStorage:
         where = redact(prefix)
         raise StorageError(f"{where}: an HTTP server has no listing: give a text file of URLs as the source", url=where)
 
+    def close(self) -> None:
+        """Close the connections that are kept."""
+        self._connections.close()
+
     def _ask(self, method: str, url: str, headers: Mapping[str, str]) -> tuple[Connection, Head]:
         """Make one request; return the head of its answer, and the connection with its body."""
         if not is_plain(url):  # two lines of a request, perhaps

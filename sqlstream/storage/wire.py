@@ -187,6 +187,14 @@ class Connections:
         else:
             connection.close()
 
+    def close(self) -> None:
+        """Close the idle connections."""
+        with self._lock:
+            idle, self._idle = self._idle, {}
+        for connections in idle.values():
+            for connection in connections:
+                connection.close()
+
     @cached_property
     def _context(self) -> ssl.SSLContext:
         return tls_context(network_settings(self._options.storage_options))

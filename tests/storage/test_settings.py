@@ -7,7 +7,7 @@ import pytest
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ConfigError
-from sqlstream.storage.settings import network_settings, store_settings
+from sqlstream.storage.settings import http_headers, network_settings, store_settings
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +113,17 @@ def test_proxies_and_certificates_hold_for_every_client() -> None:
     assert "hush" not in repr(network)
     for scheme in ("s3", "https", "az"):
         assert store_settings(scheme, {"anon": True, "verify": False}).client == {"allow_invalid_certificates": True}
+
+
+def test_headers_of_http_are_lines_of_a_request() -> None:
+    assert http_headers({"headers": {"X-Token": "1"}, "key": "of s3"}) == {"User-Agent": "sqlstream", "X-Token": "1"}
+    assert http_headers({"user_agent": "me/1"}) == {"User-Agent": "me/1"}
+    for wrong in ({"X": "1\r\nHost: other"}, {"X:": "1"}, {"": "1"}, {"X": "\u20ac"}, "X: 1"):
+        with pytest.raises(ConfigError, match="headers"):
+            http_headers({"headers": wrong})
+    with pytest.raises(ConfigError, match="acess_key"):
+        http_headers({"acess_key": "typo"})
+    assert http_headers({"backend": "fsspec", "acess_key": "perhaps of a file system"})
 
 
 def test_no_error_and_no_repr_shows_a_secret() -> None:
