@@ -4,8 +4,7 @@
 
 `start` is the time from a fresh process to its first batch: of an index that is built, and of a lazy one behind nginx, each
 answer 20 ms late. Prints one line a figure, then one JSON document. Times are of this machine; compare ratios.
-adbc-driver-sqlite and duckdb
-are in the `dev` extra; what is not installed is left out.
+adbc-driver-sqlite and duckdb are in the `dev` extra; what is not installed is left out.
 """
 
 from __future__ import annotations

@@ -88,7 +88,8 @@ class LazyRows:
             order = share.plan.order(share.epoch)
             num_rows, num_chunks = order.num_positions, len(order.first_rows)
         rows_ahead = num_rows * self._options.num_ahead // num_chunks // (world.world_size * world.num_workers)
-        positions = share.partition.positions(taken + rows_ahead, taken + rows_ahead + PLANNED_TOGETHER)
+        # One position a stretch: it is soon each of the next window's chunks, and never one that is further away.
+        positions = share.partition.positions(taken + rows_ahead, taken + rows_ahead + 1)
         if order is not None and positions.size and positions.max() >= order.num_positions:
             self._fetch(order.next_blocks.tolist())
         elif positions.size:
