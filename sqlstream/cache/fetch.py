@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from sqlstream import locks
-from sqlstream.cache import recover
 from sqlstream.cache.awaiter import Awaiter, wait_for_change
 from sqlstream.cache.bypass import Bypass, is_fault
-from sqlstream.cache.disk import Disk, Part, changed_files
+from sqlstream.cache.disk import Disk, Part
 from sqlstream.cache.downloads import Downloads
 from sqlstream.cache.free_space import FreeSpace
+from sqlstream.cache.hits import Hits
 from sqlstream.cache.holds import Hold, Holdings
 from sqlstream.cache.keeper import Keeper
 from sqlstream.cache.keys import ObjectRef
@@ -69,6 +69,7 @@ class Acquirer:
         self.owner = Owner(disk, ledger)
         self.holdings = Holdings(self.owner)
         self._uses = Uses(self.owner)
+        self._hits = Hits(disk, self.owner, self.holdings, self._uses)
         self._keeper = Keeper(self._keep)
         self.downloads = Downloads(disk, self.owner, self.holdings, self._keeper.wake)
         self.bypass = Bypass(self.owner, self.downloads.settled)
@@ -126,6 +127,10 @@ class Acquirer:
         return holds
 
     def _acquire_first(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
+        hold = self._hits.acquire(groups[0])
+        if hold is not None:
+            self._keeper.wake()
+            return [hold]
         return self._pass(groups, fetcher, must_fit=True).holds or self._acquire_in_line(groups, fetcher)
 
     def _acquire_in_line(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
@@ -160,7 +165,6 @@ class Acquirer:
     ) -> Passage:
         """Go through the door once, then send what is to be downloaded; once more if the ledger has just failed."""
         with locks.uninterrupted():
-            self.holdings.collect()
             try:
                 return self._pass_once(groups, fetcher, must_fit=must_fit, takes_least=takes_least, in_line=in_line)
             except (CacheDamagedError, CacheDiskError):
@@ -202,23 +206,16 @@ class Acquirer:
         finally:
             self._disk.discard_parts(parts.values())
         self._share_bytes, self._expects_misses = passage.share_bytes, bool(passage.leads)
+        self._hits.learn(passage.policy, is_order_needed=passage.is_order_needed)
         with locks.fork_guard():
             passage.note_uses()
         if passage.leads:
             fetcher.share_node(passage.num_sharing)
         self.downloads.start(passage.leads)
-        self._check_files(passage)
+        self._hits.check_files(passage.holds, passage.ready)
         if passage.holds and passage.share_bytes is not None:
             self._keeper.wake()
         return passage
-
-    def _check_files(self, passage: Passage) -> None:
-        """Look at each file that is said to be here, now that it is pinned; one changed behind our back is fetched again."""
-        changed = changed_files(self._disk, passage.ready.values())
-        for hold in passage.holds if changed else ():
-            for key in hold.charges.keys() & changed:
-                self.owner.run(lambda tx, key=key: recover.quarantine(tx, self._disk, key, self.owner.id))  # type: ignore[misc]
-                hold.is_void = True
 
     def wait(self, hold: Hold, timeout_seconds: float | None = None) -> bool:
         """Wait until every object of `hold` is here, or one failed; return whether it is settled."""
@@ -237,7 +234,7 @@ class Acquirer:
         self._bound_unwritten()
 
     def _bound_unwritten(self) -> None:
-        if self.owner.num_unwritten > MAX_UNWRITTEN:
+        if self.owner.num_unwritten + self.holdings.num_released > MAX_UNWRITTEN:
             self.flush()
         else:
             self._keeper.wake()
@@ -275,7 +272,6 @@ class Acquirer:
         return True
 
     def _keep_once(self) -> bool:
-        self.holdings.collect()
         self._look_at_waiters()
         num_transactions = self._ledger.database.num_transactions
         self._idle_ticks = self._idle_ticks + 1 if num_transactions == self._seen_transactions else 0

@@ -105,79 +105,98 @@ class Holdings:
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
+        self._numbers = itertools.count(1)  # goes on in a forked child: an inherited hold is never taken for one of its own
         self.after_fork_in_child()
         locks.call_after_fork(self)
+        owner.collect = self.collect
 
     def after_fork_in_child(self) -> None:
         """Forget the parent's holds."""
-        self._numbers = itertools.count(1)
         self._prefetched: dict[int, weakref.ref[Hold]] = {}
         self._dropped: deque[Dropped] = deque()
         self._retained: deque[Hold] = deque()
-        self.held_bytes = 0
+        self._released: deque[Hold] = deque()
+        self._held_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
         """Bytes that this process keeps from being evicted; an object held by two samples counts twice."""
+        self.collect()
+        return self._held_bytes
+
+    @property
+    def num_released(self) -> int:
+        """Holds that were released and are not counted yet."""
+        return len(self._released)
 
     def add(self, holds: Sequence[Hold]) -> None:
         """Pin the objects of holds; inside the owner's transaction."""
         self._owner.pin(itertools.chain.from_iterable(hold.charges for hold in holds))
         for hold in holds:
-            self.held_bytes += sum(hold.charges.values())
+            self._held_bytes += sum(hold.charges.values())
             number = hold.number = next(self._numbers)
             hold.dropped = self._dropped
             if hold.state is HoldState.PREFETCHED:
                 self._prefetched[number] = weakref.ref(hold)
 
     def collect(self) -> None:
-        """Release what was dropped without a release."""
-        if not self._dropped:
+        """Count what was released, and what was dropped without a release."""
+        released, dropped = self._released, self._dropped
+        if not released and not dropped:
             return
         with locks.fork_guard():
-            while self._dropped:
-                hold = self._dropped.popleft()
-                self._prefetched.pop(hold.number, None)
-                if hold.owner == self._owner.id:
-                    self._unpin(hold.charges)
-
-    def _unpin(self, charges: Mapping[bytes, int]) -> None:
-        self.held_bytes -= sum(charges.values())
-        self._owner.unpin(charges)
+            keys: list[bytes] = []
+            owner = self._owner.id
+            while released:
+                hold = released.popleft()
+                if hold.number and hold.owner == owner:  # else it was released twice, or pinned by our parent
+                    keys += hold.charges
+                    self._held_bytes -= sum(hold.charges.values())
+                hold.number, hold.state = 0, HoldState.RELEASED
+            while dropped:
+                lost = dropped.popleft()
+                self._prefetched.pop(lost.number, None)
+                if lost.owner == owner:
+                    keys += lost.charges
+                    self._held_bytes -= sum(lost.charges.values())
+            self._owner.unpin(keys)
 
     def arrive(self, hold: Hold, key: bytes, charged_bytes: int) -> None:
         """Note that an object of a hold is here, and correct what it counts, now that it is known."""
         with locks.fork_guard():
             hold.outstanding -= {key}
             if hold.number and hold.owner == self._owner.id:
-                self.held_bytes += charged_bytes - hold.charges.get(key, 0)
+                self._held_bytes += charged_bytes - hold.charges.get(key, 0)
                 hold.charges[key] = charged_bytes
 
     def claim(self, hold: Hold) -> bool:
-        """Begin to use a hold; False when it was revoked."""
-        with locks.fork_guard():
-            if hold.state is not HoldState.PREFETCHED or hold.is_void or (hold.owner != self._owner.id and hold.files is None):
-                return False
-            self._prefetched.pop(hold.number, None)
-            hold.state = HoldState.IN_USE
-            return True
+        """Begin to use a hold; False when it was revoked. Who takes its number away first, its user or the keeper, has it."""
+        if hold.is_void or (self._prefetched.pop(hold.number, None) is None and hold.files is None):
+            return False
+        hold.state = HoldState.IN_USE
+        return True
 
     def release(self, hold: Hold) -> None:
-        """Give a hold's pins back; they reach the ledger with the next transaction. Safe to call twice."""
+        """Give a hold's pins back; they reach the ledger with the next transaction. Safe to call twice.
+
+        One in use, which nobody else may touch, is only noted: one atomic step, no lock, and Ctrl-C comes before or after it.
+        """
+        if hold.state is HoldState.IN_USE and hold.files is None:
+            self._released.append(hold)
+            return
         with locks.fork_guard():
-            state = hold.state
-            if state is HoldState.RELEASED or (hold.owner != self._owner.id and hold.files is None):
+            if hold.state is HoldState.RELEASED or (hold.owner != self._owner.id and hold.files is None):
                 return
-            hold.state = HoldState.RELEASED
             if hold.files is not None:
                 for file in hold.files.values():
                     file.remove()
                 hold.files = None
-            if state is HoldState.RETAINED:
-                with contextlib.suppress(ValueError):  # retained by the parent of this process
-                    self._retained.remove(hold)
-            elif state is HoldState.PREFETCHED:
-                self._prefetched.pop(hold.number, None)
-            if hold.number and hold.owner == self._owner.id:
-                hold.number = 0
-                self._unpin(hold.charges)
+            with contextlib.suppress(ValueError):  # not retained, or by the parent of this process
+                self._retained.remove(hold)
+            self._prefetched.pop(hold.number, None)
+            hold.state = HoldState.RELEASED
+            self._released.append(hold)
+            self.collect()
 
     def split(self, hold: Hold) -> list[Hold]:
         """Return one hold in use for each object of `hold`, in its place; no pin changes."""
@@ -219,12 +238,17 @@ class Holdings:
     def revoke_prefetched(self, at_most: int | None = None) -> int:
         """Release holds that are not used yet, those needed last first; return how many."""
         with locks.fork_guard():
-            live = (reference() for reference in reversed(self._prefetched.values()))
-            revoked = list(itertools.islice((hold for hold in live if hold is not None), at_most))
-            for hold in revoked:
-                hold.is_void = True
-                self.release(hold)
-            return len(revoked)
+            num_revoked = 0
+            for number in list(reversed(self._prefetched)):
+                if num_revoked == at_most:
+                    break
+                reference = self._prefetched.pop(number, None)  # None: claimed a moment ago
+                hold = None if reference is None else reference()
+                if hold is not None:
+                    hold.is_void = True
+                    self.release(hold)
+                    num_revoked += 1
+            return num_revoked
 
     def release_oldest_retained(self) -> bool:
         """Release one retained hold; False when there is none."""

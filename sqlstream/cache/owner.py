@@ -63,6 +63,8 @@ class Owner:
         self.is_closed = False
         self._fd: int | None = None
         self._deferred: list[Deferred] = []
+        self.collect: Callable[[], None] = lambda: None
+        """Unpins what was given back; called before pins are written."""
         self._forget()
         locks.call_after_fork(self)
 
@@ -143,7 +145,9 @@ class Owner:
 
     def is_pinned(self, key: bytes) -> bool:
         """Return whether this process pins `key`."""
-        return key in self._counts
+        with locks.fork_guard():
+            self.collect()
+            return key in self._counts
 
     @property
     def num_unwritten(self) -> int:
@@ -182,6 +186,7 @@ class Owner:
     @property
     def is_waiting(self) -> bool:
         """Whether anything waits for a transaction, whoever needs it."""
+        self.collect()
         return bool(self._changed) or any(work.is_waiting for work in self._deferred)
 
     def flush(self) -> None:
@@ -233,6 +238,7 @@ class Owner:
             work.write(tx, is_flush=is_flush)
 
     def _write_pins(self, tx: LedgerTransaction) -> None:
+        self.collect()
         if not self._changed:
             return
         assert self.id is not None

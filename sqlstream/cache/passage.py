@@ -12,7 +12,7 @@ from sqlstream.cache.eviction import Standing, advance
 from sqlstream.cache.holds import Hold, Holdings
 from sqlstream.cache.keys import ObjectRef
 from sqlstream.cache.ledger import LedgerTransaction
-from sqlstream.cache.policy import POLICIES
+from sqlstream.cache.policy import POLICIES, Policy
 from sqlstream.cache.room import Room, forget_limit_of_the_dead, make_room
 from sqlstream.cache.rows import Account, EntryRow, ReadyRow, Reservation
 from sqlstream.cache.uses import Uses
@@ -231,9 +231,19 @@ class Passage:
             now = self._eviction.num_uses + len(self._ranks)
             self._ranks[ref.key] = self._eviction.policy.rank_of(None if ref.next_use is None else now + ref.next_use)
 
+    @property
+    def is_order_needed(self) -> bool:
+        """Whether the cache is so full that it matters what is used."""
+        return self._limit is not None and self._account is not None and self._account.charged_bytes > TOUCH_ABOVE * self._limit
+
+    @property
+    def policy(self) -> Policy:
+        """The eviction policy in force."""
+        assert self._eviction is not None
+        return self._eviction.policy
+
     def note_uses(self) -> None:
         """Tell what was used; when the transaction is committed."""
-        assert self._account is not None
         assert self._eviction is not None
         hits: Collection[bytes] = self.ready
         num_misses = 0
@@ -242,7 +252,7 @@ class Passage:
             hits = [key for key, is_missing in used.items() if not is_missing]
             num_misses = len(used) - len(hits)
         ranks: dict[bytes, int | None] = {}
-        if self._limit is not None and self._account.charged_bytes > TOUCH_ABOVE * self._limit:
+        if self.is_order_needed:
             ranks = {key: self._ranks[key] for key in hits} if self._eviction.policy.looks_ahead else dict.fromkeys(hits)
         self.uses.note(len(hits), num_misses, self._eviction.policy, ranks)
 

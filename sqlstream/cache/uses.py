@@ -13,8 +13,8 @@ from sqlstream.cache.ledger import LedgerTransaction
 from sqlstream.cache.owner import Owner
 from sqlstream.cache.policy import Policy
 
-BATCH = 64
-"""Uses written together: the window of a stream."""
+BATCH = 128
+"""Uses written together: two windows of a stream, or many single hits."""
 
 
 class Uses:

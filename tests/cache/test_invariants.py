@@ -131,7 +131,8 @@ def test_l6_one_leader_at_a_time_for_a_key(server: FaultyHttpServer, directory: 
 
 def test_l7_at_rest_the_account_equals_the_disk(directory: Path, urls: list[str], stage: Stage) -> None:
     killed = stage.start(read_in_threads, directory, 200_000, urls, 2)
-    time.sleep(0.4)
+    while not any((directory / "data").rglob("*.bin")):  # in the middle of its downloads
+        time.sleep(0.001)
     killed.kill()
     check_invariants(directory, at_rest=True)
     with Cache(directory) as cache:

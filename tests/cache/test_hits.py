@@ -1,0 +1,81 @@
+"""Holding what is here: single hits, releases that are only noted, claims against revocations."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sqlstream.cache import Cache
+from sqlstream.cache.hits import HITS_A_PASSAGE
+from sqlstream.cache.keys import ObjectRef
+from sqlstream.testing.invariants import check_invariants
+from sqlstream.testing.storage import ScriptedFetcher
+
+OBJECTS = {f"http://nowhere/o/{i}.bin": bytes([i]) * 100 for i in range(64)}
+URLS = list(OBJECTS)
+REFS = [ObjectRef.of(url) for url in URLS]
+
+
+@pytest.fixture
+def cache(directory: Path) -> Iterator[Cache]:
+    with Cache(directory, limit=4096 * len(URLS)) as cache:
+        cache.fetcher = ScriptedFetcher(OBJECTS)
+        cache.acquire_many(URLS)
+        cache.release_many(URLS)
+        cache.statistics()
+        yield cache
+    check_invariants(directory, at_rest=True)
+
+
+def test_a_single_hit_is_one_transaction_and_its_use_is_written_with_many(cache: Cache) -> None:
+    database = cache.store.ledger.database
+    cache.store.acquirer._keeper.stop()  # which may write what waits, when we are stopped for long
+    before, num_rows = database.num_transactions, database.read("SELECT count(*) FROM touch")[0][0]
+    for _ in range(4):
+        for url in URLS:
+            with cache.pinned(url) as path:
+                assert path.read_bytes() == OBJECTS[url]
+    assert database.num_transactions - before == 4 * len(URLS)
+    cache.statistics()
+    assert database.read("SELECT count(*) FROM touch")[0][0] - num_rows <= 5
+    assert cache.statistics().hits == 4 * len(URLS)
+    assert cache.statistics().pinned_entries == 0
+
+
+def test_a_limit_changed_by_another_process_is_seen_after_a_bounded_number_of_hits(cache: Cache) -> None:
+    hits = cache.store.acquirer._hits
+    for _ in range(2 * HITS_A_PASSAGE):
+        with cache.pinned(URLS[0]):
+            assert hits._num_left >= 0
+
+
+def test_a_hold_released_twice_gives_back_one_pin(cache: Cache) -> None:
+    acquirer = cache.store.acquirer
+    first, second = (cache.hold([REFS[0]]) for _ in range(2))
+    acquirer.release(first)
+    acquirer.release(first)
+    assert cache.statistics().pinned_entries == 1
+    assert acquirer.holdings.held_bytes == 4096
+    acquirer.release(second)
+    assert cache.statistics().pinned_entries == 0
+    assert acquirer.holdings.held_bytes == 0
+
+
+def test_a_prefetched_hold_is_claimed_or_revoked_never_both(cache: Cache) -> None:
+    acquirer = cache.store.acquirer
+    for _ in range(20):
+        holds = acquirer.acquire([[ref] for ref in REFS], cache.fetcher)
+        assert len(holds) == len(REFS)
+        num_revoked: list[int] = []
+        thread = threading.Thread(target=lambda counts=num_revoked: counts.append(acquirer.holdings.revoke_prefetched()))
+        thread.start()
+        claimed = [hold for hold in holds if acquirer.holdings.claim(hold)]
+        thread.join()
+        assert len(claimed) + num_revoked[0] == len(holds)
+        assert acquirer.holdings.held_bytes == 4096 * len(claimed)
+        for hold in claimed:
+            acquirer.release(hold)
+    assert cache.statistics().pinned_entries == 0
