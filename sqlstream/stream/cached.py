@@ -16,7 +16,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sqlstream.cache.cache import Cache
@@ -198,8 +198,7 @@ class CachedChain:
     # -- storing ------------------------------------------------------------------------------------------------------
 
     def _store(self, ref: ObjectRef, data: bytes) -> None:
-        sized = ObjectRef(url=ref.url, key=ref.key, ext=ref.ext, size_bytes=len(data), dataset=ref.dataset)
-        self._unwritten[ref.key] = PutItem(ref=sized, data=data)
+        self._unwritten[ref.key] = PutItem(ref=replace(ref, size_bytes=len(data), must_be_here=False), data=data)
         if len(self._unwritten) >= BATCH or sum(len(item.data) for item in self._unwritten.values()) >= BATCH_BYTES:
             self.flush()
 
