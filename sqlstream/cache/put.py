@@ -69,15 +69,19 @@ class Putter:
             return f"no room for {need_bytes} bytes now, the rest of the cache is in use or waited for: raise cache_limit"
         return next((str(hold.error) for hold in holds if hold.error is not None), None)
 
-    def discard(self, ref: ObjectRef) -> None:
-        """Remove an entry whose bytes proved damaged, unless others use it; it may be made again."""
+    def discard(self, ref: ObjectRef) -> bool:
+        """Remove an entry whose bytes proved damaged; False if others use it, or the cache fails, and it stays."""
         owner = self._acquirer.owner
 
-        def remove(tx: LedgerTransaction) -> None:
+        def remove(tx: LedgerTransaction) -> bool:
             rows = tx.find([ref.key]).values()
-            recover.remove(tx, self._disk, [row for row in rows if row.is_ready and not tx.pinned_by_others(row.key, owner.id)])
+            free = [row for row in rows if row.is_ready and not tx.pinned_by_others(row.key, owner.id)]
+            return len(recover.remove(tx, self._disk, free)) == len(rows)
 
-        owner.run(remove)
+        try:
+            return owner.run(remove)
+        except CacheError:
+            return False
 
 
 class _Writer(Fetcher):

@@ -80,9 +80,10 @@ class CachedChain:
         self._ledger, self._disk = cache.store.ledger, cache.store.disk
         self._acquirer = cache.store.acquirer
         self._cache = cache
-        self._data_directory = f"{self._disk.root}/data/"
         self._putter = Putter(self._acquirer, self._disk)
         self._unwritten: dict[bytes, PutItem] = {}
+        self._damaged: set[bytes] = set()
+        """Stored samples that cannot be read, nor removed: others hold them."""
 
     # -- looking for stored samples -----------------------------------------------------------------------------------
 
@@ -109,6 +110,8 @@ class CachedChain:
 
     def _ready(self, keys: set[bytes]) -> set[bytes]:
         """Return the keys of those samples that are stored; what this process has just made is made ready first."""
+        if self._acquirer.bypass.is_cache_left_alone:
+            return set()
         try:
             if not keys.isdisjoint(self._unwritten):
                 self.flush()
@@ -119,7 +122,7 @@ class CachedChain:
         except CacheError as error:
             self._say("the ledger of %s could not be asked for stored samples, so they are made again: %s", error)
             return set()
-        return {key for key, row in rows.items() if row.is_ready}
+        return {key for key, row in rows.items() if row.is_ready} - self._damaged
 
     def read(self, slot: Slot) -> bool:
         """Read the stored sample of a slot that holds one; False if its bytes are damaged (then it is made again)."""
@@ -130,7 +133,8 @@ class CachedChain:
             sample = decode_sample(Path(self._disk.data_path(ref.key, ref.ext)).read_bytes())
         except (OSError, DecodeError) as error:
             self._say("a stored sample in %s (%s) is damaged and made again: %s", ref.url, error)
-            self._putter.discard(ref)
+            if not self._putter.discard(ref):
+                self._damaged.add(ref.key)
             return False
         if _EPOCH in sample:
             sample[_EPOCH] = slot.epoch
@@ -180,8 +184,9 @@ class CachedChain:
             raise ConfigError(
                 f"CacheTransform {name!r}: a transform before this point makes several samples of one: put it behind the point"
             )
+        directories = (f"{self._disk.root}/data/", f"{self._acquirer.bypass.directory}/")
         for field, value in result.items():
-            if holds_path(value, self._data_directory):
+            if any(holds_path(value, directory) for directory in directories):
                 raise ConfigError(
                     f"CacheTransform {name!r}: field {field!r} holds the path of a cached file ({value!r}), which may be gone "
                     "when the sample is found again: read the file before this point, or drop the field"
@@ -205,7 +210,9 @@ class CachedChain:
     def flush(self) -> None:
         """Store what waits, in one transaction; what finds no room is not stored, and the stream goes on."""
         items, self._unwritten = list(self._unwritten.values()), {}
-        reason = self._putter.put(items) if items else None
+        if not items or self._acquirer.bypass.is_cache_left_alone:
+            return
+        reason = self._putter.put(items)
         if reason is not None:
             self._say("samples are not stored in %s, and made again when they are needed: %s", reason)
 

@@ -86,7 +86,7 @@ def test_a_hold_on_what_must_be_here_is_void_when_it_is_not_and_nothing_is_fetch
         assert [hold.is_void for hold in holds] == [True, False]
         assert [acquirer.holdings.claim(hold) for hold in holds] == [False, True]
         assert cache.statistics().pinned_entries == 1
-        putter_of(cache).discard(made.ref)
+        assert putter_of(cache).discard(made.ref)
         for hold in holds:
             acquirer.release(hold)
         assert acquirer.acquire_one([wanted(made)], cache.fetcher).is_void
@@ -101,7 +101,7 @@ def test_what_others_read_is_not_discarded(directory: Path) -> None:
         putter_of(cache).put([made])
         with cache.store.ledger.transaction() as tx:
             tx.pin("somebody else", {made.ref.key: 1})
-        putter_of(cache).discard(made.ref)
+        assert not putter_of(cache).discard(made.ref)
         assert path_of(cache, made).exists()
 
 

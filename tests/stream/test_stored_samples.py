@@ -349,6 +349,31 @@ def test_a_damaged_stored_sample_is_made_again(photos: Photos, tmp_path: Path, c
     check_invariants(tmp_path / "cache", at_rest=True)
 
 
+def test_a_damaged_stored_sample_that_others_hold_is_made_again_and_left(photos: Photos, tmp_path: Path) -> None:
+    with opened(photos, tmp_path, max_size=8) as dataset:
+        first = comparable(list(dataset))
+        stored = next(path for path in data_files(dataset.cache) if path.name.endswith(MADE_EXTENSION))
+        stored.write_bytes(b"\xff" * stored.stat().st_size)
+        with dataset.cache.store.ledger.transaction() as tx:
+            tx.pin("somebody else", {bytes.fromhex(stored.name[:32]): 1})
+        dataset.set_epoch(0)
+        assert comparable(list(dataset)) == first
+        assert num_decoded(tmp_path / "log") == 8 + 1
+        assert stored.exists()
+
+
+def test_a_broken_cache_that_is_bypassed_stores_nothing_and_stops_nothing(photos: Photos, tmp_path: Path) -> None:
+    with (
+        opened(photos, tmp_path, max_size=12, on_cache_error="bypass") as dataset,
+        opened(photos, tmp_path, is_stored=False, max_size=12) as plain,
+    ):
+        bypass = dataset.cache.store.acquirer.bypass
+        expected = comparable(list(plain))
+        bypass._left_alone_until = float("inf")  # it has failed, and nobody tries it again
+        assert comparable(list(dataset)) == expected
+        assert dataset.cache.store.acquirer.downloads.leads == {}
+
+
 def test_statistics_verify_clear_and_a_rebuild_know_stored_samples(photos: Photos, tmp_path: Path) -> None:
     with opened(photos, tmp_path, max_size=10) as dataset:
         first = comparable(list(dataset))
