@@ -90,10 +90,7 @@ class AvDecoder:
         self._skipped_until = -math.inf
         self._open()
         try:
-            first = next(self._container.decode(self._stream), None)
-            if first is None:
-                raise DecodeError("the video has no frames")
-            self._read_facts(av, first)
+            self._read_facts(av)
         except BaseException:
             self._container.close()
             raise
@@ -106,11 +103,11 @@ class AvDecoder:
         self._stream = self._container.streams.video[0]
         self._stream.thread_type = "NONE" if self._options.num_threads == 1 else "AUTO"
 
-    def _read_facts(self, av: Any, first: Any) -> None:
+    def _read_facts(self, av: Any) -> None:
+        first_pts = self._first_pts()  # it may open the file again: a stream of a closed one ends the process
         stream = self._stream
         self._time_base = float(stream.time_base or 1 / 90_000)
-        start = first.pts if first.pts is not None else stream.start_time
-        self.begin = float(start or 0) * self._time_base
+        self.begin = float(first_pts) * self._time_base
         rate = stream.average_rate or stream.guessed_rate or stream.base_rate
         self.framerate = float(rate) if rate else 0.0
         if stream.duration:
@@ -120,8 +117,23 @@ class AvDecoder:
             self.duration = float(end) - self.begin
         else:
             self.duration = float(stream.frames) / self.framerate if self.framerate else 0.0
-        is_turned = round(_rotation(first) / 90) % 2 == 1
-        self.height, self.width = (first.width, first.height) if is_turned else (first.height, first.width)
+        context = stream.codec_context
+        self.height, self.width = context.height, context.width  # those of the frames, or turned: their rotation tells
+
+    def _first_pts(self) -> int:
+        """Return when the first frame is shown, in units of the time base.
+
+        A key frame's packet says so, and need not be decoded: of 720p that is a tenth of a clip's time.
+        """
+        packet = next(self._container.demux(self._stream), None)
+        if packet is not None and packet.is_keyframe and packet.pts is not None:
+            return int(packet.pts)
+        self._container.close()
+        self._open()
+        first = next(self._container.decode(self._stream), None)
+        if first is None:
+            raise DecodeError("the video has no frames")
+        return int(first.pts if first.pts is not None else self._stream.start_time or 0)
 
     def frames_at(self, times: Times, check: Callable[[], None]) -> Frames:
         """Return the frames shown at ascending times."""

@@ -374,3 +374,17 @@ def test_a_decoder_may_be_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(video_reader, "find", lambda module: None if module == "decord" else optional.find(module))
     with pytest.raises(MissingDependencyError, match="decoder='decord' does not import"):
         VideoReader(video(), ReaderOptions(decoder="decord"))
+
+
+def test_a_file_whose_first_packet_is_no_key_frame_is_opened_again_and_read() -> None:
+    """A transport stream cut before its first key frame ends; the stream object of the first opening must not be used again."""
+    whole = video("mpegts", gop=12)
+    times = []
+    for packets in range(20, 200, 20):
+        try:
+            reader = VideoReader(whole[188 * packets :])
+        except DecodeError:
+            continue
+        times.append(reader.decoder.duration)
+        reader.close()
+    assert times, "none of them was read"
