@@ -23,7 +23,7 @@ from benchmarks.peers.workloads import Case
 from sqlstream.testing.nginx import Nginx
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_SECONDS = 300
+TIMEOUT_SECONDS = 120
 LOOK_SECONDS = 0.05
 OURS = ("data", "part")
 """What sqlstream's limit covers; the rest of its directory is a bounded overhead."""

@@ -9,13 +9,17 @@ from typing import Any
 from litdata import StreamingDataLoader, StreamingDataset, optimize
 
 from benchmarks.peers.contenders import SHARDS
+from benchmarks.peers.contenders.litdata_http import allow_http
 from benchmarks.peers.data import once
 from benchmarks.peers.decode import decode_with_pillow
 from benchmarks.peers.job import Job, Lookup, Stream, names
 
 TITLE = "LitData chunks"
 FORMAT = SHARDS
-SETTINGS = "optimize(chunk_bytes='64MB'), StreamingDataset(shuffle=True), its StreamingDataLoader, persistent workers"
+SETTINGS = (
+    "optimize(chunk_bytes='64MB', for the squeeze '16MB'), StreamingDataset(shuffle=True), its StreamingDataLoader, "
+    "persistent workers"
+)
 
 
 def _chunks(job: Job) -> Path:
@@ -29,16 +33,17 @@ def _sample(name: str, photos: str) -> dict[str, Any]:
 def prepare(job: Job) -> None:
     """Write the photos as chunks."""
 
-    def write() -> None:
+    def write(output: Path, chunk_bytes: str) -> None:
         optimize(
             fn=partial(_sample, photos=str(job.photos)),
             inputs=names(job.num_samples),
-            output_dir=str(_chunks(job)),
-            chunk_bytes="64MB",
+            output_dir=str(output),
+            chunk_bytes=chunk_bytes,
             num_workers=1,
         )
 
-    once(job.data_path / "litdata.made", write)
+    once(job.data_path / "litdata.made", lambda: write(_chunks(job), "64MB"))
+    once(job.data_path / "litdata-small.made", lambda: write(_chunks(job).with_name("litdata-small"), "16MB"))
 
 
 def _decoded(sample: dict[str, Any]) -> dict[str, Any]:
@@ -68,10 +73,11 @@ def random_access(job: Job) -> Lookup:
     return Lookup(get=lambda index: dataset[index]["image"])
 
 
-def _remote(job: Job, **options: Any) -> StreamingDataset:
+def _remote(job: Job, name: str = "litdata", **options: Any) -> StreamingDataset:
+    allow_http()
     keys = {"endpoint_url": job.endpoint, "aws_access_key_id": "x", "aws_secret_access_key": "x", "region_name": "us-east-1"}
     return StreamingDataset(
-        "s3://bench/litdata", cache_dir=str(job.work_path / "cache"), shuffle=True, storage_options=keys, **options
+        f"s3://bench/{name}", cache_dir=str(job.work_path / "cache"), shuffle=True, storage_options=keys, **options
     )
 
 
@@ -82,4 +88,4 @@ def cold_shards(job: Job) -> Stream:
 
 def squeeze(job: Job) -> Stream:
     """The same, under a limit."""
-    return _loader(job, _remote(job, max_cache_size=job.limit_bytes))
+    return _loader(job, _remote(job, "litdata-small", max_cache_size=job.limit_bytes))

@@ -10,6 +10,7 @@ from litdata.raw.indexer import BaseIndexer, FileMetadata
 from torch.utils.data import DataLoader
 
 from benchmarks.peers.contenders import LOOSE
+from benchmarks.peers.contenders.litdata_http import allow_http
 from benchmarks.peers.decode import decode_with_pillow
 from benchmarks.peers.job import Job, Lookup, Stream, names
 
@@ -51,6 +52,7 @@ def _loader(job: Job, dataset: StreamingRawDataset) -> Stream:
         shuffle=True,
         num_workers=job.num_workers,
         persistent_workers=job.num_workers > 0,
+        worker_init_fn=allow_http if job.endpoint else None,
         multiprocessing_context="spawn"
         if job.num_workers and job.endpoint
         else None,  # its advice: S3 clients hang after a fork
@@ -75,18 +77,11 @@ def random_access(job: Job) -> Lookup:
 
 def cold_loose(job: Job) -> Stream:
     """Return the photos from the server."""
-    options = {
-        "endpoint": job.endpoint,
-        "access_key_id": "x",
-        "secret_access_key": "x",
-        "region": "us-east-1",
-        "allow_http": "true",
-    }
-    options |= {"endpoint_url": job.endpoint, "aws_access_key_id": "x", "aws_secret_access_key": "x"}
+    allow_http()
     dataset = StreamingRawDataset(
         input_dir="s3://bench/photos",
         cache_dir=str(job.work_path / "cache"),
-        storage_options={name: options[name] for name in ("endpoint_url", "aws_access_key_id", "aws_secret_access_key")},
+        storage_options={"endpoint_url": job.endpoint, "aws_access_key_id": "x", "aws_secret_access_key": "x"},
         cache_files=True,
         indexer=KnownFiles(job, "s3://bench/photos"),
         max_concurrent_downloads=job.num_threads or None,

@@ -19,8 +19,12 @@ TITLE = "MosaicML"
 FORMAT = SHARDS
 SETTINGS = (
     "MDS shards of 64 MiB, shuffle=True (py1e, its default), StreamingDataLoader, persistent workers; cold: remote=s3://, "
-    "local empty"
+    "local empty; squeeze: shards of 16 MiB, its limit must hold four of them"
 )
+
+
+SMALL_BYTES = 1 << 24
+"""Of the squeeze's shards: its limit must be at least four of them."""
 
 
 def _shards(job: Job) -> Path:
@@ -30,12 +34,13 @@ def _shards(job: Job) -> Path:
 def prepare(job: Job) -> None:
     """Write the photos as MDS."""
 
-    def write() -> None:
-        with MDSWriter(out=str(_shards(job)), columns={"image": "bytes", "label": "int"}, exist_ok=True) as writer:
+    def write(out: Path, **options: Any) -> None:
+        with MDSWriter(out=str(out), columns={"image": "bytes", "label": "int"}, exist_ok=True, **options) as writer:
             for number, name in enumerate(names(job.num_samples)):
                 writer.write({"image": (job.photos / name).read_bytes(), "label": number % 1000})
 
-    once(job.data_path / "mds.made", write)
+    once(job.data_path / "mds.made", lambda: write(_shards(job)))
+    once(job.data_path / "mds-small.made", lambda: write(_shards(job).with_name("mds-small"), size_limit=SMALL_BYTES))
 
 
 def prepare_rows(job: Job) -> None:
@@ -91,9 +96,9 @@ def random_access(job: Job) -> Lookup:
     return Lookup(get=lambda index: dataset[index]["image"])
 
 
-def _remote(job: Job, **options: Any) -> StreamingDataset:
+def _remote(job: Job, name: str = "mds", **options: Any) -> StreamingDataset:
     os.environ |= {"S3_ENDPOINT_URL": job.endpoint, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
-    return _dataset(job, remote="s3://bench/mds", local=str(job.work_path / "cache"), **options)
+    return _dataset(job, remote=f"s3://bench/{name}", local=str(job.work_path / "cache"), **options)
 
 
 def cold_shards(job: Job) -> Stream:
@@ -103,7 +108,7 @@ def cold_shards(job: Job) -> Stream:
 
 def squeeze(job: Job) -> Stream:
     """The same, under a limit."""
-    return _loader(job, _remote(job, cache_limit=job.limit_bytes))
+    return _loader(job, _remote(job, "mds-small", cache_limit=job.limit_bytes))
 
 
 def start(job: Job) -> Stream:
