@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import contenders, data
-from benchmarks.peers.driver import Run, Settings
+from benchmarks.peers.driver import ROOT, Run, Settings
 from benchmarks.peers.reasons import NOT_COMPARABLE, REASONS
 from benchmarks.peers.workloads import BARS, CASES, Bar, Case
 
@@ -99,7 +100,11 @@ def case_table(case: Case, runs: Runs) -> list[str]:
         lines.append(f"| {' | '.join(cells)} |")
     rounds = max(len(values) for values in runs.values())
     loads = [load for values in runs.values() for load in figures(values, "load")]
-    lines += ["", f"{rounds} rounds, load of the machine {min(loads):.1f} to {max(loads):.1f}.", ""]
+    lines += [
+        "",
+        f"{rounds} {'round' if rounds == 1 else 'rounds'}, load of the machine {min(loads):.1f} to {max(loads):.1f}.",
+        "",
+    ]
     for name, values in runs.items():
         for error in {str(run["error"]).splitlines()[-1] for run in values if run.get("error")}:
             lines += [f"{contenders.load_words(name)['TITLE']} failed: `{error[:200]}`", ""]
@@ -158,6 +163,12 @@ def machine() -> str:
     return f"{os.cpu_count()} cores ({model}), {memory:.0f} GB of memory, {system}"
 
 
+def commit() -> str:
+    """Return the short name of what is checked out."""
+    answer = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or "unknown"
+
+
 def versions() -> str:
     """Return the versions of all that took part."""
     found = []
@@ -177,7 +188,7 @@ def page(results: Mapping[str, Runs], settings: Settings, plots: Sequence[str]) 
         "",
         "Made by `make bench`; do not edit. What counts are ratios within one run; times and rates are of one machine alone.",
         "",
-        f"Measured {datetime.now(tz=UTC):%Y-%m-%d} on {machine()}. Versions: {versions()}.",
+        f"Measured {datetime.now(tz=UTC):%Y-%m-%d} at commit {commit()} on {machine()}. Versions: {versions()}.",
         "",
         f"Data: {photos['photos']} JPEGs of {photos['mean_bytes'] / 1000:.0f} KB on average (500×375), in the page "
         "cache; batches of 64. Contenders run in fresh processes, in turn, case after case, round after round; shown are the "
