@@ -201,9 +201,13 @@ class Cache:
 
     def path_of(self, ref: ObjectRef, hold: Hold | None = None) -> Path:
         """Return where an object is that `hold` holds."""
+        return Path(self.file_of(ref, hold))
+
+    def file_of(self, ref: ObjectRef, hold: Hold | None = None) -> str:
+        """Return the same as text, which takes a tenth of the time."""
         if hold is not None and hold.files is not None:
-            return Path(hold.files[ref.key].path)
-        return Path(self.store.disk.data_path(ref.key, ref.ext))
+            return str(hold.files[ref.key].path)
+        return self.store.disk.data_path(ref.key, ref.ext)
 
     # -- the directory ------------------------------------------------------------------------------------------------
 

@@ -131,4 +131,6 @@ def redact_text(text: str) -> str:
 
 
 def _without_query(url: str) -> str:
+    if "?" not in url and "#" not in url:
+        return url
     return re.split(r"[?#]", url, maxsplit=1)[0] if is_remote(url) else url

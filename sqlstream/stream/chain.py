@@ -106,7 +106,7 @@ class Chain:
         Raises:
             TransformError: One of them failed.
         """
-        return self.run_keyed(sample, (self._seed, epoch, position))
+        return self.run_keyed(sample, (self._seed, epoch, position)) if self._transforms else sample
 
     def run_keyed(self, sample: Sample, key: tuple[int, int, int], *, watches: bool = False) -> Sample | Iterator[Sample]:
         """Do what `run` does, with the randomness of `key`; with `watches`, note in `drew` whether it was used."""

@@ -84,7 +84,7 @@ class Window:
         if self._num_acquired > self._width // 2:
             return
         num_missing, num_affordable = self._next_width - self._num_acquired, self._num_affordable()
-        bare = [slot for slot in ahead if slot.wanted and slot.hold is None][:num_affordable]
+        bare = [slot for slot in ahead if slot.hold is None and slot.wanted][:num_affordable]
         if not bare:
             return
         holds = self._acquirer.acquire([slot.wanted for slot in bare], self._fetcher)
