@@ -30,8 +30,9 @@ demo: $(STAMP)  ## Stream a small made-up dataset from a local S3 server under a
 servers:
 	@scripts/install_servers.sh
 
+# Two tests at a time, a file's tests one after the other: most of them wait for processes, servers and deaths.
 test: $(STAMP) servers  ## Run the tests; ARGS="tests/cli -k stats" runs some
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 lint: $(STAMP)  ## Check format, style, types and the floors of the architecture
 	@$(BIN)/ruff format --check .
