@@ -5,6 +5,7 @@ Each takes the contender's function, bound to its job, and returns figures by na
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import time
@@ -156,7 +157,7 @@ def memory(job: Job, begin: Callable[[Job], Stream]) -> Figures:
     batches: Any = iter(stream.batches)
     for _ in range(NUM_BATCHES_BEFORE_MEMORY):
         next(batches)
-    workers = [worker.pid for worker in batches._workers]
+    workers = [worker.pid for worker in multiprocessing.active_children() if worker.pid is not None]
     return {
         "worker_rss_mb": sum(memory_bytes(pid, "Rss") for pid in workers) / len(workers) / 1e6,
         "worker_pss_mb": sum(memory_bytes(pid, "Pss") for pid in workers) / len(workers) / 1e6,

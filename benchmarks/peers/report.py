@@ -121,8 +121,6 @@ def extra(case: Case, runs: Runs) -> list[str]:
         "seconds": "seconds",
     }
     names = [name for name in shown if name != case.figure and any(figures(values, name) for values in runs.values())]
-    if case.measure == "one_pass":
-        return []
     return [
         f"{shown[name]}: "
         + ", ".join(
