@@ -43,9 +43,9 @@ from sqlstream.config import StorageOptions
 from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchRequest
 from sqlstream.testing.nginx import Nginx
 
-WINDOW = 64
+WINDOW = 64  # of `submit`
 AUTO = 0  # threads: as many as the helper finds to be right
-AUTO_WINDOW = 256  # what a dataset has ahead by itself
+DATASET_WINDOW = 256  # what a dataset has ahead by itself
 BUCKET = "bench"
 S3FS_SHARE = 4  # s3fs gets a quarter of the objects: it is slow, and its rate is the same
 
@@ -148,7 +148,7 @@ def cache(job: Job) -> float:
     store = open_store(job.directory / "cache", create=True, allow_network_fs=True)
     acquirer = store.acquirer
     planned = deque([ObjectRef.of(job.url(name))] for name in job.names)
-    window = max(WINDOW, 2 * job.threads) if job.threads != AUTO else AUTO_WINDOW
+    window = DATASET_WINDOW
     ahead: deque[Any] = deque()
     started = time.perf_counter()
     while planned or ahead:
