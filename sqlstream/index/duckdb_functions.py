@@ -19,7 +19,7 @@ import re
 import statistics
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -182,7 +182,10 @@ SCALARS: dict[str, Callable[..., object]] = {
 class _Values:
     """An aggregate over the values that are not NULL; `finish` makes the result of a list that is not empty."""
 
-    least = 1
+    least: ClassVar[int]
+    """Fewer values than these give NULL."""
+    finish: ClassVar[Callable[[list[Any]], Any]]
+    """From the values, which are not NULL, to the result."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -194,15 +197,11 @@ class _Values:
 
     def finalize(self) -> Any:
         """Return the result, NULL of too few values."""
-        return self.finish(self.values) if len(self.values) >= self.least else None
-
-    def finish(self, values: list[Any]) -> Any:
-        """Return the result."""
-        raise NotImplementedError
+        return type(self).finish(self.values) if len(self.values) >= self.least else None
 
 
 def _aggregate(name: str, finish: Callable[[list[Any]], Any], least: int = 1) -> type[_Values]:
-    return type(name, (_Values,), {"finish": lambda _self, values: finish(values), "least": least})
+    return type(name, (_Values,), {"finish": staticmethod(finish), "least": least})
 
 
 AGGREGATES: dict[str, type[_Values]] = {

@@ -158,7 +158,10 @@ class BaseTransform:
 
 
 class naming:  # noqa: N801 - reads as a word in `with naming(...)`
-    """Context in which errors get the name of the transform, the field and what the sample holds."""
+    """Context in which errors get the name of the transform, the field and what the sample holds.
+
+    Two stay as they are, since no sample is at fault: a missing package, and a transform that is not written yet.
+    """
 
     def __init__(self, transform: object, sample: Mapping[str, Any], field: str) -> None:
         self._transform = transform

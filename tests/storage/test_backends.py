@@ -144,6 +144,15 @@ def nginx_site(pool: ProcessPoolExecutor, root: Path, scheme: str) -> Iterator[S
         yield Site(SpawnedStorage(pool, "obstore", options), put, f"{scheme}://contract/")
 
 
+class HttpContract(StorageContract):
+    """And what HTTP servers do besides."""
+
+    def test_a_server_without_ranges_still_gives_the_range(self, site: Site, server: FaultyHttpServer) -> None:
+        url = site.put("x", DATA)
+        server.script("/data/x", always=FaultyAnswer(fault=Fault.NO_RANGES))
+        assert site.storage.get_range(url, 10, 20) == DATA[10:20]
+
+
 class TestObstoreOnS3(ListingContract):
     @pytest.fixture
     def site(self, pool: ProcessPoolExecutor, s3: LocalS3) -> Site:
@@ -158,7 +167,7 @@ class TestFsspecOnS3(ListingContract):
         return s3_site(pool, s3, "fsspec")
 
 
-class TestDirectOnHttp(StorageContract):
+class TestDirectOnHttp(HttpContract):
     @pytest.fixture
     def site(self, pool: ProcessPoolExecutor, server: FaultyHttpServer) -> Site:
         return http_site(pool, server, "direct")
@@ -172,42 +181,27 @@ class TestDirectOnHttp(StorageContract):
         site.put("odd/~tilde=.b+in", b"plus")
         assert site.storage.get(plain.replace("%", "%2b"))[1] == [b"plus"]
 
-    def test_a_server_without_ranges_still_gives_the_range(self, site: Site, server: FaultyHttpServer) -> None:
-        url = site.put("x", DATA)
-        server.script("/data/x", always=FaultyAnswer(fault=Fault.NO_RANGES))
-        assert site.storage.get_range(url, 10, 20) == DATA[10:20]
-
     def test_head_that_the_server_refuses_is_asked_with_get(self, site: Site, server: FaultyHttpServer) -> None:
         url = site.put("x", DATA)
         server.script("/data/x", FaultyAnswer(fault=Fault.STATUS, status=405))
         assert site.storage.head(url).size_bytes == len(DATA)
 
 
-class TestUrllib3OnHttp(StorageContract):
+class TestUrllib3OnHttp(HttpContract):
     @pytest.fixture
     def site(self, pool: ProcessPoolExecutor, server: FaultyHttpServer) -> Site:
         return http_site(pool, server, "urllib3")
 
-    def test_a_server_without_ranges_still_gives_the_range(self, site: Site, server: FaultyHttpServer) -> None:
-        url = site.put("x", DATA)
-        server.script("/data/x", always=FaultyAnswer(fault=Fault.NO_RANGES))
-        assert site.storage.get_range(url, 10, 20) == DATA[10:20]
-
     def test_head_that_the_server_refuses_is_asked_with_get(self, site: Site, server: FaultyHttpServer) -> None:
         url = site.put("x", DATA)
         server.script("/data/x", FaultyAnswer(fault=Fault.STATUS, status=405))
         assert site.storage.head(url).size_bytes == len(DATA)
 
 
-class TestFsspecOnHttp(StorageContract):
+class TestFsspecOnHttp(HttpContract):
     @pytest.fixture
     def site(self, pool: ProcessPoolExecutor, server: FaultyHttpServer) -> Site:
         return http_site(pool, server, "fsspec")
-
-    def test_a_server_without_ranges_still_gives_the_range(self, site: Site, server: FaultyHttpServer) -> None:
-        url = site.put("x", DATA)
-        server.script("/data/x", always=FaultyAnswer(fault=Fault.NO_RANGES))
-        assert site.storage.get_range(url, 10, 20) == DATA[10:20]
 
 
 class TestObstoreOnGcs(StorageContract):

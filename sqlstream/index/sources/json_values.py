@@ -7,6 +7,7 @@ others. Here text stays text, and lists and objects are kept as JSON, so they co
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple, NoReturn
@@ -30,7 +31,7 @@ class Record(NamedTuple):
     values: dict[str, Any]
 
 
-class JsonRecords:
+class JsonRecords(ABC):
     """Base of the JSON formats; a subclass says how to walk through a file."""
 
     num_rows: int | None = None
@@ -39,13 +40,13 @@ class JsonRecords:
         self._name = name
         self._schema: pa.Schema = pa.schema([])
 
+    @abstractmethod
     def records(self) -> Iterator[Record]:
         """Yield the rows in order.
 
         Raises:
             SourceError: Names the place that is no JSON, or no object.
         """
-        raise NotImplementedError
 
     def schema(self) -> pa.Schema:
         """Return the columns; reads the file once."""
