@@ -22,6 +22,7 @@ from tests.cache.actors import is_right, objects
 from tests.cache.storm import mount_tmpfs
 
 DISK_BYTES, SIZE, NUM = 24 << 20, 500_000, 60
+FLOOR_BYTES = 8 << 20
 
 
 def main() -> None:
@@ -67,8 +68,17 @@ def main() -> None:
             report["works_again"] = is_right(path, urls[45])
         report["findings"] = [str(finding) for finding in cache.verify()]
         cache.clear()
-    with Cache(directory):
-        report["has_ballast"] = ballast.exists()
+
+        # With a floor, which the limit does not know of either.
+        with Cache(directory, min_free_bytes=FLOOR_BYTES) as other:
+            report["has_ballast"] = ballast.exists()
+            least_free_bytes = DISK_BYTES
+            for url in urls:
+                with other.pinned(url) as path:
+                    report["num_right"] = num_right = num_right + is_right(path, url)
+                    status = os.statvfs(directory)
+                    least_free_bytes = min(least_free_bytes, status.f_bavail * status.f_frsize)
+        report["least_free_bytes"] = least_free_bytes
     report["troubles_at_rest"] = violations(directory, at_rest=True)
     json.dump(report, sys.stdout)
 
