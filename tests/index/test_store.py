@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import multiprocessing
 import os
 import pickle
+import re
 import sqlite3
 import threading
 from pathlib import Path
@@ -70,6 +72,29 @@ def test_positions_are_the_rows_of_the_filter_in_its_order(path: Path, tmp_path:
     for wrong in ([5], [-1]):
         with pytest.raises(IndexError, match=r"not all in \[0, 5\)"):
             index.row_ids(np.array(wrong))
+
+
+def mapped_bytes(path: Path) -> dict[str, int]:
+    """Return resident bytes of each mapping of a file."""
+    found = {}
+    for block in re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text()):
+        if str(path) in block.partition("\n")[0]:
+            found[block.split()[0]] = sum(1024 * int(number) for number in re.findall(r"(?m)^Rss: +(\d+) kB$", block))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="mappings are looked up in /proc")
+def test_a_reader_keeps_no_page_of_the_index_nor_of_many_positions(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = build(tmp_path, path, sql_query=QUERY)
+    all_rows(index)
+    assert index.positions_path is not None
+    assert not mapped_bytes(index.path)
+    assert sum(mapped_bytes(index.positions_path).values()) == mmap.PAGESIZE, "few of them stay"
+    monkeypatch.setattr(store, "_MAPPED_BYTES", 0)
+    assert index.row_ids(np.arange(5)).tolist() == [9, 7, 5, 3, 1]
+    assert list(mapped_bytes(index.positions_path).values()) == [0]
 
 
 @pytest.mark.parametrize("query", [None, QUERY])
