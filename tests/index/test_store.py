@@ -9,6 +9,8 @@ import os
 import pickle
 import re
 import sqlite3
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -95,6 +97,16 @@ def test_a_reader_keeps_no_page_of_the_index_nor_of_many_positions(
     monkeypatch.setattr(store, "_MAPPED_BYTES", 0)
     assert index.row_ids(np.arange(5)).tolist() == [9, 7, 5, 3, 1]
     assert list(mapped_bytes(index.positions_path).values()) == [0]
+
+
+def test_a_reader_imports_nothing_that_only_builders_and_migrations_need(path: Path, tmp_path: Path) -> None:
+    index = build(tmp_path, path)
+    script = (
+        "import sys; from pathlib import Path; import sqlstream.cache, sqlstream.index.build as build; "
+        "print(build.Index(Path(sys.argv[1])).rows([3])[0]['n'], {'pandas', 'sqlalchemy', 'alembic', 'duckdb'} & {*sys.modules})"
+    )
+    answer = subprocess.run([sys.executable, "-c", script, str(index.path)], capture_output=True, text=True, check=True)
+    assert answer.stdout == "3 set()\n", "each of them is 10 to 30 MB of every worker"
 
 
 @pytest.mark.parametrize("query", [None, QUERY])

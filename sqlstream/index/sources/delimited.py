@@ -30,8 +30,8 @@ _WHOLE = r"^(?:0|-?[1-9][0-9]*)$"  # no '007', '+5', '-0': ids, phone numbers
 _NUMBER = r"^[+-]?(?:(?:0|[1-9][0-9]*)?\.[0-9]+|(?:0|[1-9][0-9]*)\.|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?[eE][+-]?[0-9]+)$"
 _SPECIAL = r"^(?:nan|NaN|NAN|[+-]?(?:inf|Inf|INF|[Ii]nfinity))$"
 _BOOL = r"^(?:true|True|TRUE|false|False|FALSE)$"
-_TRUE = pa.array(["true", "True", "TRUE"])
-_MISSING = pa.array(["NA", "N/A", "n/a", "#N/A", "NULL", "Null", "null", "None"])
+_TRUE = ("true", "True", "TRUE")
+_MISSING = ("NA", "N/A", "n/a", "#N/A", "NULL", "Null", "null", "None")
 _EXACT_DIGITS = 15  # that a float64 always holds
 _INT64_DIGITS = 18  # that an int64 always holds
 
@@ -181,7 +181,7 @@ def _kinds(column: Any) -> set[str]:
         values = values.filter(pc.invert(matches))
     if not len(values):
         return kinds
-    return kinds | ({"missing"} if pc.all(pc.is_in(values, _MISSING)).as_py() else {"text"})
+    return kinds | ({"missing"} if pc.all(_is_one_of(values, _MISSING)).as_py() else {"text"})
 
 
 def _whole_kinds(values: Any) -> set[str]:
@@ -200,12 +200,16 @@ def _whole_kinds(values: Any) -> set[str]:
     return kinds
 
 
+def _is_one_of(values: Any, words: tuple[str, ...]) -> Any:
+    return pc.is_in(values, pa.array(words))  # made when it is used: Arrow's first conversion imports pandas, 30 MB of a worker
+
+
 def _convert(values: Any, kind: pa.DataType) -> Any:
     if pa.types.is_string(kind):
         return values
     if pa.types.is_null(kind):
         return pa.nulls(len(values))
-    present = pc.if_else(pc.is_in(values, _MISSING), pa.scalar(None, pa.string()), values)
+    present = pc.if_else(_is_one_of(values, _MISSING), pa.scalar(None, pa.string()), values)
     if pa.types.is_boolean(kind):
-        return pc.if_else(pc.is_valid(present), pc.is_in(present, _TRUE), pa.scalar(None, pa.bool_()))
+        return pc.if_else(pc.is_valid(present), _is_one_of(present, _TRUE), pa.scalar(None, pa.bool_()))
     return present.cast(kind)
