@@ -8,6 +8,7 @@ CPU time comes near to what the code costs.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import os
 import random
@@ -16,7 +17,7 @@ import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -85,6 +86,32 @@ def windows(cache: Cache, refs: Sequence[ObjectRef], num_windows: int) -> None:
         for hold in holds:
             acquirer.holdings.claim(hold)
             acquirer.release(hold)
+
+
+@contextlib.contextmanager
+def far_from_full(cache: Cache) -> Iterator[None]:
+    """Where order does not matter, and samples are held by locks."""
+    limit = cache.limit_bytes
+    assert limit is not None
+    cache.limit_bytes = 4 * limit
+    yield
+    cache.limit_bytes = limit
+
+
+def light_windows(cache: Cache, refs: Sequence[ObjectRef], num_windows: int, width: int) -> None:
+    acquirer = cache.store.acquirer
+    with far_from_full(cache):
+        for start in range(0, num_windows * width, width):
+            at = start % (len(refs) - width)
+            for hold in acquirer.acquire([[ref] for ref in refs[at : at + width]], cache.fetcher, lightly=True):
+                if not acquirer.holdings.claim(hold):
+                    raise SystemExit("a light hold could not be claimed")
+                acquirer.release(hold)
+
+
+def open_and_close(cache: Cache, refs: Sequence[ObjectRef], num: int) -> None:
+    for i in range(num):
+        os.close(os.open(cache.store.disk.data_path(refs[i % len(refs)].key, ""), os.O_RDONLY))
 
 
 def ledger_windows(cache: Cache, refs: Sequence[ObjectRef], num_windows: int) -> None:
@@ -169,7 +196,10 @@ def main() -> None:
         measured.add(f"{label}: raw row lookup (sqlite3)", 5000, partial(lookups, directory, refs, 5000))
         measured.add(f"{label}: ledger SQL a sample, windows of 64", 60 * WINDOW, partial(ledger_windows, cache, refs, 60))
         measured.add(f"{label}: acquire + release a sample, windows of 64", 60 * WINDOW, partial(windows, cache, refs, 60))
+        measured.add(f"{label}: the same lightly", 60 * WINDOW, partial(light_windows, cache, refs, 60, WINDOW))
         measured.add(f"{label}: Cache.pinned, a random hit", 500, partial(pinned, cache, refs, 500))
+        measured.add(f"{label}: a random hit lightly", 2000, partial(light_windows, cache, refs, 2000, 1))
+        measured.add(f"{label}: open and close of a file", 2000, partial(open_and_close, cache, refs, 2000))
         measured.run(options.rounds)
         cache.close()
         if num_entries == options.entries[0]:

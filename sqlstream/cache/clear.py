@@ -12,6 +12,7 @@ from sqlstream.cache import recover
 from sqlstream.cache.disk import Disk
 from sqlstream.cache.ledger import Ledger
 from sqlstream.cache.room import MAX_EVICTIONS
+from sqlstream.cache.rows import EntryRow
 from sqlstream.errors import ConfigError
 
 
@@ -22,6 +23,7 @@ class ClearReport:
     removed_entries: int = 0
     removed_bytes: int = 0
     kept_pinned_entries: int = 0
+    """Pinned by a row or read under a lock, or not to be removed: the log says why."""
     kept_pinned_bytes: int = 0
     kept_filling_entries: int = 0
     removed_index_files: int = 0
@@ -50,6 +52,7 @@ def clear(ledger: Ledger, disk: Disk, *, dataset: str | None, older_than_seconds
                 raise ConfigError(f"no dataset {dataset!r} in this cache: it has {', '.join(sorted(names)) or 'none'}")
             where, parameters = "dataset = ?", (names[dataset],)
     removed_entries = removed_bytes = 0
+    read: list[EntryRow] = []
     after = b""
     while rows := ledger.clearable_after(after, MAX_EVICTIONS, where, parameters):
         after = rows[-1].key
@@ -59,6 +62,7 @@ def clear(ledger: Ledger, disk: Disk, *, dataset: str | None, older_than_seconds
             found = tx.find([row.key for row in rows]).values()
             free = [row for row in found if row.is_ready and not tx.pinned_by_others(row.key, None)]
             gone = recover.remove(tx, disk, free)
+        read += set(free).difference(gone)
         removed_entries += len(gone)
         removed_bytes += sum(row.charged_bytes for row in gone)
     with ledger.transaction() as tx:
@@ -73,8 +77,8 @@ def clear(ledger: Ledger, disk: Disk, *, dataset: str | None, older_than_seconds
     return ClearReport(
         removed_entries=removed_entries,
         removed_bytes=removed_bytes,
-        kept_pinned_entries=pinned[0],
-        kept_pinned_bytes=pinned[1],
+        kept_pinned_entries=pinned[0] + len(read),
+        kept_pinned_bytes=pinned[1] + sum(row.charged_bytes for row in read),
         kept_filling_entries=filling[0],
         removed_index_files=_clear_index(disk) if index else 0,
     )

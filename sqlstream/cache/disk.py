@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sqlstream import locks
-from sqlstream.cache import keys, layout
+from sqlstream.cache import files, keys, layout
 from sqlstream.cache.rows import ReadyRow
 from sqlstream.errors import CacheDirectoryError
 
@@ -79,6 +79,8 @@ class Disk:
         self._allow_network_fs = allow_network_fs
         self.is_ballast_dropped = False
         """This process gave the ballast up and has not got it back yet."""
+        self._published: dict[str, int] = {}
+        """Files in data/ whose part a process (by its id) still has locked, by the hex of their key."""
 
     def open(self, *, create: bool) -> None:
         """Check the directory, and make it a cache if it is empty or absent; see `layout`."""
@@ -101,10 +103,10 @@ class Disk:
         return status.st_size if status.st_mode & 0o170000 == 0o100000 else None
 
     def remove_data(self, key: bytes, ext: str) -> bool:
-        """Unlink an entry's file; True when nothing is left of it. Must come before its row goes."""
+        """Unlink an entry's file, unless somebody reads it under a lock; True when nothing is left. Its row goes after it."""
         path = self.data_path(key, ext)
         try:
-            os.unlink(path)
+            return files.unlink_unread(path, is_ours=self._published.get(key.hex()) == os.getpid())
         except FileNotFoundError:
             return True
         except IsADirectoryError:
@@ -113,6 +115,10 @@ class Disk:
             logger.warning("cannot remove %s (%s): it stays counted", path, error.strerror)
             return False
         return True
+
+    def is_read(self, key: bytes, ext: str) -> bool:
+        """Return whether somebody reads an entry's file under a lock."""
+        return files.is_read(self.data_path(key, ext))
 
     def announce_removal(self, removed: Sequence[bytes]) -> None:
         """Write down which files go next; inside the door, so one note for the whole directory is enough.
@@ -158,7 +164,7 @@ class Disk:
         """Return a new, empty, locked part file; it must exist before its row does."""
         while True:
             name = f"{key.hex()}.{uuid.uuid4().hex}"
-            fd = _create_locked(f"{self._part}/{name}")
+            fd = files.create_locked(f"{self._part}/{name}")
             if fd is not None:
                 return Part(name=name, fd=fd)
 
@@ -177,9 +183,11 @@ class Disk:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(os.path.dirname(path), 0o700)
             os.rename(f"{self._part}/{part.name}", path)
+        self._published[key.hex()] = os.getpid()
 
     def close_part(self, part: Part) -> None:
         """Give the part's lock back; waiters wake."""
+        self._published.pop(part.name.partition(".")[0], None)
         locks.close_descriptor(part.fd)
 
     def discard_parts(self, parts: Iterable[Part]) -> None:
@@ -201,7 +209,7 @@ class Disk:
 
     def part_is_live(self, name: str) -> bool | None:
         """Return whether a leader or its helper holds the part; None when the file is gone (renamed or removed)."""
-        return _is_locked(f"{self._part}/{name}")
+        return files.is_locked(f"{self._part}/{name}")
 
     def part_holder(self, name: str) -> int | None:
         """Return the pid of a part's leader, None where nobody has it or the system does not tell."""
@@ -209,7 +217,7 @@ class Disk:
 
     def remove_dead_part(self, name: str) -> None:
         """Unlink a part that has no row, unless somebody holds it: it may have been created a moment ago."""
-        _unlink_unlocked(f"{self._part}/{name}")
+        files.unlink_unlocked(f"{self._part}/{name}")
 
     def part_bytes(self, name: str) -> int:
         """Return the larger of a part's length and of what it takes on disk."""
@@ -235,7 +243,7 @@ class Disk:
         Raises:
             CacheDirectoryError: A stranger holds the file's lock.
         """
-        fd = _create_locked(f"{self._owners}/{owner}")
+        fd = files.create_locked(f"{self._owners}/{owner}")
         if fd is None:
             raise CacheDirectoryError(f"somebody else than sqlstream locks files in {self._owners}: find out who")
         return locks.raise_descriptor(fd)  # a file that this process reads is closed before its pins are free
@@ -258,11 +266,11 @@ class Disk:
 
     def remove_dead_owner(self, owner: str) -> None:
         """Unlink an owner file that has no row, unless somebody holds it; only inside the door."""
-        _unlink_unlocked(f"{self._owners}/{owner}")
+        files.unlink_unlocked(f"{self._owners}/{owner}")
 
     def owner_is_live(self, owner: str) -> bool:
         """Return whether the process behind an owner file lives: the kernel holds its lock."""
-        return bool(_is_locked(f"{self._owners}/{owner}"))
+        return bool(files.is_locked(f"{self._owners}/{owner}"))
 
     def remove_owner(self, owner: str) -> None:
         """Unlink a dead owner's file; only inside the door."""
@@ -333,35 +341,3 @@ def _allocate_file(path: Path, num_bytes: int) -> bool:
     finally:
         os.close(fd)
     return True
-
-
-def _create_locked(path: str) -> int | None:
-    """Return a descriptor on a new file, locked; None when somebody locked or took the file in between."""
-    fd = locks.open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    if locks.try_lock(fd) and os.fstat(fd).st_nlink > 0:
-        return fd
-    locks.close_descriptor(fd)
-    return None
-
-
-def _unlink_unlocked(path: str) -> None:
-    """Unlink a file while holding its lock, so that whoever creates and locks it notices."""
-    with contextlib.suppress(FileNotFoundError):
-        fd = locks.open_descriptor(path, os.O_RDWR)
-        try:
-            if locks.try_lock(fd):
-                os.unlink(path)
-        finally:
-            locks.close_descriptor(fd)
-
-
-def _is_locked(path: str) -> bool | None:
-    """Return whether somebody holds the lock of the file at `path`; None when there is no file."""
-    try:
-        fd = locks.open_descriptor(path, os.O_RDWR)
-    except FileNotFoundError:
-        return None
-    try:
-        return locks.is_locked(fd)
-    finally:
-        locks.close_descriptor(fd)

@@ -22,14 +22,16 @@ from sqlstream.cache.disk import Disk, Part
 from sqlstream.cache.downloads import Downloads
 from sqlstream.cache.free_space import FreeSpace
 from sqlstream.cache.hits import Hits
-from sqlstream.cache.holds import Hold, Holdings
+from sqlstream.cache.holds import Hold, Holdings, LightHold
 from sqlstream.cache.keeper import Keeper
 from sqlstream.cache.keys import ObjectRef
 from sqlstream.cache.ledger import Ledger
+from sqlstream.cache.light import Lights
 from sqlstream.cache.line import Line
 from sqlstream.cache.owner import Owner
 from sqlstream.cache.passage import Passage
 from sqlstream.cache.room import Room, make_space
+from sqlstream.cache.upkeep import Upkeep
 from sqlstream.cache.uses import Uses
 from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheError, CacheFullError
 from sqlstream.storage.fetcher import Fetcher
@@ -48,12 +50,6 @@ PATHS_GIVEN_UP = (
     "the cache limit is too small to keep the paths of yielded samples valid: raise cache_limit, "
     "or read the files in transforms"
 )
-REVOKE_TICKS = 8
-"""Others who have waited for so many ticks get what is prefetched; sooner, much would be fetched twice for nothing."""
-FLUSH_TICKS = 10
-"""After so many ticks of the keeper (a quarter of a second) without a transaction, what waits is written."""
-BALLAST_TICKS = 200
-"""How often the keeper tries to take the ballast of a full disk back: every 5 s."""
 
 
 class Acquirer:
@@ -70,9 +66,12 @@ class Acquirer:
         self.holdings = Holdings(self.owner)
         self._uses = Uses(self.owner)
         self._hits = Hits(disk, self.owner, self.holdings, self._uses)
-        self._keeper = Keeper(self._keep)
+        self._keeper = Keeper(lambda: self._upkeep.run(self.num_expected))
         self.downloads = Downloads(disk, self.owner, self.holdings, self._keeper.wake)
         self.bypass = Bypass(self.owner, self.downloads.settled)
+        self._lights = Lights(disk, ledger, self.holdings, self.bypass, self._uses)
+        self._line = Line(self.owner)
+        self._upkeep = Upkeep(disk, ledger, self.holdings, self.bypass, self._line)
         self._awaiter = Awaiter(disk, ledger, self.downloads, self.holdings, self.bypass)
         self._disk = disk
         self._ledger = ledger
@@ -82,14 +81,18 @@ class Acquirer:
         self._share_bytes: int | None = None
         self._expects_misses = True
         self._has_warned = False
-        self._line = Line(self.owner)
-        self._ticks_waited: dict[str, int] = {}
-        self._idle_ticks = self._seen_transactions = 0
 
     # -- acquiring ----------------------------------------------------------------------------------------------------
 
-    def acquire(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
-        """Return holds on the longest prefix of `groups` (the objects of one sample each) for which there is room now."""
+    def acquire(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher, *, lightly: bool = False) -> list[Hold]:
+        """Return holds on the longest prefix of `groups` (the objects of one sample each) for which there is room now.
+
+        With `lightly`, the caller only reads the files between claim and release, and gives their paths to nobody: where all
+        objects are here and the cache is far from full, no transaction is needed (`LightHold`).
+        """
+        if lightly and not self._expects_misses and (holds := self._lights.acquire(groups, fetcher)) is not None:
+            self._keeper.wake()
+            return holds
         return self._or_past_the_cache(self._acquire_prefix, groups, fetcher)
 
     def _acquire_prefix(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
@@ -101,12 +104,15 @@ class Acquirer:
                 break
         return holds
 
-    def acquire_one(self, group: Sequence[ObjectRef], fetcher: Fetcher) -> Hold:
-        """Return a hold on one sample's objects, waiting for room if need be.
+    def acquire_one(self, group: Sequence[ObjectRef], fetcher: Fetcher, *, lightly: bool = False) -> Hold:
+        """Return a hold on one sample's objects, waiting for room if need be; for `lightly` see `acquire`.
 
         Raises:
             CacheFullError: Nobody gave room back in time.
         """
+        if lightly and (holds := self._lights.acquire([group], fetcher)) is not None:
+            self._keeper.wake()
+            return holds[0]
         return self._or_past_the_cache(self._acquire_first, [group], fetcher)[0]
 
     def _or_past_the_cache(self, acquire: Acquire, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
@@ -228,10 +234,19 @@ class Acquirer:
         self.holdings.release(hold)
         self._bound_unwritten()
 
-    def retain(self, hold: Hold, capacity: int) -> None:
-        """Keep the paths of a used hold valid for the next `capacity` ones, within this process's share of the limit."""
+    def retain(self, hold: Hold, capacity: int) -> Hold:
+        """Keep the paths of a used hold valid for the next `capacity` ones, within this process's share of the limit.
+
+        Returns:
+            The hold that keeps them: another one in the place of a light hold.
+        """
+        if isinstance(hold, LightHold):
+            hold = self._lights.by_rows(hold)
+            if hold.is_light:
+                return hold
         self.holdings.retain(hold, capacity=capacity, share_bytes=self._share_bytes)
         self._bound_unwritten()
+        return hold
 
     def _bound_unwritten(self) -> None:
         if self.owner.num_unwritten + self.holdings.num_released > MAX_UNWRITTEN:
@@ -261,41 +276,6 @@ class Acquirer:
                 logger.warning(PATHS_GIVEN_UP)
         self.owner.flush()
         return True
-
-    # -- others (the keeper's thread) ---------------------------------------------------------------------------------
-
-    def _keep(self) -> bool:
-        """Give back for others who wait, write what has waited for long; return whether there is more to come."""
-        if not self.bypass.is_cache_left_alone:
-            with self.bypass.tolerated():
-                return self._keep_once()
-        return True
-
-    def _keep_once(self) -> bool:
-        self._look_at_waiters()
-        num_transactions = self._ledger.database.num_transactions
-        self._idle_ticks = self._idle_ticks + 1 if num_transactions == self._seen_transactions else 0
-        self._seen_transactions = num_transactions
-        if self._idle_ticks >= FLUSH_TICKS:
-            self.owner.flush()
-            if self._line.is_stale:
-                self.owner.run(self._line.leave_if_nobody_waits)
-        if self._disk.is_ballast_dropped and self._idle_ticks % BALLAST_TICKS == 0:
-            self._disk.restore_ballast()
-        return bool(
-            self.owner.is_waiting or self.holdings.num_revocable or self._line.is_stale or self._disk.is_ballast_dropped
-        )
-
-    def _look_at_waiters(self) -> None:
-        """Write what was deferred as soon as another process waits for room; revoke what is prefetched if that did not help."""
-        waiting = [owner for owner in self._ledger.waiting_owners() if owner != self.owner.id]
-        self._ticks_waited = {owner: self._ticks_waited.get(owner, 0) + 1 for owner in waiting}
-        if not waiting:
-            return
-        if any(ticks > REVOKE_TICKS and self._disk.owner_is_live(owner) for owner, ticks in self._ticks_waited.items()):
-            self.holdings.revoke_prefetched()
-            self.holdings.trim_retained(self._ledger.share_bytes(self.num_expected))
-        self.owner.flush()
 
 
 def _no_room(ledger: Ledger, need_bytes: int, waited: float, free_space: FreeSpace) -> CacheFullError:

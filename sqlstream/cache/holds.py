@@ -6,6 +6,9 @@
 A prefetched hold may be revoked at any time (its sample is then acquired again), a retained one when others need room; one
 in use never. That is how nobody waits for room while somebody else sleeps on pins that he does not use. A hold that is
 dropped without a release (Ctrl-C between two steps) is released when Python forgets it.
+
+A `Hold` pins by rows of the ledger. A `LightHold` pins nothing until it is claimed, and from then on by a lock of the kernel on
+each file: for samples whose objects are all here, and whose paths nobody gets. It is retained by becoming a hold of rows.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple
 
 from sqlstream import locks
 from sqlstream.cache.keys import ObjectRef
 from sqlstream.cache.owner import Owner
+from sqlstream.cache.rows import ReadyRow
 from sqlstream.storage.fetcher import Fetcher
 
 
@@ -70,6 +75,9 @@ class PrivateFile:
 class Hold:
     """Pins on the objects of one sample; some objects may still be on their way."""
 
+    is_light: ClassVar[bool] = False
+    open_files: ClassVar[Mapping[bytes, locks.ReadLock]] = MappingProxyType({})
+    """Files that it keeps open, by key; only a light hold does."""
     refs: Sequence[ObjectRef]
     owner: str
     """Who pinned; a forked child that inherits the value releases nothing with it."""
@@ -100,11 +108,67 @@ class Hold:
         return not self.outstanding or self.error is not None or self.is_void
 
 
+class LightHold(Hold):
+    """Objects of one sample that were all here when it was planned; claimed, it keeps them there by locks on their files.
+
+    It has no number, and nobody counts it: what of a `Hold` serves that is empty in all of them.
+
+    Args:
+        refs: Its objects, each once.
+        rows: What the ledger says of them.
+        data: The cache's folder of files.
+    """
+
+    __slots__ = ("_data", "_rows", "open_files")
+
+    is_light = True
+    owner = ""
+    outstanding = frozenset[bytes]()
+    error = None
+    is_void = False
+    files = None
+    fetcher = None
+    number = 0
+    open_files: dict[bytes, locks.ReadLock]  # type: ignore[misc]  # the base class has none
+    """By key, from the claim to the release: whoever reads an object need not open it again."""
+
+    def __init__(self, refs: Sequence[ObjectRef], rows: Sequence[ReadyRow], data: str) -> None:
+        self.refs = refs
+        self.charges = {row[0]: row[2] for row in rows}
+        self.open_files = {}
+        self._rows = rows
+        self._data = data
+
+    def open(self) -> bool:
+        """Lock the files; False, with none of them locked, when one is not what its row says, or cannot be locked."""
+        try:
+            for key, size_bytes, _, ext in self._rows:
+                name = key.hex()
+                file = self.open_files[key] = locks.ReadLock(f"{self._data}/{name[:2]}/{name}{ext}")
+                if file.size_bytes() != size_bytes:
+                    break
+            else:
+                return True
+        except OSError:  # it is gone or on its way out, or there are too few descriptors: the ledger will tell
+            pass
+        self.close()
+        return False
+
+    def close(self) -> None:
+        """Give the locks back; safe to call twice, and in a forked child, whose copies are closed already."""
+        for file in self.open_files.values():
+            file.close()
+        self.open_files = {}
+
+    def __del__(self) -> None:
+        """Nothing to note: each lock goes with its file."""
+
+
 class Holdings:
     """All holds of this process on one cache directory; guarded by `locks.fork_guard()`."""
 
     def __init__(self, owner: Owner) -> None:
-        self._owner = owner
+        self.owner = owner
         self._numbers = itertools.count(1)  # goes on in a forked child: an inherited hold is never taken for one of its own
         self.after_fork_in_child()
         locks.call_after_fork(self)
@@ -131,7 +195,7 @@ class Holdings:
 
     def add(self, holds: Sequence[Hold]) -> None:
         """Pin the objects of holds; inside the owner's transaction."""
-        self._owner.pin(itertools.chain.from_iterable(hold.charges for hold in holds))
+        self.owner.pin(itertools.chain.from_iterable(hold.charges for hold in holds))
         for hold in holds:
             self._held_bytes += sum(hold.charges.values())
             number = hold.number = next(self._numbers)
@@ -146,7 +210,7 @@ class Holdings:
             return
         with locks.fork_guard():
             keys: list[bytes] = []
-            owner = self._owner.id
+            owner = self.owner.id
             while released:
                 hold = released.popleft()
                 if hold.number and hold.owner == owner:  # else it was released twice, or pinned by our parent
@@ -159,18 +223,23 @@ class Holdings:
                 if lost.owner == owner:
                     keys += lost.charges
                     self._held_bytes -= sum(lost.charges.values())
-            self._owner.unpin(keys)
+            self.owner.unpin(keys)
 
     def arrive(self, hold: Hold, key: bytes, charged_bytes: int) -> None:
         """Note that an object of a hold is here, and correct what it counts, now that it is known."""
         with locks.fork_guard():
             hold.outstanding -= {key}
-            if hold.number and hold.owner == self._owner.id:
+            if hold.number and hold.owner == self.owner.id:
                 self._held_bytes += charged_bytes - hold.charges.get(key, 0)
                 hold.charges[key] = charged_bytes
 
     def claim(self, hold: Hold) -> bool:
-        """Begin to use a hold; False when it was revoked. Who takes its number away first, its user or the keeper, has it."""
+        """Begin to use a hold; False when it was revoked. Who takes its number away first, its user or the keeper, has it.
+
+        Of a light one, False says that its sample must be acquired again, and not lightly.
+        """
+        if isinstance(hold, LightHold):
+            return hold.open()
         if hold.is_void or (self._prefetched.pop(hold.number, None) is None and hold.files is None):
             return False
         hold.state = HoldState.IN_USE
@@ -181,11 +250,14 @@ class Holdings:
 
         One in use, which nobody else may touch, is only noted: one atomic step, no lock, and Ctrl-C comes before or after it.
         """
+        if isinstance(hold, LightHold):
+            hold.close()
+            return
         if hold.state is HoldState.IN_USE and hold.files is None:
             self._released.append(hold)
             return
         with locks.fork_guard():
-            if hold.state is HoldState.RELEASED or (hold.owner != self._owner.id and hold.files is None):
+            if hold.state is HoldState.RELEASED or (hold.owner != self.owner.id and hold.files is None):
                 return
             if hold.files is not None:
                 for file in hold.files.values():
@@ -216,7 +288,7 @@ class Holdings:
     def retain(self, hold: Hold, *, capacity: int, share_bytes: int | None) -> None:
         """Keep the paths of a hold valid for the next `capacity` ones, within `share_bytes` of the limit."""
         with locks.fork_guard():
-            if hold.state is not HoldState.IN_USE or (hold.owner != self._owner.id and hold.files is None):
+            if hold.state is not HoldState.IN_USE or (hold.owner != self.owner.id and hold.files is None):
                 return
             hold.state = HoldState.RETAINED
             for file in (hold.files or {}).values():

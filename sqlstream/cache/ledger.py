@@ -24,6 +24,8 @@ _ENTRY_COLUMNS = "entry.key, state, size, charged_bytes, part, ext, url"
 # Many keys are one BLOB, cut by SQLite: one statement for any number, at half the cost of a mark for each.
 _FIND = f"SELECT {_ENTRY_COLUMNS} FROM json_each(?2) CROSS JOIN entry ON entry.key = substr(?1, value, {KEY_BYTES})"
 _FIND_READY = f"{_FIND.replace(_ENTRY_COLUMNS, 'entry.key, size, charged_bytes, ext')} WHERE state = 'ready'"
+_FIND_ONE_READY = "SELECT key, size, charged_bytes, ext FROM entry WHERE key = ? AND state = 'ready'"
+_FULLNESS = "SELECT ready_bytes + filling_bytes, (SELECT min(limit_bytes) FROM owner), policy FROM totals, meta"
 _PIN = (
     f"INSERT INTO pin (key, owner, count) SELECT substr(?1, value, {KEY_BYTES}), ?3, 1 FROM json_each(?2) WHERE TRUE "
     "ON CONFLICT (key, owner) DO UPDATE SET count = 1"
@@ -265,6 +267,19 @@ class Ledger:
         """Return rows of the last committed state, without the door: a hint, to be checked again inside it."""
         rows = self.database.read(_FIND, (b"".join(keys), positions(len(keys))))
         return {row[0]: EntryRow._make(row) for row in rows}
+
+    def find_ready(self, keys: Collection[bytes]) -> dict[bytes, ReadyRow]:
+        """Return the same for whole objects, as far as pinning must know it."""
+        if len(keys) == 1:
+            rows = self.database.read(_FIND_ONE_READY, tuple(keys))
+        else:
+            rows = self.database.read(_FIND_READY, (b"".join(keys), positions(len(keys))))
+        return {row[0]: row for row in rows}
+
+    def fullness(self) -> tuple[int, int | None, str]:
+        """Return the bytes charged, the limit and the name of the policy in force."""
+        charged_bytes, limit_bytes, policy = self.database.read(_FULLNESS)[0]
+        return charged_bytes, limit_bytes, policy
 
     def ready_after(self, key: bytes, limit: int) -> list[EntryRow]:
         """Return up to `limit` ready entries in the order of their keys, beyond `key`."""

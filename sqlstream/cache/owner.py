@@ -150,6 +150,11 @@ class Owner:
             return key in self._counts
 
     @property
+    def is_registered(self) -> bool:
+        """Whether the ledger knows this process, and its limit, as far as we know."""
+        return self._generation == self._ledger.database.generation and not self.is_closed
+
+    @property
     def num_unwritten(self) -> int:
         """Keys whose pins changed since the last transaction."""
         return len(self._changed)

@@ -43,10 +43,27 @@ def reap(tx: LedgerTransaction, disk: Disk) -> int:
     return reap_owners(tx, disk) + num_settled + settle_removal(tx, disk)
 
 
-def remove(tx: LedgerTransaction, disk: Disk, rows: Sequence[EntryRow]) -> list[EntryRow]:
-    """Remove files, then their rows, and return those that are gone; in a transaction that decided that nobody needs them."""
+def remove(
+    tx: LedgerTransaction, disk: Disk, rows: Sequence[EntryRow], *, num_bytes: int | None = None, at_most: int | None = None
+) -> list[EntryRow]:
+    """Remove files, then their rows, and return those that are gone; in a transaction that decided that nobody pins them.
+
+    Args:
+        tx: That transaction.
+        disk: Where the files are.
+        rows: What may go, in this order; what somebody reads under a lock is left.
+        num_bytes: Stop when so many charged bytes are gone; None: remove all.
+        at_most: Stop after so many files.
+    """
     disk.announce_removal([row.key for row in rows])
-    gone = [row for row in rows if disk.remove_data(row.key, row.ext)]
+    gone: list[EntryRow] = []
+    freed = 0
+    for row in rows:
+        if (num_bytes is not None and freed >= num_bytes) or len(gone) == at_most:
+            break
+        if disk.remove_data(row.key, row.ext):
+            gone.append(row)
+            freed += row.charged_bytes
     tx.remove([row.key for row in gone])
     return gone
 
@@ -55,15 +72,15 @@ def quarantine(tx: LedgerTransaction, disk: Disk, key: bytes, owner: str | None)
     """Remove a ready file that is not what its row says, and its row, so that it is fetched again.
 
     Raises:
-        CacheError: Others than `owner` read it.
+        CacheError: Others than `owner` pin it, or somebody reads it under a lock.
     """
     row = tx.find([key]).get(key)
     size_bytes = disk.data_size(key, row.ext) if row is not None else None
     if row is None or not row.is_ready or size_bytes == row.size_bytes:
         return
-    if size_bytes is not None and tx.pinned_by_others(key, owner):
+    if size_bytes is not None and (tx.pinned_by_others(key, owner) or disk.is_read(key, row.ext)):
         raise CacheError(
-            f"the cached file of {row.url} has {size_bytes} bytes instead of {row.size_bytes}, and another process reads it: "
+            f"the cached file of {row.url} has {size_bytes} bytes instead of {row.size_bytes}, and somebody else reads it: "
             f"find out what writes into {disk.root}/data"
         )
     logger.warning("the cached file of %s was changed or removed by somebody else: fetching it again", row.url)
@@ -148,7 +165,7 @@ def _verify_entries(ledger: Ledger, disk: Disk, rows: Sequence[EntryRow], *, rep
             size_bytes = disk.data_size(row.key, row.ext)
             if row.is_ready and size_bytes != row.size_bytes:
                 kind = "missing file" if size_bytes is None else "wrong size"
-                is_free = size_bytes is None or not tx.pinned_by_others(row.key, None)
+                is_free = size_bytes is None or not (tx.pinned_by_others(row.key, None) or disk.is_read(row.key, row.ext))
                 repaired = repair and is_free and bool(remove(tx, disk, [row]))
                 finding = Finding(
                     kind=kind,

@@ -90,13 +90,15 @@ def _make_free(tx: LedgerTransaction, disk: Disk, num_bytes: int, keep: Set[byte
 
 def evict(tx: LedgerTransaction, disk: Disk, num_bytes: int, *, keep: Set[bytes] = frozenset()) -> int:
     """Evict unpinned entries in the order of the policy, at most `MAX_EVICTIONS`, for `num_bytes`; return the bytes freed."""
-    victims: list[EntryRow] = []
-    surplus = num_bytes
-    for row in unpinned_in_order(tx, 4 * MAX_EVICTIONS + len(keep)):
-        if surplus > 0 and row.key not in keep:
-            victims.append(row)
-            surplus -= row.charged_bytes
-    gone = recover.remove(tx, disk, victims[:MAX_EVICTIONS])
+    width = 4 * MAX_EVICTIONS + len(keep)
+    gone: list[EntryRow] = []
+    while num_bytes > 0:
+        rows = unpinned_in_order(tx, width)
+        free = [row for row in rows if row.key not in keep]
+        gone = recover.remove(tx, disk, free, num_bytes=num_bytes, at_most=MAX_EVICTIONS)
+        if gone or len(rows) < width:
+            break
+        width *= 4  # somebody reads all of these, or they cannot be removed: look further
     freed = sum(row.charged_bytes for row in gone)
     tx.count({"evictions": len(gone), "evicted_bytes": freed})
     return freed

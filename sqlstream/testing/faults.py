@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import Any
 
 from sqlstream import db, door, locks
-from sqlstream.cache import disk, filesystem, layout, put
+from sqlstream.cache import disk, files, filesystem, layout, put
 
-_MODULES: tuple[ModuleType, ...] = (locks, door, db, disk, filesystem, layout, put)
+_MODULES: tuple[ModuleType, ...] = (locks, door, db, disk, files, filesystem, layout, put)
 _CHANGES = frozenset("unlink rename replace link mkdir rmdir ftruncate posix_fallocate pwrite chmod fsync".split())
 
 

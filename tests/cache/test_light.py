@@ -1,0 +1,408 @@
+"""Light holds: no row, no transaction; a lock of the kernel on each file from claim to release."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from sqlstream import locks
+from sqlstream.cache import Cache, recover
+from sqlstream.cache.eviction import unpinned_in_order
+from sqlstream.cache.holds import Hold, LightHold
+from sqlstream.cache.keys import ObjectRef
+from sqlstream.cache.room import evict
+from sqlstream.errors import CacheError
+from sqlstream.testing.invariants import check_invariants
+from sqlstream.testing.storage import ScriptedFetcher
+from tests.cache.actors import Stage, say
+from tests.cache.test_cache import open_files
+
+NUM_OBJECTS = 64
+OBJECTS = {f"http://nowhere/o/{i}.bin": bytes([i]) * (100 + i) for i in range(NUM_OBJECTS)}
+URLS = list(OBJECTS)
+REFS = [ObjectRef.of(url) for url in URLS]
+FAR_LIMIT = 4 * 4096 * NUM_OBJECTS
+
+
+def opened(directory: Path, limit: int | None = FAR_LIMIT) -> Cache:
+    cache = Cache(directory, limit=limit)
+    cache.fetcher = ScriptedFetcher(OBJECTS)
+    return cache
+
+
+@pytest.fixture
+def cache(directory: Path) -> Iterator[Cache]:
+    with opened(directory) as cache:
+        cache.acquire_many(URLS)
+        cache.release_many(URLS)
+        cache.statistics()
+        read_all(cache)  # a window of hits: misses are expected no more
+        yield cache
+    check_invariants(directory, at_rest=True)
+
+
+def read_all(cache: Cache) -> None:
+    acquirer = cache.store.acquirer
+    for hold in acquirer.acquire([[ref] for ref in REFS], cache.fetcher):
+        assert acquirer.holdings.claim(hold)
+        acquirer.release(hold)
+    acquirer.flush()
+
+
+def light(cache: Cache, *refs: ObjectRef) -> LightHold:
+    """A light hold on one sample, claimed."""
+    hold = cache.store.acquirer.acquire_one(refs, cache.fetcher, lightly=True)
+    assert isinstance(hold, LightHold)
+    assert cache.store.acquirer.wait(hold)
+    assert cache.store.acquirer.holdings.claim(hold)
+    return hold
+
+
+def sample(cache: Cache, ref: ObjectRef) -> bytes:
+    """The bytes of an object, read as the engine does: lightly, and if that fails by rows."""
+    acquirer = cache.store.acquirer
+    for lightly in (True, False, False):  # a file that was changed makes the second one void
+        hold = acquirer.acquire_one([ref], cache.fetcher, lightly=lightly)
+        acquirer.wait(hold)
+        if acquirer.holdings.claim(hold):
+            data = cache.path_of(ref, hold).read_bytes()
+            acquirer.release(hold)
+            return data
+        acquirer.release(hold)
+    raise AssertionError("a hold by rows is whole when nobody else is there")
+
+
+def evict_all(cache: Cache) -> int:
+    """Evict whatever may go, 32 files a transaction; return how many went."""
+    num_evicted = cache.statistics().evictions
+    while cache.store.acquirer.owner.run(lambda tx: evict(tx, cache.store.disk, 1 << 40)):
+        pass
+    return cache.statistics().evictions - num_evicted
+
+
+def path_of(cache: Cache, ref: ObjectRef) -> Path:
+    return Path(cache.store.disk.data_path(ref.key, ref.ext))
+
+
+def test_windows_and_single_hits_far_from_the_limit_run_no_transaction_and_are_counted(cache: Cache) -> None:
+    acquirer, database = cache.store.acquirer, cache.store.ledger.database
+    acquirer._keeper.stop()  # which writes what waits, now and then
+    hits, before = cache.statistics().hits, database.num_transactions
+    for _ in range(3):
+        holds = acquirer.acquire([[ref] for ref in REFS], cache.fetcher, lightly=True)
+        assert len(holds) == NUM_OBJECTS
+        for hold, url in zip(holds, URLS, strict=True):
+            assert acquirer.holdings.claim(hold)
+            assert os.pread(hold.open_files[hold.refs[0].key].fileno(), 1000, 0) == OBJECTS[url]
+            acquirer.release(hold)
+            acquirer.release(hold)
+    for ref in REFS:
+        acquirer.release(light(cache, ref))
+    assert database.num_transactions == before
+    statistics = cache.statistics()
+    assert statistics.hits - hits == 4 * NUM_OBJECTS
+    assert statistics.pinned_entries == 0
+    assert database.num_transactions - before <= 2
+
+
+def test_a_sample_of_several_objects_holds_each_of_them_once(cache: Cache) -> None:
+    hold = light(cache, REFS[0], REFS[1], REFS[0])
+    assert list(hold.open_files) == [REFS[0].key, REFS[1].key]
+    assert hold.charges == dict.fromkeys(hold.open_files, 4096)
+    assert evict_all(cache) == NUM_OBJECTS - 2
+    cache.store.acquirer.release(hold)
+    assert evict_all(cache) == 2
+
+
+def test_what_is_not_all_here_or_not_far_from_full_or_not_fetched_takes_the_exact_way(cache: Cache) -> None:
+    acquirer = cache.store.acquirer
+
+    def is_light(*refs: ObjectRef) -> bool:
+        acquirer._lights._num_left = 0  # limit and policy are looked at every so often
+        hold = acquirer.acquire_one(refs, cache.fetcher, lightly=True)
+        acquirer.wait(hold)
+        acquirer.release(hold)
+        return hold.is_light
+
+    made = ObjectRef(url="made", key=REFS[0].key, ext=".bin", must_be_here=True)
+    assert is_light(REFS[0])
+    assert not is_light(made)
+    assert not is_light(REFS[0], ObjectRef.of("http://nowhere/missing"))
+    cache.limit_bytes = 2 * 4096 * NUM_OBJECTS - 4096
+    assert not is_light(REFS[0])
+    cache.limit_bytes = 2 * 4096 * NUM_OBJECTS
+    assert is_light(REFS[0])
+    acquirer.owner.ask_for_policy("belady")
+    assert not is_light(REFS[0])
+    acquirer.owner._generation = -1  # as after a transaction that failed: the limit may not be in force
+    assert not is_light(REFS[1])
+
+
+def test_a_file_that_is_read_lightly_is_evicted_after_it_and_not_before(cache: Cache) -> None:
+    hold = light(cache, REFS[0])
+    assert evict_all(cache) == NUM_OBJECTS - 1
+    assert path_of(cache, REFS[0]).read_bytes() == OBJECTS[URLS[0]]
+    check_invariants(cache.path)
+    cache.store.acquirer.release(hold)
+    assert evict_all(cache) == 1
+    assert not path_of(cache, REFS[0]).exists()
+
+
+def test_eviction_goes_past_any_number_of_files_that_are_read(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqlstream.cache.room.MAX_EVICTIONS", 4)
+    refs = {ref.key: ref for ref in REFS}
+    with cache.store.ledger.transaction() as tx:
+        order = [refs[row.key] for row in unpinned_in_order(tx, NUM_OBJECTS)]
+    holds = [light(cache, ref) for ref in order[:40]]  # more than eviction looks at first
+    with cache.store.ledger.transaction() as tx:
+        assert evict(tx, cache.store.disk, 3 * 4096) == 3 * 4096
+    assert [path_of(cache, ref).exists() for ref in order] == [True] * 40 + [False] * 3 + [True] * (NUM_OBJECTS - 43)
+    assert evict_all(cache) == NUM_OBJECTS - 43
+    for hold in holds:
+        cache.store.acquirer.release(hold)
+    assert evict_all(cache) == 40
+
+
+def read_lightly_until_told(connection: Connection, directory: Path) -> None:
+    with opened(directory) as cache:
+        read_all(cache)
+        hold = light(cache, REFS[0])
+        say(connection)
+        connection.recv()
+        assert path_of(cache, REFS[0]).read_bytes() == OBJECTS[URLS[0]]
+        cache.store.acquirer.release(hold)
+        say(connection)
+        connection.recv()
+
+
+def test_room_is_made_beside_a_reader_in_another_process_and_of_its_file_when_it_is_done(cache: Cache, stage: Stage) -> None:
+    reader = stage.start(read_lightly_until_told, cache.path)
+    reader.hear()
+    assert evict_all(cache) == NUM_OBJECTS - 1
+    reader.tell()
+    reader.hear()
+    assert evict_all(cache) == 1
+    reader.tell()
+    reader.hear()
+    reader.end()
+
+
+def test_what_a_killed_process_read_lightly_can_go_at_once(cache: Cache, stage: Stage) -> None:
+    reader = stage.start(read_lightly_until_told, cache.path)
+    reader.hear()
+    reader.kill()
+    assert evict_all(cache) == NUM_OBJECTS
+
+
+def test_a_file_that_goes_between_opening_and_locking_it_is_not_taken_for_held(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquirer = cache.store.acquirer
+    hold = acquirer.acquire_one(REFS[:1], cache.fetcher, lightly=True)
+    before = open_files(cache.path)
+    locked: list[int] = []
+
+    class Fcntl:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(fcntl, name)
+
+        def flock(self, fd: int, operation: int) -> None:
+            if operation == fcntl.LOCK_SH | fcntl.LOCK_NB and not locked:
+                locked.append(fd)
+                assert evict_all(cache) == NUM_OBJECTS
+            fcntl.flock(fd, operation)
+
+    monkeypatch.setattr(locks, "fcntl", Fcntl())
+    assert not acquirer.holdings.claim(hold)
+    assert locked
+    assert open_files(cache.path) == before
+    acquirer.release(hold)
+    assert sample(cache, REFS[0]) == OBJECTS[URLS[0]]
+
+
+def test_a_file_that_somebody_is_about_to_remove_is_not_taken_for_held(cache: Cache) -> None:
+    hold = cache.store.acquirer.acquire_one(REFS[:1], cache.fetcher, lightly=True)
+    fd = locks.open_descriptor(path_of(cache, REFS[0]), os.O_RDWR)
+    assert locks.try_lock(fd)
+    assert not cache.store.acquirer.holdings.claim(hold)
+    locks.close_descriptor(fd)
+    assert cache.store.acquirer.holdings.claim(hold)
+    cache.store.acquirer.release(hold)
+
+
+@pytest.mark.parametrize("change", ["cut", "grown", "deleted", "a link", "a directory", "a pipe"])
+def test_a_file_changed_behind_our_back_is_found_by_the_claim_and_fetched_again(cache: Cache, change: str) -> None:
+    path = path_of(cache, REFS[0])
+    before = open_files(cache.path)
+    if change in ("cut", "grown"):
+        os.truncate(path, 50 if change == "cut" else 5000)
+    else:
+        path.rename(cache.path / "moved")
+    if change == "a link":
+        path.symlink_to(cache.path / "moved")
+    elif change == "a directory":
+        path.mkdir()
+    elif change == "a pipe":
+        os.mkfifo(path)
+    assert sample(cache, REFS[0]) == OBJECTS[URLS[0]]
+    cache.statistics()  # what was published is written, and its part closed
+    assert open_files(cache.path) == before
+    (cache.path / "moved").unlink(missing_ok=True)
+
+
+def test_clear_repair_quarantine_and_discard_leave_what_is_read_lightly(cache: Cache) -> None:
+    path = path_of(cache, REFS[0])
+    hold = light(cache, REFS[0])
+    report = cache.clear()
+    assert (report.removed_entries, report.kept_pinned_entries, report.kept_pinned_bytes) == (NUM_OBJECTS - 1, 1, 4096)
+    os.truncate(path, 50)
+    owner, disk = cache.store.acquirer.owner, cache.store.disk
+    with pytest.raises(CacheError, match="50 bytes instead of 100, and somebody else reads it"):
+        owner.run(lambda tx: recover.quarantine(tx, disk, REFS[0].key, owner.id))
+    (finding,) = cache.verify(repair=True)
+    assert (finding.kind, finding.repaired) == ("wrong size", False)
+    assert "a running process reads it" in finding.explanation
+    assert path.stat().st_size == 50
+    cache.store.acquirer.release(hold)
+    (finding,) = cache.verify(repair=True)
+    assert finding.repaired
+    assert not path.exists()
+
+
+def test_a_strange_file_that_is_locked_is_left_by_a_repair(cache: Cache) -> None:
+    hold = light(cache, REFS[0])
+    with cache.store.ledger.transaction() as tx:
+        tx.remove([REFS[0].key])
+    assert [finding.repaired for finding in cache.verify(repair=True)] == [False]
+    cache.store.acquirer.release(hold)
+    assert [finding.repaired for finding in cache.verify(repair=True)] == [True]
+
+
+def test_a_retained_light_hold_is_pinned_by_a_row_before_its_lock_goes(cache: Cache) -> None:
+    acquirer = cache.store.acquirer
+    hold = light(cache, REFS[0])
+    kept = acquirer.retain(hold, 1)
+    assert type(kept) is Hold
+    assert hold.open_files == {}
+    assert cache.statistics().pinned_entries == 1
+    assert acquirer.holdings.held_bytes == 4096
+    assert evict_all(cache) == NUM_OBJECTS - 1
+    second = acquirer.retain(light_again(cache), 1)  # the first is one too many
+    assert cache.statistics().pinned_entries == 1
+    acquirer.release(second)
+    acquirer.release(kept)
+    assert cache.statistics().pinned_entries == 0
+    assert evict_all(cache) == 2
+
+
+def light_again(cache: Cache) -> LightHold:
+    """A light hold on an object that was evicted meanwhile."""
+    assert sample(cache, REFS[1]) == OBJECTS[URLS[1]]
+    cache.store.acquirer.flush()
+    return light(cache, REFS[1])
+
+
+def test_a_ledger_that_fails_as_a_light_hold_is_retained_leaves_the_lock_or_the_error(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquirer = cache.store.acquirer
+    hold = light(cache, REFS[0])
+
+    def fail(work: object) -> None:
+        raise CacheError("the ledger fails")
+
+    monkeypatch.setattr(acquirer.owner, "run", fail)
+    with pytest.raises(CacheError, match="fails"):
+        acquirer.retain(hold, 1)
+    acquirer.bypass.allow(cache.fetcher)
+    assert acquirer.retain(hold, 1) is hold
+    monkeypatch.undo()
+    assert evict_all(cache) == NUM_OBJECTS - 1
+    acquirer.release(hold)
+
+
+def test_a_forked_child_keeps_no_lock_and_an_inherited_hold_closes_no_file_of_the_child(cache: Cache) -> None:
+    hold = light(cache, REFS[0])
+    number = hold.open_files[REFS[0].key].fileno()
+    told, tell = os.pipe()
+    heard, say_so = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            mine = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(mine, number)  # its number has another file now
+            hold.close()
+            cache.store.acquirer.holdings.release(hold)
+            os.fstat(number)
+            os.write(say_so, b"1")
+            os.read(told, 1)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    try:
+        assert os.read(heard, 1) == b"1"
+        assert evict_all(cache) == NUM_OBJECTS - 1  # the parent's lock is as it was
+        cache.store.acquirer.release(hold)
+        assert evict_all(cache) == 1  # and the child, which lives, has none
+    finally:
+        os.write(tell, b"1")
+        assert os.waitpid(child, 0)[1] == 0
+        for fd in (told, tell, heard, say_so):
+            os.close(fd)
+
+
+def read_without_descriptors(connection: Connection, directory: Path) -> bool:
+    with opened(directory) as cache:
+        acquirer = cache.store.acquirer
+        read_all(cache)
+        holds = acquirer.acquire([REFS[:2]], cache.fetcher, lightly=True)
+        assert isinstance(holds[0], LightHold)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        first_free = os.dup(0)
+        os.close(first_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (first_free + 1, limits[1]))  # one of the two files can be opened
+        is_claimed = acquirer.holdings.claim(holds[0])
+        os.close(os.dup(0))  # and none stays open
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        return not is_claimed and sample(cache, REFS[0]) == OBJECTS[URLS[0]]
+
+
+def test_with_too_few_descriptors_a_light_hold_is_refused_and_the_exact_way_is_left(cache: Cache, stage: Stage) -> None:
+    assert stage.run_all(read_without_descriptors, [(cache.path,)]) == [True]
+
+
+def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) -> None:
+    holdings = cache.store.acquirer.holdings
+    holdings.release(light(cache, *REFS[:2]))
+    rows = list(cache.store.ledger.find_ready([ref.key for ref in REFS[:2]]).values())
+    before = open_files(cache.path)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for number in range(600):
+            hold = LightHold(REFS[:2], rows, cache.store.disk.data)
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it comes anywhere in here
+                signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number / 6))
+                while True:
+                    holdings.claim(hold)
+                    holdings.release(hold)
+            del hold
+            if number % 20 == 0:
+                assert open_files(cache.path) == before
+            assert not locks._read
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+    assert open_files(cache.path) == before
+    assert evict_all(cache) == NUM_OBJECTS
