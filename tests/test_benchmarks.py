@@ -9,13 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import contenders, data
-from benchmarks.peers.driver import Disk, Settings, disk_bytes, in_process, prepare, run_rounds, selected
+from benchmarks.peers import contenders, data, driver
+from benchmarks.peers.driver import (
+    CUT_OFF,
+    ROUNDS_BESIDE,
+    Disk,
+    Settings,
+    disk_bytes,
+    estimate_seconds,
+    in_process,
+    job_of,
+    prepare,
+    run_rounds,
+    selected,
+    takes_part,
+)
 from benchmarks.peers.job import Job, names
-from benchmarks.peers.measures import lru_bytes
-from benchmarks.peers.profile import counted, fold
-from benchmarks.peers.report import Runs, judge, page, read_results
-from benchmarks.peers.workloads import BARS, CASES
+from benchmarks.peers.measures import lru_bytes, run_epoch
+from benchmarks.peers.profile import WORKER, counted, fold
+from benchmarks.peers.reasons import REASONS
+from benchmarks.peers.report import HEADLINE, Runs, headline, judge, page, read_results, with_headline
+from benchmarks.peers.workloads import BARS, CASES, HEADLINES, Case
+from sqlstream.cache import Cache
 from sqlstream.testing.nginx import find_nginx
 
 needs_nginx = pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed: scripts/install_servers.sh")
@@ -52,6 +67,67 @@ def test_a_squeeze_counts_what_the_server_sent_and_what_the_disk_held(settings: 
     assert squeezed["samples"] == 2 * settings.num_samples, squeezed
     assert squeezed["sent_bytes"] > data.total_bytes(settings.place)
     assert squeezed["disk_over_limit"] <= 1, squeezed
+
+
+def test_a_cache_of_many_small_samples_is_filled_without_a_download(settings: Settings, tmp_path: Path) -> None:
+    data.prepare_rows(settings.place, 100)
+    case = replace(selected(CASES, ["flat-10000"])[0], options={"num_rows": 100})
+    job = replace(job_of(case, "sqlstream", settings), work=str(tmp_path))
+    contender = contenders.load("sqlstream")
+    getattr(contender, case.prepares)(job)
+    assert run_epoch(getattr(contender, case.workload)(job)) == (100, 100 * 1024)
+    with Cache(settings.place / "sqlstream-entries-100") as cache:
+        statistics = cache.statistics()
+        assert (statistics.entries, statistics.downloaded_bytes) == (100, 0), "a server was asked"
+        assert cache.verify() == []
+
+
+def test_a_contender_that_hangs_is_cut_off_and_not_run_again(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(contender="plain_torch", workload="warm_bytes", measure="throughput", data="", work="", num_samples=3)
+    assert in_process(job, limit_seconds=0)["error"] == f"{CUT_OFF} after 0 s"
+    asked: list[str] = []
+
+    def hang(_case: Case, contender: str, _settings: Settings) -> dict[str, object]:
+        asked.append(contender)
+        return {"error": f"{CUT_OFF} after 90 s"} if contender == "plain_torch" else {"samples_per_second": 1.0}
+
+    monkeypatch.setattr(driver, "run_once", hang)
+    cases = [replace(case, contenders=("sqlstream", "plain_torch")) for case in selected(CASES, ["warm-bytes-0"])]
+    run_rounds(cases, replace(settings, rounds=3))
+    assert (asked.count("plain_torch"), asked.count("sqlstream")) == (1, 3)
+    runs = read_results(settings.results)["warm-bytes-0"]
+    assert [CUT_OFF in run["error"] for run in runs["plain_torch"]] == [True] * 3, "rounds stay in step"
+
+
+def test_only_what_bars_need_runs_in_every_round() -> None:
+    cases = {case.name: case for case in CASES}
+    for late in (ROUNDS_BESIDE, 10):
+        assert takes_part(cases["warm-bytes-0"], "plain_torch", late)
+        assert takes_part(cases["start-1000000"], "sqlstream", late)
+        assert takes_part(cases["scale-1"], "sqlstream", late), "another case's bar divides by it"
+        assert not takes_part(cases["warm-bytes-0"], "huggingface", late)
+        assert not takes_part(cases["cold-s3-0"], "sqlstream", late)
+    assert all(takes_part(case, name, 0) for case in CASES for name in case.contenders)
+
+
+def test_the_estimate_takes_what_runs_took_before(settings: Settings) -> None:
+    cases = [replace(case, contenders=("sqlstream",)) for case in selected(CASES, ["random"])]
+    settings.results.mkdir()
+    (settings.results / "random.json").write_text('{"sqlstream": [{"wall_seconds": 3}, {"wall_seconds": 5}]}')
+    assert estimate_seconds(cases, replace(settings, rounds=5)) == 5 * 4
+
+
+def test_the_readme_gets_the_figures_that_were_measured() -> None:
+    bars = {(bar.case, bar.text) for bar in BARS}
+    assert {one for _, _, wanted in HEADLINES for one in wanted} <= bars
+    assert REASONS.keys() <= bars
+    start = {"sqlstream": [{"first_batch_seconds": 0.5}] * 2, "mosaicml": [{"first_batch_seconds": 1.0}] * 2}
+    table = headline({"start-1000000": start})
+    assert "| time to the first batch, 10^6 rows, index built | 0.50 of MosaicML's |" in table
+    assert table.endswith("Medians of 2 rounds; 1 of 1 bars hold.")
+    assert "belady" not in table, "what was not measured is not shown"
+    assert with_headline(f"a\n{HEADLINE[0]}\nold\n{HEADLINE[1]}\nb", "new") == f"a\n{HEADLINE[0]}\n\nnew\n\n{HEADLINE[1]}\nb"
+    assert with_headline("no marks", "new") == "no marks"
 
 
 def test_a_contender_that_fails_is_an_error_in_the_results_not_the_end() -> None:
@@ -114,6 +190,13 @@ def test_a_profile_counts_only_what_is_below_the_measured_part() -> None:
     assert " 75.0 %  read (r.py)" in lines
     assert "100.0 %  work (w.py)" in lines
     assert not any("import_all" in line for line in lines)
+
+
+def test_a_profile_with_workers_keeps_them_and_the_trainer_apart() -> None:
+    stacks = "main (x.py:1);sampled (p.py:2);wait (q.py:3) 30\n"
+    stacks += "main (x.py:1);sampled (p.py:2);fork (f.py:1);_worker_loop (w.py:3);decode (d.py:4) 10\n"
+    assert "100.0 %  wait (q.py)" in fold(stacks)
+    assert "100.0 %  decode (d.py)" in fold(stacks, WORKER)
 
 
 def test_calls_are_counted_for_each_sample(tmp_path: Path) -> None:

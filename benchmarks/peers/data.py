@@ -94,7 +94,7 @@ def prepare(place: Path, num_samples: int) -> None:
 
 
 def prepare_rows(place: Path, num_rows: int) -> None:
-    """Make the table of so many rows if need be."""
+    """Make the table of so many rows, if it is not there."""
     path = rows_path(place, num_rows)
     once(path.with_suffix(".made"), lambda: make_rows(path, num_rows))
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,14 +20,23 @@ from typing import Any
 from benchmarks.peers import contenders, data
 from benchmarks.peers.job import Job
 from benchmarks.peers.runner import MARK
-from benchmarks.peers.workloads import Case
+from benchmarks.peers.workloads import Case, judged
 from sqlstream.testing.nginx import Nginx
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_SECONDS = 120
+LIMIT_SECONDS = 90
+"""For one run; the longest on a quiet machine takes 20. Who is cut off is not run again in that case."""
+PREPARE_SECONDS = 900
+"""MosaicML writes 10^7 rows, from Python, in three minutes."""
+ROUNDS_BESIDE = 2
+"""Of contenders, and of cases, that no bar needs."""
+USUAL_SECONDS = 8.0
+"""Of a run, where none was measured before: three of imports, three of work."""
 LOOK_SECONDS = 0.05
 OURS = ("data", "part")
 """What sqlstream's limit covers; the rest of its directory is a bounded overhead."""
+
+CUT_OFF = "no answer"
 
 Run = dict[str, Any]
 
@@ -106,32 +116,35 @@ def job_of(case: Case, contender: str, settings: Settings) -> Job:
     )
 
 
-def in_process(job: Job, *arguments: str) -> Run:
-    """Run a contender in a process of its own; return its figures, or its error."""
+def in_process(job: Job, *arguments: str, limit_seconds: float = LIMIT_SECONDS) -> Run:
+    """Run a contender in a process of its own; return its figures, or its error. Nothing of it runs on after the limit.
+
+    Its output goes to a file: a pipe would be held open by whatever it leaves running.
+    """
     command = [sys.executable, "-m", "benchmarks.peers.runner", job.to_json(), *arguments]
     environment = os.environ | {"PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output = process.communicate(timeout=TIMEOUT_SECONDS)[0]
-    except subprocess.TimeoutExpired:
-        output = f"no answer after {TIMEOUT_SECONDS} s"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, 9)  # what it has left running is its own group
-        process.wait()
+    with tempfile.TemporaryFile("w+") as written:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=written, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            process.wait(limit_seconds)
+            outcome = ""
+        except subprocess.TimeoutExpired:
+            outcome = f"{CUT_OFF} after {limit_seconds:g} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)  # what it has left running is its own group
+            process.wait()
+        written.seek(0)
+        output = written.read()
     lines = [line for line in output.splitlines() if line.startswith(MARK)]
     if lines:
         figures: Run = json.loads(lines[-1].removeprefix(MARK))
         return figures
-    return {} if process.returncode == 0 and arguments else {"error": output.strip()[-2000:]}
+    if process.returncode == 0 and arguments:
+        return {}
+    return {"error": f"{output.strip()[-2000:]}\n{outcome}".strip() or f"ended with {process.returncode}, and said nothing"}
 
 
 @contextlib.contextmanager
@@ -145,38 +158,46 @@ def server(case: Case, settings: Settings, log: Path) -> Iterator[str]:
 
 
 def run_once(case: Case, contender: str, settings: Settings) -> Run:
-    """Run one contender once."""
+    """Run one contender once; whatever fails is its result."""
     work = Path(tempfile.mkdtemp(prefix="sqlstream-bench-"))
+    started = time.monotonic()
     try:
-        log = work / "sent.log"
-        with server(case, settings, log) as url, Disk(work / "cache") if case.limit_share else contextlib.nullcontext() as disk:
-            job = replace(job_of(case, contender, settings), work=str(work), endpoint=url)
-            figures = in_process(job)
-        if disk is not None and "error" not in figures:
-            sent = sum(int(line.split()[0]) for line in log.read_text().splitlines())
-            total = data.total_bytes(settings.place)
-            figures |= {"sent_bytes": sent, "sent_share": sent / total, "disk_bytes": disk.peak_bytes}
-            figures["disk_over_limit"] = disk.peak_bytes / (job.limit_bytes or 1)
-            if "lru_bytes" in figures:
-                figures["lru_share"] = figures["lru_bytes"] / total
+        figures = _run_in(work, case, contender, settings)
+    except (OSError, RuntimeError) as error:  # the server did not start, the disk is full
+        figures = {"error": repr(error)}
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return figures | {"load": os.getloadavg()[0]}
+    return figures | {"load": os.getloadavg()[0], "wall_seconds": time.monotonic() - started}
+
+
+def _run_in(work: Path, case: Case, contender: str, settings: Settings) -> Run:
+    log = work / "sent.log"
+    with server(case, settings, log) as url, Disk(work / "cache") if case.limit_share else contextlib.nullcontext() as disk:
+        job = replace(job_of(case, contender, settings), work=str(work), endpoint=url)
+        figures = in_process(job)
+    if disk is not None and "error" not in figures:
+        sent = sum(int(line.split()[0]) for line in log.read_text().splitlines())
+        total = data.total_bytes(settings.place)
+        figures |= {"sent_bytes": sent, "sent_share": sent / total, "disk_bytes": disk.peak_bytes}
+        figures["disk_over_limit"] = disk.peak_bytes / (job.limit_bytes or 1)
+        if "lru_bytes" in figures:
+            figures["lru_share"] = figures["lru_bytes"] / total
+    return figures
 
 
 def prepare(cases: Sequence[Case], settings: Settings) -> None:
-    """Make the data, and every contender's own format of it."""
+    """Make the data, and every contender's own format of it; who fails here will fail in its cases, and say why."""
     data.prepare(settings.place, settings.num_samples)
-    wanted = {(name, int(case.options.get("num_rows", 0))) for case in cases for name in present(case, settings)}
-    for num_rows in {num_rows for _, num_rows in wanted} - {0}:
+    wanted = {(name, case.prepares, int(case.options.get("num_rows", 0))) for case in cases for name in present(case, settings)}
+    for num_rows in {num_rows for *_, num_rows in wanted} - {0}:
         data.prepare_rows(settings.place, num_rows)
     with Nginx(settings.place) as nginx, tempfile.TemporaryDirectory() as work:
-        for name, num_rows in sorted(wanted):
-            if not contenders.has(name, "prepare_rows" if num_rows else "prepare"):
+        for name, function, num_rows in sorted(wanted):
+            if not contenders.has(name, function):
                 continue
             job = Job(
                 contender=name,
-                workload="",
+                workload=function,
                 measure="",
                 data=str(settings.place),
                 work=work,
@@ -184,26 +205,59 @@ def prepare(cases: Sequence[Case], settings: Settings) -> None:
                 num_rows=num_rows,
                 endpoint="" if num_rows else nginx.url,
             )
-            print(f"preparing {name} {num_rows or ''}", flush=True)
-            outcome = in_process(job, "--prepare")
+            started = time.monotonic()
+            outcome = in_process(job, "--prepare", limit_seconds=PREPARE_SECONDS)
+            print(f"prepared {name} {num_rows or ''} ({time.monotonic() - started:.0f} s)", flush=True)
             if "error" in outcome:
                 print(f"  failed: {outcome['error']}", flush=True)
+
+
+def takes_part(case: Case, name: str, number: int) -> bool:
+    """Return whether a contender is run in a round: those that bars are about in all, the others in the first ones."""
+    return number < ROUNDS_BESIDE or name in judged(case)
+
+
+def estimate_seconds(cases: Sequence[Case], settings: Settings) -> float:
+    """Return about how long all rounds will take, by what runs took the last time."""
+    seconds = 0.0
+    for case in cases:
+        path = settings.results / f"{case.name}.json"
+        before: dict[str, list[Run]] = json.loads(path.read_text()) if path.exists() else {}
+        for name in present(case, settings):
+            taken = [run["wall_seconds"] for run in before.get(name, []) if "wall_seconds" in run]
+            num_runs = sum(takes_part(case, name, number) for number in range(settings.rounds))
+            seconds += num_runs * (statistics.median(taken) if taken else USUAL_SECONDS)
+    return seconds
 
 
 def run_rounds(cases: Sequence[Case], settings: Settings) -> None:
     """Run every case in every round, its contenders in turn, beginning with another one each round."""
     settings.results.mkdir(parents=True, exist_ok=True)
+    print(
+        f"{settings.rounds} rounds of {len(cases)} cases: about {estimate_seconds(cases, settings) / 60:.0f} minutes",
+        flush=True,
+    )
     runs: dict[str, dict[str, list[Run]]] = {case.name: {} for case in cases}
+    measured = commit()
     for number in range(settings.rounds):
         for case in cases:
-            names = present(case, settings)
+            names = [name for name in present(case, settings) if takes_part(case, name, number)]
             first = number % len(names) if names else 0
             for name in names[first:] + names[:first]:
-                started = time.monotonic()
-                figures = run_once(case, name, settings)
-                runs[case.name].setdefault(name, []).append(figures)
+                so_far = runs[case.name].setdefault(name, [])
+                was_cut_off = bool(so_far) and CUT_OFF in so_far[-1].get("error", "")
+                figures = {"error": so_far[-1]["error"]} if was_cut_off else run_once(case, name, settings)
+                so_far.append(figures | {"commit": measured})
                 shown = (
                     f"{figures[case.figure]:.6g} {case.unit}" if case.figure in figures else figures.get("error", "?")[-300:]
                 )
-                print(f"round {number + 1}: {case.name} {name}: {shown} ({time.monotonic() - started:.0f} s)", flush=True)
+                took = figures.get("wall_seconds", 0)
+                print(f"round {number + 1}: {case.name} {name}: {shown} ({took:.0f} s)", flush=True)
             (settings.results / f"{case.name}.json").write_text(json.dumps(runs[case.name], indent=1) + "\n")
+
+
+def commit() -> str:
+    """Return the short name of what is checked out; `-dirty` where files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or "unknown"

@@ -1,9 +1,10 @@
 """Where the time of sqlstream's own path goes, as text: py-spy's stacks folded, and calls counted per sample.
 
     python -m benchmarks.peers.profile warm-bytes-0 random start-1000000 …
+    python -m benchmarks.peers.profile warm-tensors --num-workers 2 --idle      # where trainer and workers work, and wait
 
-Writes `benchmarks/results/profiles/<case>.txt`. py-spy looks from outside, so shares are true; cProfile slows calls down, so of
-it only the counts are taken. Without workers: theirs are the same steps.
+Writes `benchmarks/results/profiles/<case>.txt`, with workers `<case>-<workers>.txt`, its trainer and its workers apart. py-spy
+looks from outside, so shares are true; cProfile slows calls down, so of it only the counts are taken, and only of one process.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from benchmarks.peers.workloads import CASES, Case
 
 HERTZ = 500
 SHOWN = 40
+TRAINER, WORKER = "sampled ", "_worker_loop "
+"""Functions whose stacks are those of the trainer, and of its workers."""
 COUNTED = {
     "statements": ("execute", "executemany", "executescript"),
     "fetches": ("fetchall", "fetchone"),
@@ -90,21 +93,21 @@ def run(job: Job, answer: Path) -> None:
     work = work_of(job)
     work()
     sampled(work, job.seconds)
-    answer.write_text(json.dumps(counted(work)))
+    answer.write_text(json.dumps({} if job.num_workers else counted(work)))
 
 
-def fold(stacks: str) -> list[str]:
-    """Return functions by their own share and by that of all below them."""
+def fold(stacks: str, role: str = TRAINER) -> list[str]:
+    """Return functions by their own share and by that of all below them, of the trainer or of its workers."""
     own: Counter[str] = Counter()
     below: Counter[str] = Counter()
     for line in stacks.splitlines():
         stack, _, number = line.rpartition(" ")
         frames = [frame.rpartition(":")[0] + ")" if ":" in frame else frame for frame in stack.split(";")]
-        if not any(frame.startswith("sampled ") for frame in frames):
-            continue
+        if role != next((one for one in (WORKER, TRAINER) if any(frame.startswith(one) for frame in frames)), None):
+            continue  # a forked worker's stack begins with its trainer's
         own[frames[-1]] += int(number)
         below.update(dict.fromkeys(frames, int(number)))
-    total = own.total()
+    total = own.total() or 1
     lines = []
     for title, shares in (("itself", own), ("with all that it calls", below)):
         lines += [f"-- {title}: share of {total} looks, {HERTZ} a second"]
@@ -112,11 +115,11 @@ def fold(stacks: str) -> list[str]:
     return lines
 
 
-def profile(case: Case, settings: Settings) -> str:
+def profile(case: Case, settings: Settings, num_workers: int, idle: bool) -> str:
     """Profile one case in a process of its own; return the text."""
     with tempfile.TemporaryDirectory(prefix="sqlstream-bench-") as work:
         with server(case, settings, Path(work) / "log") as url:
-            job = replace(job_of(case, "sqlstream", settings), work=work, endpoint=url, num_workers=0)
+            job = replace(job_of(case, "sqlstream", settings), work=work, endpoint=url, num_workers=num_workers)
             stacks, answer = Path(work) / "stacks", Path(work) / "answer"
             spy = [
                 str(Path(sys.executable).parent / "py-spy"),
@@ -127,12 +130,18 @@ def profile(case: Case, settings: Settings) -> str:
                 "raw",
                 "-o",
                 str(stacks),
+                *(["--subprocesses"] if num_workers else []),
+                *(["--idle"] if idle else []),
                 "--",
             ]
             command = [sys.executable, "-m", "benchmarks.peers.profile", "--run", job.to_json(), str(answer)]
             subprocess.run(spy + command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         counts = json.loads(answer.read_text())
         shown = [f"{number:10.3f}  {what}" for what, number in counts.items()]
+        if num_workers:
+            halves = [("trainer", fold(stacks.read_text(), TRAINER)), ("workers", fold(stacks.read_text(), WORKER))]
+            text = [line for name, lines in halves for line in ["", f"== {name}", *lines]]
+            return "\n".join([f"{case.title}, {num_workers} workers{', waiting included' if idle else ''}", *text]) + "\n"
         return "\n".join([f"{case.title}, in one process", "", "-- for each sample", *shown, *fold(stacks.read_text())]) + "\n"
 
 
@@ -142,6 +151,8 @@ def main() -> None:
         return run(Job.from_json(sys.argv[2]), Path(sys.argv[3]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="+")
+    parser.add_argument("--num-workers", type=int, default=0)
+    parser.add_argument("--idle", action="store_true", help="look at what waits, too")
     parser.add_argument("--num-samples", type=int, default=5000)
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "sqlstream-bench")
     options = parser.parse_args()
@@ -157,8 +168,9 @@ def main() -> None:
     prepare(cases, settings)
     (results / "profiles").mkdir(parents=True, exist_ok=True)
     for case in cases:
-        (results / "profiles" / f"{case.name}.txt").write_text(profile(case, settings))
-        print(f"wrote benchmarks/results/profiles/{case.name}.txt", flush=True)
+        name = f"{case.name}-{options.num_workers}.txt" if options.num_workers else f"{case.name}.txt"
+        (results / "profiles" / name).write_text(profile(case, settings, options.num_workers, options.idle))
+        print(f"wrote benchmarks/results/profiles/{name}", flush=True)
     return None
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import contenders, data
-from benchmarks.peers.driver import ROOT, Run, Settings
+from benchmarks.peers.driver import LIMIT_SECONDS, ROUNDS_BESIDE, Run, Settings
 from benchmarks.peers.reasons import NOT_COMPARABLE, REASONS
-from benchmarks.peers.workloads import BARS, CASES, Bar, Case
+from benchmarks.peers.workloads import BARS, CASES, HEADLINES, Bar, Case
 
 DISTRIBUTIONS = (
     "torch mosaicml-streaming litdata webdataset datasets torchvision obstore pyarrow numpy pillow simplejpeg".split()
 )
+HEADLINE = "<!-- headline: `make bench` writes what is below -->", "<!-- end of headline -->"
 Runs = Mapping[str, Sequence[Run]]
 """Runs of each contender, one a round."""
 
@@ -161,10 +161,33 @@ def machine() -> str:
     return f"{os.cpu_count()} cores ({model}), {memory:.0f} GB of memory, {system}"
 
 
-def commit() -> str:
-    """Return the short name of what is checked out."""
-    answer = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or "unknown"
+def commits(results: Mapping[str, Runs]) -> str:
+    """Return what was measured."""
+    found = {str(run["commit"]) for runs in results.values() for values in runs.values() for run in values if "commit" in run}
+    return " and ".join(sorted(found)) or "unknown"
+
+
+def headline(results: Mapping[str, Runs]) -> str:
+    """Return the table of the README: medians of ratios, only of what was measured."""
+    lines = ["| | sqlstream, as a ratio |", "|---|---|"]
+    for name, text, wanted in HEADLINES:
+        verdicts = [judge(results, next(bar for bar in BARS if (bar.case, bar.text) == one)) for one in wanted]
+        measured = [verdict.value for verdict in verdicts if verdict is not None]
+        if len(measured) == len(wanted):
+            lines.append(f"| {name} | {text.format(*measured)} |")
+    verdicts = [judge(results, bar) for bar in BARS]
+    held, judged = sum(verdict.holds for verdict in verdicts if verdict), sum(verdict is not None for verdict in verdicts)
+    rounds = sorted({len(results[bar.case].get(bar.contender, [])) for bar in BARS if bar.case in results})
+    counted = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else f"{rounds[0] if rounds else 0}"
+    return "\n".join([*lines, "", f"Medians of {counted} rounds; {held} of {judged} bars hold."])
+
+
+def with_headline(readme: str, table: str) -> str:
+    """Return a README with this table between its two marks; one without marks stays as it is."""
+    start, end = readme.find(HEADLINE[0]), readme.find(HEADLINE[1])
+    if not 0 <= start < end:
+        return readme
+    return f"{readme[: start + len(HEADLINE[0])]}\n\n{table}\n\n{readme[end:]}"
 
 
 def versions() -> str:
@@ -186,11 +209,12 @@ def page(results: Mapping[str, Runs], settings: Settings, plots: Sequence[str]) 
         "",
         "Made by `make bench`; do not edit. What counts are ratios within one run; times and rates are of one machine alone.",
         "",
-        f"Measured {datetime.now(tz=UTC):%Y-%m-%d} at commit {commit()} on {machine()}. Versions: {versions()}.",
+        f"Made {datetime.now(tz=UTC):%Y-%m-%d}, measured at commit {commits(results)} on {machine()}. Versions: {versions()}.",
         "",
         f"Data: {photos['photos']} JPEGs of {photos['mean_bytes'] / 1000:.0f} KB on average (500×375), in the page "
         "cache; batches of 64. Contenders run in fresh processes, in turn, case after case, round after round; shown are the "
-        "medians of the rounds.",
+        f"medians of the rounds. What no bar needs is run in the first {ROUNDS_BESIDE} rounds only; who gives no answer within "
+        f"{LIMIT_SECONDS} s is cut off, and not run again in that case.",
         "",
         "## Bars",
         "",
@@ -226,9 +250,15 @@ def page(results: Mapping[str, Runs], settings: Settings, plots: Sequence[str]) 
 
 
 def write_report(settings: Settings, docs: Path) -> None:
-    """Write the page and its plots."""
+    """Write the page, its plots, and the README's table."""
     from benchmarks.peers.plots import write_plots
 
     results = read_results(settings.results)
     plots = write_plots(results, docs / "benchmarks")
     (docs / "benchmarks.md").write_text(page(results, settings, plots))
+    table = headline(results)
+    (settings.results / "headline.md").write_text(f"{table}\n")
+    readme = docs.parent / "README.md"
+    if readme.exists():
+        readme.write_text(with_headline(readme.read_text(), table))
+    print(table, flush=True)

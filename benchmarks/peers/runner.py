@@ -1,6 +1,6 @@
 """One contender in a process of its own: takes a job as its argument, prints the figures as one line of JSON.
 
-python -m benchmarks.peers.runner '<job>' [--prepare]
+python -m benchmarks.peers.runner '<job>' [--prepare]      # then its workload is what prepares
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ def main() -> None:
         declare()
     contender = load(job.contender)
     if "--prepare" in sys.argv[2:]:
-        step = "prepare_rows" if job.num_rows else "prepare"
-        if hasattr(contender, step):
-            getattr(contender, step)(job)
+        getattr(contender, job.workload)(job)
         return
     started = time.perf_counter()
     figures = MEASURES[job.measure](job, getattr(contender, job.workload))

@@ -19,12 +19,16 @@ TITLE = "MosaicML"
 FORMAT = SHARDS
 SETTINGS = (
     "MDS shards of 64 MiB, shuffle=True (py1e, its default), StreamingDataLoader, persistent workers; cold: remote=s3://, "
-    "local empty; squeeze: shards of 16 MiB, its limit must hold four of them"
+    "local empty, its S3 client dropped before workers fork (they would share a connection and wait a minute); squeeze: "
+    "shards of 16 MiB (its limit must hold four), shuffled within two shards, 128 samples ahead: with its defaults a shard is "
+    "brought again for nearly every sample"
 )
 
 
 SMALL_BYTES = 1 << 24
 """Of the squeeze's shards: its limit must be at least four of them."""
+SQUEEZE_BLOCK = 700
+"""Samples that are shuffled together under a limit: two shards."""
 
 
 def _shards(job: Job) -> Path:
@@ -98,7 +102,10 @@ def random_access(job: Job) -> Lookup:
 
 def _remote(job: Job, name: str = "mds", **options: Any) -> StreamingDataset:
     os.environ |= {"S3_ENDPOINT_URL": job.endpoint, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
-    return _dataset(job, remote=f"s3://bench/{name}", local=str(job.work_path / "cache"), **options)
+    dataset = _dataset(job, remote=f"s3://bench/{name}", local=str(job.work_path / "cache"), **options)
+    for stream in dataset.streams:  # workers that fork would read each other's answers, and wait for its timeout of 60 s
+        stream._downloader.clean_up()
+    return dataset
 
 
 def cold_shards(job: Job) -> Stream:
@@ -108,7 +115,8 @@ def cold_shards(job: Job) -> Stream:
 
 def squeeze(job: Job) -> Stream:
     """The same, under a limit."""
-    return _loader(job, _remote(job, "mds-small", cache_limit=job.limit_bytes))
+    near = {"num_canonical_nodes": 1, "shuffle_block_size": SQUEEZE_BLOCK, "predownload": 2 * job.batch_size}
+    return _loader(job, _remote(job, "mds-small", cache_limit=job.limit_bytes, **near))
 
 
 def start(job: Job) -> Stream:

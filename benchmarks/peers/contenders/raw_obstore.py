@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import obstore
-from obstore.store import S3Store
+from obstore.store import HTTPStore, S3Store
 
 from benchmarks.peers.contenders import LOOSE
 from benchmarks.peers.job import Job, Stream, names
@@ -20,13 +20,20 @@ SETTINGS = (
 NUM_THREADS = 32
 
 
+def open_store(job: Job) -> S3Store | HTTPStore:
+    """Return a client for the server."""
+    if job.scheme == "http":
+        return HTTPStore.from_url(f"{job.endpoint}/bench", client_options={"allow_http": True})
+    config = {"endpoint": job.endpoint, "skip_signature": True, "region": "us-east-1"}
+    return S3Store("bench", config=config, client_options={"allow_http": True})  # type: ignore[arg-type]
+
+
 class Objects:
     """One pass over all objects."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        config = {"endpoint": job.endpoint, "skip_signature": True, "region": "us-east-1"}
-        self._store = S3Store("bench", config=config, client_options={"allow_http": True})  # type: ignore[arg-type]
+        self._store = open_store(job)
         (job.work_path / "files").mkdir()
 
     def _bring(self, name: str) -> memoryview:

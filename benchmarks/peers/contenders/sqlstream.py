@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,14 @@ from benchmarks.peers.contenders import LOOSE
 from benchmarks.peers.data import once, rows_path
 from benchmarks.peers.decode import decode_with_pillow
 from benchmarks.peers.job import Job, Lookup, Stream
-from sqlstream import StreamingDataLoader, StreamingDataset
+from sqlstream import Cache, StreamingDataLoader, StreamingDataset
+from sqlstream.cache.keys import ObjectRef, charged_bytes
 from sqlstream.transforms.presets import DecodeResizedImageTransform, LoadFromDiskTransform
+
+SMALL_BYTES = 1024
+"""Of each object where the number of cached objects is what counts."""
+LINKS_A_FILE = 50_000
+"""ext4 allows 65 000 names of a file."""
 
 TITLE = "sqlstream"
 FORMAT = LOOSE
@@ -161,3 +169,62 @@ def resume(job: Job) -> Stream:
     steps = len(loader) // 2
     loader.load_state_dict(dataset.state_dict(num_samples=steps * job.batch_size))
     return Stream(batches=loader, payload=lambda batch: batch["caption"])
+
+
+def _entries(job: Job) -> Path:
+    return job.data_path / f"sqlstream-entries-{job.num_rows}"
+
+
+def _row_url(number: int) -> str:
+    return f"s3://bench/rows/{number:09}.jpg"
+
+
+def prepare_entries(job: Job) -> None:
+    """Fill a cache with a small object for every row of the table.
+
+    Names in the cache directory and rows of the ledger are real, one each; the bytes are those of a few files with many names,
+    so that it takes seconds, not minutes, and so that the kernel's own cost of a million files is not what is measured.
+    """
+
+    def fill() -> None:
+        with Cache(_entries(job)) as cache:
+            for start in range(0, job.num_rows, LINKS_A_FILE):
+                numbers = range(start, min(start + LINKS_A_FILE, job.num_rows))
+                _add_entries(cache, [ObjectRef.of(_row_url(number)) for number in numbers])
+
+    once(job.data_path / f"sqlstream-entries-{job.num_rows}.made", fill)
+    with _entry_dataset(job):
+        pass
+
+
+def _add_entries(cache: Cache, refs: Sequence[ObjectRef]) -> None:
+    paths = [cache.store.disk.data_path(ref.key, ref.ext) for ref in refs]
+    for directory in {os.path.dirname(path) for path in paths}:
+        os.makedirs(directory, exist_ok=True)
+    Path(paths[0]).write_bytes(bytes(SMALL_BYTES))
+    for path in paths[1:]:
+        os.link(paths[0], path)
+    charge = charged_bytes(SMALL_BYTES)
+    with cache.store.ledger.transaction() as tx:
+        tx.connection.executemany(
+            "INSERT INTO entry (key, url, size, charged_bytes, state, tick, ext, created_at) "
+            "VALUES (?, ?, ?, ?, 'ready', 0, ?, 0)",
+            [(ref.key, ref.url, SMALL_BYTES, charge, ref.ext) for ref in refs],
+        )
+
+
+def _entry_dataset(job: Job) -> StreamingDataset:
+    return StreamingDataset(
+        str(rows_path(job.data_path, job.num_rows)),
+        _entries(job),
+        columns_to_download=["url"],
+        transforms=[LoadFromDiskTransform(["url"])],
+        storage_options=storage_options(job),
+        shuffle_seed=job.seed,
+        show_progress=False,
+    )
+
+
+def warm_entries(job: Job) -> Stream:
+    """Return the bytes of small cached objects."""
+    return load(_entry_dataset(job), job, "url")
