@@ -59,3 +59,4 @@ $(BENCH_STAMP): benchmarks/peers/requirements.txt benchmarks/peers/requirements-
 ROUNDS ?= 5
 bench: $(BENCH_STAMP) servers  ## Measure against the peers, write docs/benchmarks.md; ONLY="warm random", ROUNDS=3, SDS=path
 	@$(BENCH)/bin/python -m benchmarks.peers --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY)) $(if $(SDS),--sds $(SDS)) $(ARGS)
+	@$(if $(ONLY)$(ARGS),:,$(BENCH)/bin/python -m benchmarks.peers.profile warm-bytes-0 warm-tensors random cold-s3-20 start-1000000)

@@ -56,6 +56,15 @@ class Settings:
     """Groups or names of cases; empty: all."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A command that was run."""
+
+    said: str
+    """What it wrote; at the end, that it was cut off."""
+    succeeded: bool
+
+
 class Disk:
     """Looks at a directory again and again, and keeps the most bytes that its files took."""
 
@@ -116,35 +125,41 @@ def job_of(case: Case, contender: str, settings: Settings) -> Job:
     )
 
 
-def in_process(job: Job, *arguments: str, limit_seconds: float = LIMIT_SECONDS) -> Run:
-    """Run a contender in a process of its own; return its figures, or its error. Nothing of it runs on after the limit.
+def in_group(command: Sequence[str], limit_seconds: float) -> Ended:
+    """Run a command as a group of processes of its own; nothing of it runs on after it, or after the limit.
 
     Its output goes to a file: a pipe would be held open by whatever it leaves running.
     """
-    command = [sys.executable, "-m", "benchmarks.peers.runner", job.to_json(), *arguments]
     environment = os.environ | {"PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryFile("w+") as written:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=written, stderr=subprocess.STDOUT, start_new_session=True
         )
+        was_cut_off = False
         try:
             process.wait(limit_seconds)
-            outcome = ""
         except subprocess.TimeoutExpired:
-            outcome = f"{CUT_OFF} after {limit_seconds:g} s"
+            was_cut_off = True
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, 9)  # what it has left running is its own group
+                os.killpg(process.pid, 9)
             process.wait()
         written.seek(0)
-        output = written.read()
-    lines = [line for line in output.splitlines() if line.startswith(MARK)]
+        said = written.read()
+    if was_cut_off:
+        said = f"{said.strip()}\n{CUT_OFF} after {limit_seconds:g} s".strip()
+    return Ended(said=said or f"ended with {process.returncode}, and said nothing", succeeded=process.returncode == 0)
+
+
+def in_process(job: Job, *arguments: str, limit_seconds: float = LIMIT_SECONDS) -> Run:
+    """Run a contender in a process of its own; return its figures, or its error."""
+    command = [sys.executable, "-m", "benchmarks.peers.runner", job.to_json(), *arguments]
+    ended = in_group(command, limit_seconds)
+    lines = [line for line in ended.said.splitlines() if line.startswith(MARK)]
     if lines:
         figures: Run = json.loads(lines[-1].removeprefix(MARK))
         return figures
-    if process.returncode == 0 and arguments:
-        return {}
-    return {"error": f"{output.strip()[-2000:]}\n{outcome}".strip() or f"ended with {process.returncode}, and said nothing"}
+    return {} if ended.succeeded and arguments else {"error": ended.said.strip()[-2000:]}
 
 
 @contextlib.contextmanager

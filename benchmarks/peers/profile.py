@@ -13,7 +13,6 @@ import argparse
 import cProfile
 import json
 import pstats
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.contenders import load
-from benchmarks.peers.driver import ROOT, Settings, job_of, prepare, selected, server
+from benchmarks.peers.driver import LIMIT_SECONDS, ROOT, Settings, in_group, job_of, prepare, selected, server
 from benchmarks.peers.job import Job
 from benchmarks.peers.measures import run_epoch
 from benchmarks.peers.workloads import CASES, Case
@@ -105,6 +104,7 @@ def fold(stacks: str, role: str = TRAINER) -> list[str]:
         frames = [frame.rpartition(":")[0] + ")" if ":" in frame else frame for frame in stack.split(";")]
         if role != next((one for one in (WORKER, TRAINER) if any(frame.startswith(one) for frame in frames)), None):
             continue  # a forked worker's stack begins with its trainer's
+        frames = [frame for frame in frames if not frame.startswith("process ")]  # its command line has paths of this machine
         own[frames[-1]] += int(number)
         below.update(dict.fromkeys(frames, int(number)))
     total = own.total() or 1
@@ -135,7 +135,9 @@ def profile(case: Case, settings: Settings, num_workers: int, idle: bool) -> str
                 "--",
             ]
             command = [sys.executable, "-m", "benchmarks.peers.profile", "--run", job.to_json(), str(answer)]
-            subprocess.run(spy + command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            ended = in_group(spy + command, LIMIT_SECONDS)
+            if not ended.succeeded:
+                raise RuntimeError(f"{case.name}: {ended.said.strip()[-500:]}")
         counts = json.loads(answer.read_text())
         shown = [f"{number:10.3f}  {what}" for what, number in counts.items()]
         if num_workers:
@@ -169,8 +171,11 @@ def main() -> None:
     (results / "profiles").mkdir(parents=True, exist_ok=True)
     for case in cases:
         name = f"{case.name}-{options.num_workers}.txt" if options.num_workers else f"{case.name}.txt"
-        (results / "profiles" / name).write_text(profile(case, settings, options.num_workers, options.idle))
-        print(f"wrote benchmarks/results/profiles/{name}", flush=True)
+        try:
+            (results / "profiles" / name).write_text(profile(case, settings, options.num_workers, options.idle))
+            print(f"wrote benchmarks/results/profiles/{name}", flush=True)
+        except (OSError, RuntimeError) as error:  # py-spy may not look at processes here: the figures stand without
+            print(f"no profile: {error}", flush=True)
     return None
 
 
