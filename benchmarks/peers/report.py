@@ -231,8 +231,8 @@ def page(results: Mapping[str, Runs], settings: Settings, plots: Sequence[str]) 
         "```",
         "",
         "It sets up `.venv-bench` (the peers, about 1.6 GB), makes its data in the directory for temporary files, "
-        "needs nginx (`scripts/install_servers.sh`), says at the start how long it will take (the first time some minutes more, "
-        "for the data), writes `benchmarks/results/*.json`, this page and the README's table, and at the end of a whole run "
+        "needs nginx (`scripts/install_servers.sh`), says at the start how long it will take (some minutes more the first "
+        "time, for the data), writes `benchmarks/results/*.json`, this page and the README's table, and after a whole run "
         "profiles of our own path (`benchmarks/results/profiles`). MosaicML's "
         "package asks for older numpy and transformers than the others allow; it runs with those installed here.",
         "",
