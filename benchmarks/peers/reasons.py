@@ -26,7 +26,7 @@ REASONS: dict[tuple[str, str], str] = {
     ): "what workers do for a sample limits, not the way to the trainer: " + _ENGINE,
     ("warm-tensors", "1.4 times the best peer"): "decoding is nearly all of a sample, and all decode with libjpeg-turbo",
     (
-        "warm-same-decoder",
+        "warm-tensors",
         "at least the best peer, same decoder",
     ): "decoding by the same Pillow is nearly all of a sample; shards save the open and close of a file",
     (

@@ -24,6 +24,7 @@ def load(name: str) -> ModuleType:
 MODULES = {
     "sqlstream": "sqlstream",
     "sqlstream_belady": "sqlstream",
+    "sqlstream_pillow": "sqlstream",
     "plain_torch": "torch",
     "litdata_raw": "litdata",
     "litdata_chunks": "litdata",

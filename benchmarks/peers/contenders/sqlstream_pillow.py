@@ -1,0 +1,15 @@
+"""sqlstream with the decoder that its peers have."""
+
+from __future__ import annotations
+
+from benchmarks.peers.contenders import sqlstream
+from benchmarks.peers.job import Job, Stream
+
+TITLE = "sqlstream, Pillow"
+FORMAT = sqlstream.FORMAT
+SETTINGS = "as sqlstream, tensors by the same Pillow function as all peers"
+
+
+def warm_tensors(job: Job) -> Stream:
+    """Return decoded photos."""
+    return sqlstream.warm_same_decoder(job)
