@@ -249,7 +249,7 @@ class Acquirer:
         return hold
 
     def _bound_unwritten(self) -> None:
-        if self.owner.num_unwritten + self.holdings.num_released > MAX_UNWRITTEN:
+        if len(self.owner.changed) + len(self.holdings.released) > MAX_UNWRITTEN:
             self.flush()
         else:
             self._keeper.wake()

@@ -30,6 +30,9 @@ from sqlstream.cache.owner import Owner
 from sqlstream.cache.rows import ReadyRow
 from sqlstream.storage.fetcher import Fetcher
 
+NOTHING: frozenset[bytes] = frozenset()
+"""No keys: nothing is on its way."""
+
 
 class HoldState(Enum):
     """How a hold is used."""
@@ -123,7 +126,7 @@ class LightHold(Hold):
 
     is_light = True
     owner = ""
-    outstanding = frozenset[bytes]()
+    outstanding = NOTHING
     error = None
     is_void = False
     files = None
@@ -144,15 +147,11 @@ class LightHold(Hold):
         try:
             for key, size_bytes, _, ext in self._rows:
                 name = key.hex()
-                file = self.open_files[key] = locks.ReadLock(f"{self._data}/{name[:2]}/{name}{ext}")
-                if file.size_bytes() != size_bytes:
-                    break
-            else:
-                return True
+                self.open_files[key] = locks.ReadLock(f"{self._data}/{name[:2]}/{name}{ext}", size_bytes)
         except OSError:  # it is gone or on its way out, or there are too few descriptors: the ledger will tell
-            pass
-        self.close()
-        return False
+            self.close()
+            return False
+        return True
 
     def close(self) -> None:
         """Give the locks back; safe to call twice, and in a forked child, whose copies are closed already."""
@@ -179,7 +178,8 @@ class Holdings:
         self._prefetched: dict[int, weakref.ref[Hold]] = {}
         self._dropped: deque[Dropped] = deque()
         self._retained: deque[Hold] = deque()
-        self._released: deque[Hold] = deque()
+        self.released: deque[Hold] = deque()
+        """Holds that were released and are not counted yet."""
         self._held_bytes = 0
 
     @property
@@ -188,35 +188,35 @@ class Holdings:
         self.collect()
         return self._held_bytes
 
-    @property
-    def num_released(self) -> int:
-        """Holds that were released and are not counted yet."""
-        return len(self._released)
-
     def add(self, holds: Sequence[Hold]) -> None:
         """Pin the objects of holds; inside the owner's transaction."""
-        self.owner.pin(itertools.chain.from_iterable(hold.charges for hold in holds))
+        keys: list[bytes] = []
+        numbers, dropped, prefetched, prefetching = self._numbers, self._dropped, self._prefetched, HoldState.PREFETCHED
         for hold in holds:
-            self._held_bytes += sum(hold.charges.values())
-            number = hold.number = next(self._numbers)
-            hold.dropped = self._dropped
-            if hold.state is HoldState.PREFETCHED:
-                self._prefetched[number] = weakref.ref(hold)
+            charges = hold.charges
+            keys += charges
+            self._held_bytes += sum(charges.values())
+            number = hold.number = next(numbers)
+            hold.dropped = dropped
+            if hold.state is prefetching:
+                prefetched[number] = weakref.ref(hold)
+        self.owner.pin(keys)
 
     def collect(self) -> None:
         """Count what was released, and what was dropped without a release."""
-        released, dropped = self._released, self._dropped
+        released, dropped = self.released, self._dropped
         if not released and not dropped:
             return
         with locks.fork_guard():
             keys: list[bytes] = []
-            owner = self.owner.id
+            owner, is_over = self.owner.id, HoldState.RELEASED
             while released:
                 hold = released.popleft()
                 if hold.number and hold.owner == owner:  # else it was released twice, or pinned by our parent
-                    keys += hold.charges
-                    self._held_bytes -= sum(hold.charges.values())
-                hold.number, hold.state = 0, HoldState.RELEASED
+                    charges = hold.charges
+                    keys += charges
+                    self._held_bytes -= sum(charges.values())
+                hold.number, hold.state = 0, is_over
             while dropped:
                 lost = dropped.popleft()
                 self._prefetched.pop(lost.number, None)
@@ -254,7 +254,7 @@ class Holdings:
             hold.close()
             return
         if hold.state is HoldState.IN_USE and hold.files is None:
-            self._released.append(hold)
+            self.released.append(hold)
             return
         with locks.fork_guard():
             if hold.state is HoldState.RELEASED or (hold.owner != self.owner.id and hold.files is None):
@@ -267,7 +267,7 @@ class Holdings:
                 self._retained.remove(hold)
             self._prefetched.pop(hold.number, None)
             hold.state = HoldState.RELEASED
-            self._released.append(hold)
+            self.released.append(hold)
             self.collect()
 
     def split(self, hold: Hold) -> list[Hold]:

@@ -21,7 +21,7 @@ from sqlstream.db import Database
 
 T = TypeVar("T")
 _ENTRY_COLUMNS = "entry.key, state, size, charged_bytes, part, ext, url"
-# Many keys are one BLOB, cut by SQLite: one statement for any number, at half the cost of a mark for each.
+# Many keys are one BLOB, cut by SQLite: one statement for any number, at half the cost of a mark for each. One key is a mark.
 _FIND = f"SELECT {_ENTRY_COLUMNS} FROM json_each(?2) CROSS JOIN entry ON entry.key = substr(?1, value, {KEY_BYTES})"
 _FIND_READY = f"{_FIND.replace(_ENTRY_COLUMNS, 'entry.key, size, charged_bytes, ext')} WHERE state = 'ready'"
 _FIND_ONE_READY = "SELECT key, size, charged_bytes, ext FROM entry WHERE key = ? AND state = 'ready'"
@@ -30,11 +30,13 @@ _PIN = (
     f"INSERT INTO pin (key, owner, count) SELECT substr(?1, value, {KEY_BYTES}), ?3, 1 FROM json_each(?2) WHERE TRUE "
     "ON CONFLICT (key, owner) DO UPDATE SET count = 1"
 )
+_PIN_ONE = "INSERT INTO pin (key, owner, count) VALUES (?, ?, 1) ON CONFLICT (key, owner) DO UPDATE SET count = 1"
 _OUTLOOK = (
     "SELECT entries, ready_bytes, filling_bytes, (SELECT min(limit_bytes) FROM owner), "
     "(SELECT count(*) FROM owner WHERE EXISTS (SELECT 1 FROM pin WHERE pin.owner = owner.id)), policy, uses FROM totals, meta"
 )
 _UNPIN = f"DELETE FROM pin WHERE owner = ?3 AND key IN (SELECT substr(?1, value, {KEY_BYTES}) FROM json_each(?2))"
+_UNPIN_ONE = "DELETE FROM pin WHERE key = ? AND owner = ?"
 
 
 class LedgerTransaction:
@@ -88,7 +90,10 @@ class LedgerTransaction:
 
     def find_ready(self, keys: Collection[bytes]) -> dict[bytes, ReadyRow]:
         """Return what pinning must know of those `keys` whose objects are whole."""
-        rows = self._execute(_FIND_READY, (b"".join(keys), positions(len(keys)))).fetchall()
+        if len(keys) == 1:
+            rows = self._execute(_FIND_ONE_READY, (*keys,)).fetchall()
+        else:
+            rows = self._execute(_FIND_READY, (b"".join(keys), positions(len(keys)))).fetchall()
         return {row[0]: row for row in rows}
 
     def reserve(self, reservations: Iterable[Reservation]) -> None:
@@ -186,7 +191,9 @@ class LedgerTransaction:
 
     def pin(self, owner: str, counts: Mapping[bytes, int]) -> None:
         """Enter an owner's first pins on keys."""
-        if counts:
+        if len(counts) == 1:
+            self._execute(_PIN_ONE, (*counts, owner))
+        elif counts:
             self._execute(_PIN, (b"".join(counts), positions(len(counts)), owner))
         several = [(count, key, owner) for key, count in counts.items() if count > 1]
         if several:
@@ -194,7 +201,9 @@ class LedgerTransaction:
 
     def unpin(self, owner: str, keys: Collection[bytes]) -> None:
         """Drop an owner's last pins on keys."""
-        if keys:
+        if len(keys) == 1:
+            self._execute(_UNPIN_ONE, (*keys, owner))
+        elif keys:
             self._execute(_UNPIN, (b"".join(keys), positions(len(keys)), owner))
 
     def pinned_by_others(self, key: bytes, owner: str | None) -> bool:

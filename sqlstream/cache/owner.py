@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -75,7 +75,8 @@ class Owner:
 
     def _forget(self) -> None:
         self._counts: dict[bytes, int] = {}
-        self._changed: set[bytes] = set()
+        self.changed: set[bytes] = set()
+        """Keys whose pins changed since the last transaction."""
         self._recorded: set[bytes] | None = set()
         """Keys that have a pin row of ours; None after a failed transaction: ask the ledger."""
         self._generation = -1
@@ -125,23 +126,25 @@ class Owner:
 
     # -- pins ---------------------------------------------------------------------------------------------------------
 
-    def pin(self, keys: Iterable[bytes]) -> None:
+    def pin(self, keys: Sequence[bytes]) -> None:
         """Count one more pin on each key; inside a transaction of this owner."""
-        counts, changed = self._counts, self._changed
-        for key in keys:
-            counts[key] = counts.get(key, 0) + 1
-            changed.add(key)
+        counts = self._counts
+        first = dict.fromkeys(keys, 1)
+        self.changed.update(first)
+        if len(first) == len(keys) and counts.keys().isdisjoint(first):  # nearly always, at a third of the time
+            counts.update(first)
+        else:
+            for key in keys:
+                counts[key] = counts.get(key, 0) + 1
 
-    def unpin(self, keys: Iterable[bytes]) -> None:
+    def unpin(self, keys: Sequence[bytes]) -> None:
         """Count one pin less on each key; written with the next transaction. Call under the guard."""
-        counts, changed = self._counts, self._changed
+        counts = self._counts
+        self.changed.update(keys)
         for key in keys:
-            left = counts[key] - 1
-            if left:
-                counts[key] = left
-            else:
-                del counts[key]
-            changed.add(key)
+            count = counts.pop(key)
+            if count > 1:
+                counts[key] = count - 1
 
     def is_pinned(self, key: bytes) -> bool:
         """Return whether this process pins `key`."""
@@ -153,11 +156,6 @@ class Owner:
     def is_registered(self) -> bool:
         """Whether the ledger knows this process, and its limit, as far as we know."""
         return self._generation == self._ledger.database.generation and not self.is_closed
-
-    @property
-    def num_unwritten(self) -> int:
-        """Keys whose pins changed since the last transaction."""
-        return len(self._changed)
 
     # -- transactions -------------------------------------------------------------------------------------------------
 
@@ -192,7 +190,7 @@ class Owner:
     def is_waiting(self) -> bool:
         """Whether anything waits for a transaction, whoever needs it."""
         self.collect()
-        return bool(self._changed) or any(work.is_waiting for work in self._deferred)
+        return bool(self.changed) or any(work.is_waiting for work in self._deferred)
 
     def flush(self) -> None:
         """Write what changed, if anything did."""
@@ -237,20 +235,20 @@ class Owner:
         if self._recorded is None:
             rows = tx.connection.execute("SELECT key FROM pin WHERE owner = ?", (self.id,)).fetchall()
             self._recorded = {row[0] for row in rows}
-            self._changed = self._recorded | self._counts.keys()
+            self.changed = self._recorded | self._counts.keys()
         self._write_pins(tx)
         for work in self._deferred:
             work.write(tx, is_flush=is_flush)
 
     def _write_pins(self, tx: LedgerTransaction) -> None:
         self.collect()
-        if not self._changed:
+        if not self.changed:
             return
         assert self.id is not None
         assert self._fd is not None
         assert self._recorded is not None
-        gained = {key: self._counts[key] for key in self._changed.difference(self._recorded) if key in self._counts}
-        lost = self._changed.intersection(self._recorded).difference(self._counts)
+        gained = {key: self._counts[key] for key in self.changed.difference(self._recorded) if key in self._counts}
+        lost = self.changed.intersection(self._recorded).difference(self._counts)
         if gained:
             self._recorded.update(gained)
             # Before COMMIT: the file may name too many keys, never too few.
@@ -258,7 +256,7 @@ class Owner:
         tx.pin(self.id, gained)
         tx.unpin(self.id, lost)
         self._recorded -= lost
-        self._changed = set()
+        self.changed = set()
 
     def _write_note(self, pinned: Collection[bytes]) -> None:
         assert self._fd is not None

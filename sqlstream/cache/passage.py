@@ -9,7 +9,7 @@ from sqlstream.cache import recover
 from sqlstream.cache.disk import Disk, Part
 from sqlstream.cache.downloads import Downloads, Lead, cannot_fit
 from sqlstream.cache.eviction import Standing, advance
-from sqlstream.cache.holds import Hold, Holdings
+from sqlstream.cache.holds import NOTHING, Hold, Holdings
 from sqlstream.cache.keys import ObjectRef
 from sqlstream.cache.ledger import LedgerTransaction
 from sqlstream.cache.policy import POLICIES, Policy
@@ -92,20 +92,17 @@ class Passage:
         share_bytes = None if self.must_fit else self.share_bytes
         holds = []
         for group in groups:
-            charges = {}
-            for ref in group:
-                row = ready.get(ref.key)
-                if row is None:
-                    break
-                charges[ref.key] = row[2]
-            else:
+            rows = [ready.get(ref.key) for ref in group]
+            charges = {row[0]: row[2] for row in rows if row is not None}
+            if None in rows:
+                break
+            if share_bytes is not None:
                 num_bytes = sum(charges.values())
-                if share_bytes is None or not held_bytes or held_bytes + num_bytes <= share_bytes:
-                    held_bytes += num_bytes
-                    refs = group if len(charges) == len(group) else tuple({ref.key: ref for ref in group}.values())
-                    holds.append(Hold(refs, owner, charges, frozenset()))
-                    continue
-            break
+                if held_bytes and held_bytes + num_bytes > share_bytes:
+                    break
+                held_bytes += num_bytes
+            refs = group if len(charges) == len(group) else tuple({ref.key: ref for ref in group}.values())
+            holds.append(Hold(refs, owner, charges, NOTHING))
         self.holdings.add(holds)
         self.holds += holds
         if self._eviction.policy.looks_ahead:
@@ -115,7 +112,7 @@ class Passage:
 
     def _add(self, tx: LedgerTransaction, refs: tuple[ObjectRef, ...]) -> bool:
         """Hold the objects of one sample; False, with nothing changed, when there is no room for it."""
-        hold = Hold(refs, self.owner, {}, frozenset())
+        hold = Hold(refs, self.owner, {}, NOTHING)
         rows = {ref.key: self._row(tx, ref) for ref in refs}
         if any(ref.must_be_here and not _is_ready(rows[ref.key]) for ref in refs):
             hold.is_void = True
@@ -182,7 +179,7 @@ class Passage:
     def _append_bare(self, hold: Hold) -> None:
         """A hold that pins nothing: whoever claims it finds out why."""
         self.room = Room.ENOUGH
-        hold.refs, hold.charges, hold.outstanding = (), {}, frozenset()
+        hold.refs, hold.charges, hold.outstanding = (), {}, NOTHING
         self.holdings.add([hold])
         self.holds.append(hold)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import resource
 import signal
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from sqlstream.cache import Cache, recover
 from sqlstream.cache.eviction import unpinned_in_order
 from sqlstream.cache.holds import Hold, LightHold
 from sqlstream.cache.keys import ObjectRef
+from sqlstream.cache.policy import POLICIES
 from sqlstream.cache.room import evict
 from sqlstream.errors import CacheError
 from sqlstream.testing.invariants import check_invariants
@@ -201,6 +203,46 @@ def test_what_a_killed_process_read_lightly_can_go_at_once(cache: Cache, stage: 
     reader.hear()
     reader.kill()
     assert evict_all(cache) == NUM_OBJECTS
+
+
+def read_many_lightly(connection: Connection, directory: Path, seed: int, num_reads: int) -> list[str]:
+    """Read at random, lightly however full the cache is; return what went wrong."""
+    rng = random.Random(seed)
+    troubles: list[str] = []
+    num_light = 0
+    with opened(directory) as cache:
+        acquirer = cache.store.acquirer
+        read_all(cache)
+        say(connection)
+        while num_reads > 0 or num_light < 50:
+            num_reads -= 1
+            ref = rng.choice(REFS)
+            acquirer._lights._policy, acquirer._lights._num_left = POLICIES["lru"], 1
+            hold = acquirer.acquire_one([ref], cache.fetcher, lightly=True)
+            acquirer.wait(hold)
+            if acquirer.holdings.claim(hold):
+                data = path_of(cache, ref).read_bytes()
+                num_light += hold.is_light
+                if data != OBJECTS[ref.url] or os.stat(path_of(cache, ref)).st_nlink != 1:
+                    troubles.append(f"{ref.url} was taken from its reader")
+            acquirer.release(hold)
+    return troubles
+
+
+def test_readers_lose_nothing_to_somebody_who_clears_all_the_time(cache: Cache, stage: Stage) -> None:
+    readers = [stage.start(read_many_lightly, cache.path, seed, 400) for seed in range(2)]
+    victim = stage.start(read_many_lightly, cache.path, 7, 1_000_000)
+    for reader in (*readers, victim):
+        reader.hear()
+    num_removed = 0
+    while not all(reader.connection.poll() for reader in readers):
+        num_removed += cache.clear().removed_entries
+        if num_removed > 20 and victim.process.is_alive():
+            victim.kill()
+    for reader in readers:
+        assert reader.hear() == []
+        reader.end()
+    assert num_removed > 0
 
 
 def test_a_file_that_goes_between_opening_and_locking_it_is_not_taken_for_held(

@@ -22,8 +22,9 @@ from sqlstream import locks
 from sqlstream.cache import Cache, recover
 from sqlstream.cache.clear import clear
 from sqlstream.cache.disk import Disk
-from sqlstream.cache.holds import Hold, HoldState
+from sqlstream.cache.holds import Hold, HoldState, LightHold
 from sqlstream.cache.keys import ObjectRef, charged_bytes
+from sqlstream.cache.policy import POLICIES
 from sqlstream.cache.store import Store
 from sqlstream.errors import CacheFullError, StorageError
 from sqlstream.testing.invariants import violations
@@ -59,6 +60,13 @@ class Player:
     store: Store
     fetcher: ScriptedFetcher
     holds: list[tuple[Hold, list[str]]] = field(default_factory=list)
+    light: list[tuple[LightHold, str]] = field(default_factory=list)
+    """What it reads under locks."""
+
+    @property
+    def light_name(self) -> str:
+        """Who pins that in the reference; in the ledger nobody does."""
+        return f"{self.name}, lightly"
 
     def run_nothing(self) -> None:
         """Go through the door once: register, write what was deferred."""
@@ -66,6 +74,8 @@ class Player:
 
     def close(self) -> None:
         """End in order."""
+        for light, _ in self.light:
+            self.store.acquirer.release(light)
         self.store.acquirer.downloads.cancel(self.fetcher)
         for url in self.fetcher.pending:
             self.fetcher.deliver(url)  # each cancelled download still ends, as one of a real fetcher does
@@ -74,6 +84,8 @@ class Player:
 
     def die(self) -> None:
         """Close everything, as the kernel does for the dead; nothing is written."""
+        for light, _ in self.light:
+            light.close()
         owner, downloads = self.store.acquirer.owner, self.store.acquirer.downloads
         for lead in list(downloads.leads.values()):
             locks.close_descriptor(lead.part.fd)
@@ -99,7 +111,7 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for player in filter(None, self.players):
             player.close()
-            self.reference.leave(player.name)
+            self.leave_reference(player)
         if self.num_started:
             assert violations(self.directory, at_rest=True) == []
             sizes = {file.key: charged_bytes(file.size_bytes) for file in Disk(self.directory).scan_data()}
@@ -129,6 +141,7 @@ class CacheMachine(RuleBasedStateMachine):
         player.run_nothing()
         self.players[number] = player
         self.reference.join(player.name, limit)
+        self.reference.join(player.light_name, None)
 
     @precondition(lambda self: self.is_anybody_alive)
     @rule(number=players)
@@ -146,7 +159,11 @@ class CacheMachine(RuleBasedStateMachine):
 
     def leave(self, player: Player) -> None:
         self.players[self.players.index(player)] = None
+        self.leave_reference(player)
+
+    def leave_reference(self, player: Player) -> None:
         self.reference.leave(player.name)
+        self.reference.leave(player.light_name)
 
     @precondition(lambda self: self.is_anybody_alive)
     @rule(number=players, limit=limits)
@@ -232,6 +249,30 @@ class CacheMachine(RuleBasedStateMachine):
         player.store.acquirer.release(hold)
         player.run_nothing()
         self.reference.unpin(player.name, urls)
+
+    @precondition(lambda self: self.is_anybody_alive)
+    @rule(number=players, which=numbers)
+    def read_lightly(self, number: int, which: int) -> None:
+        """Lock an object that is here, however full the cache is: it stays, and no row says so."""
+        player, url = self.player(number), URLS[which]
+        player.run_nothing()
+        lights = player.store.acquirer._lights
+        lights._policy, lights._num_left = POLICIES["lru"], 1
+        holds = lights.acquire([[ref(url)]], player.fetcher)
+        assert (holds is not None) == (url in self.reference.ready)
+        for hold in holds or ():
+            assert isinstance(hold, LightHold)
+            assert player.store.acquirer.holdings.claim(hold)
+            player.light.append((hold, url))
+            self.reference.pin(player.light_name, [url])
+
+    @precondition(lambda self: any(player.light for player in filter(None, self.players)))
+    @rule(number=players, which=st.integers(0, 9))
+    def release_lightly(self, number: int, which: int) -> None:
+        player = next(p for p in (self.player(number), *self.players) if p is not None and p.light)
+        hold, url = player.light.pop(which % len(player.light))
+        player.store.acquirer.release(hold)
+        self.reference.unpin(player.light_name, [url])
 
     def forget_prefetched(self, player: Player) -> None:
         """A process that may have to wait gives back what it only prefetched; here it does so at once."""
