@@ -251,32 +251,34 @@ class ReadLock:
 
     Args:
         path: The file.
+        size_bytes: What it must have.
 
     Raises:
-        OSError: It cannot be opened, or somebody is about to remove it (BlockingIOError).
+        OSError: It cannot be opened, is something else than such a plain file, or somebody removes it (BlockingIOError).
     """
 
-    __slots__ = ("__weakref__", "_fds")
+    __slots__ = ("__weakref__", "_fds", "path", "size_bytes")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, size_bytes: int) -> None:
+        self.path = path
+        self.size_bytes = size_bytes
         self._fds: list[int] = []
         with fork_guard():
             _read[id(self)] = (weakref.ref(self, _close_forgotten), self._fds)
             self._fds.extend(map(os.open, (path,), (_READ_PLAIN,)))
         try:
-            fcntl.flock(self._fds[0], fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
+            fd = self._fds[0]
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            status = os.fstat(fd)
+            if status.st_size != size_bytes or not status.st_nlink or status.st_mode & 0o170000 != 0o100000:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        except BaseException:
             self.close()
             raise
 
     def fileno(self) -> int:
         """Return the open descriptor."""
         return self._fds[0]
-
-    def size_bytes(self) -> int | None:
-        """Return the size of the file; None if it is no plain file, or was removed before it was locked."""
-        status = os.fstat(self._fds[0])
-        return status.st_size if status.st_nlink and status.st_mode & 0o170000 == 0o100000 else None
 
     def close(self) -> None:
         """Give the lock back; safe to call twice."""
