@@ -115,12 +115,15 @@ def measure_adbc(src: Path, path: Path) -> dict[str, float]:
 
 
 def measure_open(path: Path) -> dict[str, float]:
-    """Open a built index as a worker does, whose modules are there already, and read one row."""
+    """Open a built index as a worker does, whose modules are there already: read one row, then random windows."""
     Index(path).columns[0].field.type  # noqa: B018 - what a worker has imported before
     before = resident_mib()
     index = Index(path)
     seconds = timed(lambda: index.rows([len(index) // 2]))
-    return {"milliseconds": seconds * 1e3, "mib": resident_mib() - before}
+    opened = resident_mib() - before
+    for window in np.random.default_rng(3).integers(0, len(index), (NUM_LOOKUPS, LOOKUP_ROWS)):
+        index.rows(window.tolist())
+    return {"milliseconds": seconds * 1e3, "mib": opened, "mib_after_lookups": resident_mib() - before}
 
 
 def measure_lookups(index: Index) -> float:
@@ -229,6 +232,7 @@ def figures(root: Path, num_rows: int) -> Iterator[tuple[str, float, str]]:
     opened = in_new_process(measure_open, index.path)
     yield "open", opened["milliseconds"], "ms"
     yield "open_memory", opened["mib"], "MiB"
+    yield "memory_after_lookups", opened["mib_after_lookups"], "MiB"
     weights = measure_weights(index, root / "index")
     yield "weights", num_rows / weights["seconds"], "rows/s"
     yield "weighted_row", weights["microseconds_a_row"], "us/row"
