@@ -31,11 +31,10 @@ def test_a_centre_crop_lies_inside_touches_two_sides_and_has_the_target_aspect(
     box = centre_crop(size, target)
     assert 0 <= box.top < box.bottom <= size[0]
     assert 0 <= box.left < box.right <= size[1]
-    assert box.size[0] == size[0] or box.size[1] == size[1]
     height, width = box.size
-    ideal = width * target[0] / target[1] if width == size[1] and height != size[0] else height * target[1] / target[0]
-    other = height if width == size[1] and height != size[0] else width
-    assert abs(other - max(1.0, ideal)) <= 0.5
+    is_as_high = width == size[1] and abs(height - max(1.0, width * target[0] / target[1])) <= 0.5
+    is_as_wide = height == size[0] and abs(width - max(1.0, height * target[1] / target[0])) <= 0.5
+    assert is_as_high or is_as_wide
     assert abs((box.top + box.bottom) - size[0]) <= 1
     assert abs((box.left + box.right) - size[1]) <= 1
 
