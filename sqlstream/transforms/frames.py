@@ -59,6 +59,8 @@ class ReaderOptions:
     """Decoding threads; 0: FFmpeg chooses."""
     is_approximate: bool = False
     """Do not scan the file for its frames (torchcodec)."""
+    is_scattered: bool = False
+    """Frames at scattered moments will be asked for, rather than a clip: another decoder is the fastest then."""
     decoder: str | None = None
     """'torchcodec', 'PyAV' or 'decord': which one to try first; None: the fastest at hand."""
 

@@ -37,7 +37,7 @@ class InitVideoDecoderTransform(BaseTransform):
     Args:
         input_field: The video.
         output_field: None: into the input field.
-        transform_kwargs: `num_threads`, `is_approximate` (`ReaderOptions`).
+        transform_kwargs: `num_threads`, `is_approximate`, `is_scattered`, `decoder` (`ReaderOptions`).
     """
 
     options_type = ReaderOptions
@@ -123,7 +123,12 @@ class _ClipTransform(BaseTransform):
     @staticmethod
     def reader_options(options: ClipOptions) -> ReaderOptions:
         """Return how the video is opened."""
-        return ReaderOptions(num_threads=options.num_threads, is_approximate=options.approx_frame_seek, decoder=options.decoder)
+        return ReaderOptions(
+            num_threads=options.num_threads,
+            is_approximate=options.approx_frame_seek,
+            is_scattered=options.frame_timestamps is not None,
+            decoder=options.decoder,
+        )
 
     def decode(self, value: Any, sample: Sample, options: ClipOptions) -> DecodedClip:
         """Return the planned clip and its frames."""

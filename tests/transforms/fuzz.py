@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from sqlstream.errors import SqlStreamError
-from sqlstream.transforms import apply, presets
+from sqlstream.transforms import apply, optional, presets
 from sqlstream.transforms.rng import begin
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,8 @@ def chain_of(name: str) -> list[Any]:
     if name.startswith("audio"):
         return presets.create_standard_audio_pipeline("x", 0.25, target_audio_sr=16000, mono_audio=True)
     if name.startswith("joint"):
-        return presets.create_standard_joint_video_audio_pipeline("x", 6, (48, 48), {"framerate": 12.0})
+        first = None if optional.find("torchcodec.decoders") is None else "torchcodec"  # the other videos go to PyAV first
+        return presets.create_standard_joint_video_audio_pipeline("x", 6, (48, 48), {"framerate": 12.0, "decoder": first})
     return presets.create_standard_video_pipeline("x", 6, (48, 48), {"framerate": 12.0})
 
 

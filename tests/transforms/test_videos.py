@@ -17,7 +17,7 @@ from PIL import Image
 
 from sqlstream.errors import ConfigError, DecodeError, MissingDependencyError, TransformError
 from sqlstream.transforms import Transform, apply, audio_decode, optional, video_reader
-from sqlstream.transforms.frames import ReaderOptions
+from sqlstream.transforms.frames import OpenDecoder, ReaderOptions
 from sqlstream.transforms.presets import create_standard_joint_video_audio_pipeline, create_standard_video_pipeline
 from sqlstream.transforms.rng import begin
 from sqlstream.transforms.video import (
@@ -57,8 +57,8 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def only(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    keep = {name: DECODERS[name], "PyAV": DECODERS["PyAV"]}
-    monkeypatch.setattr(video_reader, "DECODERS", keep)
+    for order in ("ORDER_FOR_CLIPS", "ORDER_FOR_SCATTERED"):
+        monkeypatch.setattr(video_reader, order, tuple(dict.fromkeys((name, "PyAV"))))
 
 
 def sample_at(position: int = 0, **fields: Any) -> dict[str, Any]:
@@ -363,8 +363,55 @@ def test_a_frame_that_lasts_so_long_that_it_was_skipped_is_found() -> None:
         assert numbers(reader.decoder.frames_at(np.array([moment]), lambda: None).pixels) == [number]
 
 
+@pytest.mark.parametrize(
+    ("options", "fields", "order"),
+    [
+        ({}, {}, video_reader.ORDER_FOR_CLIPS),
+        ({"framerate": 12.0, "random_offset": False}, {}, video_reader.ORDER_FOR_CLIPS),
+        ({"frame_timestamps": [2.0, 0.5]}, {}, video_reader.ORDER_FOR_SCATTERED),
+        ({"frame_timestamps_input_field": "t"}, {"t": [2.0, 0.5]}, video_reader.ORDER_FOR_SCATTERED),
+        ({"frame_timestamps_input_field": "t"}, {"t": None}, video_reader.ORDER_FOR_CLIPS),
+    ],
+    ids=["clip", "spaced clip", "given moments", "moments in a field", "nothing in the field"],
+)
+def test_pyav_is_tried_first_for_a_clip_torchcodec_for_given_moments(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], fields: dict[str, Any], order: tuple[str, ...]
+) -> None:
+    tried: list[str] = []
+
+    def refusing(name: str) -> OpenDecoder:
+        def open_decoder(_library: Any, _source: Any, _options: ReaderOptions) -> Any:
+            tried.append(name)
+            raise DecodeError(f"{name} will not")
+
+        return open_decoder
+
+    monkeypatch.setattr(video_reader, "DECODERS", {name: (module, refusing(name)) for name, module in LIBRARIES.items()})
+    expected = [name for name in order if optional.find(LIBRARIES[name]) is not None and name != "decord"]
+    with pytest.raises(DecodeError, match=r"no decoder reads this video \(") as caught:
+        DecodeVideoTransform("v", 2, **options)(sample_at(v=video(), **fields))
+    assert tried == expected
+    assert [name for name in expected if f"{name}: DecodeError: {name} will not" in str(caught.value)] == expected
+    tried.clear()
+    with pytest.raises(DecodeError):
+        DecodeVideoTransform("v", 2, decoder=expected[-1], **options)(sample_at(v=video(), **fields))
+    assert tried == [expected[-1], *expected[:-1]], "one that is asked for comes first, the others follow"
+
+
+def test_orders_hold_every_decoder_and_what_is_missing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert video_reader.ORDER_FOR_CLIPS == ("PyAV", "torchcodec", "decord")
+    assert video_reader.ORDER_FOR_SCATTERED == ("torchcodec", "PyAV", "decord")
+    missing: set[str] = set()
+    monkeypatch.setattr(video_reader, "find", lambda module: None if module in missing else optional.find(module))
+    for name in video_reader.ORDER_FOR_SCATTERED:
+        if optional.find(LIBRARIES[name]) is not None:
+            assert VideoReader(video(), ReaderOptions(is_scattered=True)).name == name
+        missing.add(LIBRARIES[name])
+    with pytest.raises(MissingDependencyError, match="PyAV, torchcodec or decord is needed"):
+        VideoReader(video())
+
+
 def test_a_decoder_may_be_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert VideoReader(video()).name == next(iter(DECODERS))
     for name, (module, _) in DECODERS.items():
         if optional.find(module) is not None:
             assert VideoReader(video(), ReaderOptions(decoder=name)).name == name
