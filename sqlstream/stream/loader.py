@@ -40,8 +40,8 @@ class StreamingDataLoader(DataLoader[Sample]):
         prefetch_factor: Batches that each worker makes ahead; None: 2.
         persistent_workers: Keep the workers from epoch to epoch; they prepare the next one while the last batches are taken.
         pin_memory_device: The device of `pin_memory`.
-        pack_bytes: With workers and torch's own collate, long `bytes` of samples come through shared memory; a batch then has a
-            `PackedBytes` for them, which gives `bytes` like the list that it replaces. False: a list, through the pipe.
+        pack_bytes: With workers and torch's own collate, long `bytes` and tensors come by shared memory that is used again;
+            bytes are then a `PackedBytes`, which gives `bytes` like the list that it replaces. False: all as torch sends it.
 
     Raises:
         ConfigError: The dataset was given another batch size, or is no StreamingDataset.

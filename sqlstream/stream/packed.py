@@ -1,43 +1,32 @@
-"""The way of a batch from a worker to the trainer: bytes through memory that both see, not through the pipe between them.
+"""The way of a batch from a worker to the trainer: through memory that both see, not through the pipe between them.
 
-A pipe copies bytes four times, 64 KiB at a time. Here a worker copies each sample's bytes once, as soon as the sample is made,
-into a slot of memory that it shares with the trainer; the trainer reads them there.
+A pipe copies bytes four times, 64 KiB at a time; torch sends tensors in memory that is new for each, whose pages cost more than
+the copy. Here a worker writes each batch into a slot of an arena, which the trainer reads, and which is then used again:
 
-    worker   sample ─ gather ─> slot ─ collate ─> where its bytes lie ─ pipe ─> trainer: PackedBytes, a sequence of bytes
-    a slot   free ─ sealed with a batch ─> taken ─ the trainer's last view of it is gone ─> free
+    worker   sample ─ gather: bytes ─> slot ─ collate: tensors ─> slot; where they lie ─ pipe ─> trainer
 
-Slots are used again, since new memory costs more than the copy (page faults). A slot has one writer at a time: the worker while
-it is free, and the trainer, who frees it, while it is taken. When all are taken (the trainer keeps batches), or a batch is too
-large for one, bytes cross the pipe as they do without this. The memory has no name in the file system: nothing stays behind.
+What was bytes is a sequence of bytes there (PackedBytes), what was tensors is a tensor, both in the slot's memory. When all
+slots are taken (the trainer keeps batches), or a batch is too large for one, it goes as it does without this.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-import uuid
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from ctypes import Array, c_ubyte
-from multiprocessing.context import get_spawning_popen
-from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple, SupportsIndex, overload
 
+import numpy as np
 import torch
-from torch.utils.data import get_worker_info
-from torch.utils.data._utils.collate import collate, default_collate_fn_map
+from torch.utils.data import default_collate, get_worker_info
 
+from sqlstream.stream.arena import ALIGNMENT, SLOT_BYTES, Arena, leased_tensor, leased_view
 from sqlstream.transforms.base import Sample
 
-SLOT_BYTES = 64 << 20
-"""Most bytes of a batch; address space, not memory: pages that were never written take none."""
 MIN_PACKED_BYTES = 1024
 """Shorter values are cheaper in the message; they go to the slot only beside a longer one of their field."""
 MAX_MESSAGE_BYTES = 1 << 16
-"""Tensors up to this size go in the message: torch opens a file and a socket for each tensor that it shares."""
+"""Tensors up to this size go in the message: a file and a socket for each, as torch has it, cost more than their copies."""
 NUM_SPARE_SLOTS = 3
 """Beside those that wait for the trainer: the one being written, and the last two batches that the trainer took."""
-_Cells = c_ubyte * SLOT_BYTES
 
 
 class PackedBytes(Sequence[bytes]):
@@ -88,60 +77,6 @@ class PackedBytes(Sequence[bytes]):
         return list, (list(self),)
 
 
-class Arena:
-    """The memory of the workers of one iteration: a page of flags, then slots. It ends with the last batch that lies in it.
-
-    Args:
-        num_slots: Of all workers together.
-        fd: The memory; None: new memory.
-        token: Its name among the arenas of this process.
-    """
-
-    def __init__(self, num_slots: int, fd: int | None = None, token: str | None = None) -> None:
-        self.num_slots = num_slots
-        self.token = token or uuid.uuid4().hex
-        self._slots_at = -(-num_slots // mmap.PAGESIZE) * mmap.PAGESIZE
-        num_bytes = self._slots_at + num_slots * SLOT_BYTES
-        if fd is None:
-            fd = os.memfd_create("sqlstream-batches")
-            os.ftruncate(fd, num_bytes)
-        self._fd = fd
-        weakref.finalize(self, os.close, fd)
-        self.memory = mmap.mmap(fd, num_bytes)
-        self._leases: weakref.WeakValueDictionary[int, Array[c_ubyte]] = weakref.WeakValueDictionary()
-        _arenas[self.token] = self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Go to a worker that is being started."""
-        if get_spawning_popen() is None:
-            raise TypeError("the memory of a running loader goes to its own workers only: pickle the dataset by itself")
-        return _attached, (self.num_slots, DupFd(self._fd), self.token)
-
-    def start_of(self, slot: int) -> int:
-        """Return where a slot begins."""
-        return self._slots_at + slot * SLOT_BYTES
-
-    def lease(self, slot: int) -> memoryview:
-        """Return a taken slot's memory, to be read; the slot is free again when the last view of it is gone."""
-        cells = self._leases.get(slot)
-        if cells is None:
-            cells = self._leases[slot] = _Cells.from_buffer(self.memory, self.start_of(slot))
-            weakref.finalize(cells, _free, self.memory, slot, os.getpid()).atexit = False
-        return memoryview(cells).cast("B").toreadonly()
-
-
-_arenas: weakref.WeakValueDictionary[str, Arena] = weakref.WeakValueDictionary()
-
-
-def _attached(num_slots: int, fd: Any, token: str) -> Arena:
-    return Arena(num_slots, fd.detach(), token)
-
-
-def _free(memory: mmap.mmap, slot: int, pid: int) -> None:
-    if os.getpid() == pid:  # a child that was forked later has a copy of the batch, and no say
-        memory[slot] = 0
-
-
 class _Piece(NamedTuple):
     """Where one value lies in the slot that is being written."""
 
@@ -162,6 +97,7 @@ class Packing:
         self._arena = Arena(num_workers * self._num_slots)
         self._slot: int | None = None
         self._end = 0
+        self._is_used = False
 
     def gather(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         """Yield samples with their long bytes in the slot; what they took is free for the next one's."""
@@ -178,37 +114,66 @@ class Packing:
 
     def __call__(self, samples: list[Sample]) -> Any:
         """Return the batch as torch's default makes it, but ready to be sent."""
-        joins: dict[Any, Any] = dict.fromkeys((bytes, str, _Piece), self._join)
-        batch = collate(samples, collate_fn_map={**default_collate_fn_map, **joins})
-        slot, self._slot = self._slot, None
-        if slot is not None and any(isinstance(value, _Packed) for value in batch.values()):
-            self._arena.memory[slot] = 1
-        return {field: _Message(value) if _is_small(value) else value for field, value in batch.items()}
+        self._is_used = False
+        try:
+            batch = {field: self._collated([sample[field] for sample in samples]) for field in samples[0]}
+            if self._is_used and self._slot is not None:
+                self._arena.seal(self._slot)
+            return batch
+        finally:
+            self._slot = None
 
-    def _join(self, values: list[Any], *, collate_fn_map: Any) -> Any:  # noqa: ARG002 - torch's signature
-        """Return one field of the batch: where its values lie, or the values if not all of them do."""
-        if not any(type(value) is _Piece for value in values):
-            return values
+    def _collated(self, values: list[Any]) -> Any:
+        """Return one field of the batch."""
+        first = values[0]
+        if any(type(value) is _Piece for value in values):
+            return self._joined(values)
+        if isinstance(first, np.ndarray) and first.dtype.kind in _NUMERIC_KINDS:
+            values = [torch.as_tensor(value) for value in values]
+        batch = self._stacked(values) if all(map(_is_plain, values)) else default_collate(values)
+        return _Message(batch) if _is_small(batch) else batch
+
+    def _joined(self, values: list[Any]) -> Any:
+        """Return where the values of a field lie, or the values if not all of them do."""
         pieces: list[Any] = [self._put(value) if type(value) is bytes else value for value in values]
         if not all(type(piece) is _Piece for piece in pieces):
             return [self._read(piece) if type(piece) is _Piece else piece for piece in pieces]
-        assert self._slot is not None
+        self._is_used = True
         return _Packed(self._arena.token, self._slot, [piece.start for piece in pieces], [piece.stop for piece in pieces])
+
+    def _stacked(self, tensors: list[torch.Tensor]) -> Any:  # n × [...]
+        """Return the stack of tensors: in the slot if it is long, and as torch does if there is no room."""
+        first = tensors[0]  # [...]
+        shape, num_bytes = (len(tensors), *first.shape), len(tensors) * first.nbytes
+        if num_bytes <= MAX_MESSAGE_BYTES:
+            return torch.stack(tensors, out=first.new_empty(shape))
+        start = self._take(num_bytes, ALIGNMENT)
+        if start is None or self._slot is None:
+            return default_collate(tensors)
+        torch.stack(tensors, out=self._arena.tensor(self._slot, start, first.dtype, shape))
+        self._is_used = True
+        return _PackedTensor(self._arena.token, self._slot, start, first.dtype, shape)
 
     def _put(self, data: bytes) -> bytes | _Piece:
         """Put a value into the slot; return it as it is when there is no slot, or no room in it."""
+        start = self._take(len(data))
+        if start is None or self._slot is None:
+            return data
+        piece, at = _Piece(start, start + len(data)), self._arena.start_of(self._slot)
+        self._arena.memory[at + piece.start : at + piece.stop] = data
+        return piece
+
+    def _take(self, num_bytes: int, alignment: int = 1) -> int | None:
+        """Return where in the slot so many bytes may go; None: there is no slot, or no room in it."""
         if self._slot is None:
             info = get_worker_info()
             first = 0 if info is None else info.id * self._num_slots
-            own = range(first, first + self._num_slots)
-            self._slot, self._end = next((slot for slot in own if not self._arena.memory[slot]), None), 0
-        piece = _Piece(self._end, self._end + len(data))
-        if self._slot is None or piece.stop > SLOT_BYTES:
-            return data
-        start = self._arena.start_of(self._slot)
-        self._arena.memory[start + piece.start : start + piece.stop] = data
-        self._end = piece.stop
-        return piece
+            self._slot, self._end = self._arena.find_free(range(first, first + self._num_slots)), 0
+        start = -(-self._end // alignment) * alignment
+        if self._slot is None or start + num_bytes > SLOT_BYTES:
+            return None
+        self._end = start + num_bytes
+        return start
 
     def _read(self, piece: _Piece) -> bytes:
         assert self._slot is not None
@@ -227,14 +192,34 @@ class _Packed:
 
 
 def _received(token: str, slot: int, starts: list[int], stops: list[int]) -> PackedBytes:
-    return PackedBytes(_arenas[token].lease(slot), starts, stops)
+    return PackedBytes(leased_view(token, slot), starts, stops)
+
+
+class _PackedTensor:
+    """A stack of tensors on its way: the trainer gets a tensor."""
+
+    def __init__(self, *place: Any) -> None:
+        self._place = place
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return leased_tensor, self._place
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is numbers in this process's memory, and nothing else."""
+    return (
+        type(value) is torch.Tensor
+        and value.layout is torch.strided
+        and value.device.type == "cpu"
+        and not (value.requires_grad or value.is_quantized or value.is_nested or value.is_conj() or value.is_neg())
+    )
 
 
 def _is_small(value: Any) -> bool:
-    is_plain = type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
-    return is_plain and value.nbytes <= MAX_MESSAGE_BYTES and not value.requires_grad and value.dtype in _NUMPY_DTYPES
+    return _is_plain(value) and value.nbytes <= MAX_MESSAGE_BYTES and value.dtype in _NUMPY_DTYPES
 
 
+_NUMERIC_KINDS = "biufc"
 _NUMPY_DTYPES = frozenset(
     (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
 )

@@ -16,7 +16,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from sqlstream import StreamingDataLoader, StreamingDataset
-from sqlstream.stream.packed import MIN_PACKED_BYTES, NUM_SPARE_SLOTS, SLOT_BYTES, PackedBytes, Packing
+from sqlstream.stream.arena import SLOT_BYTES
+from sqlstream.stream.packed import MIN_PACKED_BYTES, NUM_SPARE_SLOTS, PackedBytes, Packing
 from sqlstream.transforms.base import Sample
 from tests.stream.sources import Photos
 
