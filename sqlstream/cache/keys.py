@@ -62,9 +62,9 @@ def split_keys(body: bytes) -> list[bytes]:
     return [body[i : i + KEY_BYTES] for i in range(0, len(body), KEY_BYTES)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, unsafe_hash=True, kw_only=True)
 class ObjectRef:
-    """An object as an acquirer names it."""
+    """An object as an acquirer names it. Never changed once it is made; a frozen one takes four times as long to make."""
 
     url: str
     """Where it is, as the client needs it: it may carry a signature, and is never stored like that."""

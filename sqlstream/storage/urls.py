@@ -7,6 +7,7 @@ may hold any character): only what is said below is cut off.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
@@ -32,7 +33,8 @@ def scheme(url: str) -> str:
 
 def is_remote(url: str) -> bool:
     """Return True if `url` has a scheme other than `file`."""
-    return scheme(url) != "file"
+    match = _SCHEME.match(url)
+    return match is not None and match[1].lower() != "file"
 
 
 def local_path(url: str) -> Path:
@@ -92,8 +94,12 @@ def extension(url: str) -> str:
     """
     name = _without_query(url).rstrip("/").rpartition("/")[2]  # what pathlib makes of it takes ten times as long
     dot = name.rfind(".")
-    suffix = name[dot:].lower() if dot > 0 else ""
-    return suffix if _EXTENSION.fullmatch(suffix) else ""
+    return _kept_suffix(name[dot:]) if dot > 0 else ""
+
+
+@lru_cache(maxsize=64)  # the objects of an index have few
+def _kept_suffix(suffix: str) -> str:
+    return suffix.lower() if _EXTENSION.fullmatch(suffix.lower()) else ""
 
 
 def redact(url: str) -> str:

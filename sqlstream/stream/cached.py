@@ -100,6 +100,7 @@ class CachedChain:
         ready = self._ready({ref.key for slot in slots for ref in slot.stored_refs})
         for slot in slots:
             slot.found = max((i for i, ref in enumerate(slot.stored_refs) if ref.key in ready), default=None)
+            slot.wanted = tuple(slot.refs.values()) if slot.found is None else (slot.stored_refs[slot.found],)
 
     def is_found_now(self, slot: Slot) -> bool:
         """Look once more for a slot's sample, which may have been stored since the window was planned."""
@@ -168,6 +169,8 @@ class CachedChain:
             TransformError: A transform failed, or the sample cannot be stored at a point.
             ConfigError: A transform before a point makes several samples, or leaves the path of a cached file in them.
         """
+        if not self._stages:
+            return self._rest.run(reader.finish(slot, self._cache), slot.epoch, slot.position)
         if slot.stored is None or slot.found is None:
             sample, num_done = reader.finish(slot, self._cache), 0
         else:

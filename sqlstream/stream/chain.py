@@ -113,11 +113,16 @@ class Chain:
         if not self._transforms:
             return sample
         begin(sample, key, self._stage)
-        generators = GlobalGenerators((*key, self._stage), watches=watches) if self._seeds_globals else None
-        with generators or _UNSEEDED:
+        if not self._seeds_globals:
+            return self._ended(apply(self._transforms, sample), None)
+        generators = GlobalGenerators((*key, self._stage), watches=watches)
+        with generators:
             outcome = apply(self._transforms, sample)
-            if generators is not None:
-                generators.goes_on = not isinstance(outcome, dict)
+            generators.goes_on = not isinstance(outcome, dict)
+        return self._ended(outcome, generators)
+
+    def _ended(self, outcome: Sample | Iterator[Sample], generators: GlobalGenerators | None) -> Sample | Iterator[Sample]:
+        """Take what belongs to the run out of a sample, or of each of several when it is made."""
         if not isinstance(outcome, dict):
             return _each(outcome, generators or _UNSEEDED)
         self.drew = GENERATOR in outcome or (generators is not None and generators.was_drawn_from)

@@ -8,20 +8,18 @@ the trainer sleeps (then the sample is acquired again).
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from sqlstream.cache.cache import Cache
-from sqlstream.cache.fetch import Acquirer
-from sqlstream.cache.holds import Hold
 from sqlstream.config import OnError, SampleOptions
 from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, SampleError, StorageError
 from sqlstream.stream.cached import CachedChain
 from sqlstream.stream.failures import FailureLog
+from sqlstream.stream.making import Maker
 from sqlstream.stream.row_source import RowSource
-from sqlstream.stream.rows import RowReader, Slot, keeps_path
+from sqlstream.stream.rows import RowReader, Slot
 from sqlstream.stream.shares import EpochShare, Progress
 from sqlstream.stream.window import Window
 from sqlstream.transforms.base import Sample
@@ -56,16 +54,11 @@ class Engine:
         self._reader = reader
         self._chain = chain
         self._options = options
-        self._num_retained = num_retained
-        self._kept: deque[Hold] = deque(maxlen=num_retained)
-        self._data_directory = f"{cache.store.disk.root}/data/"
+        self._maker = Maker(cache, reader, chain, num_retained)
         self._name = name
         self._failures = FailureLog(options, cache.store.ledger, name)
         self._ahead: Window | None = None
-
-    @property
-    def _acquirer(self) -> Acquirer:
-        return self._cache.store.acquirer
+        self._acquirer = cache.store.acquirer
 
     # -- a stream -----------------------------------------------------------------------------------------------------
 
@@ -90,7 +83,13 @@ class Engine:
         slot: Slot | None = None
         try:
             while (slot := window.pop(None if is_endless else first.epoch)) is not None:
-                yield from self._counted(slot, progress, note_several)
+                progress.come_to(slot.share, slot.place)
+                outcome = self._outcome(slot)
+                if isinstance(outcome, dict) and slot.is_last:
+                    if progress.is_new(is_only=True):
+                        yield outcome
+                else:
+                    yield from self._counted(slot, outcome, progress, note_several)
             progress.end()
         except BaseException:
             if slot is not None:
@@ -99,11 +98,12 @@ class Engine:
             raise
         self._ahead = window
 
-    def _counted(self, slot: Slot, progress: Progress, note_several: Callable[[], None]) -> Iterator[Sample]:
-        """Yield the samples of a slot that were not delivered before, moving `progress` on with each."""
-        progress.come_to(slot.share, slot.place)
+    def _counted(
+        self, slot: Slot, outcome: Sample | Iterator[Sample], progress: Progress, note_several: Callable[[], None]
+    ) -> Iterator[Sample]:
+        """Yield those samples of a slot that were not delivered before, moving `progress` on with each."""
         num_samples = 0
-        for num_samples, sample in enumerate(self._outcome(slot), start=1):  # noqa: B007 - read after the loop
+        for num_samples, sample in enumerate([outcome] if isinstance(outcome, dict) else outcome, start=1):  # noqa: B007
             if progress.is_new(is_only=slot.is_single and slot.is_last):
                 yield sample
         if num_samples != 1 or not slot.is_last:
@@ -120,7 +120,8 @@ class Engine:
         remote = [slot for slot in slots if slot.wanted and slot.error is None]
         try:
             if len(remote) > 1:  # all at once, as far as there is room; a single one is acquired where it is waited for
-                holds = self._acquirer.acquire([slot.wanted for slot in remote], self._cache.fetcher)
+                groups = [slot.wanted for slot in remote]
+                holds = self._acquirer.acquire(groups, self._cache.fetcher, lightly=self._maker.reads_only)
                 for slot, hold in zip(remote, holds, strict=False):
                     slot.hold = hold
             made: dict[int, list[Sample]] = {position: [] for position in range(len(selected))}
@@ -128,7 +129,7 @@ class Engine:
                 made[slot.place] += self._accessed(slot)
         finally:
             for slot in slots:
-                self._give_back(slot)
+                self._maker.give_back(slot)
             self._chain.flush()
         return [samples[0] if len(samples) == 1 else samples for samples in made.values()]
 
@@ -136,7 +137,7 @@ class Engine:
         """Return the samples of a slot; storage gets a few more chances."""
         for num_left in range(self._options.num_random_access_retries, -1, -1):
             try:
-                return list(self._samples(slot))
+                return self._maker.make_all(slot)
             except StorageError as error:
                 if not num_left or isinstance(error, ObjectNotFoundError | AccessDeniedError):
                     raise
@@ -145,12 +146,10 @@ class Engine:
     def close(self, *, release_kept: bool) -> None:
         """End: with `release_kept`, the paths of yielded samples are no longer kept valid."""
         if release_kept:
-            for hold in self._kept:
-                self._acquirer.release(hold)
             if self._ahead is not None:
                 self._ahead.close()
             self._rows.close()
-        self._kept.clear()
+        self._maker.close(release_kept=release_kept)
         self._chain.flush()
         self._acquirer.flush()
 
@@ -165,7 +164,7 @@ class Engine:
                 return window
             window.close()
         planned = self._plan(itertools.chain((first,), following))
-        return Window(planned, self._acquirer, self._cache, self._options, first)
+        return Window(planned, self._acquirer, self._cache, self._options, first, lightly=lambda: self._maker.reads_only)
 
     def _plan(self, shares: Iterable[EpochShare]) -> Iterator[Slot]:
         for share in shares:
@@ -177,67 +176,38 @@ class Engine:
                     yield slot
 
     def _slots(self, epoch: int, positions: Sequence[int], row_ids: Sequence[int]) -> list[Slot]:
-        planned: list[Slot] = []
-        rows = self._rows.rows(row_ids)
-        for place, (position, row_id, row) in enumerate(zip(positions, row_ids, rows, strict=True)):
-            slots = list(self._reader.slots(row, row_id=row_id, epoch=epoch, position=position))
-            for slot in slots:
-                slot.place, slot.is_last = place, slot is slots[-1]
-            planned += slots
+        planned = self._reader.slots(self._rows.rows(row_ids), row_ids, positions, epoch)
         self._chain.look_up(planned)
         return planned
 
     # -- one sample ---------------------------------------------------------------------------------------------------
 
-    def _outcome(self, slot: Slot) -> Iterator[Sample]:
-        """Yield the samples of a slot, or what stands in for them."""
+    def _outcome(self, slot: Slot) -> Sample | Iterator[Sample]:
+        """Return the sample of a slot, or an iterator of several, or of what stands in for it."""
         try:
-            yield from self._samples(slot)
+            outcome = self._maker.make(slot)
         except (SampleError, StorageError) as error:
-            self._failures.note_failure(slot, error)
-            if self._options.on_error is OnError.RAISE:
-                raise
-            if self._options.on_error is OnError.REPLACE:
-                yield from self._replacement(slot, error)
+            return self._instead(slot, error)
+        if not isinstance(outcome, dict):
+            return self._each(slot, outcome)
+        self._failures.note_success()
+        return outcome
+
+    def _each(self, slot: Slot, samples: Iterator[Sample]) -> Iterator[Sample]:
+        """Yield several samples of a slot; one that fails on the way is followed by what stands in for the rest."""
+        try:
+            yield from samples
+        except (SampleError, StorageError) as error:
+            yield from self._instead(slot, error)
         else:
             self._failures.note_success()
 
-    def _samples(self, slot: Slot) -> Iterator[Sample]:
-        """Yield what transforms make of one slot: wait for its objects, pin them meanwhile, keep or release them after."""
-        if slot.error is not None:
-            raise slot.error
-        self._settle(slot)
-        is_kept = False
-        try:
-            outcome = self._chain.run(slot, self._reader)
-            slot.is_single = isinstance(outcome, dict)
-            if isinstance(outcome, dict):
-                is_kept = self._keeps_path(slot, outcome)
-                self._done_with(slot, is_kept)
-                yield outcome
-                return
-            for sample in outcome:
-                is_kept = is_kept or self._keeps_path(slot, sample)
-                yield sample
-        finally:
-            self._done_with(slot, is_kept)
-
-    def _settle(self, slot: Slot) -> None:
-        """Wait until what the slot wants is here and claimed; plan and acquire it again when it was revoked or lost."""
-        if self._chain.is_found_now(slot):
-            self._give_back(slot)
-        while slot.wanted:
-            if slot.hold is None:
-                slot.hold = self._acquirer.acquire_one(slot.wanted, self._cache.fetcher)
-            self._acquirer.wait(slot.hold)
-            if slot.hold.error is not None:
-                error = slot.hold.error
-                self._give_back(slot)
-                raise error
-            if self._acquirer.holdings.claim(slot.hold) and self._chain.read(slot):
-                return
-            self._give_back(slot)
-            self._chain.look_up([slot])
+    def _instead(self, slot: Slot, error: Exception) -> Iterator[Sample]:
+        """Note a failure, and return an iterator of what stands in for the sample."""
+        self._failures.note_failure(slot, error)
+        if self._options.on_error is OnError.RAISE:
+            raise error
+        return self._replacement(slot, error) if self._options.on_error is OnError.REPLACE else iter(())
 
     def _replacement(self, slot: Slot, error: Exception) -> Iterator[Sample]:
         """Yield another row's sample in the place of a failed one; the first that works."""
@@ -247,7 +217,7 @@ class Engine:
             for stand_in in self._slots(slot.epoch, [slot.position], row_ids):
                 stand_in.share = slot.share
                 try:
-                    samples += self._samples(stand_in)
+                    samples += self._maker.make_all(stand_in)
                 except (SampleError, StorageError) as again:
                     self._failures.note_failure(stand_in, again)
                     break
@@ -256,24 +226,3 @@ class Engine:
                 yield from samples
                 return
         raise error
-
-    # -- giving back --------------------------------------------------------------------------------------------------
-
-    def _keeps_path(self, slot: Slot, sample: Sample) -> bool:
-        return slot.hold is not None and keeps_path(slot.hold, sample, self._data_directory)
-
-    def _done_with(self, slot: Slot, is_kept: bool) -> None:
-        hold: Hold | None = slot.hold
-        slot.hold = None
-        if hold is None:
-            return
-        if is_kept:
-            self._acquirer.retain(hold, self._num_retained)
-            self._kept.append(hold)
-        else:
-            self._acquirer.release(hold)
-
-    def _give_back(self, slot: Slot) -> None:
-        if slot.hold is not None:
-            self._acquirer.release(slot.hold)
-            slot.hold = None

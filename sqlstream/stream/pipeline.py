@@ -80,7 +80,7 @@ class Pipeline:
             with self.cache.store.acquirer.bypass.tolerated(), self.cache.store.ledger.transaction() as tx:
                 self.dataset_id = tx.add_dataset(self.name, self.index.src, self.index.fingerprint)
         reader = RowReader(
-            self.index.resolve,
+            self.index.base_url,
             self.index.key_column,
             self.options,
             Chain(self.predownload_transforms, seed=self.seed, stage=0, seeds_globals=self.options.seed_transforms),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
+import torch
+
 from sqlstream.cache.cache import Cache, local_file
-from sqlstream.cache.holds import Hold
+from sqlstream.cache.holds import Hold, LightHold
 from sqlstream.cache.keys import ObjectRef
 from sqlstream.config import SampleOptions
 from sqlstream.errors import AccessDeniedError, MissingFieldError, SampleError
@@ -17,8 +19,9 @@ from sqlstream.storage.policy import check_allowed, is_below
 from sqlstream.stream.chain import Chain
 from sqlstream.stream.shares import EpochShare
 from sqlstream.transforms.base import Sample
+from sqlstream.transforms.reading import lend
 
-_NO_PATHS = (int, float, bytes, NoneType)
+_NO_PATHS = frozenset((bytes, int, float, bool, NoneType, torch.Tensor))
 """What most columns hold, and transforms make; asked for first, since every value of every sample is looked at."""
 
 
@@ -33,6 +36,8 @@ class Slot:
     """The row; downloaded columns are filled in when their objects are here."""
     refs: dict[str, ObjectRef]
     """Remote objects by the column that names them."""
+    wanted: Sequence[ObjectRef] = ()
+    """What must be in the cache before its sample can be made: its objects, or the stored sample that was found."""
     stored_refs: tuple[ObjectRef, ...] = ()
     """Where its sample is, or will be, stored: one for each `CacheTransform` of the chain."""
     found: int | None = None
@@ -51,17 +56,12 @@ class Slot:
     is_single: bool = False
     """Transforms have made one sample of it."""
 
-    @property
-    def wanted(self) -> list[ObjectRef]:
-        """What must be in the cache before its sample can be made."""
-        return list(self.refs.values()) if self.found is None else [self.stored_refs[self.found]]
-
 
 class RowReader:
     """Makes slots of rows.
 
     Args:
-        resolve: From a value of a downloaded column to a URL or an absolute path.
+        base_url: Where relative values of downloaded columns start.
         key_column: The column that names samples.
         options: What is downloaded, and how missing values read.
         predownload: Applied to each row before its URLs are read.
@@ -72,7 +72,7 @@ class RowReader:
 
     def __init__(
         self,
-        resolve: Callable[[str], str],
+        base_url: str,
         key_column: str,
         options: SampleOptions,
         predownload: Chain,
@@ -81,18 +81,33 @@ class RowReader:
         text_columns: Sequence[str],
         dataset: int | None,
     ) -> None:
-        self._resolve = resolve
+        self._base_url = base_url
         self._index_url = index_url
+        self._is_trusted = not urls.is_remote(index_url)
         self._key_column = key_column
         self._options = options
+        self._columns = options.columns_to_download
+        self._roots = options.allowed_roots
         self._predownload = predownload
         self._dataset = dataset
         downloaded = set(options.columns_to_download)
         self._empty_columns = [c for c in text_columns if c not in downloaded] if options.none_to_empty_str else []
 
-    def slots(self, row: Sample, *, row_id: int, epoch: int, position: int) -> Iterator[Slot]:
-        """Yield the slot of one row; several, or none, if a predownload transform says so."""
-        row.update({column: "" for column in self._empty_columns if row.get(column) is None})
+    def slots(self, rows: Sequence[Sample], row_ids: Sequence[int], positions: Sequence[int], epoch: int) -> list[Slot]:
+        """Return the slots of rows: one of each; several, or none, if a predownload transform says so."""
+        planned: list[Slot] = []
+        for place, row in enumerate(rows):
+            num_before = len(planned)
+            self._plan(planned, row, row_id=row_ids[place], epoch=epoch, position=positions[place], place=place)
+            for slot in planned[num_before:-1]:
+                slot.is_last = False
+        return planned
+
+    def _plan(self, planned: list[Slot], row: Sample, *, row_id: int, epoch: int, position: int, place: int) -> None:
+        """Append the slots of one row."""
+        for column in self._empty_columns:
+            if row.get(column) is None:
+                row[column] = ""
         row["__sample_key__"] = str(row.get(self._key_column, row_id))
         row["__row__"] = row_id
         row["__epoch__"] = epoch
@@ -100,14 +115,16 @@ class RowReader:
             row["__data_type__"] = self._options.data_type
         try:
             outcome = self._predownload.run(row, epoch, position)
-            for sample in [outcome] if isinstance(outcome, dict) else outcome:
-                yield self._slot(sample, row_id=row_id, epoch=epoch, position=position)
+            for sample in (outcome,) if isinstance(outcome, dict) else outcome:
+                refs = self._refs(sample, row_id)
+                planned.append(Slot(epoch, position, row_id, sample, refs, tuple(refs.values()), place=place))
         except (SampleError, AccessDeniedError) as error:
-            yield Slot(epoch=epoch, position=position, row_id=row_id, sample=row, refs={}, error=error)
+            planned.append(Slot(epoch, position, row_id, row, {}, error=error, place=place))
 
-    def _slot(self, sample: Sample, *, row_id: int, epoch: int, position: int) -> Slot:
+    def _refs(self, sample: Sample, row_id: int) -> dict[str, ObjectRef]:
+        """Return the remote objects of a sample by column; the paths of local ones are put into it."""
         refs: dict[str, ObjectRef] = {}
-        for column in self._options.columns_to_download:
+        for column in self._columns:
             value = sample.get(column)
             if value is None or value == "":
                 if not self._options.allow_missing_columns:
@@ -117,15 +134,17 @@ class RowReader:
                     )
                 sample[column] = None
                 continue
+            url = str(value)
             # An absolute path below an allowed root is that file; below a remote index it would else be a key of its store.
-            is_local = any(is_below(str(value), root) for root in self._options.allowed_roots)
-            url = str(value) if is_local else self._resolve(str(value))
-            check_allowed(url, index_url=self._index_url, allowed_roots=self._options.allowed_roots)
+            if not (self._roots and any(is_below(url, root) for root in self._roots)):
+                url = urls.join(self._base_url, url)
+            if not self._is_trusted:
+                check_allowed(url, index_url=self._index_url, allowed_roots=self._roots)
             if urls.is_remote(url):
                 refs[column] = ObjectRef.of(url, dataset=self._dataset)
             else:
                 sample[column] = str(urls.local_path(url))
-        return Slot(epoch=epoch, position=position, row_id=row_id, sample=sample, refs=refs)
+        return refs
 
     def finish(self, slot: Slot, cache: Cache) -> Sample:
         """Return the sample with the paths of its objects, which are here and pinned.
@@ -133,26 +152,28 @@ class RowReader:
         Raises:
             ObjectNotFoundError: A local file is not there.
         """
-        sample = slot.sample
-        for column in self._options.columns_to_download:
-            if column in slot.refs:
-                sample[column] = cache.file_of(slot.refs[column], slot.hold)
+        sample, refs, hold = slot.sample, slot.refs, slot.hold
+        for column in self._columns:
+            if column in refs:
+                ref = refs[column]
+                if isinstance(hold, LightHold):
+                    file = hold.open_files[ref.key]
+                    lend(file)
+                    sample[column] = file.path
+                else:
+                    sample[column] = cache.file_of(ref, hold)
             elif sample.get(column) is not None:
                 local_file(sample[column])
         return sample
 
 
-def keeps_path(hold: Hold, sample: Sample, directory: str) -> bool:
-    """Return whether paths in a sample need its hold: they lie in the cache's `directory`, or past a cache that failed."""
-    return hold.files is not None or holds_path(sample, directory)
-
-
 def holds_path(value: Any, directory: str) -> bool:
     """Return whether a value of a sample is, or contains, a path below `directory`."""
+    kind = type(value)
+    if kind in _NO_PATHS:
+        return False
     if isinstance(value, str):
         return value.startswith(directory)
-    if isinstance(value, _NO_PATHS):
-        return False
     if isinstance(value, dict | list | tuple):
         for item in value.values() if isinstance(value, dict) else value[:64]:
             kind = type(item)  # most fields of most samples end here: without a call, at a fifth of the time

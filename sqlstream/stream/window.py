@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 
 from sqlstream.cache.cache import Cache
@@ -16,6 +16,9 @@ from sqlstream.stream.shares import EpochShare
 FIRST_WIDTH = 64
 """Samples ahead at first, before sizes are known; then it doubles with every half of it that is used."""
 
+SIZES_LOOKED_AT = 32
+"""Samples whose mean size counts for all that are ahead."""
+
 
 class Window:
     """Slots in the order of their positions, as many of them acquired as there is room for.
@@ -26,13 +29,22 @@ class Window:
         cache: Whose objects they are, and whose policy may ask when they are used again.
         options: Slots ahead at most, and bytes that the acquired ones may have, as far as sizes are known.
         first: The share that the slots begin with.
+        lightly: Whether objects are only read between claim and release; see `Acquirer.acquire`.
     """
 
     def __init__(
-        self, planned: Iterator[Slot], acquirer: Acquirer, cache: Cache, options: SampleOptions, first: EpochShare
+        self,
+        planned: Iterator[Slot],
+        acquirer: Acquirer,
+        cache: Cache,
+        options: SampleOptions,
+        first: EpochShare,
+        *,
+        lightly: Callable[[], bool],
     ) -> None:
         self._planned = planned
         self._acquirer = acquirer
+        self._lightly = lightly
         self._fetcher = cache.fetcher
         self._prefetch = options.prefetch
         self._prefetch_bytes = options.prefetch_bytes
@@ -53,10 +65,12 @@ class Window:
 
     def pop(self, last_epoch: int | None) -> Slot | None:
         """Return the next slot; None if there is none, or none up to `last_epoch` (None: any epoch)."""
-        self._look_ahead()
-        if not self._ahead or (last_epoch is not None and self._ahead[0].epoch > last_epoch):
+        ahead, enough = self._ahead, self._width // 2
+        if len(ahead) <= enough or self._num_acquired <= enough:
+            self._look_ahead()
+        if not ahead or (last_epoch is not None and ahead[0].epoch > last_epoch):
             return None
-        slot = self._ahead.popleft()
+        slot = ahead.popleft()
         self._num_acquired -= slot.hold is not None
         return slot
 
@@ -87,7 +101,7 @@ class Window:
         bare = [slot for slot in ahead if slot.hold is None and slot.wanted][:num_affordable]
         if not bare:
             return
-        holds = self._acquirer.acquire([slot.wanted for slot in bare], self._fetcher)
+        holds = self._acquirer.acquire([slot.wanted for slot in bare], self._fetcher, lightly=self._lightly())
         for slot, hold in zip(bare, holds, strict=False):
             slot.hold = hold
         self._num_acquired += len(holds)
@@ -97,8 +111,9 @@ class Window:
         self._next_width = min(self._prefetch, 2 * self._width)
 
     def _num_affordable(self) -> int:
-        """Return how many more samples may be acquired: by their number, and by the mean size of those that are here."""
-        sizes = [sum(slot.hold.charges.values()) for slot in self._ahead if slot.hold is not None and slot.hold.is_settled]
+        """Return how many more samples may be acquired: by their number, and by the mean size of the first that are here."""
+        first = islice(self._ahead, SIZES_LOOKED_AT)
+        sizes = [sum(slot.hold.charges.values()) for slot in first if slot.hold is not None and slot.hold.is_settled]
         if sizes:
             self._mean_bytes = sum(sizes) / len(sizes)
         width = min(self._next_width, int(self._prefetch_bytes / max(self._mean_bytes, 1.0)))

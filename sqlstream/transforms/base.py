@@ -25,20 +25,28 @@ def apply(transforms: Sequence[Transform], sample: Sample) -> Sample | Iterator[
             iterator it is raised when the sample is asked for.
     """
     for number, transform in enumerate(transforms):
-        result = _call(transform, sample)
+        try:
+            result = transform(sample)
+        except SqlStreamError:
+            raise
+        except Exception as error:
+            raise _failed(transform, sample, error) from error
+        if result is sample:
+            continue
         if not isinstance(result, dict):
+            if not isinstance(result, Iterator | list | tuple):
+                raise _wrong_type(transform, sample, result)
             return _apply_to_each(transform, result, transforms[number + 1 :], sample)
-        sample = _carry(sample, result)
+        _carry(sample, result)
+        sample = result
     return sample
 
 
-def _carry(origin: Sample, result: Sample) -> Sample:
+def _carry(origin: Sample, result: Sample) -> None:
     """Keep the sample's generator when a transform returned another dict; without it, what follows would draw at random."""
-    if result is not origin:
-        for field in PRIVATE_FIELDS:
-            if field in origin and field not in result:
-                result[field] = origin[field]
-    return result
+    for field in PRIVATE_FIELDS:
+        if field in origin and field not in result:
+            result[field] = origin[field]
 
 
 def _apply_to_each(
@@ -63,18 +71,6 @@ def _apply_to_each(
             yield outcome
         else:
             yield from outcome
-
-
-def _call(transform: Transform, sample: Sample) -> Sample | Iterable[Sample]:
-    try:
-        result = transform(sample)
-    except SqlStreamError:
-        raise
-    except Exception as error:
-        raise _failed(transform, sample, error) from error
-    if not isinstance(result, dict | Iterator | list | tuple):
-        raise _wrong_type(transform, sample, result)
-    return result
 
 
 def may_draw_globally(transform: Transform) -> bool:

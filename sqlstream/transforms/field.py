@@ -10,7 +10,6 @@ import math
 import os
 import reprlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 
 from sqlstream.errors import ConfigError, DecodeError, MissingDependencyError, TransformError
 from sqlstream.transforms.base import Sample
+from sqlstream.transforms.reading import read_file
 from sqlstream.transforms.rng import PRIVATE_FIELDS
 
 _MAX_FIELDS = 30  # arbitrary: an error is read by a person
@@ -90,7 +90,7 @@ def read_bytes(value: Any) -> bytes:
         return bytes(value)
     if isinstance(value, str | os.PathLike) and str(value):
         try:
-            return Path(value).read_bytes()
+            return read_file(value)
         except (OSError, ValueError) as error:
             raise DecodeError(f"{os.fspath(value)!r} cannot be read: {error}") from error
     raise DecodeError(f"expected bytes or the path of a file, got {summary(value)}")
@@ -172,15 +172,20 @@ class naming:  # noqa: N801 - reads as a word in `with naming(...)`
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None or not isinstance(error, Exception) or isinstance(error, MissingDependencyError | NotImplementedError):
-            return
-        name = type(self._transform).__name__
-        if isinstance(error, TransformError | DecodeError) and error.context.get("transform"):
-            return
-        text = (
-            str(error) if isinstance(error, TransformError | DecodeError | ConfigError) else f"{type(error).__name__}: {error}"
-        )
-        kind_of = DecodeError if isinstance(error, DecodeError) else TransformError
-        raise kind_of(
-            f"{name}: field {self._field!r}: {text}; {holds(self._sample)}", transform=name, field=self._field
-        ) from error
+        if isinstance(error, Exception):
+            named = with_names(error, self._transform, self._sample, self._field)
+            if named is not error:
+                raise named from error
+
+
+def with_names(error: Exception, transform: object, sample: Mapping[str, Any], field: str) -> Exception:
+    """Return the error of a transform on a field with their names in it; what `naming` raises."""
+    if isinstance(error, MissingDependencyError | NotImplementedError):
+        return error
+    if isinstance(error, TransformError | DecodeError) and error.context.get("transform"):
+        return error
+    name = type(transform).__name__
+    is_plain = isinstance(error, TransformError | DecodeError | ConfigError)
+    text = str(error) if is_plain else f"{type(error).__name__}: {error}"
+    kind_of = DecodeError if isinstance(error, DecodeError) else TransformError
+    return kind_of(f"{name}: field {field!r}: {text}; {holds(sample)}", transform=name, field=field)

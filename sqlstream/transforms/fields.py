@@ -12,7 +12,8 @@ import torch
 
 from sqlstream.errors import ConfigError, DecodeError, TransformError
 from sqlstream.transforms.base import Sample
-from sqlstream.transforms.field import BaseTransform, dummy_reason, failure, naming, read_field, summary
+from sqlstream.transforms.field import BaseTransform, dummy_reason, failure, naming, read_field, summary, with_names
+from sqlstream.transforms.reading import read_file
 from sqlstream.transforms.rng import PRIVATE_FIELDS
 
 
@@ -49,8 +50,10 @@ class LoadFromDiskTransform:
         """
         for field in self.fields_to_load:
             value = read_field(self, sample, field)
-            with naming(self, sample, field):
+            try:  # `with naming(...)` would take as long as to open the file
                 sample[field] = load_file(value, as_text=self.mode != "rb")
+            except Exception as error:
+                raise with_names(error, self, sample, field) from error
         return sample
 
 
@@ -63,10 +66,7 @@ def load_file(path: Any, *, as_text: bool) -> bytes | str:
     if not isinstance(path, str | Path) or not str(path):
         raise DecodeError(f"expected the path of a file, got {summary(path)}")
     try:
-        if as_text:
-            return Path(path).read_text(encoding="utf-8")
-        with open(path, "rb", buffering=0) as file:  # Path and a buffer cost half as much again as the read of a small file
-            return file.read()
+        return Path(path).read_text(encoding="utf-8") if as_text else read_file(path)
     except (OSError, ValueError) as error:
         raise DecodeError(f"{str(path)!r} cannot be read: {error}") from error
 

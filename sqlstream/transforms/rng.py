@@ -58,8 +58,8 @@ def begin_piece(piece: dict[str, Any], key: tuple[int, ...] | None, number: int)
 
 def end(sample: dict[str, Any]) -> None:
     """Take the private fields out of `sample`."""
-    for field in PRIVATE_FIELDS:
-        sample.pop(field, None)
+    sample.pop(RNG_KEY, None)
+    sample.pop(GENERATOR, None)
 
 
 def rng(sample: dict[str, Any]) -> np.random.Generator:

@@ -68,7 +68,7 @@ def test_there_is_no_forecast_where_the_order_has_no_inverse() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_squeezed_dataset_downloads_less_with_belady_than_lru_must(photos: Photos, tmp_path: Path, num_workers: int) -> None:
-    options: dict[str, Any] = {"columns_to_download": ["image"], "shuffle_seed": 3, "prefetch": 8, "transforms": [check_bytes]}
+    options: dict[str, Any] = {"columns_to_download": ["image"], "shuffle_seed": 3, "prefetch": 4, "transforms": [check_bytes]}
     limit = photos.total_bytes * 3 // 10
     with StreamingDataset(photos.src, tmp_path / "cache", cache_limit=limit, eviction_policy="belady", **options) as dataset:
         loader = StreamingDataLoader(dataset, batch_size=4, num_workers=num_workers, collate_fn=list)

@@ -29,12 +29,14 @@ def server() -> Iterator[FaultyHttpServer]:
 
 def slots(server: FaultyHttpServer) -> Iterator[Slot]:
     for i in range(NUM_OBJECTS):
-        yield Slot(epoch=0, position=i, row_id=i, sample={}, refs={"file": ObjectRef.of(f"{server.url}/{i}")})
+        ref = ObjectRef.of(f"{server.url}/{i}")
+        yield Slot(epoch=0, position=i, row_id=i, sample={}, refs={"file": ref}, wanted=(ref,))
 
 
 def opened(server: FaultyHttpServer, cache: Cache, prefetch_bytes: int) -> Window:
     share = cast(EpochShare, None)  # asked for forecasts only, which this cache's policy does not want
-    return Window(slots(server), cache.store.acquirer, cache, SampleOptions(prefetch=256, prefetch_bytes=prefetch_bytes), share)
+    options = SampleOptions(prefetch=256, prefetch_bytes=prefetch_bytes)
+    return Window(slots(server), cache.store.acquirer, cache, options, share, lightly=bool)
 
 
 def take(window: Window, cache: Cache) -> None:

@@ -1,0 +1,122 @@
+"""What is only read while transforms run takes no transaction; a path that leaves with its sample is pinned by a row."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sqlstream import StreamingDataset
+from sqlstream.db import Database
+from sqlstream.errors import DecodeError
+from sqlstream.locks import ReadLock
+from sqlstream.transforms.fields import LoadFromDiskTransform
+from sqlstream.transforms.reading import lend, read_file, take_back
+from tests.stream.sources import Photos
+
+COLUMN = "image"
+
+
+def opened(photos: Photos, dst: Path, *transforms: Any, **options: Any) -> StreamingDataset:
+    return StreamingDataset(
+        photos.src, dst, columns_to_download=[COLUMN], transforms=transforms, cache_limit=None, show_progress=False, **options
+    )
+
+
+@pytest.fixture
+def filled(photos: Photos, tmp_path: Path) -> Path:
+    with opened(photos, tmp_path / "cache") as dataset:
+        assert len(list(dataset)) == photos.num
+    return tmp_path / "cache"
+
+
+def test_accesses_and_epochs_that_only_read_what_is_here_take_no_transaction_each(
+    photos: Photos, filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: Counter[str] = Counter()
+    write_transaction = Database.write_transaction
+
+    def count(database: Database) -> AbstractContextManager[Any]:
+        threads[threading.current_thread().name] += 1
+        return write_transaction(database)
+
+    with opened(photos, filled, LoadFromDiskTransform([COLUMN])) as dataset:
+        expected = [photos.data(row) for row in range(photos.num)]
+        assert dataset[0][COLUMN] == expected[0]  # the first one registers this process
+        num_hits = dataset.cache.statistics().hits
+        monkeypatch.setattr(Database, "write_transaction", count)
+        assert [dataset[row][COLUMN] for row in range(photos.num)] == expected
+        assert [sample[COLUMN] for sample in dataset] == expected
+        assert threads[threading.current_thread().name] <= 4  # not one for each; the keeper, in its thread, writes hits down
+        assert dataset.cache.statistics().hits == num_hits + 2 * photos.num
+
+
+def test_a_file_that_the_engine_holds_open_is_not_opened_again(
+    photos: Photos, filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: Counter[str] = Counter()
+    real_open = os.open
+
+    def count(path: Any, *arguments: Any, **options: Any) -> int:
+        names[str(path)] += 1
+        return real_open(path, *arguments, **options)
+
+    with opened(photos, filled, LoadFromDiskTransform([COLUMN])) as dataset:
+        _ = dataset[0]
+        monkeypatch.setattr("os.open", count)
+        monkeypatch.setattr("builtins.open", refuse)
+        found = [dataset[row][COLUMN] for row in range(photos.num)]
+        monkeypatch.undo()
+    assert found == [photos.data(row) for row in range(photos.num)]
+    data = {name: times for name, times in names.items() if f"{filled}/data/" in name}
+    assert len(data) == photos.num
+    assert set(data.values()) == {1}
+
+
+def refuse(*arguments: Any, **options: Any) -> None:
+    raise AssertionError(f"opened once more: {arguments} {options}")
+
+
+def test_a_path_that_leaves_with_its_sample_is_pinned_by_a_row_from_then_on(photos: Photos, filled: Path) -> None:
+    with opened(photos, filled) as dataset:
+        samples = [dataset[row] for row in range(3)]
+        pinned = {row[0].hex() for row in dataset.cache.store.ledger.database.read("SELECT key FROM pin")}
+        assert {Path(sample[COLUMN]).name.partition(".")[0] for sample in samples} <= pinned
+        dataset.cache.clear()
+        assert all(Path(sample[COLUMN]).is_file() for sample in samples)
+
+
+def test_a_lent_file_is_read_where_it_is_open_until_it_is_taken_back(tmp_path: Path) -> None:
+    path, other = tmp_path / "a", tmp_path / "b"
+    path.write_bytes(b"lent")
+    file = ReadLock(str(path), 4)
+    lend(file)
+    try:
+        other.write_bytes(b"another")
+        os.replace(other, path)
+        assert read_file(path) == read_file(str(path)) == b"lent"
+    finally:
+        take_back()
+        file.close()
+    assert read_file(path) == b"another"
+
+
+def test_a_transform_that_fails_leaves_no_file_lent_or_locked(photos: Photos, filled: Path) -> None:
+    held: list[str] = []
+
+    def fail(sample: dict[str, Any]) -> dict[str, Any]:
+        held.append(sample[COLUMN])
+        raise DecodeError("on purpose")
+
+    with opened(photos, filled, fail) as dataset:
+        for _ in range(2):
+            with pytest.raises(DecodeError, match="on purpose"):
+                _ = dataset[0]
+        Path(held[-1]).write_bytes(b"changed")
+        assert read_file(held[-1]) == b"changed"
+        assert dataset.cache.clear().removed_entries == photos.num
