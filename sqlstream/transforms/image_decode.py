@@ -18,12 +18,13 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from sqlstream.errors import ConfigError, DecodeError, MissingDependencyError
+from sqlstream.transforms.jpeg import plain_size
 from sqlstream.transforms.optional import find, require
 from sqlstream.transforms.pixels import TORCH_MODES, image_to_tensor, resize_image, resize_tensor, rgb_view
 from sqlstream.transforms.resize import ResizeOptions, ResizePlan, Size, plan_resize, scale_plan
@@ -122,6 +123,12 @@ def decode_resized(
     Raises:
         DecodeError: The bytes do not decode.
     """
+    plain = plain_size(data) if resize.interpolation_mode in TORCH_MODES else None
+    if plain is not None and find("simplejpeg") is not None:
+        try:
+            return _decode_plain(data, plain, 1, plan_resize(resize, plain, rng), resize.interpolation_mode)
+        except Exception as error:
+            raise _undecodable(data, error, f"JPEG image of {plain[1]}x{plain[0]}") from error
     image = open_image(data)
     what = _name_of(image)
     options = options or ImageOptions()
@@ -136,12 +143,10 @@ def decode_resized(
             image.load()
             rgb = to_rgb(_upright(image, orientation), options)
             return image_to_tensor(resize_image(rgb, plan, resize.interpolation_mode))
-        reduced = _reduced_size((image.height, image.width), _least_size(plan, size, turned))
-        pixels = _decode_fast(image, data, reduced)  # [h, w, c]
-        if pixels is not None:
-            frame = _turn(torch.from_numpy(pixels).permute(2, 0, 1), orientation)  # [c, h, w]
-            return resize_tensor(frame, scale_plan(plan, size, (frame.shape[1], frame.shape[2])), resize.interpolation_mode)
+        if image.format == "JPEG" and image.mode in ("RGB", "L") and find("simplejpeg") is not None:
+            return _decode_plain(data, size, orientation, plan, resize.interpolation_mode)
         if image.format == "JPEG":
+            reduced = _reduced_size((image.height, image.width), _least_size(plan, size, turned))
             image.draft(None, (reduced[1], reduced[0]))
             image.load()
         frame = rgb_view(_upright(to_rgb(image, options), orientation))  # [3 or 4, h, w]
@@ -173,15 +178,16 @@ def _least_size(plan: ResizePlan, size: Size, turned: bool) -> Size:
     return (least[1], least[0]) if turned else (least[0], least[1])
 
 
-def _decode_fast(image: Image, data: bytes, reduced: Size) -> np.ndarray[Any, Any] | None:
-    """Return a plain JPEG's pixels by simplejpeg, not turned yet; None: no such image, or no simplejpeg. # [h, w, c]."""
-    simplejpeg = find("simplejpeg")
-    if simplejpeg is None or image.format != "JPEG" or image.mode not in ("RGB", "L"):
-        return None
-    pixels: np.ndarray[Any, Any] = simplejpeg.decode_jpeg(
-        data, colorspace="RGB", min_height=reduced[0], min_width=reduced[1], min_factor=1
+def _decode_plain(data: bytes, size: Size, orientation: int, plan: ResizePlan, mode: str) -> torch.Tensor:  # [c, h, w]
+    """Return a grey or three-channel JPEG by simplejpeg, resized by torch; `size` is its upright one, which `plan` is for."""
+    turned = orientation >= 5
+    coded = (size[1], size[0]) if turned else size
+    least = _reduced_size(coded, _least_size(plan, size, turned))
+    pixels = require("simplejpeg", "fast", "to decode JPEG").decode_jpeg(
+        data, colorspace="RGB", min_height=least[0], min_width=least[1], min_factor=1
     )  # [h, w, c]
-    return pixels
+    frame = _turn(torch.from_numpy(pixels).permute(2, 0, 1), orientation)  # [c, h, w]
+    return resize_tensor(frame, scale_plan(plan, size, (frame.shape[1], frame.shape[2])), mode)
 
 
 def _reduced_size(size: Size, least: Size) -> Size:
