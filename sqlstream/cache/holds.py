@@ -30,6 +30,7 @@ from sqlstream.cache.owner import Owner
 from sqlstream.cache.rows import ReadyRow
 from sqlstream.storage.fetcher import Fetcher
 
+_NO_FILES: Mapping[bytes, locks.ReadLock] = MappingProxyType({})
 NOTHING: frozenset[bytes] = frozenset()
 """No keys: nothing is on its way."""
 
@@ -79,7 +80,7 @@ class Hold:
     """Pins on the objects of one sample; some objects may still be on their way."""
 
     is_light: ClassVar[bool] = False
-    open_files: ClassVar[Mapping[bytes, locks.ReadLock]] = MappingProxyType({})
+    open_files: ClassVar[Mapping[bytes, locks.ReadLock]] = _NO_FILES
     """Files that it keeps open, by key; only a light hold does."""
     refs: Sequence[ObjectRef]
     owner: str
@@ -117,8 +118,8 @@ class LightHold(Hold):
     It has no number, and nobody counts it: what of a `Hold` serves that is empty in all of them.
 
     Args:
-        refs: Its objects, each once.
-        rows: What the ledger says of them.
+        refs: Its objects.
+        rows: What the ledger says of each.
         data: The cache's folder of files.
     """
 
@@ -132,22 +133,29 @@ class LightHold(Hold):
     files = None
     fetcher = None
     number = 0
-    open_files: dict[bytes, locks.ReadLock]  # type: ignore[misc]  # the base class has none
+    open_files: Mapping[bytes, locks.ReadLock]  # type: ignore[misc]  # the base class has none
     """By key, from the claim to the release: whoever reads an object need not open it again."""
 
     def __init__(self, refs: Sequence[ObjectRef], rows: Sequence[ReadyRow], data: str) -> None:
         self.refs = refs
-        self.charges = {row[0]: row[2] for row in rows}
-        self.open_files = {}
+        self.open_files = _NO_FILES
         self._rows = rows
         self._data = data
 
+    @property
+    def charges(self) -> dict[bytes, int]:  # type: ignore[override]  # worked out when somebody asks, which is seldom
+        """What each of its objects counts on disk."""
+        return {row[0]: row[2] for row in self._rows}
+
     def open(self) -> bool:
         """Lock the files; False, with none of them locked, when one is not what its row says, or cannot be locked."""
+        files: dict[bytes, locks.ReadLock] = {}
+        self.open_files = files
         try:
             for key, size_bytes, _, ext in self._rows:
                 name = key.hex()
-                self.open_files[key] = locks.ReadLock(f"{self._data}/{name[:2]}/{name}{ext}", size_bytes)
+                if key not in files:  # two columns may name one object
+                    files[key] = locks.ReadLock(f"{self._data}/{name[:2]}/{name}{ext}", size_bytes)
         except OSError:  # it is gone or on its way out, or there are too few descriptors: the ledger will tell
             self.close()
             return False
@@ -157,7 +165,7 @@ class LightHold(Hold):
         """Give the locks back; safe to call twice, and in a forked child, whose copies are closed already."""
         for file in self.open_files.values():
             file.close()
-        self.open_files = {}
+        self.open_files = _NO_FILES
 
     def __del__(self) -> None:
         """Nothing to note: each lock goes with its file."""

@@ -58,10 +58,10 @@ class Lights:
             return None
         holds: list[Hold] = []
         for group in groups:
-            rows = {ref.key: ready[ref.key] for ref in group if ref.key in ready and not ref.must_be_here}
-            if not all(ref.key in rows for ref in group):
+            rows = [ready[ref.key] for ref in group if ref.key in ready and not ref.must_be_here]
+            if len(rows) < len(group):
                 return None
-            holds.append(LightHold(group, list(rows.values()), self._disk.data))
+            holds.append(LightHold(group, rows, self._disk.data))
         with locks.fork_guard():
             self._uses.note(len(ready), 0, policy, {})
         return holds
