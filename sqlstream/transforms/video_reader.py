@@ -32,13 +32,13 @@ DECODERS: dict[str, tuple[str, OpenDecoder]] = {
 }
 """Modules and what opens a file with them."""
 ORDER_FOR_CLIPS = ("PyAV", "torchcodec", "decord")
-"""Fastest first, 720p H.264 with its opening: torchcodec takes 1.07 to 1.25 times PyAV's time for 16 frames in a row.
+"""Fastest first, 720p H.264 with its opening: torchcodec takes 1.1 to 1.3 times PyAV's time for 16 frames in a row.
 
 PyAV skips frames that no other needs on the way to the clip, and fills an array in huge pages. No setting makes torchcodec
 faster there: seek modes, ranges and dimension orders are within 2 %, frame mappings and more threads cost more.
 """
 ORDER_FOR_SCATTERED = ("torchcodec", "PyAV", "decord")
-"""Fastest first: PyAV takes 1.12 to 1.14 times torchcodec's time for 16 frames at random moments of 10 s."""
+"""Fastest first: PyAV takes 1.12 times torchcodec's time for 16 frames at random moments of 10 s (median)."""
 _DECORD_FORMATS = frozenset(("mp4", "mov", "matroska", "webm"))
 _NOT_FOR_DECORD = frozenset(("hevc", "av1", "libdav1d", "libaom-av1"))
 _MAX_PIXELS = 1 << 27  # 16384 x 8192: more than any video has
