@@ -94,13 +94,13 @@ def warm_tensors(job: Job) -> Stream:
 
 def decode_field(sample: dict[str, Any], field: str) -> dict[str, Any]:
     """Decode as all others do."""
-    sample[field] = decode_with_pillow(Path(sample[field]).read_bytes())
+    sample[field] = decode_with_pillow(sample[field])
     return sample
 
 
 def warm_same_decoder(job: Job) -> Stream:
     """Return decoded photos, by the decoder that all share."""
-    transforms = [partial(decode_field, field="image")]
+    transforms = [LoadFromDiskTransform(["image"]), partial(decode_field, field="image")]
     return load(open_dataset(job, warm_cache(job), transforms=transforms), job)
 
 
