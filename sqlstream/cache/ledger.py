@@ -33,7 +33,7 @@ _PIN = (
 _PIN_ONE = "INSERT INTO pin (key, owner, count) VALUES (?, ?, 1) ON CONFLICT (key, owner) DO UPDATE SET count = 1"
 _OUTLOOK = (
     "SELECT entries, ready_bytes, filling_bytes, (SELECT min(limit_bytes) FROM owner), "
-    "(SELECT count(*) FROM owner WHERE EXISTS (SELECT 1 FROM pin WHERE pin.owner = owner.id)), policy, uses FROM totals, meta"
+    "(SELECT count(*) FROM owner WHERE is_pinning), policy, uses FROM totals, meta"
 )
 _UNPIN = f"DELETE FROM pin WHERE owner = ?3 AND key IN (SELECT substr(?1, value, {KEY_BYTES}) FROM json_each(?2))"
 _UNPIN_ONE = "DELETE FROM pin WHERE key = ? AND owner = ?"
@@ -206,6 +206,10 @@ class LedgerTransaction:
         elif keys:
             self._execute(_UNPIN, (b"".join(keys), positions(len(keys)), owner))
 
+    def set_pinning(self, owner: str, is_pinning: bool) -> None:
+        """Note whether an owner has pins."""
+        self._execute("UPDATE owner SET is_pinning = ? WHERE id = ?", (is_pinning, owner))
+
     def pinned_by_others(self, key: bytes, owner: str | None) -> bool:
         """Return whether any other owner pins `key`."""
         return self._execute("SELECT 1 FROM pin WHERE key = ? AND owner IS NOT ?", (key, owner)).fetchone() is not None
@@ -316,7 +320,7 @@ class Ledger:
     def share_bytes(self, num_expected: int) -> int | None:
         """Return one owner's part of the limit, among all that hold pins and at least `num_expected`."""
         limit, num_owners = self.database.read(
-            "SELECT (SELECT min(limit_bytes) FROM owner), (SELECT count(DISTINCT owner) FROM pin)"
+            "SELECT (SELECT min(limit_bytes) FROM owner), (SELECT count(*) FROM owner WHERE is_pinning)"
         )[0]
         return None if limit is None else int(limit) // max(num_expected, num_owners)
 

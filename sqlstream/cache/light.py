@@ -17,7 +17,7 @@ from sqlstream.cache.ledger import Ledger, LedgerTransaction
 from sqlstream.cache.passage import TOUCH_ABOVE
 from sqlstream.cache.policy import POLICIES, Policy
 from sqlstream.cache.uses import Uses
-from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheError
+from sqlstream.errors import CacheError
 from sqlstream.storage.fetcher import Fetcher
 
 HITS_A_LOOK = 64
@@ -52,8 +52,8 @@ class Lights:
         try:
             policy = self._far_from_full(len(groups))
             ready = {} if policy is None else self._ledger.find_ready([ref.key for group in groups for ref in group])
-        except (CacheDamagedError, CacheDiskError):
-            return None  # a transaction mends it, or tells
+        except CacheError:
+            return None  # a transaction mends it, or tells, or goes around it
         if policy is None or not ready:
             return None
         holds: list[Hold] = []

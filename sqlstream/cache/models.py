@@ -61,13 +61,15 @@ class Owner(Base):
     waiting_bytes: Mapped[int | None]
     policy: Mapped[str | None]
     """The eviction policy that it asked for by name."""
+    is_pinning: Mapped[int]
+    """1 while it has pins, else 0; written when that changes."""
 
 
 class Pin(Base):
     """An owner's claim on an entry: it is not evicted."""
 
     __tablename__ = "pin"
-    __table_args__ = (Index("pin_by_owner", "owner"), {"sqlite_with_rowid": False, "sqlite_strict": True})
+    __table_args__ = ({"sqlite_with_rowid": False, "sqlite_strict": True},)
     key: Mapped[bytes] = mapped_column(primary_key=True)
     owner: Mapped[str] = mapped_column(primary_key=True)
     count: Mapped[int]

@@ -79,6 +79,8 @@ class Owner:
         """Keys whose pins changed since the last transaction."""
         self._recorded: set[bytes] | None = set()
         """Keys that have a pin row of ours; None after a failed transaction: ask the ledger."""
+        self._said_pinning: bool | None = None
+        """Whether our row says that we have pins; None: not known."""
         self._generation = -1
 
     def defer(self, work: Deferred) -> None:
@@ -171,6 +173,7 @@ class Owner:
                     self._enter(tx, is_flush=is_flush)
                     yield tx
                     self._write_pins(tx)
+                    self._note_pinning(tx)
                 for work in self._deferred:
                     work.written()
             except BaseException:
@@ -231,7 +234,7 @@ class Owner:
             recover.reap_owners(tx, self._disk)  # workers of an earlier epoch, say: their pins would count as company
             tx.add_owner(self.id, pid=os.getpid(), host=socket.gethostname(), name=_program(), limit_bytes=self.limit_bytes)
             choose(tx, self.id, self._policy)
-            self._generation, self._recorded = self._ledger.database.generation, None
+            self._generation, self._recorded, self._said_pinning = self._ledger.database.generation, None, None
         if self._recorded is None:
             rows = tx.connection.execute("SELECT key FROM pin WHERE owner = ?", (self.id,)).fetchall()
             self._recorded = {row[0] for row in rows}
@@ -257,6 +260,14 @@ class Owner:
         tx.unpin(self.id, lost)
         self._recorded -= lost
         self.changed = set()
+
+    def _note_pinning(self, tx: LedgerTransaction) -> None:
+        """Have our row say whether we share the limit; at the end of a transaction, for pins often follow each other."""
+        is_pinning = bool(self._recorded)
+        if is_pinning is not self._said_pinning:
+            assert self.id is not None
+            tx.set_pinning(self.id, is_pinning)
+            self._said_pinning = is_pinning
 
     def _write_note(self, pinned: Collection[bytes]) -> None:
         assert self._fd is not None

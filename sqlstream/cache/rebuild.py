@@ -44,6 +44,7 @@ def refill(connection: sqlite3.Connection, disk: Disk) -> None:
         if note is not None and disk.owner_is_live(owner):
             tx.add_owner(owner, pid=note.pid, host="", name="", limit_bytes=note.limit_bytes)
             tx.pin(owner, dict.fromkeys(note.pinned, 1))
+            tx.set_pinning(owner, bool(note.pinned))
     recover.reap(tx, disk)
     tx.set_boot_id(boot_id())
     connection.execute("COMMIT")

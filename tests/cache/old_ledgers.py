@@ -25,9 +25,14 @@ def migrate(path: Path, revision: str) -> None:
 
 
 def as_version_1(directory: Path) -> None:
-    """Make the ledger of a cache at rest what the code of version 1 would have left: its tables, its columns, the same rows."""
+    """Make the ledger of a cache at rest what the code of version 1 would have left."""
+    as_version(directory, 1)
+
+
+def as_version(directory: Path, number: int) -> None:
+    """Make the ledger of a cache at rest what the code of a version would have left: its tables, its columns, the same rows."""
     present, old = directory / "ledger.sqlite", directory / "old.sqlite"
-    migrate(old, "0001")
+    migrate(old, f"{number:04d}")
     with contextlib.closing(sqlite3.connect(old, isolation_level=None)) as connection:
         connection.execute("ATTACH ? AS present", (str(present),))
         tables = [row[1] for row in connection.execute("PRAGMA main.table_list").fetchall() if row[0] == "main"]
@@ -38,7 +43,7 @@ def as_version_1(directory: Path) -> None:
             connection.execute(f"DELETE FROM {table}")
             connection.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM present.{table}")
         connection.execute("DETACH present")
-        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (number,)
     for suffix in ("-wal", "-shm"):
         Path(f"{present}{suffix}").unlink(missing_ok=True)
     os.replace(old, present)

@@ -16,12 +16,13 @@ from sqlstream.cache import Cache
 from sqlstream.cache.disk import Disk
 from sqlstream.cache.failures import failures
 from sqlstream.cache.keys import ObjectRef
+from sqlstream.cache.ledger import Ledger
 from sqlstream.db import SCHEMA_VERSION, Database
 from sqlstream.errors import MigrationError
 from sqlstream.testing.disk import cached_files
 from sqlstream.testing.invariants import violations
 from tests.cache.actors import Stage
-from tests.cache.old_ledgers import as_version_1, migrate, version
+from tests.cache.old_ledgers import as_version, as_version_1, migrate, version
 from tests.cache.test_crash import DIED, OBJECTS, URLS, filled, in_child, opened, read
 
 
@@ -63,6 +64,25 @@ def test_a_ledger_of_version_1_upgrades_with_its_live_rows_and_keeps_its_files(d
     assert violations(directory, at_rest=True) == []
 
 
+def test_an_owner_with_pins_of_version_2_still_shares_the_limit(directory: Path) -> None:
+    filled(directory)
+    as_version(directory, 2)
+    disk = Disk(directory)
+    fds = [disk.create_owner(character * 32) for character in "ab"]
+    with contextlib.closing(sqlite3.connect(directory / "ledger.sqlite")) as old, old:  # as the code of version 2 wrote
+        for owner in ("a" * 32, "b" * 32):
+            old.execute("INSERT INTO owner VALUES (?, 1, 'h', 1, 'n', 40960, NULL, NULL, NULL)", (owner,))
+        old.execute("INSERT INTO pin VALUES (?, ?, 1)", (ObjectRef.of(URLS[4]).key, "b" * 32))
+    database = Database(directory / "ledger.sqlite")
+    assert database.read("SELECT id, is_pinning FROM owner ORDER BY id") == [("a" * 32, 0), ("b" * 32, 1)]
+    assert database.read("SELECT name FROM sqlite_master WHERE name = 'pin_by_owner'") == []
+    assert Ledger(database).share_bytes(1) == 40960
+    assert Ledger(database).share_bytes(2) == 20480
+    database.close()
+    for fd in fds:
+        locks.close_descriptor(fd)
+
+
 def test_a_ledger_of_a_later_version_is_refused_and_nothing_of_its_cache_changes(directory: Path) -> None:
     filled(directory)
     with contextlib.closing(sqlite3.connect(directory / "ledger.sqlite")) as later, later:
@@ -84,11 +104,11 @@ def rows_of(path: Path) -> dict[str, list[tuple[object, ...]]]:
         return {table: connection.execute(f"SELECT {names} FROM {table}").fetchall() for table, names in columns.items()}
 
 
-def die_at_every_statement(_: Connection, root: Path) -> int:
+def die_at_every_statement(_: Connection, root: Path, number: int) -> int:
     """Die before each SQL statement of an upgrade in turn, BEGIN and COMMIT among them; returns how many there are."""
     original, path = root / "original", root / "copy" / "ledger.sqlite"
     filled(original)
-    as_version_1(original)
+    as_version(original, number)
     before = rows_of(original / "ledger.sqlite")
     upgrade = db.upgrade_to_head
     for at in range(1, 1000):
@@ -113,7 +133,7 @@ def die_at_every_statement(_: Connection, root: Path) -> int:
 
         status = in_child(work)
         assert status in (0, DIED), f"at {at}: exit status {status}"
-        assert version(path) in ((SCHEMA_VERSION,) if status == 0 else (1, SCHEMA_VERSION)), at
+        assert version(path) in ((SCHEMA_VERSION,) if status == 0 else (number, SCHEMA_VERSION)), at
         database = Database(path)
         assert database.read("PRAGMA user_version") == [(SCHEMA_VERSION,)], at
         database.close()
@@ -123,9 +143,12 @@ def die_at_every_statement(_: Connection, root: Path) -> int:
     raise AssertionError("it never gets through")
 
 
-def test_a_death_at_any_statement_of_an_upgrade_leaves_the_old_version_or_the_new(tmp_path: Path, stage: Stage) -> None:
-    (num_statements,) = stage.run_all(die_at_every_statement, [(tmp_path,)])
-    assert num_statements > 10
+@pytest.mark.parametrize("number", range(1, SCHEMA_VERSION))
+def test_a_death_at_any_statement_of_an_upgrade_leaves_the_old_version_or_the_new(
+    tmp_path: Path, stage: Stage, number: int
+) -> None:
+    (num_statements,) = stage.run_all(die_at_every_statement, [(tmp_path, number)])
+    assert num_statements >= 10
 
 
 def open_and_read(_: Connection, directory: Path) -> bytes:
