@@ -9,7 +9,7 @@ import numpy as np
 
 from sqlstream.index.store import Index
 from sqlstream.order import Int64Array
-from sqlstream.stream.shares import PLANNED_TOGETHER, EpochShare
+from sqlstream.stream.shares import PLANNED_TOGETHER, SHUFFLED_TOGETHER, EpochShare
 
 
 class Stretch(NamedTuple):
@@ -60,9 +60,13 @@ class IndexRows:
 
     def walk(self, share: EpochShare) -> Iterator[Stretch]:
         """Yield what is left of a share."""
-        for start in range(share.taken, share.partition.num_samples, PLANNED_TOGETHER):
-            places, positions = share.planned(start)
-            yield Stretch(share, places, positions, self.ids_of(share.rows_at(positions)))
+        for start in range(share.taken, share.partition.num_samples, SHUFFLED_TOGETHER):
+            places, positions = share.planned(start, SHUFFLED_TOGETHER)
+            slots = share.slots_at(positions)
+            for first in range(0, len(places), PLANNED_TOGETHER):
+                some = slice(first, first + PLANNED_TOGETHER)
+                row_ids = self.ids_of(share.rows_at(positions[some], slots[some]))
+                yield Stretch(share, places[some], positions[some], row_ids)
 
     def ids_of(self, numbers: Int64Array) -> list[int]:
         """Return the ids of selected rows."""

@@ -14,6 +14,8 @@ from sqlstream.stream.weighting import Weighting
 
 PLANNED_TOGETHER = 64
 """Positions whose rows are worked out in one go: a call of numpy costs little beside 64 samples."""
+SHUFFLED_TOGETHER = 256
+"""Positions whose slots are: that takes a hundred calls, and weights, which may still change, have no say in it."""
 
 
 class Planned(NamedTuple):
@@ -48,9 +50,9 @@ class EpochShare:
         """The partition as it is known now: a lazy index learns on the way where the epoch ends."""
         return self.plan.partition(self.partition.world, self.partition.consumed, self.partition.first_worker)
 
-    def planned(self, start: int) -> Planned:
-        """Return what is left of the `PLANNED_TOGETHER` places from `start` on."""
-        stop = min(start + PLANNED_TOGETHER, self.partition.num_samples)
+    def planned(self, start: int, num_places: int = PLANNED_TOGETHER) -> Planned:
+        """Return what is left of the `num_places` places from `start` on."""
+        stop = min(start + num_places, self.partition.num_samples)
         places, positions = np.arange(start, stop), self.partition.positions(start, stop)
         if self.beyond is None:
             return Planned(places, positions)
@@ -65,9 +67,13 @@ class EpochShare:
             return 0
         return self.beyond.num_delivered(self.epoch, int(self.partition.numbers(place, place + 1)[0]))
 
-    def rows_at(self, positions: Int64Array) -> Int64Array:
-        """Return the selected rows at `positions`: [n]."""
-        slots = self.plan.rows_at(self.epoch, positions)
+    def slots_at(self, positions: Int64Array) -> Int64Array:
+        """Return the slots of the plan that stand at `positions`: [n]."""
+        return self.plan.rows_at(self.epoch, positions)
+
+    def rows_at(self, positions: Int64Array, slots: Int64Array | None = None) -> Int64Array:
+        """Return the selected rows at `positions`, where `slots` of the plan stand, as it is weighed now: [n]."""
+        slots = self.slots_at(positions) if slots is None else slots
         return self.weighting.rows_at(self.plan.seed, self.epoch, positions, slots)
 
     def replacements(self, position: int) -> Iterator[int]:

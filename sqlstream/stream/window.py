@@ -50,7 +50,10 @@ class Window:
         self._prefetch_bytes = options.prefetch_bytes
         self._foresees = is_wanted(cache.policy, first)
         self._ahead: deque[Slot] = deque()
-        self._num_acquired = 0
+        self._has_more = True
+        """More slots may be planned."""
+        self._num_acquired = self._num_bare = 0
+        """How many of those ahead have a hold, and how many want one."""
         self._mean_bytes = 0.0
         self._width = self._next_width = min(options.prefetch, FIRST_WIDTH)
 
@@ -61,17 +64,20 @@ class Window:
 
     def extend(self, planned: Iterator[Slot]) -> None:
         """Have further slots follow."""
-        self._planned = chain(self._planned, planned)
+        self._planned, self._has_more = chain(self._planned, planned), True
 
     def pop(self, last_epoch: int | None) -> Slot | None:
         """Return the next slot; None if there is none, or none up to `last_epoch` (None: any epoch)."""
         ahead, enough = self._ahead, self._width // 2
-        if len(ahead) <= enough or self._num_acquired <= enough:
+        if (self._has_more and len(ahead) <= enough) or (self._num_bare and self._num_acquired <= enough):
             self._look_ahead()
         if not ahead or (last_epoch is not None and ahead[0].epoch > last_epoch):
             return None
         slot = ahead.popleft()
-        self._num_acquired -= slot.hold is not None
+        if slot.hold is not None:
+            self._num_acquired -= 1
+        elif slot.wanted:
+            self._num_bare -= 1
         return slot
 
     def close(self) -> None:
@@ -79,7 +85,7 @@ class Window:
         for slot in self._ahead:
             self.give_back(slot)
         self._ahead.clear()
-        self._num_acquired = 0
+        self._num_acquired = self._num_bare = 0
 
     def give_back(self, slot: Slot) -> None:
         """Release a slot's objects."""
@@ -90,12 +96,15 @@ class Window:
     def _look_ahead(self) -> None:
         """Keep a window of samples planned, and as many of them acquired as there is room for, half of it at a time."""
         ahead = self._ahead
-        if len(ahead) <= self._width // 2:
-            planned = list(islice(self._planned, self._next_width - len(ahead)))
+        if self._has_more and len(ahead) <= self._width // 2:
+            num_wanted = self._next_width - len(ahead)
+            planned = list(islice(self._planned, num_wanted))
             if self._foresees:
                 foresee(planned)
             ahead.extend(planned)
-        if self._num_acquired > self._width // 2:
+            self._has_more = len(planned) == num_wanted
+            self._num_bare += sum(bool(slot.wanted) for slot in planned)
+        if not self._num_bare or self._num_acquired > self._width // 2:
             return
         num_missing, num_affordable = self._next_width - self._num_acquired, self._num_affordable()
         bare = [slot for slot in ahead if slot.hold is None and slot.wanted][:num_affordable]
@@ -105,6 +114,7 @@ class Window:
         for slot, hold in zip(bare, holds, strict=False):
             slot.hold = hold
         self._num_acquired += len(holds)
+        self._num_bare -= len(holds)
         # With no room for all, the window shrinks to what there is room for; it grows again as fast.
         is_short = len(holds) < len(bare) or num_affordable < num_missing
         self._width = max(1, self._num_acquired) if is_short else self._next_width
