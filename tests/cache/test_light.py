@@ -234,7 +234,7 @@ def test_readers_lose_nothing_to_somebody_who_clears_all_the_time(cache: Cache, 
     for reader in (*readers, victim):
         reader.hear()
     num_removed = 0
-    while num_removed < 10 * NUM_OBJECTS:
+    while num_removed < 2 * NUM_OBJECTS:  # each is downloaded again: on a disk that others sync all the time, some a second
         num_removed += cache.clear().removed_entries
         if victim.process.is_alive():
             victim.kill()
