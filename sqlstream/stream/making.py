@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from sqlstream.cache.cache import Cache
-from sqlstream.cache.holds import Hold
+from sqlstream.cache.holds import Hold, LightHold
 from sqlstream.stream.cached import CachedChain
 from sqlstream.stream.rows import RowReader, Slot, holds_path
 from sqlstream.transforms.base import Sample
@@ -99,7 +99,8 @@ class Maker:
                     error = hold.error
                     self.give_back(slot)
                     raise error
-            if self._holdings.claim(hold) and self._chain.read(slot):
+            is_claimed = hold.open() if isinstance(hold, LightHold) else self._holdings.claim(hold)
+            if is_claimed and self._chain.read(slot):
                 return
             self.give_back(slot)
             self._chain.look_up([slot])
@@ -115,10 +116,12 @@ class Maker:
         slot.hold = None
         if hold is None:
             return
-        if hold.is_light:
+        if isinstance(hold, LightHold):
             take_back()
         if is_kept:
             self.reads_only = False
             self._kept.append(self._acquirer.retain(hold, self._num_retained))
+        elif isinstance(hold, LightHold):
+            hold.close()  # nothing of it reaches the ledger
         else:
             self._acquirer.release(hold)
