@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 LOOSE_PEERS = ("litdata_raw", "sds")
@@ -185,17 +186,16 @@ def _rows() -> list[Case]:
     ]
 
 
+_cpu_case = partial(Case, measure="throughput", figure="cpu_us_per_sample", unit="µs of CPU", is_higher_better=False)
+
+
 def _scale() -> list[Case]:
     return [
-        Case(
+        _cpu_case(
             name=f"scale-{workers}",
             group="scale",
             title=f"CPU of a warm sample, {workers} workers",
             workload="warm_bytes",
-            measure="throughput",
-            figure="cpu_us_per_sample",
-            unit="µs of CPU",
-            is_higher_better=False,
             contenders=("sqlstream", "plain_torch"),
             options={"num_workers": workers},
         )
@@ -205,15 +205,11 @@ def _scale() -> list[Case]:
 
 def _flat() -> list[Case]:
     return [
-        Case(
+        _cpu_case(
             name=f"flat-{num_entries}",
             group="flat",
             title=f"CPU of a warm sample of 1 KB, {num_entries:.0e} cached samples, no workers",
             workload="warm_entries",
-            measure="throughput",
-            figure="cpu_us_per_sample",
-            unit="µs of CPU",
-            is_higher_better=False,
             contenders=("sqlstream",),
             options={"num_rows": num_entries, "num_warmup_batches": 160},
             prepares="prepare_entries",

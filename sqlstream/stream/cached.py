@@ -100,7 +100,7 @@ class CachedChain:
         ready = self._ready({ref.key for slot in slots for ref in slot.stored_refs})
         for slot in slots:
             slot.found = max((i for i, ref in enumerate(slot.stored_refs) if ref.key in ready), default=None)
-            slot.wanted = tuple(slot.refs.values()) if slot.found is None else (slot.stored_refs[slot.found],)
+            slot.want()
 
     def is_found_now(self, slot: Slot) -> bool:
         """Look once more for a slot's sample, which may have been stored since the window was planned."""

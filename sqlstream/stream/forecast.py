@@ -41,7 +41,7 @@ def foresee(slots: Sequence[Slot]) -> None:
             next_use = distance * max(1, len(slot.refs))
             slot.refs = {column: replace(ref, next_use=next_use) for column, ref in slot.refs.items()}
             slot.stored_refs = tuple(replace(ref, next_use=next_use) for ref in slot.stored_refs)
-            slot.wanted = tuple(slot.refs.values()) if slot.found is None else (slot.stored_refs[slot.found],)
+            slot.want()
 
 
 def next_uses(share: EpochShare, positions: Int64Array) -> Int64Array | None:

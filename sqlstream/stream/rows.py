@@ -56,6 +56,10 @@ class Slot:
     is_single: bool = False
     """Transforms have made one sample of it."""
 
+    def want(self) -> None:
+        """Work out what it wants, now that its objects or what was found have changed."""
+        self.wanted = tuple(self.refs.values()) if self.found is None else (self.stored_refs[self.found],)
+
 
 class RowReader:
     """Makes slots of rows.

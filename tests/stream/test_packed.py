@@ -6,19 +6,20 @@ import gc
 import io
 import os
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, default_collate
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.stream.arena import SLOT_BYTES
 from sqlstream.stream.packed import MIN_PACKED_BYTES, NUM_SPARE_SLOTS, PackedBytes, Packing
 from sqlstream.transforms.base import Sample
+from tests.stream.packing import Samples
 from tests.stream.sources import Photos
 
 pytestmark = [
@@ -50,24 +51,10 @@ def sample_of(number: int) -> Sample:
     }
 
 
-class Samples(IterableDataset[Sample]):
-    """So many samples, in turn from each worker; packed or not."""
-
-    def __init__(self, num_samples: int, packing: Packing | None = None) -> None:
-        self.num_samples = num_samples
-        self.packing = packing
-
-    def __iter__(self) -> Iterator[Sample]:
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        samples = (sample_of(number) for number in range(first, self.num_samples, step))
-        return samples if self.packing is None else self.packing.gather(samples)
-
-
 def loader_of(context: str, num_samples: int = 24, **options: Any) -> DataLoader[Sample]:
     packing = Packing(2, PREFETCH)
     return DataLoader(
-        Samples(num_samples, packing),
+        Samples(sample_of, num_samples, packing),
         batch_size=BATCH,
         num_workers=2,
         collate_fn=packing,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, default_collate
 
 from sqlstream.stream.arena import SLOT_BYTES
 from sqlstream.stream.packed import NUM_SPARE_SLOTS, PackedBytes, Packing
 from sqlstream.transforms.base import Sample
+from tests.stream.packing import Samples
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
@@ -59,24 +59,10 @@ def sample_of(number: int) -> Sample:
     }
 
 
-class Samples(IterableDataset[Sample]):
-    """So many samples, in turn from each worker."""
-
-    def __init__(self, num_samples: int, packing: Packing | None) -> None:
-        self.num_samples = num_samples
-        self.packing = packing
-
-    def __iter__(self) -> Iterator[Sample]:
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        samples = (sample_of(number) for number in range(first, self.num_samples, step))
-        return samples if self.packing is None else self.packing.gather(samples)
-
-
 def loader_of(context: str, num_samples: int) -> DataLoader[Sample]:
     packing = Packing(2, PREFETCH)
     options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": context, "collate_fn": packing}
-    return DataLoader(Samples(num_samples, packing), batch_size=BATCH, **options)
+    return DataLoader(Samples(sample_of, num_samples, packing), batch_size=BATCH, **options)
 
 
 def sent(batch: Any) -> Any:
