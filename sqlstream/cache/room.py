@@ -17,6 +17,9 @@ from sqlstream.cache.rows import EntryRow
 
 MAX_EVICTIONS = 32
 """Files unlinked in one transaction, so that the door is held for milliseconds."""
+MAX_LOOKED_AT = 4096
+"""Entries whose files are tried in one transaction, many more than processes read at once: on a disk that removes nothing
+(read-only, failing) an eviction must end."""
 MAX_DRAINED_TOUCHES = 32
 """Touch rows (windows of keys) drained in one transaction, for the same reason."""
 HYSTERESIS = 0.95
@@ -96,7 +99,7 @@ def evict(tx: LedgerTransaction, disk: Disk, num_bytes: int, *, keep: Set[bytes]
         rows = unpinned_in_order(tx, width)
         free = [row for row in rows if row.key not in keep]
         gone = recover.remove(tx, disk, free, num_bytes=num_bytes, at_most=MAX_EVICTIONS)
-        if gone or len(rows) < width:
+        if gone or len(rows) < width or width >= MAX_LOOKED_AT:
             break
         width *= 4  # somebody reads all of these, or they cannot be removed: look further
     freed = sum(row.charged_bytes for row in gone)

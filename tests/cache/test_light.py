@@ -18,6 +18,7 @@ import pytest
 
 from sqlstream import locks
 from sqlstream.cache import Cache, recover
+from sqlstream.cache.disk import Disk
 from sqlstream.cache.eviction import unpinned_in_order
 from sqlstream.cache.holds import Hold, LightHold
 from sqlstream.cache.keys import ObjectRef
@@ -173,6 +174,22 @@ def test_eviction_goes_past_any_number_of_files_that_are_read(cache: Cache, monk
     for hold in holds:
         cache.store.acquirer.release(hold)
     assert evict_all(cache) == 40
+
+
+def test_eviction_ends_on_a_disk_that_removes_nothing(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[bytes] = []
+
+    def keep(_disk: Disk, key: bytes, _ext: str) -> bool:
+        tried.append(key)
+        return False
+
+    monkeypatch.setattr("sqlstream.cache.room.MAX_EVICTIONS", 1)
+    monkeypatch.setattr("sqlstream.cache.room.MAX_LOOKED_AT", 16)
+    monkeypatch.setattr(Disk, "remove_data", keep)
+    with cache.store.ledger.transaction() as tx:
+        assert evict(tx, cache.store.disk, 4096) == 0
+    assert len(tried) == 4 + 16
+    assert len(set(tried)) == 16 < NUM_OBJECTS
 
 
 def read_lightly_until_told(connection: Connection, directory: Path) -> None:
