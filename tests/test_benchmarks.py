@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import contenders, data, driver
+from benchmarks.peers import contenders, data, disks, driver
 from benchmarks.peers.driver import (
     CUT_OFF,
     ROUNDS_BESIDE,
@@ -97,6 +100,25 @@ def test_a_contender_that_hangs_is_cut_off_and_not_run_again(settings: Settings,
     assert (asked.count("plain_torch"), asked.count("sqlstream")) == (1, 3)
     runs = read_results(settings.results)["warm-bytes-0"]
     assert [CUT_OFF in run["error"] for run in runs["plain_torch"]] == [True] * 3, "rounds stay in step"
+
+
+def test_a_run_writes_far_from_the_last_one(tmp_path: Path) -> None:
+    for _ in range(2):
+        directory = disks.scattered(tmp_path / "work")
+    flags = bytearray(8)
+    descriptor = os.open(directory, os.O_RDONLY)
+    with contextlib.suppress(OSError):  # a file system without flags
+        fcntl.ioctl(descriptor, disks.FS_IOC_GETFLAGS, flags)
+    os.close(descriptor)
+    system = subprocess.run(["stat", "-f", "-c", "%T", directory], capture_output=True, text=True, check=True).stdout.strip()
+    assert bool(int.from_bytes(flags, "little") & disks.FS_TOPDIR_FL) == (system == "ext2/ext3")
+
+
+def test_data_is_read_once_without_the_many_small_files(tmp_path: Path) -> None:
+    for folder in ("photos", "many-100"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "file").write_bytes(bytes(8))
+    assert disks.read_all(tmp_path, but="many-") == 8
 
 
 def test_only_what_bars_need_runs_in_every_round() -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import contenders, data
+from benchmarks.peers import contenders, data, disks
 from benchmarks.peers.job import Job
 from benchmarks.peers.runner import MARK
 from benchmarks.peers.workloads import Case, judged
@@ -33,6 +33,8 @@ ROUNDS_BESIDE = 2
 USUAL_SECONDS = 7.0
 """Of a run, where none was measured before: three of imports, three of work."""
 LOOK_SECONDS = 0.05
+ENTRIES = "sqlstream-entries-"
+"""Folders with a million small files."""
 OURS = ("data", "part")
 """What sqlstream's limit covers; the rest of its directory is a bounded overhead."""
 
@@ -174,7 +176,7 @@ def server(case: Case, settings: Settings, log: Path) -> Iterator[str]:
 
 def run_once(case: Case, contender: str, settings: Settings) -> Run:
     """Run one contender once; whatever fails is its result."""
-    work = Path(tempfile.mkdtemp(prefix="sqlstream-bench-"))
+    work = Path(tempfile.mkdtemp(dir=disks.scattered(settings.place / "work")))
     started = time.monotonic()
     try:
         figures = _run_in(work, case, contender, settings)
@@ -257,6 +259,8 @@ def run_rounds(cases: Sequence[Case], settings: Settings) -> None:
     for number in range(settings.rounds):
         for case in cases:
             names = [name for name in present(case, settings) if takes_part(case, name, number)]
+            if case.prepares == "prepare":
+                disks.read_all(settings.place, but=ENTRIES)
             first = number % len(names) if names else 0
             for name in names[first:] + names[:first]:
                 so_far = runs[case.name].setdefault(name, [])

@@ -17,17 +17,17 @@ _MEMORY = (
 _TWO_CORES = (
     "workers and trainer share the cores of this machine: with more workers than cores they take turns, and caches go cold"
 )
-_DISK = (
-    "not found: each object becomes a file, and on a machine whose disk was written and emptied for hours the same code takes "
-    "twice the CPU for that (the kernel looks for free inodes and blocks); on a fresh one the bar held"
+_FILE = (
+    "each object is written under a lock, renamed and entered in the ledger, in the process that also runs the trainer, on the "
+    "two cores that the server uses too (`benchmarks/results/profiles/cold-threads.txt`)"
 )
 REASONS: dict[tuple[str, str], str] = {
-    ("cold-s3-20", "1.5 times the best with loose files"): _DISK,
-    ("cold-s3-50", "1.5 times the best with loose files"): _DISK,
+    ("cold-s3-20", "1.5 times the best with loose files"): _FILE,
+    ("cold-s3-50", "1.5 times the best with loose files"): _FILE,
     (
         "cold-threads",
         "0.85 of raw obstore at equal threads: at most 1.18 times its seconds, from opening to the end",
-    ): _DISK,
+    ): _FILE,
     ("warm-bytes-0", "at least 0.75 of plain torch"): _ENGINE,
     ("warm-bytes-0", "above every peer with loose samples"): _ENGINE,
     (
