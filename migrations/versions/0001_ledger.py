@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from alembic import op
-
 revision = "0001"
 down_revision = None
 branch_labels = None
@@ -118,9 +116,12 @@ TRIGGERS = (
 )
 
 
+STATEMENTS = (*TABLES, *TRIGGERS, "PRAGMA application_id = 0x73717374", "PRAGMA user_version = 1")
+
+
 def upgrade() -> None:
     """Create everything; the version numbers commit with it."""
-    for statement in (*TABLES, *TRIGGERS):
+    from alembic import op
+
+    for statement in STATEMENTS:
         op.execute(statement)
-    op.execute("PRAGMA application_id = 0x73717374")
-    op.execute("PRAGMA user_version = 1")

@@ -6,8 +6,6 @@ under `lru` and `fifo`, so that their index (rank, tick) orders as (tick) did.
 
 from __future__ import annotations
 
-from alembic import op
-
 revision = "0002"
 down_revision = "0001"
 branch_labels = None
@@ -32,11 +30,13 @@ STATEMENTS = (
     "ALTER TABLE owner ADD COLUMN policy TEXT",
     "ALTER TABLE meta ADD COLUMN policy TEXT NOT NULL DEFAULT 'lru'",
     "ALTER TABLE meta ADD COLUMN uses INTEGER NOT NULL DEFAULT 0",
+    "PRAGMA user_version = 2",
 )
 
 
 def upgrade() -> None:
     """Add what is new; the version numbers commit with it."""
+    from alembic import op
+
     for statement in STATEMENTS:
         op.execute(statement)
-    op.execute("PRAGMA user_version = 2")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from alembic import op
-
 revision = "0003"
 down_revision = "0002"
 branch_labels = None
@@ -13,11 +11,13 @@ STATEMENTS = (
     "ALTER TABLE owner ADD COLUMN is_pinning INTEGER NOT NULL DEFAULT 0",
     "UPDATE owner SET is_pinning = EXISTS (SELECT 1 FROM pin WHERE pin.owner = owner.id)",
     "DROP INDEX pin_by_owner",
+    "PRAGMA user_version = 3",
 )
 
 
 def upgrade() -> None:
     """Move what the index was for into the owners; the version numbers commit with it."""
+    from alembic import op
+
     for statement in STATEMENTS:
         op.execute(statement)
-    op.execute("PRAGMA user_version = 3")

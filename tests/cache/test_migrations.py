@@ -6,6 +6,8 @@ import contextlib
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -168,3 +170,70 @@ def test_the_migrations_up_to_each_version_set_its_number(tmp_path: Path) -> Non
     for number in range(1, SCHEMA_VERSION + 1):
         migrate(tmp_path / "ledger.sqlite", f"{number:04d}")
         assert version(tmp_path / "ledger.sqlite") == number
+
+
+def contents(path: Path) -> tuple[set[tuple[str, ...]], dict[str, list[tuple[object, ...]]]]:
+    """The schema of a ledger, as SQLite was told it but for blanks, and its rows but for what is drawn at random."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        schema = {
+            tuple("".join(str(word).split()) for word in row)
+            for row in connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")
+        }
+        connection.execute("UPDATE meta SET uuid = ''")
+        tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        rows = {table: connection.execute(f"SELECT * FROM {table}").fetchall() for table in tables}
+        rows["pragmas"] = [connection.execute(f"PRAGMA {name}").fetchone() for name in ("user_version", "application_id")]
+    return schema, rows
+
+
+def test_a_new_ledger_is_what_the_migrations_make(tmp_path: Path) -> None:
+    migrate(tmp_path / "migrated.sqlite", "head")
+    database = Database(tmp_path / "ledger.sqlite")
+    database.read("SELECT 1")
+    database.close()
+    assert contents(tmp_path / "ledger.sqlite") == contents(tmp_path / "migrated.sqlite")
+
+
+def test_a_new_cache_is_made_without_alembic_and_sqlalchemy(tmp_path: Path) -> None:
+    """To import them takes longer than all the rest of a first start."""
+    script = (
+        "import sys; from sqlstream.cache import Cache; Cache(sys.argv[1]).close(); "
+        "sys.exit(' '.join({'alembic', 'sqlalchemy'} & set(sys.modules)) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+
+
+def die_at_every_statement_of_a_new_ledger(_: Connection, root: Path) -> int:
+    """Die before each SQL statement that makes a ledger in turn; returns how many there are."""
+    create = db.create_at_head
+    for at in range(1, 1000):
+        shutil.rmtree(root / "cache", ignore_errors=True)
+
+        def work(at: int = at) -> None:
+            statements: list[str] = []
+
+            def note(sql: str) -> None:
+                statements.append(sql)
+                if len(statements) == at:
+                    os._exit(DIED)
+
+            def dying(connection: sqlite3.Connection) -> None:
+                connection.set_trace_callback(note)
+                create(connection)
+                connection.set_trace_callback(None)
+
+            db.__dict__["create_at_head"] = dying
+            Cache(root / "cache").close()
+
+        status = in_child(work)
+        assert status in (0, DIED), f"at {at}: exit status {status}"
+        Cache(root / "cache").close()
+        assert violations(root / "cache", at_rest=True) == [], at
+        if status == 0:
+            return at - 1
+    raise AssertionError("it never gets through")
+
+
+def test_after_a_death_at_any_statement_of_a_new_ledger_the_cache_opens(tmp_path: Path, stage: Stage) -> None:
+    (num_statements,) = stage.run_all(die_at_every_statement_of_a_new_ledger, [(tmp_path,)])
+    assert num_statements >= 20
