@@ -131,22 +131,14 @@ def _plain(array: Any) -> Any:
     return array
 
 
-def _numbers(array: Any, _kind: Any = None) -> Encoded:
-    """Return Python numbers, several times faster than `to_pylist` of older pyarrow."""
-    if not array.null_count:
-        return Encoded(array.to_numpy(zero_copy_only=False).tolist())
-    present = array.is_valid().to_numpy(zero_copy_only=False).tolist()
-    filled = array.fill_null(0).to_numpy(zero_copy_only=False).tolist()
-    return Encoded([value if is_valid else None for value, is_valid in zip(filled, present, strict=True)])
-
-
-def _objects(array: Any, _kind: Any) -> Encoded:
-    return Encoded(array.to_numpy(zero_copy_only=False).tolist())  # made in C++, None for null
+def _objects(array: Any, _kind: Any = None) -> Encoded:
+    """Return Python's values, None for null; `to_numpy` is hardly faster, and imports pandas where it is installed (m)."""
+    return Encoded(array.to_pylist())
 
 
 def _floats(array: Any, _kind: Any) -> Encoded:
     array = array.cast(pa.float64())
-    values = _numbers(array).values
+    values = _objects(array).values
     if not pc.any(pc.is_nan(array)).as_py():
         return Encoded(values)
     return Encoded([NAN if value != value else value for value in values], has_nan=True)  # noqa: PLR0124 (only NaN differs from itself)
@@ -248,7 +240,7 @@ def _never(_kind: Any) -> bool:
     return False
 
 
-_INTEGERS = Codec(accepts=types.is_integer, affinity="INTEGER", stored=(int,), encode=_numbers)
+_INTEGERS = Codec(accepts=types.is_integer, affinity="INTEGER", stored=(int,), encode=_objects)
 _TEXTS = Codec(
     accepts=lambda t: types.is_string(t) or types.is_large_string(t) or types.is_string_view(t),
     affinity="TEXT",
@@ -261,7 +253,7 @@ _CODECS = (
         accepts=types.is_boolean,
         affinity="INTEGER",
         stored=(int,),
-        encode=lambda array, _: _numbers(array.cast(pa.int8())),
+        encode=lambda array, _: _objects(array.cast(pa.int8())),
         decoder=lambda _: bool,
         is_own=lambda decoded, stored: decoded == stored,
     ),
@@ -299,7 +291,7 @@ _CODECS = (
         accepts=types.is_duration,
         affinity="INTEGER",
         stored=(int,),
-        encode=lambda array, _: _numbers(array.cast(pa.int64())),
+        encode=lambda array, _: _objects(array.cast(pa.int64())),
         decoder=_duration_decoder,
     ),
     Codec(accepts=types.is_nested, affinity="TEXT", stored=(str,), encode=_nested, decoder=nested.loader, is_own=_is_container),
