@@ -10,7 +10,7 @@ def run() -> None:
     connection = context.config.attributes["connection"]
     context.configure(connection=connection, transactional_ddl=True)
     with context.begin_transaction():
-        context.run_migrations()
+        context.run_migrations(connection=connection.connection.driver_connection)
 
 
 run()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alembic import op
+import sqlite3
 
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
@@ -10,5 +10,5 @@ branch_labels = None
 depends_on = None
 
 
-def upgrade() -> None:
+def upgrade(connection: sqlite3.Connection) -> None:
     """Upgrade; end with `PRAGMA user_version = ${up_revision.lstrip("0")}`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 revision = "0001"
 down_revision = None
 branch_labels = None
@@ -119,9 +121,7 @@ TRIGGERS = (
 STATEMENTS = (*TABLES, *TRIGGERS, "PRAGMA application_id = 0x73717374", "PRAGMA user_version = 1")
 
 
-def upgrade() -> None:
+def upgrade(connection: sqlite3.Connection) -> None:
     """Create everything; the version numbers commit with it."""
-    from alembic import op
-
     for statement in STATEMENTS:
-        op.execute(statement)
+        connection.execute(statement)

@@ -6,6 +6,8 @@ under `lru` and `fifo`, so that their index (rank, tick) orders as (tick) did.
 
 from __future__ import annotations
 
+import sqlite3
+
 revision = "0002"
 down_revision = "0001"
 branch_labels = None
@@ -34,9 +36,7 @@ STATEMENTS = (
 )
 
 
-def upgrade() -> None:
+def upgrade(connection: sqlite3.Connection) -> None:
     """Add what is new; the version numbers commit with it."""
-    from alembic import op
-
     for statement in STATEMENTS:
-        op.execute(statement)
+        connection.execute(statement)

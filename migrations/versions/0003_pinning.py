@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 revision = "0003"
 down_revision = "0002"
 branch_labels = None
@@ -15,9 +17,7 @@ STATEMENTS = (
 )
 
 
-def upgrade() -> None:
+def upgrade(connection: sqlite3.Connection) -> None:
     """Move what the index was for into the owners; the version numbers commit with it."""
-    from alembic import op
-
     for statement in STATEMENTS:
-        op.execute(statement)
+        connection.execute(statement)

@@ -1,1 +1,1 @@
-"""One file per schema version: plain SQL, so that `sqlstream.db.create_at_head` makes a new ledger without alembic."""
+"""One file per schema version. Its `upgrade` takes SQLite's own connection: `sqlstream.db` makes a new ledger by them alone."""
