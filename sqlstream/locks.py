@@ -43,6 +43,7 @@ class ForkAware(Protocol):
 
 
 _READ_PLAIN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # never through a link, never waiting for a pipe
+_LOCK_SHARED_NOW = fcntl.LOCK_SH | fcntl.LOCK_NB
 HIGH_DESCRIPTOR = 4096
 """Above what programs have open, and small enough for the kernel's table of descriptors: 32 KiB."""
 HIGH_RESERVE = 64
@@ -53,8 +54,8 @@ _pid = os.getpid()
 _descriptors: set[int] = set()
 _fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 _leaked: list[object] = []
-_read: dict[int, tuple[weakref.ref[ReadLock], list[int]]] = {}
-"""Read locks that are open, by identity, with their descriptors."""
+_read: dict[int, tuple[weakref.ref[ReadLocks], list[int]]] = {}
+"""All read locks, by identity, with the descriptors that are open."""
 
 
 def fork_guard() -> threading.RLock:
@@ -242,49 +243,49 @@ def open_shared(path: str | os.PathLike[str]) -> int | None:
     return None
 
 
-class ReadLock:
-    """A file, open for reading, that nobody removes meanwhile: whoever wants to tries its exclusive lock first (`try_lock`).
+class ReadLocks:
+    """Files, open for reading, that nobody removes meanwhile: whoever wants to tries their exclusive lock first (`try_lock`).
 
-    The kernel gives it back when the process dies, Python when it forgets it, and a forked child closes its copy. Opening and
-    closing run in C from the system call to the note of it, so that no Ctrl-C falls between the two. Rejected: `__del__`, in
-    which a Ctrl-C would be lost; `io.FileIO`, which takes 1.5 µs more and does not close a directory that it was given.
-
-    Args:
-        path: The file.
-        size_bytes: What it must have.
-
-    Raises:
-        OSError: It cannot be opened, is something else than such a plain file, or somebody removes it (BlockingIOError).
+    The kernel gives them back when the process dies, Python when it forgets this, and a forked child closes its copies. To be
+    used again and again: a new one takes longer than to open a file. Opening and closing run in C from the system call to the
+    note of it, so that no Ctrl-C falls between the two. Rejected: `__del__`, in which a Ctrl-C would be lost; `io.FileIO`,
+    which takes 1.5 µs more and does not close a directory that it was given.
     """
 
-    __slots__ = ("__weakref__", "_fds", "path", "size_bytes")
+    __slots__ = ("__weakref__", "_fds", "files")
 
-    def __init__(self, path: str, size_bytes: int) -> None:
-        self.path = path
-        self.size_bytes = size_bytes
+    def __init__(self) -> None:
         self._fds: list[int] = []
+        self.files: dict[str, tuple[int, int]] = {}
+        """What is open, by path: descriptor and size."""
         with fork_guard():
             _read[id(self)] = (weakref.ref(self, _close_forgotten), self._fds)
-            self._fds.extend(map(os.open, (path,), (_READ_PLAIN,)))
-        try:
-            fd = self._fds[0]
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            status = os.fstat(fd)
-            if status.st_size != size_bytes or not status.st_nlink or status.st_mode & 0o170000 != 0o100000:
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
-        except BaseException:
-            self.close()
-            raise
 
-    def fileno(self) -> int:
-        """Return the open descriptor."""
-        return self._fds[0]
+    def add(self, path: str, size_bytes: int) -> None:
+        """Open and lock a file.
+
+        Args:
+            path: The file.
+            size_bytes: What it must have.
+
+        Raises:
+            OSError: It cannot be opened, is something else than such a plain file, or somebody removes it (BlockingIOError).
+        """
+        fds = self._fds
+        with fork_guard():
+            fds.extend(map(os.open, (path,), (_READ_PLAIN,)))
+        fd = fds[-1]
+        fcntl.flock(fd, _LOCK_SHARED_NOW)
+        status = os.fstat(fd)
+        if status.st_size != size_bytes or not status.st_nlink or status.st_mode & 0o170000 != 0o100000:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        self.files[path] = fd, size_bytes
 
     def close(self) -> None:
-        """Give the lock back; safe to call twice."""
+        """Give all of them back; safe to call twice."""
         with fork_guard():
+            self.files.clear()
             _close_all(self._fds)
-            _read.pop(id(self), None)
 
 
 def _close_all(fds: list[int]) -> None:
@@ -292,10 +293,10 @@ def _close_all(fds: list[int]) -> None:
     any(map(os.close, map(fds.pop, (-1,) * len(fds))))
 
 
-def _close_forgotten(lock: weakref.ref[ReadLock]) -> None:
-    """Close a read lock that nobody has any more; without the guard, for this runs wherever garbage is collected."""
+def _close_forgotten(forgotten: weakref.ref[ReadLocks]) -> None:
+    """Close what nobody has any more; without the guard, for this runs wherever garbage is collected."""
     for key, (known, fds) in list(_read.items()):
-        if known is lock:
+        if known is forgotten:
             _close_all(fds)
             del _read[key]
 
@@ -338,9 +339,10 @@ def _after_fork_in_child() -> None:
         with contextlib.suppress(OSError):
             os.close(fd)
     _descriptors.clear()
-    for _, fds in _read.values():
+    for locked, fds in _read.values():
         _close_all(fds)
-    _read.clear()
+        if (inherited := locked()) is not None:
+            inherited.files.clear()
     for holder in list(_fork_aware):
         holder.after_fork_in_child()
 

@@ -212,3 +212,26 @@ def test_leak_keeps_a_thing_alive() -> None:
     locks.leak(connection)
     del connection
     assert reference() is not None
+
+
+def test_read_locks_are_used_again_and_again_also_in_a_forked_child_whose_own_child_keeps_none(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a", "b")]
+    for path in paths:
+        path.write_bytes(b"data")
+    locked = locks.ReadLocks()
+    locked.add(str(paths[0]), 4)
+    (inherited,) = [fd for fd, _ in locked.files.values()]
+
+    def in_child() -> str:
+        assert not locked.files
+        was_closed = state_of(inherited)
+        locked.add(str(paths[1]), 4)
+        ((own, _),) = locked.files.values()
+        return f"{was_closed}, own {answer_of_forked_child(lambda: state_of(own))}, {state_of(own)}"
+
+    assert answer_of_forked_child(in_child) == "EBADF, own EBADF, open"
+    assert state_of(inherited) == "open"
+    locked.close()
+    assert state_of(inherited) == "EBADF"
+    locked.add(str(paths[1]), 4)
+    locked.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 from sqlstream import locks
 from sqlstream.cache import recover, statistics
 from sqlstream.cache.clear import ClearReport, clear
-from sqlstream.cache.holds import Hold
+from sqlstream.cache.holds import AnyHold, Hold
 from sqlstream.cache.keys import ObjectRef
 from sqlstream.cache.policy import Policy, policy_named
 from sqlstream.cache.recover import Finding
@@ -199,11 +199,11 @@ class Cache:
                 return hold
             acquirer.release(hold)
 
-    def path_of(self, ref: ObjectRef, hold: Hold | None = None) -> Path:
+    def path_of(self, ref: ObjectRef, hold: AnyHold | None = None) -> Path:
         """Return where an object is that `hold` holds."""
         return Path(self.file_of(ref, hold))
 
-    def file_of(self, ref: ObjectRef, hold: Hold | None = None) -> str:
+    def file_of(self, ref: ObjectRef, hold: AnyHold | None = None) -> str:
         """Return the same as text, which takes a tenth of the time."""
         if hold is not None and hold.files is not None:
             return str(hold.files[ref.key].path)

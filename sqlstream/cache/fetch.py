@@ -13,7 +13,7 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 from sqlstream import locks
 from sqlstream.cache.awaiter import Awaiter, wait_for_change
@@ -22,11 +22,12 @@ from sqlstream.cache.disk import Disk, Part
 from sqlstream.cache.downloads import Downloads
 from sqlstream.cache.free_space import FreeSpace
 from sqlstream.cache.hits import Hits
-from sqlstream.cache.holds import Hold, Holdings, LightHold
+from sqlstream.cache.holds import AnyHold, Hold, Holdings
 from sqlstream.cache.keeper import Keeper
 from sqlstream.cache.keys import ObjectRef
 from sqlstream.cache.ledger import Ledger
 from sqlstream.cache.light import Lights
+from sqlstream.cache.light_hold import LightHold
 from sqlstream.cache.line import Line
 from sqlstream.cache.owner import Owner
 from sqlstream.cache.passage import Passage
@@ -84,7 +85,11 @@ class Acquirer:
 
     # -- acquiring ----------------------------------------------------------------------------------------------------
 
-    def acquire(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher, *, lightly: bool = False) -> list[Hold]:
+    @overload
+    def acquire(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]: ...
+    @overload
+    def acquire(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher, *, lightly: bool) -> Sequence[AnyHold]: ...
+    def acquire(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher, *, lightly: bool = False) -> Sequence[AnyHold]:
         """Return holds on the longest prefix of `groups` (the objects of one sample each) for which there is room now.
 
         With `lightly`, the caller only reads the files between claim and release, and gives their paths to nobody: where all
@@ -104,7 +109,11 @@ class Acquirer:
                 break
         return holds
 
-    def acquire_one(self, group: Sequence[ObjectRef], fetcher: Fetcher, *, lightly: bool = False) -> Hold:
+    @overload
+    def acquire_one(self, group: Sequence[ObjectRef], fetcher: Fetcher) -> Hold: ...
+    @overload
+    def acquire_one(self, group: Sequence[ObjectRef], fetcher: Fetcher, *, lightly: bool) -> AnyHold: ...
+    def acquire_one(self, group: Sequence[ObjectRef], fetcher: Fetcher, *, lightly: bool = False) -> AnyHold:
         """Return a hold on one sample's objects, waiting for room if need be; for `lightly` see `acquire`.
 
         Raises:
@@ -223,18 +232,18 @@ class Acquirer:
             self._keeper.wake()
         return passage
 
-    def wait(self, hold: Hold, timeout_seconds: float | None = None) -> bool:
+    def wait(self, hold: AnyHold, timeout_seconds: float | None = None) -> bool:
         """Wait until every object of `hold` is here, or one failed; return whether it is settled."""
-        return self._awaiter.wait(hold, timeout_seconds)
+        return isinstance(hold, LightHold) or self._awaiter.wait(hold, timeout_seconds)
 
     # -- giving back --------------------------------------------------------------------------------------------------
 
-    def release(self, hold: Hold) -> None:
+    def release(self, hold: AnyHold) -> None:
         """Give a hold back; it reaches the ledger with the next transaction, or when many have gathered."""
         self.holdings.release(hold)
         self._bound_unwritten()
 
-    def retain(self, hold: Hold, capacity: int) -> Hold:
+    def retain(self, hold: AnyHold, capacity: int) -> AnyHold:
         """Keep the paths of a used hold valid for the next `capacity` ones, within this process's share of the limit.
 
         Returns:
@@ -242,7 +251,7 @@ class Acquirer:
         """
         if isinstance(hold, LightHold):
             hold = self._lights.by_rows(hold)
-            if hold.is_light:
+            if isinstance(hold, LightHold):
                 return hold
         self.holdings.retain(hold, capacity=capacity, share_bytes=self._share_bytes)
         self._bound_unwritten()

@@ -21,16 +21,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from sqlstream import locks
 from sqlstream.cache.keys import ObjectRef
+from sqlstream.cache.light_hold import LightHold
 from sqlstream.cache.owner import Owner
-from sqlstream.cache.rows import ReadyRow
 from sqlstream.storage.fetcher import Fetcher
 
-_NO_FILES: Mapping[bytes, locks.ReadLock] = MappingProxyType({})
 NOTHING: frozenset[bytes] = frozenset()
 """No keys: nothing is on its way."""
 
@@ -80,8 +78,6 @@ class Hold:
     """Pins on the objects of one sample; some objects may still be on their way."""
 
     is_light: ClassVar[bool] = False
-    open_files: ClassVar[Mapping[bytes, locks.ReadLock]] = _NO_FILES
-    """Files that it keeps open, by key; only a light hold does."""
     refs: Sequence[ObjectRef]
     owner: str
     """Who pinned; a forked child that inherits the value releases nothing with it."""
@@ -112,63 +108,8 @@ class Hold:
         return not self.outstanding or self.error is not None or self.is_void
 
 
-class LightHold(Hold):
-    """Objects of one sample that were all here when it was planned; claimed, it keeps them there by locks on their files.
-
-    It has no number, and nobody counts it: what of a `Hold` serves that is empty in all of them.
-
-    Args:
-        refs: Its objects.
-        rows: What the ledger says of each.
-        data: The cache's folder of files.
-    """
-
-    __slots__ = ("_data", "_rows", "open_files")
-
-    is_light = True
-    owner = ""
-    outstanding = NOTHING
-    error = None
-    is_void = False
-    files = None
-    fetcher = None
-    number = 0
-    open_files: Mapping[bytes, locks.ReadLock]  # type: ignore[misc]  # the base class has none
-    """By key, from the claim to the release: whoever reads an object need not open it again."""
-
-    def __init__(self, refs: Sequence[ObjectRef], rows: Sequence[ReadyRow], data: str) -> None:
-        self.refs = refs
-        self.open_files = _NO_FILES
-        self._rows = rows
-        self._data = data
-
-    @property
-    def charges(self) -> dict[bytes, int]:  # type: ignore[override]  # worked out when somebody asks, which is seldom
-        """What each of its objects counts on disk."""
-        return {row[0]: row[2] for row in self._rows}
-
-    def open(self) -> bool:
-        """Lock the files; False, with none of them locked, when one is not what its row says, or cannot be locked."""
-        files: dict[bytes, locks.ReadLock] = {}
-        self.open_files = files
-        try:
-            for key, size_bytes, _, ext in self._rows:
-                name = key.hex()
-                if key not in files:  # two columns may name one object
-                    files[key] = locks.ReadLock(f"{self._data}/{name[:2]}/{name}{ext}", size_bytes)
-        except OSError:  # it is gone or on its way out, or there are too few descriptors: the ledger will tell
-            self.close()
-            return False
-        return True
-
-    def close(self) -> None:
-        """Give the locks back; safe to call twice, and in a forked child, whose copies are closed already."""
-        for file in self.open_files.values():
-            file.close()
-        self.open_files = _NO_FILES
-
-    def __del__(self) -> None:
-        """Nothing to note: each lock goes with its file."""
+AnyHold: TypeAlias = Hold | LightHold
+"""What a sample's objects are held by; both are waited for, claimed, read and released in the same way."""
 
 
 class Holdings:
@@ -241,19 +182,19 @@ class Holdings:
                 self._held_bytes += charged_bytes - hold.charges.get(key, 0)
                 hold.charges[key] = charged_bytes
 
-    def claim(self, hold: Hold) -> bool:
+    def claim(self, hold: AnyHold) -> bool:
         """Begin to use a hold; False when it was revoked. Who takes its number away first, its user or the keeper, has it.
 
         Of a light one, False says that its sample must be acquired again, and not lightly.
         """
         if isinstance(hold, LightHold):
-            return hold.open()
+            return hold.claim()
         if hold.is_void or (self._prefetched.pop(hold.number, None) is None and hold.files is None):
             return False
         hold.state = HoldState.IN_USE
         return True
 
-    def release(self, hold: Hold) -> None:
+    def release(self, hold: AnyHold) -> None:
         """Give a hold's pins back; they reach the ledger with the next transaction. Safe to call twice.
 
         One in use, which nobody else may touch, is only noted: one atomic step, no lock, and Ctrl-C comes before or after it.

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from sqlstream import locks
 from sqlstream.cache.bypass import Bypass
 from sqlstream.cache.disk import Disk
-from sqlstream.cache.holds import Hold, Holdings, HoldState, LightHold
+from sqlstream.cache.holds import AnyHold, Hold, Holdings, HoldState
 from sqlstream.cache.keys import ObjectRef
 from sqlstream.cache.ledger import Ledger, LedgerTransaction
+from sqlstream.cache.light_hold import LightHold, Shelf
 from sqlstream.cache.passage import TOUCH_ABOVE
 from sqlstream.cache.policy import POLICIES, Policy
 from sqlstream.cache.uses import Uses
@@ -36,7 +37,7 @@ class Lights:
     """
 
     def __init__(self, disk: Disk, ledger: Ledger, holdings: Holdings, bypass: Bypass, uses: Uses) -> None:
-        self._disk = disk
+        self._shelf = Shelf(disk.data, uses.take_back)
         self._ledger = ledger
         self._holdings = holdings
         self._owner = holdings.owner
@@ -45,28 +46,27 @@ class Lights:
         self._policy: Policy | None = None
         self._num_left = 0
 
-    def acquire(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold] | None:
+    def acquire(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> Sequence[LightHold] | None:
         """Return a light hold for each of `groups` (the objects of one sample each); None: this takes a transaction."""
         if not self._owner.is_registered or (self._bypass.allows(fetcher) and self._bypass.is_cache_left_alone):
             return None
+        keys = [ref.key for group in groups for ref in group if not ref.must_be_here]
         try:
             policy = self._far_from_full(len(groups))
-            ready = {} if policy is None else self._ledger.find_ready([ref.key for group in groups for ref in group])
+            ready = {} if policy is None else self._ledger.find_ready(keys)
         except CacheError:
             return None  # a transaction mends it, or tells, or goes around it
         if policy is None or not ready:
             return None
-        holds: list[Hold] = []
-        for group in groups:
-            rows = [ready[ref.key] for ref in group if ref.key in ready and not ref.must_be_here]
-            if len(rows) < len(group):
-                return None
-            holds.append(LightHold(group, rows, self._disk.data))
+        try:
+            holds = [LightHold(group, [ready[ref.key] for ref in group], self._shelf) for group in groups]
+        except KeyError:
+            return None
         with locks.fork_guard():
             self._uses.note(len(ready), 0, policy, {})
         return holds
 
-    def by_rows(self, light: LightHold) -> Hold:
+    def by_rows(self, light: LightHold) -> AnyHold:
         """Return a hold in use that pins by rows what a claimed light hold keeps by locks; those are given back last.
 
         Of a cache that fails and is bypassed, the light one: its locks keep the paths for as long as the caller has it.

@@ -53,6 +53,11 @@ class Uses:
             del self._ranks[key]
         self._ranks.update(ranks)
 
+    def take_back(self, num_hits: int) -> None:
+        """Uncount hits that were none after all."""
+        with locks.fork_guard():
+            self._num_hits -= num_hits
+
     @property
     def is_waiting(self) -> bool:
         """Whether there are any."""

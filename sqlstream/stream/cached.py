@@ -85,6 +85,11 @@ class CachedChain:
         self._damaged: set[bytes] = set()
         """Stored samples that cannot be read, nor removed: others hold them."""
 
+    @property
+    def has_points(self) -> bool:
+        """Whether samples are stored anywhere in it."""
+        return bool(self._stages)
+
     # -- looking for stored samples -----------------------------------------------------------------------------------
 
     def look_up(self, slots: Sequence[Slot]) -> None:

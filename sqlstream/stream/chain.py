@@ -106,7 +106,16 @@ class Chain:
         Raises:
             TransformError: One of them failed.
         """
-        return self.run_keyed(sample, (self._seed, epoch, position)) if self._transforms else sample
+        if not self._transforms:
+            return sample
+        if self._seeds_globals:
+            return self.run_keyed(sample, (self._seed, epoch, position))
+        begin(sample, (self._seed, epoch, position), self._stage)
+        outcome = apply(self._transforms, sample)
+        if not isinstance(outcome, dict):
+            return _each(outcome, _UNSEEDED)
+        end(outcome)
+        return outcome
 
     def run_keyed(self, sample: Sample, key: tuple[int, int, int], *, watches: bool = False) -> Sample | Iterator[Sample]:
         """Do what `run` does, with the randomness of `key`; with `watches`, note in `drew` whether it was used."""

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Iterator
 
 from sqlstream.cache.cache import Cache
-from sqlstream.cache.holds import Hold, LightHold
+from sqlstream.cache.holds import AnyHold
+from sqlstream.cache.light_hold import LightHold
 from sqlstream.stream.cached import CachedChain
 from sqlstream.stream.rows import RowReader, Slot, holds_path
 from sqlstream.transforms.base import Sample
-from sqlstream.transforms.reading import take_back
 
 
 class Maker:
@@ -30,8 +30,9 @@ class Maker:
         self._reader = reader
         self._chain = chain
         self._num_retained = num_retained
-        self._kept: deque[Hold] = deque(maxlen=num_retained)
+        self._kept: deque[AnyHold] = deque(maxlen=num_retained)
         self._data_directory = f"{cache.store.disk.root}/data/"
+        self._is_plain = not chain.has_points
         self.reads_only = True
         """No sample has left with a path in it: objects are only read between claim and release."""
 
@@ -43,17 +44,24 @@ class Maker:
         """
         if slot.error is not None:
             raise slot.error
-        self._settle(slot)
+        hold = slot.hold
+        if not (isinstance(hold, LightHold) and self._is_plain and hold.claim()):  # nearly all samples of a warm cache
+            self._settle(slot)
+            hold = slot.hold
         try:
             outcome = self._chain.run(slot, self._reader)
-            is_kept = isinstance(outcome, dict) and self._keeps_path(slot, outcome)
+            if not isinstance(outcome, dict):
+                return self._several(slot, outcome)
+            slot.is_single = True
+            is_kept = hold is not None and self._keeps_path(hold, outcome)
         except BaseException:
             self._done_with(slot, is_kept=False)
             raise
-        slot.is_single = isinstance(outcome, dict)
-        if not isinstance(outcome, dict):
-            return self._several(slot, outcome)
-        self._done_with(slot, is_kept)
+        if isinstance(hold, LightHold) and not is_kept:
+            slot.hold = None
+            hold.close()  # nothing of it reaches the ledger
+        else:
+            self._done_with(slot, is_kept)
         return outcome
 
     def make_all(self, slot: Slot) -> list[Sample]:
@@ -79,7 +87,7 @@ class Maker:
         is_kept = False
         try:
             for sample in samples:
-                is_kept = is_kept or self._keeps_path(slot, sample)
+                is_kept = is_kept or (slot.hold is not None and self._keeps_path(slot.hold, sample))
                 yield sample
         finally:
             self._done_with(slot, is_kept)
@@ -99,29 +107,22 @@ class Maker:
                     error = hold.error
                     self.give_back(slot)
                     raise error
-            is_claimed = hold.open() if isinstance(hold, LightHold) else self._holdings.claim(hold)
-            if is_claimed and self._chain.read(slot):
+            if self._holdings.claim(hold) and self._chain.read(slot):
                 return
             self.give_back(slot)
             self._chain.look_up([slot])
             lightly = False  # the ledger finds out what is wrong with it
 
-    def _keeps_path(self, slot: Slot, sample: Sample) -> bool:
+    def _keeps_path(self, hold: AnyHold, sample: Sample) -> bool:
         """Return whether paths in a sample need its hold: they lie in the cache, or past a cache that failed."""
-        hold = slot.hold
-        return hold is not None and (hold.files is not None or holds_path(sample, self._data_directory))
+        return hold.files is not None or holds_path(sample, self._data_directory)
 
     def _done_with(self, slot: Slot, is_kept: bool) -> None:
-        hold: Hold | None = slot.hold
-        slot.hold = None
+        hold, slot.hold = slot.hold, None
         if hold is None:
             return
-        if isinstance(hold, LightHold):
-            take_back()
         if is_kept:
             self.reads_only = False
             self._kept.append(self._acquirer.retain(hold, self._num_retained))
-        elif isinstance(hold, LightHold):
-            hold.close()  # nothing of it reaches the ledger
         else:
             self._acquirer.release(hold)

@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 
-class OpenFile(Protocol):
-    """A file that somebody else has open, and closes."""
+class OpenFiles(Protocol):
+    """Files that somebody else has open, and closes; then they are no longer in it."""
 
-    path: str
-    size_bytes: int
+    @property
+    def open_files(self) -> Mapping[str, tuple[int, int]]:
+        """Descriptor and size in bytes, by path."""
 
-    def fileno(self) -> int:
-        """Return its descriptor."""
+
+class _Nothing:
+    open_files: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
 
 class _Lent(threading.local):
-    """What is open for the samples that this thread makes, by path."""
+    """What is open for the sample that this thread makes."""
 
     def __init__(self) -> None:
-        self.files: dict[str, OpenFile] = {}
+        self.files: OpenFiles = _Nothing()
 
 
 _lent = _Lent()
 
 
-def lend(file: OpenFile) -> None:
-    """Have `read_file` in this thread read an open file where it is; whoever lends it keeps it open until `take_back`."""
-    _lent.files[file.path] = file
-
-
-def take_back() -> None:
-    """Have files be opened by whoever reads them."""
-    _lent.files.clear()
+def lend(files: OpenFiles) -> None:
+    """Have `read_file` in this thread read open files where they are, until others are lent or these are closed."""
+    _lent.files = files
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
@@ -43,10 +42,11 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     Raises:
         OSError, ValueError: It cannot be read.
     """
-    file = _lent.files.get(os.fspath(path))
+    file = _lent.files.open_files.get(os.fspath(path))
     if file is not None:
-        data = os.pread(file.fileno(), file.size_bytes, 0)
-        if len(data) == file.size_bytes:  # one read brings 2 GiB at most
+        fd, size_bytes = file
+        data = os.pread(fd, size_bytes, 0)
+        if len(data) == size_bytes:  # one read brings 2 GiB at most
             return data
     with open(path, "rb", buffering=0) as unbuffered:  # a buffer, or a Path, costs half as much again as a small file
         return unbuffered.read()

@@ -20,8 +20,9 @@ from sqlstream import locks
 from sqlstream.cache import Cache, recover
 from sqlstream.cache.disk import Disk
 from sqlstream.cache.eviction import unpinned_in_order
-from sqlstream.cache.holds import Hold, LightHold
+from sqlstream.cache.holds import AnyHold, Hold
 from sqlstream.cache.keys import ObjectRef
+from sqlstream.cache.light_hold import LightHold, Shelf
 from sqlstream.cache.policy import POLICIES
 from sqlstream.cache.room import evict
 from sqlstream.errors import CacheError
@@ -93,6 +94,13 @@ def evict_all(cache: Cache) -> int:
     return cache.statistics().evictions - num_evicted
 
 
+def read_open(hold: AnyHold, ref: ObjectRef) -> bytes:
+    """What an object holds, read where its hold has it open."""
+    assert isinstance(hold, LightHold)
+    fd, size_bytes = hold.open_files[hold.paths[list(hold.refs).index(ref)]]
+    return os.pread(fd, size_bytes + 1, 0)
+
+
 def path_of(cache: Cache, ref: ObjectRef) -> Path:
     return Path(cache.store.disk.data_path(ref.key, ref.ext))
 
@@ -106,7 +114,7 @@ def test_windows_and_single_hits_far_from_the_limit_run_no_transaction_and_are_c
         assert len(holds) == NUM_OBJECTS
         for hold, url in zip(holds, URLS, strict=True):
             assert acquirer.holdings.claim(hold)
-            assert os.pread(hold.open_files[hold.refs[0].key].fileno(), 1000, 0) == OBJECTS[url]
+            assert read_open(hold, hold.refs[0]) == OBJECTS[url]
             acquirer.release(hold)
             acquirer.release(hold)
     for ref in REFS:
@@ -120,8 +128,8 @@ def test_windows_and_single_hits_far_from_the_limit_run_no_transaction_and_are_c
 
 def test_a_sample_of_several_objects_holds_each_of_them_once(cache: Cache) -> None:
     hold = light(cache, REFS[0], REFS[1], REFS[0])
-    assert list(hold.open_files) == [REFS[0].key, REFS[1].key]
-    assert hold.charges == dict.fromkeys(hold.open_files, 4096)
+    assert list(hold.open_files) == [str(path_of(cache, ref)) for ref in REFS[:2]]
+    assert hold.charges == dict.fromkeys([ref.key for ref in REFS[:2]], 4096)
     assert evict_all(cache) == NUM_OBJECTS - 2
     cache.store.acquirer.release(hold)
     assert evict_all(cache) == 2
@@ -290,11 +298,13 @@ def test_a_file_that_goes_between_opening_and_locking_it_is_not_taken_for_held(
     assert sample(cache, REFS[0]) == OBJECTS[URLS[0]]
 
 
-def test_a_file_that_somebody_is_about_to_remove_is_not_taken_for_held(cache: Cache) -> None:
+def test_a_file_that_somebody_is_about_to_remove_is_not_taken_for_held_nor_counted_as_a_hit(cache: Cache) -> None:
+    num_hits = cache.statistics().hits
     hold = cache.store.acquirer.acquire_one(REFS[:1], cache.fetcher, lightly=True)
     fd = locks.open_descriptor(path_of(cache, REFS[0]), os.O_RDWR)
     assert locks.try_lock(fd)
     assert not cache.store.acquirer.holdings.claim(hold)
+    assert cache.statistics().hits == num_hits
     locks.close_descriptor(fd)
     assert cache.store.acquirer.holdings.claim(hold)
     cache.store.acquirer.release(hold)
@@ -412,7 +422,7 @@ def test_a_cache_that_fails_on_the_light_way_is_told_or_bypassed(directory: Path
 
 def test_a_forked_child_keeps_no_lock_and_an_inherited_hold_closes_no_file_of_the_child(cache: Cache) -> None:
     hold = light(cache, REFS[0])
-    number = hold.open_files[REFS[0].key].fileno()
+    ((number, _),) = hold.open_files.values()
     told, tell = os.pipe()
     heard, say_so = os.pipe()
     child = os.fork()
@@ -465,6 +475,7 @@ def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) 
     holdings.release(light(cache, *REFS[:2]))
     rows = list(cache.store.ledger.find_ready([ref.key for ref in REFS[:2]]).values())
     before = open_files(cache.path)
+    shelf = Shelf(cache.store.disk.data, lambda _: None)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -472,7 +483,7 @@ def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) 
     handler = signal.signal(signal.SIGALRM, interrupt)
     try:
         for number in range(600):
-            hold = LightHold(REFS[:2], rows, cache.store.disk.data)
+            hold = LightHold(REFS[:2], rows, shelf)
             with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it comes anywhere in here
                 signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number / 6))
                 while True:
@@ -481,7 +492,7 @@ def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) 
             del hold
             if number % 20 == 0:
                 assert open_files(cache.path) == before
-            assert not locks._read
+            assert not any(fds for _, fds in locks._read.values())
     finally:
         signal.signal(signal.SIGALRM, handler)
     assert open_files(cache.path) == before

@@ -22,8 +22,9 @@ from sqlstream import locks
 from sqlstream.cache import Cache, recover
 from sqlstream.cache.clear import clear
 from sqlstream.cache.disk import Disk
-from sqlstream.cache.holds import Hold, HoldState, LightHold
+from sqlstream.cache.holds import Hold, HoldState
 from sqlstream.cache.keys import ObjectRef, charged_bytes
+from sqlstream.cache.light_hold import LightHold
 from sqlstream.cache.policy import POLICIES
 from sqlstream.cache.store import Store
 from sqlstream.errors import CacheFullError, StorageError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ import pytest
 from sqlstream import StreamingDataset
 from sqlstream.db import Database
 from sqlstream.errors import DecodeError
-from sqlstream.locks import ReadLock
+from sqlstream.locks import ReadLocks
 from sqlstream.transforms.fields import LoadFromDiskTransform
-from sqlstream.transforms.reading import lend, read_file, take_back
+from sqlstream.transforms.reading import lend, read_file
 from tests.stream.sources import Photos
 
 COLUMN = "image"
@@ -91,18 +92,29 @@ def test_a_path_that_leaves_with_its_sample_is_pinned_by_a_row_from_then_on(phot
         assert all(Path(sample[COLUMN]).is_file() for sample in samples)
 
 
-def test_a_lent_file_is_read_where_it_is_open_until_it_is_taken_back(tmp_path: Path) -> None:
+class Held:
+    """A file that is open, as the engine lends those of a sample."""
+
+    def __init__(self, path: Path) -> None:
+        self.locks = ReadLocks()
+        self.locks.add(str(path), path.stat().st_size)
+
+    @property
+    def open_files(self) -> Mapping[str, tuple[int, int]]:
+        return self.locks.files
+
+
+def test_a_lent_file_is_read_where_it_is_open_until_it_is_closed(tmp_path: Path) -> None:
     path, other = tmp_path / "a", tmp_path / "b"
     path.write_bytes(b"lent")
-    file = ReadLock(str(path), 4)
-    lend(file)
+    held = Held(path)
+    lend(held)
     try:
         other.write_bytes(b"another")
         os.replace(other, path)
         assert read_file(path) == read_file(str(path)) == b"lent"
     finally:
-        take_back()
-        file.close()
+        held.locks.close()
     assert read_file(path) == b"another"
 
 

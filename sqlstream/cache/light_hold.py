@@ -1,0 +1,98 @@
+"""A hold that is no row: locks of the kernel on files that were all here when their sample was planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import ClassVar
+
+from sqlstream import locks
+from sqlstream.cache.keys import ObjectRef
+from sqlstream.cache.rows import ReadyRow
+
+_NO_FILES: Mapping[str, tuple[int, int]] = MappingProxyType({})
+
+
+class Shelf:
+    """What all light holds on a cache directory share.
+
+    Args:
+        data: The cache's folder of files.
+        was_missed: Called with the number of a hold's objects when not all of them are as the ledger says.
+    """
+
+    def __init__(self, data: str, was_missed: Callable[[int], None]) -> None:
+        self.data = data
+        self.was_missed = was_missed
+        self.unused: list[locks.ReadLocks] = []
+        """Nobody's locks, none of them on a file: to be taken by the next claim."""
+
+
+class LightHold:
+    """Objects of one sample that were all here when it was planned; claimed, it keeps them there by locks on their files.
+
+    It pins nothing, and nobody counts it; what of it reads like a `Hold` is what those need who wait for both and read them.
+
+    Args:
+        refs: Its objects.
+        rows: What the ledger says of each, in the same order.
+        shelf: Where the files are, and locks to take.
+    """
+
+    __slots__ = ("_locks", "_rows", "_shelf", "paths", "refs")
+
+    is_light: ClassVar[bool] = True
+    is_settled: ClassVar[bool] = True
+    outstanding: ClassVar[frozenset[bytes]] = frozenset()
+    error: ClassVar[Exception | None] = None
+    files: ClassVar[None] = None
+
+    def __init__(self, refs: Sequence[ObjectRef], rows: Sequence[ReadyRow], shelf: Shelf) -> None:
+        self.refs = refs
+        self.paths: list[str] = []
+        """Where its objects are, in their order, from the claim to the release."""
+        self._rows = rows
+        self._shelf = shelf
+        self._locks: locks.ReadLocks | None = None
+
+    @property
+    def charges(self) -> dict[bytes, int]:
+        """What each of its objects counts on disk."""
+        return {row[0]: row[2] for row in self._rows}
+
+    @property
+    def open_files(self) -> Mapping[str, tuple[int, int]]:
+        """Descriptor and size by path, from the claim to the release: whoever reads an object need not open it again."""
+        return _NO_FILES if self._locks is None else self._locks.files
+
+    def claim(self) -> bool:
+        """Lock the files; False, with none of them locked, when one is not what its row says, or cannot be locked.
+
+        Its sample must then be acquired again, and not lightly.
+        """
+        shelf = self._shelf
+        try:
+            held = self._locks = shelf.unused.pop()
+        except IndexError:
+            held = self._locks = locks.ReadLocks()
+        paths = self.paths = []
+        try:
+            for key, size_bytes, _, ext in self._rows:
+                name = key.hex()
+                path = f"{shelf.data}/{name[:2]}/{name}{ext}"
+                if path not in held.files:  # two columns may name one object
+                    held.add(path, size_bytes)
+                paths.append(path)
+        except OSError:  # it is gone or on its way out, or there are too few descriptors: the ledger will tell
+            self.close()
+            shelf.was_missed(len(self._rows))
+            return False
+        return True
+
+    def close(self) -> None:
+        """Give the locks back; safe to call twice, and in a forked child, whose copies are closed already."""
+        held = self._locks
+        if held is not None:
+            held.close()
+            self._locks = None
+            self._shelf.unused.append(held)  # last: a Ctrl-C before it loses them, one after it must not give them twice
