@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x73717374
 """'sqst' in ASCII: what `file` and other tools see in the header."""
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """`PRAGMA user_version` of the newest migration in `migrations/versions`."""
 WAL_LIMIT_BYTES = 4 << 20
 """The WAL is truncated above this; it is overhead that users did not ask for."""

@@ -54,21 +54,22 @@ def clear(ledger: Ledger, disk: Disk, *, dataset: str | None, older_than_seconds
     removed_entries = removed_bytes = 0
     read: list[EntryRow] = []
     after = b""
-    while rows := ledger.clearable_after(after, MAX_EVICTIONS, where, parameters):
+    while rows := ledger.matching_after(after, MAX_EVICTIONS, where, parameters):
         after = rows[-1].key
         if older_than_seconds is not None:
             rows = [row for row in rows if _idle_seconds(disk.data_path(row.key, row.ext)) >= older_than_seconds]
         with ledger.transaction() as tx:
             found = tx.find([row.key for row in rows]).values()
-            free = [row for row in found if row.is_ready and not tx.pinned_by_others(row.key, None)]
+            pinned = tx.pinned()
+            free = [row for row in found if row.is_ready and row.key not in pinned]
             gone = recover.remove(tx, disk, free)
         read += set(free).difference(gone)
         removed_entries += len(gone)
         removed_bytes += sum(row.charged_bytes for row in gone)
     with ledger.transaction() as tx:
-        pinned = tx.connection.execute(
+        kept = tx.connection.execute(
             "SELECT count(*), coalesce(sum(charged_bytes), 0) FROM entry WHERE state = 'ready' "
-            f"AND EXISTS (SELECT 1 FROM pin WHERE pin.key = entry.key) AND {where}",
+            f"AND key IN (SELECT key FROM pin) AND {where}",
             parameters,
         ).fetchone()
         filling = tx.connection.execute(
@@ -77,8 +78,8 @@ def clear(ledger: Ledger, disk: Disk, *, dataset: str | None, older_than_seconds
     return ClearReport(
         removed_entries=removed_entries,
         removed_bytes=removed_bytes,
-        kept_pinned_entries=pinned[0] + len(read),
-        kept_pinned_bytes=pinned[1] + sum(row.charged_bytes for row in read),
+        kept_pinned_entries=kept[0] + len(read),
+        kept_pinned_bytes=kept[1] + sum(row.charged_bytes for row in read),
         kept_filling_entries=filling[0],
         removed_index_files=_clear_index(disk) if index else 0,
     )

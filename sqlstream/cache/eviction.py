@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from sqlstream.cache.keys import split_keys
 from sqlstream.cache.ledger import LedgerTransaction
@@ -91,12 +92,15 @@ def drain_touches(tx: LedgerTransaction, max_rows: int) -> bool:
 def unpinned_in_order(tx: LedgerTransaction, limit: int) -> list[EntryRow]:
     """Return ready entries without a pin, those that the policy would evict first in front."""
     _forget_stale(tx, standing(tx).policy)
-    rows = tx.connection.execute(
+    pinned = tx.pinned()
+    cursor = tx.connection.execute(
         "SELECT key, state, size, charged_bytes, part, ext, url FROM entry INDEXED BY entry_by_rank WHERE state = 'ready' "
-        "AND NOT EXISTS (SELECT 1 FROM pin WHERE pin.key = entry.key) ORDER BY rank, tick LIMIT ?",
-        (limit,),
-    ).fetchall()
-    return [EntryRow._make(row) for row in rows]
+        "ORDER BY rank, tick"
+    )
+    try:
+        return [EntryRow._make(row) for row in islice((row for row in cursor if row[0] not in pinned), limit)]
+    finally:
+        cursor.close()
 
 
 def _forget_stale(tx: LedgerTransaction, policy: Policy) -> None:

@@ -258,7 +258,7 @@ class Acquirer:
         return hold
 
     def _bound_unwritten(self) -> None:
-        if len(self.owner.changed) + len(self.holdings.released) > MAX_UNWRITTEN:
+        if self.owner.num_unwritten + len(self.holdings.released) > MAX_UNWRITTEN:
             self.flush()
         else:
             self._keeper.wake()

@@ -6,12 +6,14 @@ Names from an index never become local paths: a file's name is the hash of the o
 from __future__ import annotations
 
 import hashlib
+import struct
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from sqlstream.storage import urls
 
 KEY_BYTES = 16
+_KEY = struct.Struct(f"{KEY_BYTES}s")
 MADE_EXTENSION = ".sample.safetensors"
 """Of files that hold a stored sample; extensions of URLs have one part, so a file's name tells what it is."""
 BLOCK_BYTES = 4096
@@ -58,8 +60,8 @@ def charged_bytes(size_bytes: int) -> int:
 
 
 def split_keys(body: bytes) -> list[bytes]:
-    """Return the keys that were joined to `body`."""
-    return [body[i : i + KEY_BYTES] for i in range(0, len(body), KEY_BYTES)]
+    """Return the keys that were joined to `body`; the rest of one that was cut off is none."""
+    return [key for (key,) in _KEY.iter_unpack(body[: len(body) // KEY_BYTES * KEY_BYTES])]
 
 
 @dataclass(slots=True, unsafe_hash=True, kw_only=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
 from typing import TypeVar
 
-from sqlstream.cache.keys import KEY_BYTES
+from sqlstream.cache.keys import KEY_BYTES, split_keys
 from sqlstream.cache.rows import Account, EntryRow, Outlook, Publication, ReadyRow, Reservation
 from sqlstream.db import Database
 
@@ -26,25 +26,26 @@ _FIND = f"SELECT {_ENTRY_COLUMNS} FROM json_each(?2) CROSS JOIN entry ON entry.k
 _FIND_READY = f"{_FIND.replace(_ENTRY_COLUMNS, 'entry.key, size, charged_bytes, ext')} WHERE state = 'ready'"
 _FIND_ONE_READY = "SELECT key, size, charged_bytes, ext FROM entry WHERE key = ? AND state = 'ready'"
 _FULLNESS = "SELECT ready_bytes + filling_bytes, (SELECT min(limit_bytes) FROM owner), policy FROM totals, meta"
-_PIN = (
-    f"INSERT INTO pin (key, owner, count) SELECT substr(?1, value, {KEY_BYTES}), ?3, 1 FROM json_each(?2) WHERE TRUE "
-    "ON CONFLICT (key, owner) DO UPDATE SET count = 1"
-)
-_PIN_ONE = "INSERT INTO pin (key, owner, count) VALUES (?, ?, 1) ON CONFLICT (key, owner) DO UPDATE SET count = 1"
 _OUTLOOK = (
     "SELECT entries, ready_bytes, filling_bytes, (SELECT min(limit_bytes) FROM owner), "
-    "(SELECT count(*) FROM owner WHERE is_pinning), policy, uses FROM totals, meta"
+    "(SELECT count(*) FROM owner WHERE length(pins) > 0), policy, uses FROM totals, meta"
 )
-_UNPIN = f"DELETE FROM pin WHERE owner = ?3 AND key IN (SELECT substr(?1, value, {KEY_BYTES}) FROM json_each(?2))"
-_UNPIN_ONE = "DELETE FROM pin WHERE key = ? AND owner = ?"
 
 
 class LedgerTransaction:
-    """One write transaction on the ledger."""
+    """One write transaction on the ledger.
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    Args:
+        connection: It has begun.
+        before_pins_are_read: Writes the pins of whose transaction it is, as they are by then.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, before_pins_are_read: Callable[[LedgerTransaction], None] | None = None
+    ) -> None:
         self.connection = connection
         self._execute = connection.execute
+        self._before_pins_are_read = before_pins_are_read
 
     # -- the account --------------------------------------------------------------------------------------------------
 
@@ -186,33 +187,22 @@ class LedgerTransaction:
 
     def remove_owner(self, owner: str) -> None:
         """Forget an owner and its pins."""
-        self._execute("DELETE FROM pin WHERE owner = ?", (owner,))
         self._execute("DELETE FROM owner WHERE id = ?", (owner,))
 
-    def pin(self, owner: str, counts: Mapping[bytes, int]) -> None:
-        """Enter an owner's first pins on keys."""
-        if len(counts) == 1:
-            self._execute(_PIN_ONE, (*counts, owner))
-        elif counts:
-            self._execute(_PIN, (b"".join(counts), positions(len(counts)), owner))
-        several = [(count, key, owner) for key, count in counts.items() if count > 1]
-        if several:
-            self.connection.executemany("UPDATE pin SET count = ? WHERE key = ? AND owner = ?", several)
+    def set_pins(self, owner: str, keys: Iterable[bytes]) -> None:
+        """Have an owner pin these keys, and no others."""
+        self._execute("UPDATE owner SET pins = ? WHERE id = ?", (b"".join(keys), owner))
 
-    def unpin(self, owner: str, keys: Collection[bytes]) -> None:
-        """Drop an owner's last pins on keys."""
-        if len(keys) == 1:
-            self._execute(_UNPIN_ONE, (*keys, owner))
-        elif keys:
-            self._execute(_UNPIN, (b"".join(keys), positions(len(keys)), owner))
-
-    def set_pinning(self, owner: str, is_pinning: bool) -> None:
-        """Note whether an owner has pins."""
-        self._execute("UPDATE owner SET is_pinning = ? WHERE id = ?", (is_pinning, owner))
+    def pinned(self, *, besides: str | None = None) -> set[bytes]:
+        """Return the keys that anybody pins, or anybody but one owner; at half the time of the view `pin`."""
+        if self._before_pins_are_read is not None:
+            self._before_pins_are_read(self)
+        rows = self._execute("SELECT pins FROM owner WHERE length(pins) > 0 AND id IS NOT ?", (besides,)).fetchall()
+        return set().union(*(split_keys(row[0]) for row in rows))
 
     def pinned_by_others(self, key: bytes, owner: str | None) -> bool:
         """Return whether any other owner pins `key`."""
-        return self._execute("SELECT 1 FROM pin WHERE key = ? AND owner IS NOT ?", (key, owner)).fetchone() is not None
+        return key in self.pinned(besides=owner)
 
     # -- waiting for room ---------------------------------------------------------------------------------------------
 
@@ -301,11 +291,10 @@ class Ledger:
         )
         return [EntryRow._make(row) for row in rows]
 
-    def clearable_after(self, key: bytes, limit: int, where: str, parameters: Sequence[object]) -> list[EntryRow]:
-        """Return up to `limit` ready, unpinned entries beyond `key` that match `where`, in the order of their keys."""
+    def matching_after(self, key: bytes, limit: int, where: str, parameters: Sequence[object]) -> list[EntryRow]:
+        """Return up to `limit` ready entries beyond `key` that match `where`, in the order of their keys, pinned or not."""
         rows = self.database.read(
-            f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE key > ? AND state = 'ready' AND {where} "
-            "AND NOT EXISTS (SELECT 1 FROM pin WHERE pin.key = entry.key) ORDER BY key LIMIT ?",
+            f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE key > ? AND state = 'ready' AND {where} ORDER BY key LIMIT ?",
             (key, *parameters, limit),
         )
         return [EntryRow._make(row) for row in rows]
@@ -320,7 +309,7 @@ class Ledger:
     def share_bytes(self, num_expected: int) -> int | None:
         """Return one owner's part of the limit, among all that hold pins and at least `num_expected`."""
         limit, num_owners = self.database.read(
-            "SELECT (SELECT min(limit_bytes) FROM owner), (SELECT count(*) FROM owner WHERE is_pinning)"
+            "SELECT (SELECT min(limit_bytes) FROM owner), (SELECT count(*) FROM owner WHERE length(pins) > 0)"
         )[0]
         return None if limit is None else int(limit) // max(num_expected, num_owners)
 

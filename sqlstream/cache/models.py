@@ -49,7 +49,7 @@ class Owner(Base):
     """One process that uses the cache; alive as long as its file in owners/ is locked."""
 
     __tablename__ = "owner"
-    __table_args__ = ({"sqlite_with_rowid": False, "sqlite_strict": True},)
+    __table_args__ = ({"sqlite_strict": True},)
     id: Mapped[str] = mapped_column(primary_key=True)
     pid: Mapped[int]
     host: Mapped[str]
@@ -61,19 +61,8 @@ class Owner(Base):
     waiting_bytes: Mapped[int | None]
     policy: Mapped[str | None]
     """The eviction policy that it asked for by name."""
-    is_pinning: Mapped[int]
-    """1 while it has pins, else 0; written when that changes."""
-
-
-class Pin(Base):
-    """An owner's claim on an entry: it is not evicted."""
-
-    __tablename__ = "pin"
-    __table_args__ = ({"sqlite_with_rowid": False, "sqlite_strict": True},)
-    key: Mapped[bytes] = mapped_column(primary_key=True)
-    owner: Mapped[str] = mapped_column(primary_key=True)
-    count: Mapped[int]
-    """Pins that the owner held when it wrote the row; only its first pin and its last release touch the row."""
+    pins: Mapped[bytes] = mapped_column(server_default=text("x''"))
+    """The keys of the entries that it keeps from being evicted, 16 bytes each; the view `pin` shows them as rows."""
 
 
 class Touch(Base):

@@ -1,6 +1,6 @@
 """This process as the ledger knows it: an id, a locked file, a limit and its pins.
 
-Counts live in memory; the ledger sees an owner's first pin on a key and its last release, both written with whatever
+Counts live in memory; the ledger sees which keys an owner pins, all of them in one value of its row, written with whatever
 transaction comes next. So a window of samples costs one transaction, and giving back costs none of its own.
 """
 
@@ -75,12 +75,12 @@ class Owner:
 
     def _forget(self) -> None:
         self._counts: dict[bytes, int] = {}
-        self.changed: set[bytes] = set()
-        """Keys whose pins changed since the last transaction."""
-        self._recorded: set[bytes] | None = set()
-        """Keys that have a pin row of ours; None after a failed transaction: ask the ledger."""
-        self._said_pinning: bool | None = None
-        """Whether our row says that we have pins; None: not known."""
+        self.num_unwritten = 0
+        """Pins taken or given back since the last transaction."""
+        self._num_written = 0
+        """How many of them our row knows, in the current one; -1: it may have to be written whatever their number."""
+        self._is_note_short = True
+        """Whether our file lacks a key that we pin."""
         self._generation = -1
 
     def defer(self, work: Deferred) -> None:
@@ -132,7 +132,8 @@ class Owner:
         """Count one more pin on each key; inside a transaction of this owner."""
         counts = self._counts
         first = dict.fromkeys(keys, 1)
-        self.changed.update(first)
+        self.num_unwritten += len(keys)
+        self._is_note_short = True
         if len(first) == len(keys) and counts.keys().isdisjoint(first):  # nearly always, at a third of the time
             counts.update(first)
         else:
@@ -142,7 +143,7 @@ class Owner:
     def unpin(self, keys: Sequence[bytes]) -> None:
         """Count one pin less on each key; written with the next transaction. Call under the guard."""
         counts = self._counts
-        self.changed.update(keys)
+        self.num_unwritten += len(keys)
         for key in keys:
             count = counts.pop(key)
             if count > 1:
@@ -163,21 +164,24 @@ class Owner:
 
     @contextmanager
     def transaction(self, *, is_flush: bool = False) -> Iterator[LedgerTransaction]:
-        """Run the body in the ledger as this owner: registered, with what was deferred written first and its new pins last."""
+        """Run the body in the ledger as this owner: registered, what was deferred written first, and its pins last.
+
+        They are written once, or once more before whoever must know all pins reads them (`LedgerTransaction.pinned`).
+        """
         with locks.fork_guard(), locks.uninterrupted():
             if self.is_closed:
                 raise CacheError(f"the cache {self._disk.root} is closed: open it again")
             try:
                 with self._ledger.database.write_transaction() as connection:
-                    tx = LedgerTransaction(connection)
+                    tx = LedgerTransaction(connection, self._write_pins)
                     self._enter(tx, is_flush=is_flush)
                     yield tx
                     self._write_pins(tx)
-                    self._note_pinning(tx)
+                self.num_unwritten = 0
                 for work in self._deferred:
                     work.written()
             except BaseException:
-                self._recorded, self._generation = None, -1  # rolled back: what we believe of our rows may be wrong
+                self._generation = -1  # rolled back: what we believe of our row may be wrong
                 raise
 
     def run(self, work: Callable[[LedgerTransaction], T], *, is_flush: bool = False) -> T:
@@ -193,7 +197,7 @@ class Owner:
     def is_waiting(self) -> bool:
         """Whether anything waits for a transaction, whoever needs it."""
         self.collect()
-        return bool(self.changed) or any(work.is_waiting for work in self._deferred)
+        return bool(self.num_unwritten) or any(work.is_waiting for work in self._deferred)
 
     def flush(self) -> None:
         """Write what changed, if anything did."""
@@ -221,7 +225,8 @@ class Owner:
                 self._forget()
 
     def _enter(self, tx: LedgerTransaction, *, is_flush: bool) -> None:
-        """Register where needed, and bring the ledger's pins of ours up to what this process knows."""
+        """Register where needed, and write what was deferred."""
+        self._num_written = 0
         if self.id is None:
             self.id = uuid.uuid4().hex
         if self._fd is None or os.fstat(self._fd).st_nlink == 0:  # removed with its directory: others think us dead
@@ -234,40 +239,21 @@ class Owner:
             recover.reap_owners(tx, self._disk)  # workers of an earlier epoch, say: their pins would count as company
             tx.add_owner(self.id, pid=os.getpid(), host=socket.gethostname(), name=_program(), limit_bytes=self.limit_bytes)
             choose(tx, self.id, self._policy)
-            self._generation, self._recorded, self._said_pinning = self._ledger.database.generation, None, None
-        if self._recorded is None:
-            rows = tx.connection.execute("SELECT key FROM pin WHERE owner = ?", (self.id,)).fetchall()
-            self._recorded = {row[0] for row in rows}
-            self.changed = self._recorded | self._counts.keys()
-        self._write_pins(tx)
+            self._generation, self._num_written = self._ledger.database.generation, -1
         for work in self._deferred:
             work.write(tx, is_flush=is_flush)
 
     def _write_pins(self, tx: LedgerTransaction) -> None:
+        """Have our row name what we pin by now, if it does not."""
         self.collect()
-        if not self.changed:
+        if self.num_unwritten == self._num_written:
             return
         assert self.id is not None
-        assert self._fd is not None
-        assert self._recorded is not None
-        gained = {key: self._counts[key] for key in self.changed.difference(self._recorded) if key in self._counts}
-        lost = self.changed.intersection(self._recorded).difference(self._counts)
-        if gained:
-            self._recorded.update(gained)
-            # Before COMMIT: the file may name too many keys, never too few.
-            self._write_note(self._recorded)
-        tx.pin(self.id, gained)
-        tx.unpin(self.id, lost)
-        self._recorded -= lost
-        self.changed = set()
-
-    def _note_pinning(self, tx: LedgerTransaction) -> None:
-        """Have our row say whether we share the limit; at the end of a transaction, for pins often follow each other."""
-        is_pinning = bool(self._recorded)
-        if is_pinning is not self._said_pinning:
-            assert self.id is not None
-            tx.set_pinning(self.id, is_pinning)
-            self._said_pinning = is_pinning
+        if self._is_note_short:
+            self._write_note(self._counts)  # before COMMIT: the file may name too many keys, never too few
+            self._is_note_short = False
+        tx.set_pins(self.id, self._counts)
+        self._num_written = self.num_unwritten
 
     def _write_note(self, pinned: Collection[bytes]) -> None:
         assert self._fd is not None

@@ -43,8 +43,7 @@ def refill(connection: sqlite3.Connection, disk: Disk) -> None:
         note = disk.read_note(owner)
         if note is not None and disk.owner_is_live(owner):
             tx.add_owner(owner, pid=note.pid, host="", name="", limit_bytes=note.limit_bytes)
-            tx.pin(owner, dict.fromkeys(note.pinned, 1))
-            tx.set_pinning(owner, bool(note.pinned))
+            tx.set_pins(owner, note.pinned)
     recover.reap(tx, disk)
     tx.set_boot_id(boot_id())
     connection.execute("COMMIT")

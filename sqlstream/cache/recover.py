@@ -89,11 +89,9 @@ def quarantine(tx: LedgerTransaction, disk: Disk, key: bytes, owner: str | None)
 
 def settle_removal(tx: LedgerTransaction, disk: Disk) -> int:
     """Uncount files that somebody unlinked before it died; return how many."""
-    ghosts = [
-        row.key
-        for row in tx.find(disk.read_removal()).values()
-        if row.is_ready and not tx.pinned_by_others(row.key, None) and disk.data_size(row.key, row.ext) is None
-    ]
+    rows = tx.find(disk.read_removal()).values()
+    pinned = tx.pinned()
+    ghosts = [row.key for row in rows if row.is_ready and row.key not in pinned and disk.data_size(row.key, row.ext) is None]
     tx.remove(ghosts)
     return len(ghosts)
 
@@ -161,11 +159,12 @@ def _verify_entries(ledger: Ledger, disk: Disk, rows: Sequence[EntryRow], *, rep
         return []
     findings = []
     with ledger.transaction() as tx:
+        pinned = tx.pinned()
         for row in tx.find(suspects).values():
             size_bytes = disk.data_size(row.key, row.ext)
             if row.is_ready and size_bytes != row.size_bytes:
                 kind = "missing file" if size_bytes is None else "wrong size"
-                is_free = size_bytes is None or not (tx.pinned_by_others(row.key, None) or disk.is_read(row.key, row.ext))
+                is_free = size_bytes is None or not (row.key in pinned or disk.is_read(row.key, row.ext))
                 repaired = repair and is_free and bool(remove(tx, disk, [row]))
                 finding = Finding(
                     kind=kind,

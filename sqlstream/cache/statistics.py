@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sqlstream.cache.disk import Disk
 from sqlstream.cache.hosts import HostUse, hosts
-from sqlstream.cache.keys import MADE_EXTENSION
+from sqlstream.cache.keys import KEY_BYTES, MADE_EXTENSION
 from sqlstream.cache.ledger import Ledger
 
 
@@ -84,9 +84,7 @@ def collect(ledger: Ledger, disk: Disk) -> CacheStatistics:
         account = tx.account()
         last_limit, policy = query("SELECT limit_bytes, policy FROM meta").fetchone()
         stats: dict[str, int] = dict(query("SELECT name, value FROM stat").fetchall())
-        pinned_entries = query(
-            "SELECT count(*) FROM entry WHERE EXISTS (SELECT 1 FROM pin WHERE pin.key = entry.key)"
-        ).fetchone()[0]
+        pinned_entries = query("SELECT count(*) FROM entry WHERE key IN (SELECT key FROM pin)").fetchone()[0]
         stored_samples, stored_sample_bytes = query(
             "SELECT count(*), coalesce(sum(charged_bytes), 0) FROM entry WHERE ext = ?", (MADE_EXTENSION,)
         ).fetchone()
@@ -95,8 +93,8 @@ def collect(ledger: Ledger, disk: Disk) -> CacheStatistics:
             "LEFT JOIN entry e ON e.dataset = d.id GROUP BY d.id ORDER BY d.name"
         ).fetchall()
         owners = query(
-            "SELECT o.id, o.pid, o.host, o.name, o.started_at, o.limit_bytes, count(p.key) FROM owner o "
-            "LEFT JOIN pin p ON p.owner = o.id GROUP BY o.id ORDER BY o.started_at, o.id"
+            "SELECT id, pid, host, name, started_at, limit_bytes, length(pins) / ? FROM owner ORDER BY started_at, id",
+            (KEY_BYTES,),
         ).fetchall()
         used_hosts = hosts(tx)
     living = [row for row in owners if disk.owner_is_live(row[0])]

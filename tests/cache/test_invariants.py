@@ -167,7 +167,7 @@ def sabotage(directory: Path, *statements: str) -> None:
     ("law", "statements"),
     [
         ("L1", ["UPDATE entry SET charged_bytes = 4096"]),
-        ("L2", ["INSERT INTO owner VALUES ('x', 1, 'h', 1, 'n', 5000, NULL, NULL, NULL, 0)"]),
+        ("L2", ["INSERT INTO owner VALUES ('x', 1, 'h', 1, 'n', 5000, NULL, NULL, NULL, x'')"]),
         ("L3", ["UPDATE totals SET ready_bytes = ready_bytes + 1"]),
         ("L4", ["UPDATE entry SET size = size + 1"]),
     ],

@@ -66,20 +66,32 @@ def test_a_ledger_of_version_1_upgrades_with_its_live_rows_and_keeps_its_files(d
     assert violations(directory, at_rest=True) == []
 
 
-def test_an_owner_with_pins_of_version_2_still_shares_the_limit(directory: Path) -> None:
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_an_owner_keeps_its_pins_and_its_share_of_the_limit(directory: Path, number: int) -> None:
     filled(directory)
-    as_version(directory, 2)
+    as_version(directory, number)
     disk = Disk(directory)
-    fds = [disk.create_owner(character * 32) for character in "ab"]
-    with contextlib.closing(sqlite3.connect(directory / "ledger.sqlite")) as old, old:  # as the code of version 2 wrote
-        for owner in ("a" * 32, "b" * 32):
-            old.execute("INSERT INTO owner VALUES (?, 1, 'h', 1, 'n', 40960, NULL, NULL, NULL)", (owner,))
-        old.execute("INSERT INTO pin VALUES (?, ?, 1)", (ObjectRef.of(URLS[4]).key, "b" * 32))
+    fds = [disk.create_owner(character * 32) for character in "abc"]
+    pinned = sorted([ObjectRef.of(URLS[4]).key, bytes(16)])
+    with contextlib.closing(sqlite3.connect(directory / "ledger.sqlite")) as old, old:  # as the code of that version wrote
+        columns = "id, pid, host, started_at, name, limit_bytes, waiting_tick, waiting_bytes"
+        for owner in ("a" * 32, "b" * 32, "c" * 32):
+            old.execute(f"INSERT INTO owner ({columns}) VALUES (?, 1, 'h', 1, 'n', 40960, 7, 8)", (owner,))
+        rows = [(pinned[0], "b" * 32), (pinned[1], "b" * 32), (pinned[1], "c" * 32)]
+        old.executemany("INSERT INTO pin VALUES (?, ?, 1)", rows)
+        if number == 3:
+            old.execute("UPDATE owner SET is_pinning = 1 WHERE id <> ?", ("a" * 32,))
     database = Database(directory / "ledger.sqlite")
-    assert database.read("SELECT id, is_pinning FROM owner ORDER BY id") == [("a" * 32, 0), ("b" * 32, 1)]
-    assert database.read("SELECT name FROM sqlite_master WHERE name = 'pin_by_owner'") == []
-    assert Ledger(database).share_bytes(1) == 40960
-    assert Ledger(database).share_bytes(2) == 20480
+    assert database.read("SELECT * FROM pin ORDER BY owner, key") == rows
+    ((*others, pins), *_) = database.read("SELECT * FROM owner ORDER BY id DESC")
+    assert others == ["c" * 32, 1, "h", 1, "n", 40960, 7, 8, None]
+    assert pins == pinned[1]
+    with Ledger(database).transaction() as tx:
+        assert tx.pinned() == set(pinned)
+        assert tx.pinned(besides="b" * 32) == {pinned[1]}
+    assert database.read("SELECT name FROM sqlite_master WHERE name IN ('pin_by_owner', 'old_owner')") == []
+    assert Ledger(database).share_bytes(1) == 20480
+    assert Ledger(database).share_bytes(3) == 40960 // 3
     database.close()
     for fd in fds:
         locks.close_descriptor(fd)

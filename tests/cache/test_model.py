@@ -363,7 +363,7 @@ class CacheMachine(RuleBasedStateMachine):
         rows = store.ledger.database.read("SELECT owner, key FROM pin")
         pins = {(names[owner], KEYS[key]) for owner, key in rows if owner in names}
         assert pins == {(name, url) for name in names.values() for url in self.reference.pinned(name)}
-        pinning = store.ledger.database.read("SELECT id FROM owner WHERE is_pinning")
+        pinning = store.ledger.database.read("SELECT id FROM owner WHERE length(pins) > 0")
         assert {owner for (owner,) in pinning if owner in names} == {owner for owner, _ in rows if owner in names}
         filling = store.ledger.database.read("SELECT key, part FROM entry WHERE state = 'filling'")
         on_their_way = {KEYS[key] for key, part in filling if store.disk.part_is_live(part)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
@@ -24,6 +25,7 @@ def test_every_table_is_strict_and_has_the_clustering_that_its_model_says(tmp_pa
     tables = {
         row[1]: row for row in database.read("PRAGMA table_list") if row[0] == "main" and not row[1].startswith("sqlite_")
     }
+    assert tables.pop("pin")[2] == "view"
     assert set(tables) - {"alembic_version"} == set(Base.metadata.tables)
     for name, model in Base.metadata.tables.items():
         _, _, kind, _, without_rowid, strict = tables[name]
@@ -47,6 +49,20 @@ def test_totals_are_kept_by_three_triggers_on_entry(tmp_path: Path) -> None:
     with database.write_transaction() as connection:
         connection.execute("DELETE FROM entry")
     assert database.read("SELECT entries, ready_bytes, filling_bytes FROM totals") == [(0, 0, 0)]
+    database.close()
+
+
+@pytest.mark.parametrize("num_pins", [0, 1, 255, 256, 257, 1000])
+def test_pins_are_shown_as_rows(tmp_path: Path, num_pins: int) -> None:
+    database = Database(tmp_path / "ledger.sqlite")
+    pins = {name: [f"{name}{i:015d}".encode() for i in range(num_pins)] for name in "ab"}
+    with database.write_transaction() as connection:
+        insert = "INSERT INTO owner (id, pid, host, started_at, name, pins) VALUES (?, 1, '', 1, '', ?)"
+        connection.executemany(insert, [(name, b"".join(keys)) for name, keys in pins.items()])
+        connection.execute(insert, ("c", b""))
+    rows = database.read("SELECT key, owner FROM pin")
+    assert len(rows) == 2 * num_pins
+    assert set(rows) == {(key, name) for name, keys in pins.items() for key in keys}
     database.close()
 
 

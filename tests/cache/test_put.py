@@ -100,7 +100,8 @@ def test_what_others_read_is_not_discarded(directory: Path) -> None:
         made = item("made")
         putter_of(cache).put([made])
         with cache.store.ledger.transaction() as tx:
-            tx.pin("somebody else", {made.ref.key: 1})
+            tx.add_owner("somebody else", pid=1, host="", name="", limit_bytes=None)
+            tx.set_pins("somebody else", [made.ref.key])
         assert not putter_of(cache).discard(made.ref)
         assert path_of(cache, made).exists()
 

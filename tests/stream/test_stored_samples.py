@@ -355,7 +355,8 @@ def test_a_damaged_stored_sample_that_others_hold_is_made_again_and_left(photos:
         stored = next(path for path in data_files(dataset.cache) if path.name.endswith(MADE_EXTENSION))
         stored.write_bytes(b"\xff" * stored.stat().st_size)
         with dataset.cache.store.ledger.transaction() as tx:
-            tx.pin("somebody else", {bytes.fromhex(stored.name[:32]): 1})
+            tx.add_owner("somebody else", pid=1, host="", name="", limit_bytes=None)
+            tx.set_pins("somebody else", [bytes.fromhex(stored.name[:32])])
         dataset.set_epoch(0)
         assert comparable(list(dataset)) == first
         assert num_decoded(tmp_path / "log") == 8 + 1

@@ -1,0 +1,62 @@
+"""What a process pins, and when the ledger knows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sqlstream.cache import Cache
+from sqlstream.errors import CacheDiskError
+from sqlstream.testing.invariants import check_invariants
+
+ONE, OTHER = b"1" * 16, b"2" * 16
+
+
+def written(cache: Cache) -> set[bytes]:
+    return {key for (key,) in cache.store.ledger.database.read("SELECT key FROM pin")}
+
+
+def test_whoever_reads_the_pins_in_a_transaction_of_their_owner_sees_them_as_they_are_by_then(directory: Path) -> None:
+    with Cache(directory) as cache:
+        owner = cache.store.acquirer.owner
+        with owner.transaction():
+            owner.pin([ONE])
+        assert written(cache) == {ONE}
+        owner.unpin([ONE])
+        with owner.transaction() as tx:
+            assert tx.pinned() == set(), "what was given back before it is free in it"
+            owner.pin([ONE])
+            assert tx.pinned() == {ONE}
+            owner.pin([ONE, OTHER])
+        assert written(cache) == {ONE, OTHER}
+        owner.unpin([ONE, OTHER])
+        with owner.transaction() as tx:
+            assert tx.pinned() == {ONE}
+            assert tx.pinned(besides=owner.id) == set()
+        owner.unpin([ONE])
+        owner.flush()
+        assert written(cache) == set()
+    check_invariants(directory, at_rest=True)
+
+
+def test_a_transaction_that_fails_leaves_the_pins_of_the_one_before_and_the_next_one_writes_what_is_so(directory: Path) -> None:
+    with Cache(directory) as cache:
+        owner = cache.store.acquirer.owner
+        with owner.transaction():
+            owner.pin([ONE])
+
+        def fail_with_pins() -> None:
+            with owner.transaction() as tx:
+                owner.pin([OTHER])
+                assert tx.pinned() == {ONE, OTHER}
+                raise OSError("the disk is gone")
+
+        with pytest.raises(CacheDiskError, match="the disk is gone"):
+            fail_with_pins()
+        assert written(cache) == {ONE}
+        assert owner.is_waiting, "it pins what the ledger does not know"
+        owner.flush()
+        assert written(cache) == {ONE, OTHER}
+        owner.unpin([ONE, OTHER])
+    check_invariants(directory, at_rest=True)
