@@ -1,16 +1,20 @@
-"""What the reading process and its helper tell each other; plain values, pickled."""
+"""What the reading process and its helper tell each other; plain values, pickled.
+
+What goes back and forth for every object is a named tuple: Python pickles one in C, a frozen dataclass with slots field by
+field in Python, which was a quarter of the helper's time in the interpreter (m).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import SqlStreamError
 from sqlstream.storage.base import ObjectInfo
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchRequest:
+class FetchRequest(NamedTuple):
     """Bring one object into an open file."""
 
     ticket: str
@@ -30,8 +34,7 @@ class FetchRequest:
     """`"<algorithm>:<digest>"` (md5, sha1, sha256, crc32c; hexadecimal or base64) of its bytes; None: not checked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchDone:
+class FetchDone(NamedTuple):
     """The end of a download, good or bad; the helper has closed its descriptor before this is sent."""
 
     ticket: str

@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from sqlstream.errors import FetchCancelledError, SqlStreamError, StorageError, TransientStorageError
@@ -49,7 +49,7 @@ class Entry:
     def grant(self, granted_bytes: int) -> None:
         """Note a grant, for the case that it must be asked again."""
         if isinstance(self.question, FetchRequest) and granted_bytes > self.question.granted_bytes:
-            self.question = replace(self.question, granted_bytes=granted_bytes)
+            self.question = self.question._replace(granted_bytes=granted_bytes)
 
 
 class Ended(NamedTuple):

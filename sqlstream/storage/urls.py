@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from sqlstream.errors import ConfigError
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)(?:::|://)", re.IGNORECASE)
+_REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*(?:::|://)", re.IGNORECASE)
 _USER_INFO = re.compile(r"(?<=://)[^/?#]*@")
 _URL_IN_TEXT = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"<>(){}]+", re.IGNORECASE)
 _CONTAINER_SCHEMES = ("abfs", "abfss")  # abfs://container@account/…: no user before the @
@@ -33,8 +34,7 @@ def scheme(url: str) -> str:
 
 def is_remote(url: str) -> bool:
     """Return True if `url` has a scheme other than `file`."""
-    match = _SCHEME.match(url)
-    return match is not None and match[1].lower() != "file"
+    return _REMOTE.match(url) is not None
 
 
 def local_path(url: str) -> Path:
@@ -111,7 +111,7 @@ def redact(url: str) -> str:
         >>> redact("https://me:secret@host/x.jpg?X-Amz-Signature=abc#part")
         'https://host/x.jpg#part'
     """
-    if not _SCHEME.match(url):
+    if ("@" not in url and "?" not in url) or not _SCHEME.match(url):  # nearly always: of every object, twice
         return url
     named = url if scheme(url) in _CONTAINER_SCHEMES else _USER_INFO.sub("", url)
     address, hash_sign, fragment = named.partition("#")

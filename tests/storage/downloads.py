@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchRequest, GrantNeeded
@@ -39,7 +38,7 @@ class Downloads:
             ticket = str(len(self._descriptors))
             fd = os.open(self.directory / ticket, os.O_RDWR | os.O_CREAT)
             self._descriptors[ticket] = fd
-            requests.append(replace(like, ticket=ticket, url=url, fd=fd))
+            requests.append(like._replace(ticket=ticket, url=url, fd=fd))
         self.fetcher.submit(requests, self.sink)
 
     def wait_done(self, *tickets: str) -> list[FetchDone]:
