@@ -260,7 +260,7 @@ class Acquirer:
     def _bound_unwritten(self) -> None:
         if self.owner.num_unwritten + len(self.holdings.released) > MAX_UNWRITTEN:
             self.flush()
-        else:
+        elif not self._keeper.is_woken:
             self._keeper.wake()
 
     def flush(self) -> None:

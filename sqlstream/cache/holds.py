@@ -140,15 +140,16 @@ class Holdings:
     def add(self, holds: Sequence[Hold]) -> None:
         """Pin the objects of holds; inside the owner's transaction."""
         keys: list[bytes] = []
-        numbers, dropped, prefetched, prefetching = self._numbers, self._dropped, self._prefetched, HoldState.PREFETCHED
-        for hold in holds:
-            charges = hold.charges
-            keys += charges
-            self._held_bytes += sum(charges.values())
-            number = hold.number = next(numbers)
+        held_bytes, dropped, prefetched, prefetching = 0, self._dropped, self._prefetched, HoldState.PREFETCHED
+        for hold, number in zip(holds, self._numbers, strict=False):  # they never end
+            for key, charge in hold.charges.items():
+                keys.append(key)
+                held_bytes += charge
+            hold.number = number
             hold.dropped = dropped
             if hold.state is prefetching:
                 prefetched[number] = weakref.ref(hold)
+        self._held_bytes += held_bytes
         self.owner.pin(keys)
 
     def collect(self) -> None:
@@ -158,20 +159,22 @@ class Holdings:
             return
         with locks.fork_guard():
             keys: list[bytes] = []
+            held_bytes = 0
             owner, is_over = self.owner.id, HoldState.RELEASED
             while released:
                 hold = released.popleft()
                 if hold.number and hold.owner == owner:  # else it was released twice, or pinned by our parent
-                    charges = hold.charges
-                    keys += charges
-                    self._held_bytes -= sum(charges.values())
+                    for key, charge in hold.charges.items():
+                        keys.append(key)
+                        held_bytes += charge
                 hold.number, hold.state = 0, is_over
             while dropped:
                 lost = dropped.popleft()
                 self._prefetched.pop(lost.number, None)
                 if lost.owner == owner:
                     keys += lost.charges
-                    self._held_bytes -= sum(lost.charges.values())
+                    held_bytes += sum(lost.charges.values())
+            self._held_bytes -= held_bytes
             self.owner.unpin(keys)
 
     def arrive(self, hold: Hold, key: bytes, charged_bytes: int) -> None:

@@ -95,7 +95,7 @@ class LedgerTransaction:
             rows = self._execute(_FIND_ONE_READY, (*keys,)).fetchall()
         else:
             rows = self._execute(_FIND_READY, (b"".join(keys), positions(len(keys)))).fetchall()
-        return {row[0]: row for row in rows}
+        return _by_key(keys, rows)
 
     def reserve(self, reservations: Iterable[Reservation]) -> None:
         """Count room before any byte is written."""
@@ -277,7 +277,7 @@ class Ledger:
             rows = self.database.read(_FIND_ONE_READY, tuple(keys))
         else:
             rows = self.database.read(_FIND_READY, (b"".join(keys), positions(len(keys))))
-        return {row[0]: row for row in rows}
+        return _by_key(keys, rows)
 
     def fullness(self) -> tuple[int, int | None, str]:
         """Return the bytes charged, the limit and the name of the policy in force."""
@@ -340,6 +340,13 @@ class Ledger:
 def positions(num_keys: int) -> str:
     """Return, as JSON, where each of `num_keys` joined keys begins, counted from 1 as SQL does."""
     return f"[{','.join(map(str, range(1, KEY_BYTES * num_keys + 1, KEY_BYTES)))}]"
+
+
+def _by_key(keys: Collection[bytes], rows: list[ReadyRow]) -> dict[bytes, ReadyRow]:
+    """Return `rows`, which are in the order of `keys`, by their keys."""
+    if len(rows) == len(keys):
+        return dict(zip(keys, rows, strict=True))  # of objects whose hash is known already
+    return {row[0]: row for row in rows}
 
 
 def _entries(cursor: sqlite3.Cursor) -> list[EntryRow]:

@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,7 +75,7 @@ class Owner:
         self._forget()
 
     def _forget(self) -> None:
-        self._counts: dict[bytes, int] = {}
+        self._counts: Counter[bytes] = Counter()
         self.num_unwritten = 0
         """Pins taken or given back since the last transaction."""
         self._num_written = 0
@@ -130,15 +131,9 @@ class Owner:
 
     def pin(self, keys: Sequence[bytes]) -> None:
         """Count one more pin on each key; inside a transaction of this owner."""
-        counts = self._counts
-        first = dict.fromkeys(keys, 1)
+        self._counts.update(keys)
         self.num_unwritten += len(keys)
         self._is_note_short = True
-        if len(first) == len(keys) and counts.keys().isdisjoint(first):  # nearly always, at a third of the time
-            counts.update(first)
-        else:
-            for key in keys:
-                counts[key] = counts.get(key, 0) + 1
 
     def unpin(self, keys: Sequence[bytes]) -> None:
         """Count one pin less on each key; written with the next transaction. Call under the guard."""

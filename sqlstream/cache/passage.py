@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -91,18 +92,23 @@ class Passage:
         ready, owner, held_bytes = self.ready, self.owner, self.holdings.held_bytes
         share_bytes = None if self.must_fit else self.share_bytes
         holds = []
-        for group in groups:
-            rows = [ready.get(ref.key) for ref in group]
-            charges = {row[0]: row[2] for row in rows if row is not None}
-            if None in rows:
-                break
-            if share_bytes is not None:
-                num_bytes = sum(charges.values())
-                if held_bytes and held_bytes + num_bytes > share_bytes:
-                    break
-                held_bytes += num_bytes
-            refs = group if len(charges) == len(group) else tuple({ref.key: ref for ref in group}.values())
-            holds.append(Hold(refs, owner, charges, NOTHING))
+        with contextlib.suppress(KeyError):  # the first sample that is not here
+            for group in groups:
+                charges: dict[bytes, int] = {}
+                num_bytes = 0
+                for ref in group:
+                    key = ref.key
+                    charges[key] = charge = ready[key][2]
+                    num_bytes += charge
+                refs = group
+                if len(charges) < len(group):  # two columns may name one object
+                    refs = tuple({ref.key: ref for ref in group}.values())
+                    num_bytes = sum(charges.values())
+                if share_bytes is not None:
+                    if held_bytes and held_bytes + num_bytes > share_bytes:
+                        break
+                    held_bytes += num_bytes
+                holds.append(Hold(refs, owner, charges, NOTHING))
         self.holdings.add(holds)
         self.holds += holds
         if self._eviction.policy.looks_ahead:

@@ -20,8 +20,8 @@ MAX_EVICTIONS = 32
 MAX_LOOKED_AT = 4096
 """Entries whose files are tried in one transaction, many more than processes read at once: on a disk that removes nothing
 (read-only, failing) an eviction must end."""
-MAX_DRAINED_TOUCHES = 32
-"""Touch rows (windows of keys) drained in one transaction, for the same reason."""
+MAX_DRAINED_TOUCHES = 20
+"""Touch rows (some windows of keys each) drained in one transaction, for the same reason."""
 HYSTERESIS = 0.95
 """Evict down to this share of the limit where possible, so that not every reservation has to."""
 

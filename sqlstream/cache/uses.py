@@ -13,8 +13,8 @@ from sqlstream.cache.ledger import LedgerTransaction
 from sqlstream.cache.owner import Owner
 from sqlstream.cache.policy import Policy
 
-BATCH = 128
-"""Uses written together: two windows of a stream, or many single hits."""
+BATCH = 192
+"""Uses written together: three windows of a stream, or many single hits; more would not fit into one page of the ledger."""
 
 
 class Uses:
