@@ -169,6 +169,10 @@ class Disk:
             if fd is not None:
                 return Part(name=name, fd=fd)
 
+    def lengthen(self, part: Part, num_bytes: int) -> None:
+        """Have a part's length say how much may be written to it: a rebuild of the ledger counts that. Takes no disk yet."""
+        os.ftruncate(part.fd, num_bytes)
+
     def allocate(self, part: Part, num_bytes: int) -> None:
         """Take `num_bytes` of disk for a part now, so that a full disk shows before the download, not in its middle."""
         if num_bytes:
@@ -176,7 +180,8 @@ class Disk:
 
     def publish(self, part: Part, key: bytes, ext: str, size_bytes: int) -> None:
         """Make a whole part the entry's file; its lock stays until `close_part`."""
-        os.ftruncate(part.fd, size_bytes)
+        if os.fstat(part.fd).st_size != size_bytes:
+            os.ftruncate(part.fd, size_bytes)
         path = self.data_path(key, ext)
         try:
             os.rename(f"{self._part}/{part.name}", path)

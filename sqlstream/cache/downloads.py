@@ -10,6 +10,7 @@ given up, what was learned of its size is kept, and it takes its turn again: two
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import threading
@@ -39,8 +40,13 @@ FIRST_GUESS_BYTES = 64 << 10
 """Reserved for the first object of its kind: a usual JPEG; later ones go by what was seen."""
 GUESS_MARGIN = 1.25
 """Reserve this much more than the mean seen: most objects then need no second transaction."""
+ALLOCATE_FROM_BYTES = 128 << 10
+"""Reservations from here on take their room on the disk before the download: a full disk then shows at once, not in its middle,
+and the ledger finds what was too little for an object. Below, to take room, and to give back what was too much, costs as much
+as writing the file (m); a full disk shows at the write."""
 MAX_DEFERRED = 64
 """Deferred writes of this process; more are written at once. A window's worth: they keep parts open."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +59,8 @@ class Lead:
     fetcher: Fetcher
     holds: list[Hold] = field(default_factory=list)
     """Samples of this process that wait for it."""
+    must_allocate: bool = False
+    """Writing it has met a full disk: the next try takes its room on the disk first."""
     is_given_up: bool = False
     """Cancelled for want of room: it takes its turn again."""
     error: CacheError | None = None
@@ -145,12 +153,14 @@ class Downloads:
             fetcher.cancel([lead.part.name for lead in mine])
 
     def _allocate(self, lead: Lead) -> CacheError | None:
-        """Take the disk's room for a lead; on a full disk, evict and try once more. Return the error if that fails."""
+        """Ready a lead's part for what was counted; on a full disk, evict and try once more. Return the error if that fails."""
+        takes_room = lead.must_allocate or lead.charged_bytes >= ALLOCATE_FROM_BYTES
+        prepare = self._disk.allocate if takes_room else self._disk.lengthen
         for is_last in (False, True):
             try:
-                self._disk.allocate(lead.part, lead.charged_bytes)
+                prepare(lead.part, lead.charged_bytes)
             except OSError as error:
-                if is_last or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if is_last or error.errno not in _FULL:
                     return _disk_error(self._disk, lead, error)
                 logger.warning("the disk below the cache at %s is full: evicting to go on", self._disk.root)
                 make_space(self._owner.run, self._disk, lead.charged_bytes)
@@ -174,11 +184,18 @@ class Downloads:
     def _on_done(self, events: Sequence[FetchDone]) -> None:
         whole: dict[Lead, Publication] = {}
         failed: dict[Lead, SqlStreamError | None] = {}
+        again: list[Lead] = []
         for event in events:
             lead = self._by_ticket.get(event.ticket)
             if lead is None:
                 continue
             if event.error is not None:
+                if lead.error is None and not lead.must_allocate and event.error.context.get("errno") in _FULL:
+                    lead.must_allocate = True
+                    with contextlib.suppress(OSError):
+                        self._disk.lengthen(lead.part, 0)  # the ledger needs what it has taken so far
+                    again.append(lead)
+                    continue
                 failed[lead] = lead.error or (None if lead.is_given_up else event.error)
                 continue
             try:
@@ -189,6 +206,7 @@ class Downloads:
         with locks.fork_guard():
             self._ended += events
         self._end(whole, failed)
+        self.start(again)
 
     def _on_need(self, lead: Lead, size_bytes: int | None) -> None:
         """Extend a reservation that turned out too small, or give that download up."""

@@ -105,6 +105,7 @@ class _Writer(Fetcher):
             while num_written < len(data):
                 num_written += os.pwrite(request.fd, memoryview(data)[num_written:], num_written)
         except OSError as failure:
-            error = CacheDiskError(f"cannot write {request.url} to the cache: {failure.strerror}; free space on that disk")
+            text = f"cannot write {request.url} to the cache: {failure.strerror}; free space on that disk"
+            error = CacheDiskError(text, errno=failure.errno)
             return FetchDone(ticket=request.ticket, error=error)
         return FetchDone(ticket=request.ticket, size_bytes=len(data))

@@ -21,19 +21,23 @@ from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import is_right, objects
 from tests.cache.storm import mount_tmpfs
 
-DISK_BYTES, SIZE, NUM = 24 << 20, 500_000, 60
+DISK_BYTES = 24 << 20
+NUM_OF_SIZE = {500_000: 60, 50_000: 600}
+"""Objects that take their room before they come, and such as find the disk full when they are written."""
 FLOOR_BYTES = 8 << 20
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--directory", type=Path, required=True, help="an empty directory")
+    parser.add_argument("--size", type=int, required=True, help="of each object, in bytes")
     options = parser.parse_args()
+    size, num = options.size, NUM_OF_SIZE[options.size]
     mount_tmpfs(options.directory, DISK_BYTES)
     directory, ballast = options.directory / "cache", options.directory / "cache" / "ballast"
     report: dict[str, object] = {}
-    with FaultyHttpServer(objects([SIZE] * NUM)) as server, Cache(directory, limit=1 << 40) as cache:
-        urls = [f"{server.url}/o/{i}.bin" for i in range(NUM)]
+    with FaultyHttpServer(objects([size] * num)) as server, Cache(directory, limit=1 << 40) as cache:
+        urls = [f"{server.url}/o/{i}.bin" for i in range(num)]
         num_right = 0
         for url in urls:  # more than the disk holds: eviction makes the room that the limit does not ask for
             with cache.pinned(url) as path:
@@ -43,7 +47,7 @@ def main() -> None:
 
         # All of it pinned, and the rest of the disk taken by somebody else: nothing can be freed.
         stranger = os.open(options.directory / "stranger", os.O_WRONLY | os.O_CREAT, 0o600)
-        held = [cache.hold([ObjectRef.of(url)]) for url in urls[-8:]]
+        held = [cache.hold([ObjectRef.of(url)]) for url in urls[-num // 8 :]]
         cache.clear()
         block = bytes(4096)
         try:
@@ -52,20 +56,20 @@ def main() -> None:
         except OSError as error:
             report["stranger"] = error.strerror
         try:
-            for url in urls[:40]:  # the first few may find the room that the ballast has left
+            for url in urls[: num * 2 // 3]:  # the first few may find the room that the ballast has left
                 held.append(cache.hold([ObjectRef.of(url)]))  # noqa: PERF401 - those before the error are held
         except CacheDiskError as error:
             report["error"] = str(error)
         report["troubles_when_full"] = violations(directory)
-        report["pinned_are_there"] = all(cache.path_of(hold.refs[0]).stat().st_size == SIZE for hold in held)
+        report["pinned_are_there"] = all(cache.path_of(hold.refs[0]).stat().st_size == size for hold in held)
 
         # Room again: it works without repair.
         os.ftruncate(stranger, 0)
         os.close(stranger)
         for hold in held:
             cache.store.acquirer.release(hold)
-        with cache.pinned(urls[45]) as path:
-            report["works_again"] = is_right(path, urls[45])
+        with cache.pinned(urls[num * 3 // 4]) as path:
+            report["works_again"] = is_right(path, urls[num * 3 // 4])
         report["findings"] = [str(finding) for finding in cache.verify()]
         cache.clear()
 

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import pickle
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from sqlstream.cache import Cache
+from sqlstream.cache import Cache, downloads
 from sqlstream.cache.holds import Hold
 from sqlstream.cache.keys import ObjectRef, charged_bytes
 from sqlstream.cache.store import _stores
-from sqlstream.errors import CacheDirectoryError, CacheDiskError, CacheFullError, ConfigError, ObjectNotFoundError
+from sqlstream.errors import (
+    CacheDirectoryError,
+    CacheDiskError,
+    CacheFullError,
+    ConfigError,
+    ObjectNotFoundError,
+    StorageError,
+)
+from sqlstream.storage.fetcher import FetchDone, FetchRequest, Sink
 from sqlstream.testing.disk import cached_files
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
@@ -292,6 +301,31 @@ def test_forks_in_the_middle_of_downloads_and_transactions_never_hang(
     check_invariants(cache.path)
 
 
+@pytest.fixture
+def disk_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small objects, too, take their room on the disk before they come."""
+    monkeypatch.setattr(downloads, "ALLOCATE_FROM_BYTES", 0)
+
+
+@pytest.fixture
+def full_at_first(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A disk on which the first write of each object fails; gives the tickets of all downloads, in the order of asking."""
+    tickets: list[str] = []
+    submit = cache.fetcher.submit
+
+    def full(requests: Sequence[FetchRequest], sink: Sink) -> None:
+        new = [request for request in requests if request.ticket not in tickets]
+        tickets.extend(request.ticket for request in requests)
+        submit([request for request in requests if request not in new], sink)
+        error = StorageError("writing it to disk failed", errno=errno.ENOSPC)
+        if new:
+            sink([FetchDone(ticket=request.ticket, error=error) for request in new])
+
+    monkeypatch.setattr(cache.fetcher, "submit", full)
+    return tickets
+
+
+@pytest.mark.usefixtures("disk_of_all")
 def test_a_full_disk_gives_the_clear_error_and_leaks_nothing(
     cache: Cache, urls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,6 +350,7 @@ def test_a_full_disk_gives_the_clear_error_and_leaks_nothing(
         assert path.read_bytes() == body("/o/15.bin", SIZE)
 
 
+@pytest.mark.usefixtures("disk_of_all")
 def test_a_full_disk_that_eviction_frees_is_not_noticed(cache: Cache, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cache.acquire_many(urls[:10])
     cache.release_many(urls[:10])
@@ -332,6 +367,52 @@ def test_a_full_disk_that_eviction_frees_is_not_noticed(cache: Cache, urls: list
     with cache.pinned(urls[15]) as path:
         assert path.read_bytes() == body("/o/15.bin", SIZE)
     assert cache.statistics().evictions > 0
+
+
+def test_a_small_object_takes_no_room_before_it_comes_and_a_large_one_does(
+    cache: Cache, urls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda _fd, _offset, length: lengths.append(length))
+    cache.acquire_many(urls[:3])
+    assert lengths == []
+    monkeypatch.setattr(downloads, "ALLOCATE_FROM_BYTES", 12_288)
+    cache.acquire_many(urls[3:5])
+    assert lengths == [charged_bytes(int(SIZE * downloads.GUESS_MARGIN))] * 2
+
+
+def test_a_write_that_finds_the_disk_full_takes_its_room_first_the_second_time(
+    cache: Cache, urls: list[str], full_at_first: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocate = os.posix_fallocate
+    lengths: list[int] = []
+
+    def counted(fd: int, offset: int, length: int) -> None:
+        lengths.append(length)
+        allocate(fd, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", counted)
+    with cache.pinned(urls[0]) as path:
+        assert path.read_bytes() == body("/o/0.bin", SIZE)
+        assert path.stat().st_blocks * 512 <= charged_bytes(SIZE)
+    assert len(full_at_first) == 2
+    assert len(set(full_at_first)) == len(lengths) == 1
+    assert cache.statistics().failures == 0
+
+
+@pytest.mark.usefixtures("full_at_first")
+def test_a_write_that_finds_the_disk_full_for_good_gives_the_clear_error(
+    cache: Cache, urls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(CacheDiskError, match=r"o/15\.bin.*No space left on device.*Free space"):
+        cache.acquire_many(urls[15:16])
+    stats = cache.statistics()
+    assert (stats.filling_bytes, stats.pinned_entries, stats.failures) == (0, 0, 1)
+    check_invariants(cache.path)
 
 
 def acquire_under_interrupts(_: Connection, directory: Path, urls: list[str]) -> tuple[int, int]:

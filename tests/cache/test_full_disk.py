@@ -9,24 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.cache.full_disk import FLOOR_BYTES, NUM, SIZE
+from tests.cache.full_disk import FLOOR_BYTES, NUM_OF_SIZE
 from tests.cache.test_storm import UNSHARE, may_mount
 from tests.cli.commands import ROOT
 
 
-def test_on_a_full_disk_eviction_goes_on_errors_are_clear_and_nothing_is_left_broken(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "num"), NUM_OF_SIZE.items())
+def test_on_a_full_disk_eviction_goes_on_errors_are_clear_and_nothing_is_left_broken(
+    tmp_path: Path, size: int, num: int
+) -> None:
     if not may_mount():
         pytest.skip("mounting is not allowed here: `unshare --mount --map-root-user mount -t tmpfs …` fails")
     command = [*UNSHARE, sys.executable, "-m", "tests.cache.full_disk", "--directory", str(tmp_path)]
+    command += ["--size", str(size)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert "No space left on device" in report.pop("error")
     assert report.pop("evictions") > 0
     # The floor holds but for the ledger's own pages, and is used up to one object.
-    assert FLOOR_BYTES - (1 << 20) <= report.pop("least_free_bytes") < FLOOR_BYTES + 2 * SIZE
+    assert FLOOR_BYTES - (1 << 20) <= report.pop("least_free_bytes") < FLOOR_BYTES + 2 * size
     assert report == {
-        "num_right": 2 * NUM,
+        "num_right": 2 * num,
         "stranger": "No space left on device",
         "troubles_when_full": [],
         "pinned_are_there": True,
