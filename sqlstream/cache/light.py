@@ -50,21 +50,19 @@ class Lights:
         """Return a light hold for each of `groups` (the objects of one sample each); None: this takes a transaction."""
         if not self._owner.is_registered or (self._bypass.allows(fetcher) and self._bypass.is_cache_left_alone):
             return None
-        keys = [ref.key for group in groups for ref in group if not ref.must_be_here]
+        wanted = {ref.key: ref.must_be_here for group in groups for ref in group}
         try:
             policy = self._far_from_full(len(groups))
-            ready = {} if policy is None else self._ledger.find_ready(keys)
+            if policy is None or True in wanted.values():
+                return None
+            ready = self._ledger.find_ready(wanted)
         except CacheError:
             return None  # a transaction mends it, or tells, or goes around it
-        if policy is None or not ready:
-            return None
-        try:
-            holds = [LightHold(group, [ready[ref.key] for ref in group], self._shelf) for group in groups]
-        except KeyError:
+        if not ready or len(ready) < len(wanted):
             return None
         with locks.fork_guard():
             self._uses.note(len(ready), 0, policy, {})
-        return holds
+        return [LightHold(group, ready, self._shelf) for group in groups]
 
     def by_rows(self, light: LightHold) -> AnyHold:
         """Return a hold in use that pins by rows what a claimed light hold keeps by locks; those are given back last.

@@ -35,11 +35,11 @@ class LightHold:
 
     Args:
         refs: Its objects.
-        rows: What the ledger says of each, in the same order.
+        ready: What the ledger says of each, by key, and maybe of others.
         shelf: Where the files are, and locks to take.
     """
 
-    __slots__ = ("_locks", "_rows", "_shelf", "paths", "refs")
+    __slots__ = ("_locks", "_ready", "_shelf", "paths", "refs")
 
     is_light: ClassVar[bool] = True
     is_settled: ClassVar[bool] = True
@@ -47,18 +47,18 @@ class LightHold:
     error: ClassVar[Exception | None] = None
     files: ClassVar[None] = None
 
-    def __init__(self, refs: Sequence[ObjectRef], rows: Sequence[ReadyRow], shelf: Shelf) -> None:
+    def __init__(self, refs: Sequence[ObjectRef], ready: Mapping[bytes, ReadyRow], shelf: Shelf) -> None:
         self.refs = refs
         self.paths: list[str] = []
         """Where its objects are, in their order, from the claim to the release."""
-        self._rows = rows
+        self._ready = ready
         self._shelf = shelf
         self._locks: locks.ReadLocks | None = None
 
     @property
     def charges(self) -> dict[bytes, int]:
         """What each of its objects counts on disk."""
-        return {row[0]: row[2] for row in self._rows}
+        return {ref.key: self._ready[ref.key][2] for ref in self.refs}
 
     @property
     def open_files(self) -> Mapping[str, tuple[int, int]]:
@@ -70,14 +70,15 @@ class LightHold:
 
         Its sample must then be acquired again, and not lightly.
         """
-        shelf = self._shelf
+        ready, shelf = self._ready, self._shelf
         try:
             held = self._locks = shelf.unused.pop()
         except IndexError:
             held = self._locks = locks.ReadLocks()
         paths = self.paths = []
         try:
-            for key, size_bytes, _, ext in self._rows:
+            for ref in self.refs:
+                key, size_bytes, _, ext = ready[ref.key]
                 name = key.hex()
                 path = f"{shelf.data}/{name[:2]}/{name}{ext}"
                 if path not in held.files:  # two columns may name one object
@@ -85,7 +86,7 @@ class LightHold:
                 paths.append(path)
         except OSError:  # it is gone or on its way out, or there are too few descriptors: the ledger will tell
             self.close()
-            shelf.was_missed(len(self._rows))
+            shelf.was_missed(len(self.charges))
             return False
         return True
 

@@ -34,6 +34,7 @@ class _Open:
 
     connection: sqlite3.Connection
     meta: dict[str, Any]
+    num_rows: int
     columns: tuple[Column, ...]
     names: tuple[str, ...]
     decoders: tuple[tuple[str, values.Decode], ...]
@@ -105,7 +106,7 @@ class Index:
     @property
     def num_rows(self) -> int:
         """Rows in the file, selected or not."""
-        return int(self._opened().meta["num_rows"])
+        return self._opened().num_rows
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -365,6 +366,7 @@ def _open(path: Path) -> _Open:
     return _Open(
         connection=connection,
         meta=meta,
+        num_rows=int(meta["num_rows"]),
         columns=columns,
         names=tuple(column.name for column in columns),
         decoders=tuple((c.name, decode) for c in columns if (decode := values.decoder(c)) is not None),

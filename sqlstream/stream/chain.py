@@ -100,6 +100,11 @@ class Chain:
         self.drew = False
         """Whether the last run that watched drew random numbers."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it leaves samples as they are."""
+        return not self._transforms
+
     def run(self, sample: Sample, epoch: int, position: int) -> Sample | Iterator[Sample]:
         """Return the sample after all transforms, or an iterator of samples if one of them makes several.
 

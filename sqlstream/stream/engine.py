@@ -79,10 +79,10 @@ class Engine:
         first = next(shares)
         progress.begin(first)
         self._failures = FailureLog(self._options, self._cache.store.ledger, self._name)
-        window = self._window(first, shares)
+        window, last_epoch = self._window(first, shares), None if is_endless else first.epoch
         slot: Slot | None = None
         try:
-            while (slot := window.pop(None if is_endless else first.epoch)) is not None:
+            while (slot := window.pop(last_epoch)) is not None:
                 progress.come_to(slot.share, slot.place)
                 outcome = self._outcome(slot)
                 if isinstance(outcome, dict) and slot.is_last:
@@ -190,7 +190,7 @@ class Engine:
             return self._instead(slot, error)
         if not isinstance(outcome, dict):
             return self._each(slot, outcome)
-        self._failures.note_success()
+        self._failures.num_seen += 1
         return outcome
 
     def _each(self, slot: Slot, samples: Iterator[Sample]) -> Iterator[Sample]:
@@ -200,7 +200,7 @@ class Engine:
         except (SampleError, StorageError) as error:
             yield from self._instead(slot, error)
         else:
-            self._failures.note_success()
+            self._failures.num_seen += 1
 
     def _instead(self, slot: Slot, error: Exception) -> Iterator[Sample]:
         """Note a failure, and return an iterator of what stands in for the sample."""

@@ -31,11 +31,8 @@ class FailureLog:
         self._ledger = ledger
         self._name = name
         self._num_failed = 0
-        self._num_seen = 0
-
-    def note_success(self) -> None:
-        """Count a sample that came out well."""
-        self._num_seen += 1
+        self.num_seen = 0
+        """Samples so far, those that came out well and those that did not; the engine counts the former."""
 
     def note_failure(self, slot: Slot, error: Exception) -> None:
         """Count, log and write down a failure.
@@ -44,7 +41,7 @@ class FailureLog:
             TooManyFailuresError: More than `max_failure_ratio` of the samples have failed.
         """
         self._num_failed += 1
-        self._num_seen += 1
+        self.num_seen += 1
         self._write_down(slot, error)
         if self._num_failed == 1 or self._options.print_exceptions or self._options.print_traceback:
             logger.warning(
@@ -56,10 +53,10 @@ class FailureLog:
                 error,
                 exc_info=error if self._options.print_traceback else None,
             )
-        allowed = self._options.max_failure_ratio * self._num_seen
-        if self._num_seen >= MIN_SAMPLES and self._num_failed > allowed:
+        allowed = self._options.max_failure_ratio * self.num_seen
+        if self.num_seen >= MIN_SAMPLES and self._num_failed > allowed:
             raise TooManyFailuresError(
-                f"{self._num_failed} of {self._num_seen} samples failed, more than max_failure_ratio="
+                f"{self._num_failed} of {self.num_seen} samples failed, more than max_failure_ratio="
                 f"{self._options.max_failure_ratio}; the last one: {error}"
             ) from error
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
+from sqlstream.stream.batches import batch_of
 from sqlstream.stream.dataset import StreamingDataset
 from sqlstream.stream.delivery import Delivery
 from sqlstream.stream.packed import Packing
@@ -114,7 +115,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         delivery = schedule.begin_delivery()
         if self._packs_bytes and self._iterator is None:  # workers are about to start
             self._packing = self.dataset.packing = Packing(self.num_workers, self.prefetch_factor or TORCH_PREFETCH_FACTOR)
-        schedule.is_announced, self.collate_fn = True, _CollateWithPlace(self._packing or collate_fn, schedule)
+        schedule.is_announced, self.collate_fn = True, _CollateWithPlace(self._packing or _quicker(collate_fn), schedule)
         try:
             batches = super().__iter__()
         finally:
@@ -147,6 +148,10 @@ class StreamingDataLoader(DataLoader[Sample]):
             StateError: It is the state of another one.
         """
         self.dataset.load_state_dict(state, strict=strict)
+
+
+def _quicker(collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return batch_of if collate_fn is default_collate else collate_fn
 
 
 class _PlacedBatch(NamedTuple):

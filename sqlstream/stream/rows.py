@@ -95,6 +95,7 @@ class RowReader:
         self._columns = options.columns_to_download
         self._roots = options.allowed_roots
         self._predownload = predownload
+        self._is_plain = predownload.is_empty
         self._dataset = dataset
         downloaded = set(options.columns_to_download)
         self._empty_columns = [c for c in text_columns if c not in downloaded] if options.none_to_empty_str else []
@@ -102,23 +103,29 @@ class RowReader:
     def slots(self, rows: Sequence[Sample], row_ids: Sequence[int], positions: Sequence[int], epoch: int) -> list[Slot]:
         """Return the slots of rows: one of each; several, or none, if a predownload transform says so."""
         planned: list[Slot] = []
-        for place, row in enumerate(rows):
-            num_before = len(planned)
-            self._plan(planned, row, row_id=row_ids[place], epoch=epoch, position=positions[place], place=place)
-            for slot in planned[num_before:-1]:
-                slot.is_last = False
+        key_column, data_type = self._key_column, self._options.data_type
+        for place, (row, row_id, position) in enumerate(zip(rows, row_ids, positions, strict=True)):
+            for column in self._empty_columns:
+                if row.get(column) is None:
+                    row[column] = ""
+            row["__sample_key__"] = str(row.get(key_column, row_id))
+            row["__row__"] = row_id
+            row["__epoch__"] = epoch
+            if data_type is not None:
+                row["__data_type__"] = data_type
+            if not self._is_plain:
+                self._plan(planned, row, row_id=row_id, epoch=epoch, position=position, place=place)
+                continue
+            try:
+                refs = self._refs(row, row_id)
+                planned.append(Slot(epoch, position, row_id, row, refs, tuple(refs.values()), place=place))
+            except (SampleError, AccessDeniedError) as error:
+                planned.append(Slot(epoch, position, row_id, row, {}, error=error, place=place))
         return planned
 
     def _plan(self, planned: list[Slot], row: Sample, *, row_id: int, epoch: int, position: int, place: int) -> None:
-        """Append the slots of one row."""
-        for column in self._empty_columns:
-            if row.get(column) is None:
-                row[column] = ""
-        row["__sample_key__"] = str(row.get(self._key_column, row_id))
-        row["__row__"] = row_id
-        row["__epoch__"] = epoch
-        if self._options.data_type is not None:
-            row["__data_type__"] = self._options.data_type
+        """Append the slots that predownload transforms make of one row."""
+        num_before = len(planned)
         try:
             outcome = self._predownload.run(row, epoch, position)
             for sample in (outcome,) if isinstance(outcome, dict) else outcome:
@@ -126,10 +133,13 @@ class RowReader:
                 planned.append(Slot(epoch, position, row_id, sample, refs, tuple(refs.values()), place=place))
         except (SampleError, AccessDeniedError) as error:
             planned.append(Slot(epoch, position, row_id, row, {}, error=error, place=place))
+        for slot in planned[num_before:-1]:
+            slot.is_last = False
 
     def _refs(self, sample: Sample, row_id: int) -> dict[str, ObjectRef]:
         """Return the remote objects of a sample by column; the paths of local ones are put into it."""
         refs: dict[str, ObjectRef] = {}
+        roots, base_url = self._roots, self._base_url
         for column in self._columns:
             value = sample.get(column)
             if value is None or value == "":
@@ -142,10 +152,10 @@ class RowReader:
                 continue
             url = str(value)
             # An absolute path below an allowed root is that file; below a remote index it would else be a key of its store.
-            if not (self._roots and any(is_below(url, root) for root in self._roots)):
-                url = urls.join(self._base_url, url)
+            if not (roots and any(is_below(url, root) for root in roots)):
+                url = urls.join(base_url, url)
             if not self._is_trusted:
-                check_allowed(url, index_url=self._index_url, allowed_roots=self._roots)
+                check_allowed(url, index_url=self._index_url, allowed_roots=roots)
             if urls.is_remote(url):
                 refs[column] = ObjectRef.of(url, dataset=self._dataset)
             else:

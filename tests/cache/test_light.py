@@ -473,7 +473,7 @@ def test_with_too_few_descriptors_a_light_hold_is_refused_and_the_exact_way_is_l
 def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) -> None:
     holdings = cache.store.acquirer.holdings
     holdings.release(light(cache, *REFS[:2]))
-    rows = list(cache.store.ledger.find_ready([ref.key for ref in REFS[:2]]).values())
+    ready = cache.store.ledger.find_ready([ref.key for ref in REFS[:2]])
     before = open_files(cache.path)
     shelf = Shelf(cache.store.disk.data, lambda _: None)
 
@@ -483,7 +483,7 @@ def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) 
     handler = signal.signal(signal.SIGALRM, interrupt)
     try:
         for number in range(600):
-            hold = LightHold(REFS[:2], rows, shelf)
+            hold = LightHold(REFS[:2], ready, shelf)
             with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it comes anywhere in here
                 signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number / 6))
                 while True:

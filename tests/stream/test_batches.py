@@ -1,0 +1,62 @@
+"""Batches of our samples are those of torch's `default_collate`, type for type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from sqlstream.stream.batches import batch_of
+
+FIELDS: dict[str, list[Any]] = {
+    "ints": [1, -(2**62)],
+    "floats": [0.5, float("nan")],
+    "texts": ["a", ""],
+    "bytes": [b"", b"\0"],
+    "bools": [True, False],
+    "ints and a bool": [1, True],
+    "an int and a float": [1, 0.5],
+    "a float and an int": [0.5, 1],
+    "numbers of numpy": [np.float32(1.5), np.float32(2)],
+    "arrays": [np.zeros(2), np.ones(2)],
+    "tensors": [torch.zeros(2), torch.ones(2)],
+    "lists": [[1, "a"], [2, "b"]],
+    "dicts": [{"x": 1}, {"x": 2}],
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_is_batched_as_torch_batches_it(name: str) -> None:
+    samples = [{name: value} for value in FIELDS[name]]
+    ours, torchs = batch_of(samples), default_collate(samples)
+    assert describe(ours) == describe(torchs)
+
+
+def test_samples_that_are_no_dicts_are_batched_as_torch_batches_them() -> None:
+    assert describe(batch_of([(1, "a"), (2, "b")])) == describe(default_collate([(1, "a"), (2, "b")]))
+
+
+@pytest.mark.parametrize("values", [[2**63, 1], [None, None], ["a", 1]])
+def test_what_torch_refuses_is_refused_or_given_as_torch_does(values: list[Any]) -> None:
+    samples = [{"x": value} for value in values]
+    try:
+        expected = describe(default_collate(samples))
+    except (RuntimeError, TypeError, ValueError) as error:
+        with pytest.raises(type(error)):
+            batch_of(samples)
+    else:
+        assert describe(batch_of(samples)) == expected
+
+
+def describe(batch: Any) -> Any:
+    """Types and values, in a form that can be compared, NaN with NaN."""
+    if isinstance(batch, torch.Tensor):
+        return (batch.dtype, repr(batch.tolist()))
+    if isinstance(batch, dict):
+        return {name: describe(value) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return (type(batch), [describe(value) for value in batch])
+    return (type(batch), batch)
