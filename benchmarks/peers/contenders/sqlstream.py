@@ -220,6 +220,7 @@ def _entry_dataset(job: Job) -> StreamingDataset:
         columns_to_download=["url"],
         transforms=[LoadFromDiskTransform(["url"])],
         storage_options=storage_options(job),
+        cache_limit=None,  # else the larger cache is beyond its half, and the smaller one is not: other ways of a hit
         shuffle_seed=job.seed,
         show_progress=False,
     )
