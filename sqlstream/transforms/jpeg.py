@@ -5,10 +5,12 @@ Pillow's own reading of the header (tables, profiles, comments, all into objects
 
 from __future__ import annotations
 
+import sys
+
 from sqlstream.transforms.resize import Size
 
 MAX_PIXELS = 64 << 20
-"""Larger ones are left to Pillow, which warns of them, or refuses them, from 89 million pixels on."""
+"""Larger ones are left to Pillow, which warns of them, or refuses them, from 89 million pixels on, or from what it was told."""
 _START = b"\xff\xd8"
 _FRAMES = frozenset((0xC0, 0xC1, 0xC2))
 """Baseline, extended and progressive: what libjpeg-turbo decodes with 8 bits."""
@@ -33,10 +35,16 @@ def plain_size(data: bytes) -> Size | None:
             return size
         if marker in _FRAMES:
             height, width = data[at + 5] << 8 | data[at + 6], data[at + 7] << 8 | data[at + 8]
-            if size is not None or data[at + 4] != 8 or data[at + 9] not in (1, 3) or not 0 < height * width <= MAX_PIXELS:
+            if size is not None or data[at + 4] != 8 or data[at + 9] not in (1, 3) or not 0 < height * width <= _most_pixels():
                 return None
             size = height, width
         elif marker not in _SKIPPED and not (marker == _PROFILE and data.startswith(b"ICC_PROFILE\0", at + 4)):
             return None
         at += 2 + (data[at + 2] << 8 | data[at + 3])
     return None
+
+
+def _most_pixels() -> int:
+    """Return from where on Pillow must be asked; a program that has not imported it has not set its limit either."""
+    limit = getattr(sys.modules.get("PIL.Image"), "MAX_IMAGE_PIXELS", None)
+    return MAX_PIXELS if limit is None else min(MAX_PIXELS, limit)

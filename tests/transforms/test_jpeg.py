@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from sqlstream.errors import DecodeError
 from sqlstream.transforms.image_decode import decode_image, decode_resized, orientation_of
 from sqlstream.transforms.jpeg import MAX_PIXELS, plain_size
 from sqlstream.transforms.resize import ResizeOptions
@@ -106,3 +108,19 @@ def test_a_plain_jpeg_has_the_pixels_that_it_has_by_way_of_pillow_s_header(mode:
         assert plain_size(other) is None
         assert decode_resized(plain, options).equal(decode_resized(other, options))
         assert decode_image(plain).tobytes() == decode_image(other).tobytes()
+
+
+def test_the_limit_that_pillow_was_told_holds_on_the_fast_path_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, target = encode(photo(60, 90), "JPEG"), ResizeOptions(resolution=(16, 24))
+    expected = decode_resized(data, target)  # [c, h, w]
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 60 * 90)
+    assert plain_size(data) == (60, 90)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 60 * 90 - 1)
+    assert plain_size(data) is None
+    with pytest.warns(Image.DecompressionBombWarning, match="5400 pixels"):
+        assert torch.equal(decode_resized(data, target), expected)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 60 * 90 // 2 - 1)
+    with pytest.raises(DecodeError, match="DecompressionBombError"):
+        decode_resized(data, target)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert plain_size(data) == (60, 90)
