@@ -169,14 +169,15 @@ class Disk:
             if fd is not None:
                 return Part(name=name, fd=fd)
 
-    def lengthen(self, part: Part, num_bytes: int) -> None:
-        """Have a part's length say how much may be written to it: a rebuild of the ledger counts that. Takes no disk yet."""
-        os.ftruncate(part.fd, num_bytes)
+    def allocate(self, part: Part, num_bytes: int, *, takes_room: bool = True) -> None:
+        """Have a part's length say how much may be written to it: a rebuild of the ledger counts that.
 
-    def allocate(self, part: Part, num_bytes: int) -> None:
-        """Take `num_bytes` of disk for a part now, so that a full disk shows before the download, not in its middle."""
-        if num_bytes:
+        With `takes_room`, take the disk for it now, so that a full one shows before the download, not in its middle.
+        """
+        if takes_room and num_bytes:
             os.posix_fallocate(part.fd, 0, num_bytes)
+        else:
+            os.ftruncate(part.fd, num_bytes)
 
     def publish(self, part: Part, key: bytes, ext: str, size_bytes: int) -> None:
         """Make a whole part the entry's file; its lock stays until `close_part`."""
@@ -233,9 +234,7 @@ class Disk:
 
     def allocated_part_bytes(self, name: str) -> int:
         """Return what a part takes on disk."""
-        with contextlib.suppress(FileNotFoundError):
-            return os.lstat(f"{self._part}/{name}").st_blocks * 512
-        return 0
+        return _allocated_bytes(f"{self._part}/{name}")
 
     def scan_parts(self) -> list[str]:
         """Return the names of all part files."""
@@ -296,11 +295,7 @@ class Disk:
     def overhead_bytes(self) -> int:
         """Return the bytes on disk beside data, parts and index files: ledger, WAL, ballast."""
         names = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ballast")
-        total = 0
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += os.stat(self.root / name).st_blocks * 512
-        return total
+        return sum(_allocated_bytes(f"{self.root}/{name}") for name in names)
 
     def drop_ballast(self) -> None:
         """Give the ballast's bytes back to a full disk."""
@@ -334,6 +329,13 @@ def changed_files(disk: Disk, rows: Iterable[ReadyRow]) -> list[bytes]:
         if status[ST_SIZE] != size_bytes or status[ST_MODE] & 0o170000 != 0o100000:  # by name it takes longer
             changed.append(key)
     return changed
+
+
+def _allocated_bytes(path: str) -> int:
+    """Return what a file takes on disk; none if there is no such file."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.lstat(path).st_blocks * 512
+    return 0
 
 
 def _allocate_file(path: Path, num_bytes: int) -> bool:

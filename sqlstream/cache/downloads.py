@@ -155,10 +155,9 @@ class Downloads:
     def _allocate(self, lead: Lead) -> CacheError | None:
         """Ready a lead's part for what was counted; on a full disk, evict and try once more. Return the error if that fails."""
         takes_room = lead.must_allocate or lead.charged_bytes >= ALLOCATE_FROM_BYTES
-        prepare = self._disk.allocate if takes_room else self._disk.lengthen
         for is_last in (False, True):
             try:
-                prepare(lead.part, lead.charged_bytes)
+                self._disk.allocate(lead.part, lead.charged_bytes, takes_room=takes_room)
             except OSError as error:
                 if is_last or error.errno not in _FULL:
                     return _disk_error(self._disk, lead, error)
@@ -190,10 +189,7 @@ class Downloads:
             if lead is None:
                 continue
             if event.error is not None:
-                if lead.error is None and not lead.must_allocate and event.error.context.get("errno") in _FULL:
-                    lead.must_allocate = True
-                    with contextlib.suppress(OSError):
-                        self._disk.lengthen(lead.part, 0)  # the ledger needs what it has taken so far
+                if _must_be_asked_again(self._disk, lead, event.error):
                     again.append(lead)
                     continue
                 failed[lead] = lead.error or (None if lead.is_given_up else event.error)
@@ -337,6 +333,16 @@ def cannot_fit(need_bytes: Mapping[str, int], limit_bytes: int) -> CacheFullErro
         "raise cache_limit",
         url=largest,
     )
+
+
+def _must_be_asked_again(disk: Disk, lead: Lead, error: SqlStreamError) -> bool:
+    """Return whether writing a lead has met a full disk for the first time: then what it took goes to the ledger's need."""
+    if lead.error is not None or lead.must_allocate or error.context.get("errno") not in _FULL:
+        return False
+    lead.must_allocate = True
+    with contextlib.suppress(OSError):
+        disk.allocate(lead.part, 0, takes_room=False)
+    return True
 
 
 def _disk_error(disk: Disk, lead: Lead, error: OSError) -> CacheDiskError:
