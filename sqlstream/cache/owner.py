@@ -48,7 +48,7 @@ class Owner:
 
     Args:
         disk: Where the owner file lives.
-        ledger: Where owner and pins are rows.
+        ledger: Where the owner is a row, its pins a value in it.
     """
 
     def __init__(self, disk: Disk, ledger: Ledger) -> None:
