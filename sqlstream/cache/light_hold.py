@@ -75,15 +75,16 @@ class LightHold:
             held = self._locks = shelf.unused.pop()
         except IndexError:
             held = self._locks = locks.ReadLocks()
+        data, files = shelf.data, held.files
         paths = self.paths = []
         try:
             for ref in self.refs:
                 key, size_bytes, _, ext = ready[ref.key]
                 name = key.hex()
-                path = f"{shelf.data}/{name[:2]}/{name}{ext}"
-                if path not in held.files:  # two columns may name one object
-                    held.add(path, size_bytes)
+                path = f"{data}/{name[:2]}/{name}{ext}"
                 paths.append(path)
+                if path not in files:  # two columns may name one object
+                    held.add(path, size_bytes)
         except OSError:  # it is gone or on its way out, or there are too few descriptors: the ledger will tell
             self.close()
             shelf.was_missed(len(self.charges))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ def batch_of(samples: list[Any]) -> Any:
     first = samples[0]
     if type(first) is not dict:
         return default_collate(samples)
-    return {field: collated([sample[field] for sample in samples]) for field in first}
+    return {field: collated(list(map(itemgetter(field), samples))) for field in first}
 
 
 def collated(values: list[Any]) -> Any:

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from sqlstream.transforms.base import Sample, Transform, apply, may_draw_globally
-from sqlstream.transforms.rng import GENERATOR, begin, end
+from sqlstream.transforms.rng import GENERATOR, begin, begin_stage, end
 
 _UNSEEDED = contextlib.nullcontext()
 
@@ -115,7 +115,7 @@ class Chain:
             return sample
         if self._seeds_globals:
             return self.run_keyed(sample, (self._seed, epoch, position))
-        begin(sample, (self._seed, epoch, position), self._stage)
+        begin_stage(sample, (self._seed, epoch, position, self._stage))
         outcome = apply(self._transforms, sample)
         if not isinstance(outcome, dict):
             return _each(outcome, _UNSEEDED)

@@ -106,7 +106,7 @@ class Progress:
 
     def come_to(self, share: EpochShare | None, place: int) -> None:
         """Come to a place of a share, the next one or the one before again."""
-        if share is not None and share.epoch != self.share.epoch:
+        if share is not None and share is not self.share and share.epoch != self.share.epoch:
             self.begin(share)
         if place != self._place:
             self._place, self._num_made, self._num_delivered = place, 0, self.share.num_delivered(place)

@@ -32,7 +32,12 @@ _DOMAIN = 0x73716C73747265616D & _WORD  # "sqlstream": keeps these streams apart
 
 def begin(sample: dict[str, Any], key: Sequence[int], stage: int = 1) -> None:
     """Give `sample` the generator of `key` = (seed, epoch, position) and `stage`, at its start."""
-    sample[RNG_KEY] = (key[0], key[1], key[2], stage)
+    begin_stage(sample, (key[0], key[1], key[2], stage))
+
+
+def begin_stage(sample: dict[str, Any], key: tuple[int, int, int, int]) -> None:
+    """Give `sample` the generator of `key` = (seed, epoch, position, stage), at its start."""
+    sample[RNG_KEY] = key
     sample.pop(GENERATOR, None)
 
 
