@@ -37,6 +37,30 @@ class Way:
     """Compare the MD5 of the bytes with an ETag that has the form of one."""
 
 
+class _Change:
+    """A lock, and how those who wait hear of what changes under it.
+
+    The condition is made for the first who waits: few do, and to make it takes longer than all else that a transfer begins
+    with.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._condition: threading.Condition | None = None
+
+    def wait_until(self, is_met: Callable[[], bool], timeout_seconds: float | None = None) -> None:
+        """Wait, without the lock, until `is_met`, which is asked under it."""
+        with self.lock:
+            if self._condition is None:
+                self._condition = threading.Condition(self.lock)
+            self._condition.wait_for(is_met, timeout_seconds)
+
+    def notify(self) -> None:
+        """Have whoever waits look again; the caller holds the lock."""
+        if self._condition is not None:
+            self._condition.notify_all()
+
+
 class Transfer:
     """Owns the helper's duplicate of the descriptor until FetchDone is reported.
 
@@ -52,8 +76,7 @@ class Transfer:
         self.request = request
         self._fd = fd
         self._way = way
-        self._lock = threading.Lock()
-        self._change: threading.Condition | None = None  # made for the few that wait: it takes longer than all the rest here
+        self._change = _Change()
         self._granted_bytes = request.granted_bytes
         self._is_over = False
         self._tally = Tally()
@@ -68,9 +91,9 @@ class Transfer:
 
     def grant(self, granted_bytes: int) -> None:
         """Allow writing up to `granted_bytes`; never takes back what was allowed."""
-        with self._lock:
+        with self._change.lock:
             self._granted_bytes = max(self._granted_bytes, granted_bytes)
-            self._notify()
+            self._change.notify()
 
     def cancel(self) -> None:
         """Close the descriptor and report; the thread at work finds out when it comes back from the network."""
@@ -223,7 +246,7 @@ class Transfer:
         """Write a chunk, the part that fits first when the grant is too small."""
         while chunk:
             self._wait_for_grant(offset + 1, size_bytes)
-            with self._lock:
+            with self._change.lock:
                 self._raise_if_over()
                 fitting = chunk[: self._granted_bytes - offset]
                 try:
@@ -242,13 +265,13 @@ class Transfer:
         self._slot.step_aside()
         active_since, self.active_since = self.active_since, None
         while True:
-            with self._lock:
+            with self._change.lock:
                 self._raise_if_over()
                 granted = self._granted_bytes
                 if granted >= needed_bytes:
                     break
             self._way.report(GrantNeeded(ticket=self.request.ticket, size_bytes=size_bytes))
-            self._wait_until(lambda granted=granted: self._is_over or self._granted_bytes > granted)  # type: ignore[misc]
+            self._change.wait_until(lambda granted=granted: self._is_over or self._granted_bytes > granted)  # type: ignore[misc]
         self.active_since = None if active_since is None else time.monotonic()
         self._slot.come_back()
 
@@ -256,19 +279,8 @@ class Transfer:
         """Sleep between two tries; a cancel ends it."""
         self.active_since = None
         self._tally.pause_seconds += seconds
-        self._wait_until(lambda: self._is_over, timeout_seconds=seconds)
+        self._change.wait_until(lambda: self._is_over, timeout_seconds=seconds)
         self._raise_if_over()
-
-    def _wait_until(self, is_met: Callable[[], bool], timeout_seconds: float | None = None) -> None:
-        with self._lock:
-            if self._change is None:
-                self._change = threading.Condition(self._lock)
-            self._change.wait_for(is_met, timeout_seconds)
-
-    def _notify(self) -> None:
-        """Have whoever waits look again; the caller holds the lock."""
-        if self._change is not None:
-            self._change.notify_all()
 
     def _raise_if_over(self) -> None:
         if self._is_over:
@@ -276,12 +288,12 @@ class Transfer:
 
     def _finish(self, size_bytes: int, etag: str | None, error: SqlStreamError | None) -> None:
         """Close the descriptor, then report; only the first call counts."""
-        with self._lock:
+        with self._change.lock:
             if self._is_over:
                 return
             self._is_over = True
             os.close(self._fd)
-            self._notify()
+            self._change.notify()
         tally = self._tally
         self._way.report(
             FetchDone(
