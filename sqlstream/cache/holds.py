@@ -8,7 +8,7 @@ in use never. That is how nobody waits for room while somebody else sleeps on pi
 dropped without a release (Ctrl-C between two steps) is released when Python forgets it.
 
 A `Hold` pins in the ledger. A `LightHold` pins nothing until it is claimed, and from then on by a lock of the kernel on each
-file: for samples whose objects are all here, and whose paths nobody gets. It is retained by becoming one that pins in the ledger.
+file: for samples whose objects are all here, and whose paths nobody gets. Retained, it becomes one that pins in the ledger.
 """
 
 from __future__ import annotations
