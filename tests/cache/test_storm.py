@@ -40,12 +40,11 @@ def blow(directory: Path, seconds: float) -> StormReport:
 @pytest.mark.parametrize(
     "seconds",
     [
-        8,
+        pytest.param(8, marks=pytest.mark.timeout(330)),
         pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
         pytest.param(600, marks=[pytest.mark.slow, pytest.mark.timeout(1000)]),
     ],
 )
-@pytest.mark.timeout(330)
 def test_a_storm_of_kills_breaks_no_promise(tmp_path: Path, seconds: int, capsys: pytest.CaptureFixture[str]) -> None:
     report = blow(tmp_path, seconds)
     peak = report.highest_file_bytes / report.limit_bytes
