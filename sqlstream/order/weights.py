@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +42,18 @@ _GOLDEN_RATIO = 0x9E3779B97F4A7C15  # its fraction in 64 bits: steps of it aroun
 _FAST_POSITIONS = 1 << 31  # products of two numbers below it fit into int64
 
 
+class Sums(Protocol):
+    """Numbers that never fall: an array of them, or what answers as one."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any, /) -> Any: ...
+    def searchsorted(self, v: Any, /, side: Any) -> Any:
+        """Return where in the order each of `v` would stand."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WeightedRows:
-    """Which row each slot of an epoch is; holds no more than the (mapped) table.
+    """Which row each slot of an epoch is; holds no more than the table.
 
     Example:
         >>> rows = WeightedRows(num_rows=3, num_positions=4, cumulative=np.array([1, 1, 4]))  # weights 1, 0, 3
@@ -55,7 +65,7 @@ class WeightedRows:
     """Selected rows, at least one."""
     num_positions: int
     """Slots of an epoch."""
-    cumulative: Int64Array | None = None
+    cumulative: Sums | None = None
     """Sums of the scaled weights up to and with each row: [num_rows], never falling; None: all rows weigh the same."""
 
     def __post_init__(self) -> None:
@@ -88,7 +98,8 @@ class WeightedRows:
         points = self._points(_start(seed or 0, epoch, self.total), slots)
         if self.cumulative is None:
             return points
-        return np.searchsorted(self.cumulative, points, side="right").astype(np.int64)
+        rows: Int64Array = self.cumulative.searchsorted(points, side="right").astype(np.int64)
+        return rows
 
     def _points(self, start: int, slots: Int64Array) -> Int64Array:
         """Return (slot * total + start) // num_positions, without overflow."""

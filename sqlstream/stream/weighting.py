@@ -20,6 +20,7 @@ from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.index.lazy import LazyIndex
 from sqlstream.index.store import Index
+from sqlstream.index.sums import SumsFile
 from sqlstream.index.weights import WeightsSpec, WeightTable, open_weights
 from sqlstream.order import Int64Array
 from sqlstream.order.weights import WeightedRows
@@ -206,6 +207,6 @@ def _refuse_weights(_weights: WeightsSpec | None) -> WeightTable:
 
 @lru_cache(maxsize=8)
 def _weighted_rows(num_rows: int, num_positions: int, path: str | None) -> WeightedRows:
-    """Return the rows of a table, mapped once in a process."""
-    cumulative = None if path is None else np.load(Path(path), mmap_mode="r", allow_pickle=False)  # [num_rows]
+    """Return the rows of a table, opened once in a process."""
+    cumulative = None if path is None else SumsFile(Path(path))
     return WeightedRows(num_rows=num_rows, num_positions=num_positions, cumulative=cumulative)
