@@ -114,7 +114,10 @@ class StreamingDataLoader(DataLoader[Sample]):
             self._iterator = None
         delivery = schedule.begin_delivery()
         if self._packs_bytes and self._iterator is None:  # workers are about to start
-            self._packing = self.dataset.packing = Packing(self.num_workers, self.prefetch_factor or TORCH_PREFETCH_FACTOR)
+            prefetch_factor, batch_size = self.prefetch_factor or TORCH_PREFETCH_FACTOR, self.batch_size or 1
+            self._packing = Packing(self.num_workers, prefetch_factor, batch_size)
+            if type(self.dataset).__iter__ is StreamingDataset.__iter__:  # else somebody looks at samples on their way
+                self.dataset.packing = self._packing
         schedule.is_announced, self.collate_fn = True, _CollateWithPlace(self._packing or _quicker(collate_fn), schedule)
         try:
             batches = super().__iter__()

@@ -3,10 +3,12 @@
 A pipe copies bytes four times, 64 KiB at a time; torch sends tensors in memory that is new for each, whose pages cost more than
 the copy. Here a worker writes each batch into a slot of an arena, which the trainer reads, and which is then used again:
 
-    worker   sample ─ gather: bytes ─> slot ─ collate: tensors ─> slot; where they lie ─ pipe ─> trainer
+    worker   sample ─ gather: long bytes and tensors ─> slot ─ collate: where they lie ─ pipe ─> trainer
 
-What was bytes is a sequence of bytes there (PackedBytes), what was tensors is a tensor, both in the slot's memory. When all
-slots are taken (the trainer keeps batches), or a batch is too large for one, it goes as it does without this.
+Each value goes there as soon as it is made, while the processor has it at hand, and its memory is free for the next one's: to
+stack a batch of pictures in the end takes three times as long. What was bytes is a sequence of bytes there (PackedBytes), what
+was tensors is a tensor, both in the slot's memory. When all slots are taken (the trainer keeps batches), or a batch is too$
+large for one, it goes as it does without this.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ MIN_PACKED_BYTES = 1024
 """Shorter values are cheaper in the message; they go to the slot only beside a longer one of their field."""
 MAX_MESSAGE_BYTES = 1 << 16
 """Tensors up to this size go in the message: a file and a socket for each, as torch has it, cost more than their copies."""
+MIN_PLACED_BYTES = 1 << 14
+"""Tensors from this size on go to the slot one by one; to stack shorter ones in the end takes less than a call for each."""
 NUM_SPARE_SLOTS = 3
 """Beside those that wait for the trainer: the one being written, and the last two batches that the trainer took."""
 
@@ -84,33 +88,84 @@ class _Piece(NamedTuple):
     stop: int
 
 
+class _Rows:
+    """Where the tensors of one field of a batch go: one behind the other, as their stack has them."""
+
+    def __init__(self, start: int, stack: torch.Tensor) -> None:  # [b, ...]
+        self.start = start
+        self._stack = stack
+        self._num = 0
+
+    def add(self, value: torch.Tensor) -> torch.Tensor | _Row:  # [...]
+        """Return where a copy of a tensor lies now; the tensor itself if it does not fit."""
+        stack, number = self._stack, self._num
+        if number == len(stack) or value.dtype != stack.dtype or value.shape != stack.shape[1:]:
+            return value
+        stack[number].copy_(value)
+        self._num += 1
+        return _Row(self, number)
+
+    def __getitem__(self, number: int) -> torch.Tensor:  # [...]
+        return self._stack[number]
+
+
+class _Row(NamedTuple):
+    """Where one tensor lies."""
+
+    rows: _Rows
+    number: int
+
+
 class Packing:
     """What the workers of one iteration do for their trainer; in them it is the loader's `collate_fn`.
 
     Args:
         num_workers: Each has slots of its own.
         prefetch_factor: Batches of a worker that wait for the trainer.
+        batch_size: Samples of a batch, as a rule.
     """
 
-    def __init__(self, num_workers: int, prefetch_factor: int) -> None:
+    def __init__(self, num_workers: int, prefetch_factor: int, batch_size: int) -> None:
+        self._batch_size = batch_size
         self._num_slots = prefetch_factor + NUM_SPARE_SLOTS
         self._arena = Arena(num_workers * self._num_slots)
         self._slot: int | None = None
         self._end = 0
         self._is_used = False
+        self._rows: dict[str, _Rows | None] = {}
+        """Where long tensors of a field go; None: nowhere, they are stacked in the end."""
 
     def gather(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """Yield samples with their long bytes in the slot; what they took is free for the next one's."""
-        self._slot = None
+        """Yield samples with what is long of them in the slot; what it took is free for the next one's."""
+        self._begin()
         for sample in samples:
-            gathered = {
-                field: self._put(value)
-                for field, value in sample.items()
-                if type(value) is bytes and len(value) >= MIN_PACKED_BYTES
-            }
-            if gathered:
-                sample = {**sample, **gathered}  # noqa: PLW2901 - the old one may be a transform's own; it is let go of here
-            yield sample
+            yield self._gathered(sample)
+
+    def _begin(self) -> None:
+        """Begin a batch."""
+        self._slot = None
+        self._rows = {}
+
+    def _gathered(self, sample: Sample) -> Sample:
+        gathered: Sample = {}
+        for field, value in sample.items():
+            kind = type(value)
+            if kind is bytes and len(value) >= MIN_PACKED_BYTES:
+                gathered[field] = self._put(value)
+            elif kind is torch.Tensor and _is_plain(value) and value.nbytes >= MIN_PLACED_BYTES:
+                if field not in self._rows:
+                    self._rows[field] = self._room_for(value)
+                if (rows := self._rows[field]) is not None:
+                    gathered[field] = rows.add(value)
+        return {**sample, **gathered} if gathered else sample  # never in place: it may be a transform's own
+
+    def _room_for(self, first: torch.Tensor) -> _Rows | None:  # [...]
+        """Return where a batch of tensors like the first one may go; None: there is no slot, or no room in it."""
+        num_bytes, shape = self._batch_size * first.nbytes, (self._batch_size, *first.shape)
+        start = None if num_bytes <= MAX_MESSAGE_BYTES else self._take(num_bytes, ALIGNMENT)
+        if start is None or self._slot is None:
+            return None
+        return _Rows(start, self._arena.tensor(self._slot, start, first.dtype, shape))
 
     def __call__(self, samples: list[Sample]) -> Any:
         """Return the batch as torch's default makes it, but ready to be sent."""
@@ -121,13 +176,19 @@ class Packing:
                 self._arena.seal(self._slot)
             return batch
         finally:
-            self._slot = None
+            self._begin()
 
     def _collated(self, values: list[Any]) -> Any:
         """Return one field of the batch."""
-        first = values[0]
+        rows = [value for value in values if type(value) is _Row]
+        if rows:
+            first = rows[0].rows[0]  # [...]
+            if [row.number for row in rows] == list(range(len(values))):
+                return self._sent(rows[0].rows.start, first.dtype, (len(values), *first.shape))
+            values = [value.rows[value.number].clone() if type(value) is _Row else value for value in values]
         if any(type(value) is _Piece for value in values):
             return self._joined(values)
+        first = values[0]
         if isinstance(first, np.ndarray) and first.dtype.kind in _NUMERIC_KINDS:
             values = [torch.as_tensor(value) for value in values]
         batch = self._stacked(values) if all(map(_is_plain, values)) else default_collate(values)
@@ -151,8 +212,12 @@ class Packing:
         if start is None or self._slot is None:
             return default_collate(tensors)
         torch.stack(tensors, out=self._arena.tensor(self._slot, start, first.dtype, shape))
+        return self._sent(start, first.dtype, shape)
+
+    def _sent(self, start: int, dtype: torch.dtype, shape: Sequence[int]) -> Any:
+        """Return what the trainer gets as a tensor of the slot."""
         self._is_used = True
-        return _PackedTensor(self._arena.token, self._slot, start, first.dtype, shape)
+        return _PackedTensor(self._arena.token, self._slot, start, dtype, shape)
 
     def _put(self, data: bytes) -> bytes | _Piece:
         """Put a value into the slot; return it as it is when there is no slot, or no room in it."""

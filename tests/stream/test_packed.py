@@ -6,7 +6,7 @@ import gc
 import io
 import os
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def sample_of(number: int) -> Sample:
 
 
 def loader_of(context: str, num_samples: int = 24, **options: Any) -> DataLoader[Sample]:
-    packing = Packing(2, PREFETCH)
+    packing = Packing(2, PREFETCH, BATCH)
     return DataLoader(
         Samples(sample_of, num_samples, packing),
         batch_size=BATCH,
@@ -109,7 +109,7 @@ def test_a_batch_has_the_values_that_it_has_without(context: str) -> None:
 
 
 def test_long_bytes_and_small_tensors_do_not_weigh_on_the_message() -> None:
-    packing = Packing(1, PREFETCH)
+    packing = Packing(1, PREFETCH, BATCH)
     samples = [{"image": long_bytes(n, 1 << 20), "number": n} for n in range(BATCH)]
     batch = packing(list(packing.gather(iter(samples))))
     message = bytes(ForkingPickler.dumps(batch))
@@ -122,7 +122,7 @@ def test_long_bytes_and_small_tensors_do_not_weigh_on_the_message() -> None:
 
 
 def test_a_field_with_something_else_in_it_stays_a_list() -> None:
-    packing = Packing(1, PREFETCH)
+    packing = Packing(1, PREFETCH, BATCH)
     values: list[Any] = ["no file", long_bytes(1), b"", long_bytes(2)]
     for order in (values, values[::-1]):
         batch = sent(packing(list(packing.gather({"image": value} for value in order))))
@@ -131,7 +131,7 @@ def test_a_field_with_something_else_in_it_stays_a_list() -> None:
 
 
 def test_a_sample_that_a_transform_keeps_stays_as_it_is() -> None:
-    packing = Packing(1, PREFETCH)
+    packing = Packing(1, PREFETCH, BATCH)
     own = {"image": long_bytes(1)}
     for _ in range(3):
         batch = sent(packing(list(packing.gather([own, own]))))
@@ -141,7 +141,7 @@ def test_a_sample_that_a_transform_keeps_stays_as_it_is() -> None:
 
 def test_packed_bytes_behave_as_the_list_that_they_stand_for() -> None:
     values = [long_bytes(n) for n in range(BATCH)]
-    got = small_batch(Packing(1, PREFETCH), 0)["image"]
+    got = small_batch(Packing(1, PREFETCH, BATCH), 0)["image"]
     assert (len(got), got[0], got[-1], got[1:3], list(got)) == (BATCH, values[0], values[-1], values[1:3], values)
     assert got == values
     assert got != values[::-1]
@@ -159,7 +159,7 @@ def test_packed_bytes_behave_as_the_list_that_they_stand_for() -> None:
 
 
 def test_a_slot_is_used_again_when_the_last_view_of_it_is_gone_and_not_before() -> None:
-    packing = Packing(1, PREFETCH)
+    packing = Packing(1, PREFETCH, BATCH)
     kept = small_batch(packing, 0)["image"].views()[2]
     for number in range(4, 4 * 20, 4):
         assert type(small_batch(packing, number)["image"]) is PackedBytes
@@ -171,7 +171,7 @@ def test_a_slot_is_used_again_when_the_last_view_of_it_is_gone_and_not_before() 
 
 
 def test_two_fields_of_a_batch_share_its_slot() -> None:
-    packing = Packing(1, PREFETCH)
+    packing = Packing(1, PREFETCH, BATCH)
     batch = sent(packing(packed(packing, range(BATCH))))
     images, notes = batch["image"], batch["note"]
     del batch
@@ -181,7 +181,7 @@ def test_two_fields_of_a_batch_share_its_slot() -> None:
 
 
 def test_bytes_cross_the_pipe_while_the_trainer_keeps_all_slots() -> None:
-    packing = Packing(1, PREFETCH)
+    packing = Packing(1, PREFETCH, BATCH)
     kept = [small_batch(packing, number)["image"] for number in range(PREFETCH + NUM_SPARE_SLOTS + 2)]
     assert [type(values) for values in kept] == [PackedBytes] * (PREFETCH + NUM_SPARE_SLOTS) + [list] * 2
     assert all(values == [long_bytes(n) for n in range(at, at + BATCH)] for at, values in enumerate(kept))
@@ -190,7 +190,7 @@ def test_bytes_cross_the_pipe_while_the_trainer_keeps_all_slots() -> None:
 
 
 def test_a_batch_that_is_larger_than_a_slot_crosses_the_pipe() -> None:
-    packing = Packing(1, PREFETCH)
+    packing = Packing(1, PREFETCH, BATCH)
     size = SLOT_BYTES // 2 - 1
     samples = packing([{"image": value} for value in _gathered(packing, [long_bytes(n, size) for n in range(3)])])
     assert type(samples["image"]) is list
@@ -203,7 +203,7 @@ def _gathered(packing: Packing, values: list[bytes]) -> list[Any]:
 
 
 def test_a_child_that_is_forked_later_frees_nothing_of_the_trainers() -> None:
-    packing = Packing(1, PREFETCH)
+    packing = Packing(1, PREFETCH, BATCH)
     batch = small_batch(packing, 0)
     pid = os.fork()
     if pid == 0:
@@ -217,7 +217,7 @@ def test_a_child_that_is_forked_later_frees_nothing_of_the_trainers() -> None:
 
 def test_the_memory_of_a_loader_goes_nowhere_but_to_its_workers() -> None:
     with pytest.raises(TypeError, match="pickle the dataset by itself"):
-        pickle.Pickler(io.BytesIO()).dump(Packing(1, PREFETCH))
+        pickle.Pickler(io.BytesIO()).dump(Packing(1, PREFETCH, BATCH))
 
 
 # -- nothing is left --------------------------------------------------------------------------------------------------
@@ -278,3 +278,19 @@ def test_our_loader_packs_and_resumes_within_an_epoch(photos: Photos, tmp_path: 
         assert rows_and_images(plain, list) == epochs[0]
     del loader, plain, batches
     assert not left_behind()
+
+
+class Measured(StreamingDataset):
+    """Looks at its samples on their way."""
+
+    def __iter__(self) -> Iterator[Sample]:
+        for sample in super().__iter__():
+            yield {**sample, "size": len(sample["image"])}
+
+
+def test_who_extends_a_dataset_sees_values_not_places(photos: Photos, tmp_path: Path) -> None:
+    kept: dict[str, Any] = {"index_cols_to_keep": [], "columns_to_download": ["image"], "transforms": [read_image]}
+    with Measured(photos.src, tmp_path / "cache", show_progress=False, **kept) as dataset:
+        batches = list(StreamingDataLoader(dataset, BATCH, num_workers=1, multiprocessing_context="fork"))
+    for batch in batches:
+        assert batch["size"].tolist() == [len(image) for image in batch["image"]]
