@@ -298,7 +298,7 @@ def test_a_file_that_goes_between_opening_and_locking_it_is_not_taken_for_held(
     assert sample(cache, REFS[0]) == OBJECTS[URLS[0]]
 
 
-def test_a_file_that_somebody_is_about_to_remove_is_not_taken_for_held_nor_counted_as_a_hit(cache: Cache) -> None:
+def test_a_file_that_somebody_is_about_to_remove_is_not_taken_for_held(cache: Cache) -> None:
     num_hits = cache.statistics().hits
     hold = cache.store.acquirer.acquire_one(REFS[:1], cache.fetcher, lightly=True)
     fd = locks.open_descriptor(path_of(cache, REFS[0]), os.O_RDWR)
