@@ -101,7 +101,7 @@ def decode_field(sample: dict[str, Any], field: str) -> dict[str, Any]:
 def warm_same_decoder(job: Job) -> Stream:
     """Return decoded photos, by the decoder that all share."""
     transforms = [LoadFromDiskTransform(["image"]), partial(decode_field, field="image")]
-    return load(open_dataset(job, warm_cache(job), transforms=transforms), job)
+    return load(open_dataset(job, warm_cache(job), transforms=transforms, seed_transforms=False), job)
 
 
 def random_access(job: Job) -> Lookup:

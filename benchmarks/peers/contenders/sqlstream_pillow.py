@@ -7,7 +7,10 @@ from benchmarks.peers.job import Job, Stream
 
 TITLE = "sqlstream, Pillow"
 FORMAT = sqlstream.FORMAT
-SETTINGS = "as sqlstream, tensors by the same Pillow function as all peers"
+SETTINGS = (
+    "as sqlstream, tensors by the same Pillow function as all peers; seed_transforms=False: it draws nothing, and no peer "
+    "seeds generators for each sample"
+)
 
 
 def warm_tensors(job: Job) -> Stream:
