@@ -68,6 +68,11 @@ def fork_guard() -> threading.RLock:
     return _mutex
 
 
+def is_guarded() -> bool:
+    """Return whether this thread holds the guard."""
+    return fork_guard()._is_owned()  # type: ignore[attr-defined, no-any-return]  # what threading.Condition asks, too
+
+
 _NOTHING = contextlib.nullcontext()
 
 

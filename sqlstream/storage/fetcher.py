@@ -30,8 +30,9 @@ class Fetcher:
     """Downloads into open files, and answers head, list and download (it is a `RemoteReader`).
 
     Thread safe. The helper process starts on first use and ends with `stop()`, with this object, or with this process, whatever
-    that died of; a helper that dies is replaced and what it had open is asked again. In a forked child a Fetcher starts anew on
-    first use; pickled, it is its options.
+    that died of; while it owes nothing also before this process forks, and after 30 s (the next use starts another). A helper
+    that dies is replaced and what it had open is asked again. In a forked child a Fetcher starts anew on first use; pickled, it
+    is its options.
 
     Args:
         options: What the helper reads with.

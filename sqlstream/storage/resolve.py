@@ -9,7 +9,6 @@ from functools import cached_property
 from sqlstream.config import StorageOptions
 from sqlstream.storage.base import Storage
 from sqlstream.storage.policy import host_name
-from sqlstream.storage.routes import proxy_for
 from sqlstream.storage.settings import SCHEMES, network_settings
 from sqlstream.storage.spelling import is_plain
 from sqlstream.storage.urls import host, scheme
@@ -79,6 +78,8 @@ class Resolver:
     def _host_is_direct(self, url: str) -> bool:
         """Whether a host is reached without a proxy, and its answers are read by the direct client."""
         if (known := self._is_direct.get(host(url))) is None:
+            from sqlstream.storage.routes import proxy_for  # Python's own http client: no object store needs it
+
             network = network_settings(self._options.storage_options)
             known = self._is_direct[host(url)] = not proxy_for(network, scheme(url), host_name(url))
         return known

@@ -5,7 +5,6 @@ Backends make one attempt and have their own retries off, so that tries are coun
 
 from __future__ import annotations
 
-import email.utils
 import itertools
 import random
 import time
@@ -188,7 +187,9 @@ def _retry_after_seconds(text: str, now: float) -> float | None:
     """Return how long a Retry-After header asks to wait; None when it is no number and no date."""
     if text.strip().isdigit():
         return int(text)
+    from email.utils import parsedate_to_datetime  # a tenth of a helper's start, and few servers send dates
+
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - now)
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now)
     except ValueError:
         return None

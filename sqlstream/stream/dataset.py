@@ -215,7 +215,6 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         except BaseException:
             cache.close()
             raise
-        cache.rest()  # the helper has read the index; workers are about to be forked
         self._schedule = Schedule(plan, weighting, layout, is_endless=infinite_iteration, is_unaligned=unaligned_worker_index)
         self._random_access: Engine | None = None
 

@@ -133,6 +133,7 @@ def test_an_idle_helper_may_be_silent(fetcher: Fetcher, server: FaultyHttpServer
     server.objects["/x"] = b"data"
     monkeypatch.setattr(client, "_LOOK_SECONDS", 0.2)
     fetcher.head(f"{server.url}/x")
+    monkeypatch.setattr(client, "_MAX_IDLE_LOOKS", 1000)
     monkeypatch.setattr(client, "_LOOK_SECONDS", 0.02)
     pid = fetcher.helper_pid
     time.sleep(1)

@@ -16,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from sqlstream import locks
 from sqlstream.config import StorageOptions
 from sqlstream.errors import FetchCancelledError, ObjectNotFoundError, TransientStorageError
+from sqlstream.storage import client
 from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchRequest
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.storage.downloads import Downloads
@@ -262,7 +264,7 @@ class TestFork:
 
         assert in_forked_child(child) == 0
         assert (tmp_path / "childs").read_bytes() == DATA
-        assert fetcher.helper_pid == parents
+        assert running(fetcher, url) != parents  # idle, it was ended by the fork
         fetcher.download(url, tmp_path / "parents")
         assert (tmp_path / "parents").read_bytes() == DATA
 
@@ -339,3 +341,74 @@ def wait_for_requests(server: FaultyHttpServer, num_requests: int) -> None:
 def counted() -> tuple[int, int]:
     """Open descriptors and threads of this process."""
     return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+
+def fork_and_wait() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def receivers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "sqlstream-fetcher"]
+
+
+def test_a_fork_ends_an_idle_helper_and_its_thread_and_the_next_question_starts_another(fetcher: Fetcher, url: str) -> None:
+    pid = running(fetcher, url)
+    others = len(receivers()) - 1
+    fork_and_wait()
+    assert len(receivers()) <= others
+    assert fetcher.helper_pid is None
+    wait_dead(pid)
+    assert fetcher.head(url).size_bytes == len(DATA)
+
+
+def test_a_fork_leaves_a_helper_at_work_alone(downloads: Downloads, url: str, fetcher: Fetcher) -> None:
+    downloads.submit(url, like=granted(1000))
+    (need,) = downloads.wait_grants(1)
+    pid = fetcher.helper_pid
+    fork_and_wait()
+    assert fetcher.helper_pid == pid
+    fetcher.grant(need.ticket, len(DATA))
+    (done,) = downloads.wait_done(need.ticket)
+    assert done.error is None
+    assert fetcher.helper_pid == pid
+
+
+def idle_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have helpers taken for idle after moments, and none for a hanging one, however slow this machine is."""
+    for name, value in (("_LOOK_SECONDS", 0.01), ("_MAX_IDLE_LOOKS", 2), ("_MAX_SILENT_LOOKS", 10**6)):
+        monkeypatch.setattr(client, name, value)
+    monkeypatch.setattr(client, "_MAX_SILENT_LOOKS_AT_START", 10**6)
+
+
+def test_a_fork_and_idleness_leave_a_helper_with_an_open_listing_alone(
+    fetcher: Fetcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle_soon(monkeypatch)
+    names = {f"{number:04}" for number in range(1100)}  # two pages
+    for name in names:
+        (tmp_path / name).touch()
+    listing = fetcher.list(f"file://{tmp_path}/")
+    found = [next(listing).url]
+    fork_and_wait()
+    time.sleep(0.1)
+    found += [info.url for info in listing]
+    assert {Path(url).name for url in found} == names
+    assert len(found) == len(names)
+
+
+def test_a_thread_that_holds_the_guard_forks_without_waiting_for_the_helper(fetcher: Fetcher, url: str) -> None:
+    pid = running(fetcher, url)
+    with locks.fork_guard():
+        fork_and_wait()
+    assert fetcher.helper_pid == pid
+
+
+def test_an_idle_helper_ends_after_a_while(fetcher: Fetcher, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = running(fetcher, url)
+    idle_soon(monkeypatch)
+    wait_dead(pid)
+    monkeypatch.undo()
+    assert fetcher.head(url).size_bytes == len(DATA)

@@ -137,6 +137,14 @@ def test_every_kind_of_worker_gives_every_row_once_an_epoch(
         del loader
 
 
+def test_the_helper_that_has_read_the_index_brings_the_first_samples(photos: Photos, tmp_path: Path) -> None:
+    with open_dataset(photos.src, str(tmp_path / "cache")) as dataset:
+        pid = dataset.cache.fetcher.helper_pid
+        assert pid is not None
+        for _ in dataset:
+            assert dataset.cache.fetcher.helper_pid == pid
+
+
 def test_leaving_a_loop_early_leaves_no_thread_and_no_process(photos: Photos, tmp_path: Path) -> None:
     threads_before, children_before = set(threading.enumerate()), children(os.getpid())
     for num_workers in (0, 2):
