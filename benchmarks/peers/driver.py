@@ -259,11 +259,11 @@ def run_rounds(cases: Sequence[Case], settings: Settings) -> None:
     for number in range(settings.rounds):
         for case in cases:
             names = [name for name in present(case, settings) if takes_part(case, name, number)]
-            if case.prepares == "prepare":
-                disks.read_all(settings.place, but=ENTRIES)
             first = number % len(names) if names else 0
             for name in names[first:] + names[:first]:
                 so_far = runs[case.name].setdefault(name, [])
+                if case.prepares == "prepare":
+                    disks.read_all(settings.place, but=ENTRIES)
                 was_cut_off = bool(so_far) and CUT_OFF in so_far[-1].get("error", "")
                 figures = {"error": so_far[-1]["error"]} if was_cut_off else run_once(case, name, settings)
                 so_far.append(figures | {"commit": measured})
