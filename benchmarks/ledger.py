@@ -48,7 +48,7 @@ def filled(directory: Path, num_entries: int) -> tuple[Cache, list[ObjectRef]]:
         path = Path(cache.store.disk.data_path(ref.key, ""))
         path.parent.mkdir(exist_ok=True)
         os.link(block, path)
-    return cache, used
+    return cache, [ObjectRef.of(ref.url) for ref in used]  # made just before, as an engine's are: not strewn over the memory
 
 
 class Measured:
