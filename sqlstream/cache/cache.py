@@ -247,6 +247,8 @@ class Cache:
 
     def rest(self) -> None:
         """End the helper process and what it still brings; the next miss starts it again."""
+        if not self._finalizer.alive:  # closed, at the latest as Python ends, where an iterator may be ended after all else
+            return
         self.store.acquirer.downloads.cancel(self.fetcher)
         self.fetcher.stop()
 

@@ -145,6 +145,19 @@ def test_the_helper_that_has_read_the_index_brings_the_first_samples(photos: Pho
             assert dataset.cache.fetcher.helper_pid == pid
 
 
+def test_an_iterator_that_ends_after_its_cache_asks_nothing_of_it(
+    photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_dataset(photos.src, str(tmp_path / "cache")) as dataset:
+        samples = iter(dataset)
+        next(samples)
+        dataset.cache.close()  # as at the end of Python, when modules may be empty by the time a forgotten iterator goes
+        asked: list[object] = []
+        monkeypatch.setattr(dataset.cache.store.acquirer.downloads, "cancel", asked.append)
+        samples.close()  # type: ignore[attr-defined]  # a generator
+        assert asked == []
+
+
 def test_leaving_a_loop_early_leaves_no_thread_and_no_process(photos: Photos, tmp_path: Path) -> None:
     threads_before, children_before = set(threading.enumerate()), children(os.getpid())
     for num_workers in (0, 2):
