@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -32,10 +33,8 @@ ROUNDS_BESIDE = 2
 USUAL_SECONDS = 7.0
 """Of a run, where none was measured before: three of imports, three of work."""
 LOOK_SECONDS = 0.05
-WORK = "work"
-"""Where runs write, beside the data."""
-UNREAD = (WORK, "sqlstream-entries-")
-"""What is not read before a run: what others wrote, and folders with a million small files."""
+ENTRIES = "sqlstream-entries-"
+"""Folders with a million small files."""
 OURS = ("data", "part")
 """What sqlstream's limit covers; the rest of its directory is a bounded overhead."""
 
@@ -175,13 +174,16 @@ def server(case: Case, settings: Settings, log: Path) -> Iterator[str]:
         yield nginx.url
 
 
-def run_once(case: Case, contender: str, settings: Settings, work: Path) -> Run:
-    """Run one contender once, with an empty directory to write into; whatever fails is its result."""
+def run_once(case: Case, contender: str, settings: Settings) -> Run:
+    """Run one contender once; whatever fails is its result."""
+    work = Path(tempfile.mkdtemp(dir=disks.scattered(settings.place / "work")))
     started = time.monotonic()
     try:
         figures = _run_in(work, case, contender, settings)
     except (OSError, RuntimeError) as error:  # the server did not start, the disk is full
         figures = {"error": repr(error)}
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
     return figures | {"load": os.getloadavg()[0], "wall_seconds": time.monotonic() - started}
 
 
@@ -254,20 +256,16 @@ def run_rounds(cases: Sequence[Case], settings: Settings) -> None:
     )
     runs: dict[str, dict[str, list[Run]]] = {case.name: {} for case in cases}
     measured = commit()
-    works = disks.Works(settings.place / WORK)
     for number in range(settings.rounds):
-        works.delete()
         for case in cases:
-            if case.needs_server:
-                works.settle()
             names = [name for name in present(case, settings) if takes_part(case, name, number)]
             first = number % len(names) if names else 0
             for name in names[first:] + names[:first]:
                 so_far = runs[case.name].setdefault(name, [])
                 if case.prepares == "prepare":
-                    disks.read_all(settings.place, but=UNREAD)
+                    disks.read_all(settings.place, but=ENTRIES)
                 was_cut_off = bool(so_far) and CUT_OFF in so_far[-1].get("error", "")
-                figures = {"error": so_far[-1]["error"]} if was_cut_off else run_once(case, name, settings, works.make())
+                figures = {"error": so_far[-1]["error"]} if was_cut_off else run_once(case, name, settings)
                 so_far.append(figures | {"commit": measured})
                 shown = (
                     f"{figures[case.figure]:.6g} {case.unit}" if case.figure in figures else figures.get("error", "?")[-300:]
@@ -275,7 +273,6 @@ def run_rounds(cases: Sequence[Case], settings: Settings) -> None:
                 took = figures.get("wall_seconds", 0)
                 print(f"round {number + 1}: {case.name} {name}: {shown} ({took:.0f} s)", flush=True)
             (settings.results / f"{case.name}.json").write_text(json.dumps(runs[case.name], indent=1) + "\n")
-    works.delete()
 
 
 def commit() -> str:

@@ -214,8 +214,9 @@ def page(results: Mapping[str, Runs], settings: Settings, plots: Sequence[str]) 
         f"Data: {photos['photos']} JPEGs of {photos['mean_bytes'] / 1000:.0f} KB on average (500×375), in the page "
         "cache; batches of 64. Contenders run in fresh processes, in turn, case after case, round after round; shown are the "
         f"medians of the rounds. What no bar needs is run in the first {ROUNDS_BESIDE} rounds only; who gives no answer within "
-        f"{LIMIT_SECONDS} s is cut off, and not run again in that case. Before each run the data is read once, and what "
-        "runs have written is deleted only between rounds (`benchmarks/peers/disks.py` says why).",
+        f"{LIMIT_SECONDS} s is cut off, and not run again in that case. Each run writes into a directory of its own, which "
+        "ext4 is asked to put far from the last one's (`benchmarks/peers/disks.py` says why); before it the data is "
+        "read once.",
         "",
         "## Bars",
         "",
