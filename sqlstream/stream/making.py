@@ -45,7 +45,11 @@ class Maker:
         if slot.error is not None:
             raise slot.error
         hold = slot.hold
-        if not (isinstance(hold, LightHold) and self._is_plain and hold.claim()):  # nearly all samples of a warm cache
+        if not (isinstance(hold, LightHold) and self._is_plain):
+            self._settle(slot)
+            hold = slot.hold
+        elif not hold.claim():  # nearly all samples of a warm cache are claimed here
+            self.give_back(slot)
             self._settle(slot)
             hold = slot.hold
         try:

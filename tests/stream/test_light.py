@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sqlstream import StreamingDataset
+from sqlstream import StreamingDataset, locks
 from sqlstream.db import Database
 from sqlstream.errors import DecodeError
 from sqlstream.locks import ReadLocks
@@ -55,6 +55,17 @@ def test_accesses_and_epochs_that_only_read_what_is_here_take_no_transaction_eac
         assert [sample[COLUMN] for sample in dataset] == expected
         assert threads[threading.current_thread().name] <= 4  # not one for each; the keeper, in its thread, writes hits down
         assert dataset.cache.statistics().hits == num_hits + 2 * photos.num
+
+
+def test_a_sample_whose_file_cannot_be_locked_is_read_all_the_same_and_counted_once(photos: Photos, filled: Path) -> None:
+    with opened(photos, filled, LoadFromDiskTransform([COLUMN])) as dataset:
+        _ = dataset[0]
+        fd = locks.open_descriptor(next((filled / "data").rglob("*.*")), os.O_RDWR)
+        assert locks.try_lock(fd)  # as somebody does who is about to remove it
+        num_hits = dataset.cache.statistics().hits
+        assert [sample[COLUMN] for sample in dataset] == [photos.data(row) for row in range(photos.num)]
+        assert dataset.cache.statistics().hits == num_hits + photos.num
+        locks.close_descriptor(fd)
 
 
 def test_a_file_that_the_engine_holds_open_is_not_opened_again(
