@@ -16,10 +16,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import runpy
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sqlstream import locks
@@ -311,9 +312,10 @@ def create_at_head(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(_ALEMBIC_VERSION)
     for path in sorted((migrations_directory() / "versions").glob("[0-9]*.py")):
-        migration = runpy.run_path(str(path))
-        migration["upgrade"](connection)
-    connection.execute("INSERT INTO alembic_version VALUES (?)", (migration["revision"],))
+        migration = ModuleType(path.stem)
+        SourceFileLoader(path.stem, str(path)).exec_module(migration)  # `runpy` would change `sys.argv` for other threads
+        migration.upgrade(connection)
+    connection.execute("INSERT INTO alembic_version VALUES (?)", (migration.revision,))
     connection.execute("COMMIT")
 
 
