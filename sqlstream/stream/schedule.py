@@ -172,9 +172,10 @@ class Schedule:
         if self._is_over(mark):
             self.counter.set_next(Mark(mark.epoch + 1, 0))
         num_workers = max(1, self.batches.num_workers if self.batches is not None else 0)
-        start = begun(self.counter.announce(), self._loaded, self.counter, self.world, num_workers)
+        world = self.world
+        start = begun(self.counter.announce(), self._loaded, self.counter, world, num_workers)
         self._progress = None
-        self._delivery = Delivery(start, self.plan, self.world, num_workers, is_endless=self.is_endless)
+        self._delivery = Delivery(start, self.plan, world, num_workers, is_endless=self.is_endless)
         return self._delivery
 
     @property
@@ -235,8 +236,10 @@ class Schedule:
             share = self._share(share.epoch + 1, share.plan, partition, share.beyond if self.is_endless else None)
 
     def _is_over(self, mark: Mark) -> bool:
+        if not mark.consumed:
+            return False
         partition = self.plan.partition(self.world, mark.consumed)
-        return mark.consumed > 0 and partition.first_step >= partition.num_steps
+        return partition.first_step >= partition.num_steps
 
     def note_several(self) -> None:
         """Note that a position gave no sample, or several; warn once if ranks may get out of step by that."""
