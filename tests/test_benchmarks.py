@@ -92,7 +92,8 @@ def test_a_contender_that_hangs_is_cut_off_and_not_run_again(settings: Settings,
 
     def hang(_case: Case, contender: str, _settings: Settings) -> dict[str, object]:
         asked.append(contender)
-        return {"error": f"{CUT_OFF} after 90 s"} if contender == "plain_torch" else {"samples_per_second": 1.0}
+        figures: dict[str, object] = {"samples_per_second": 1.0, "wall_seconds": 1.0}
+        return {"error": f"{CUT_OFF} after 90 s"} if contender == "plain_torch" else figures
 
     monkeypatch.setattr(driver, "run_once", hang)
     cases = [replace(case, contenders=("sqlstream", "plain_torch")) for case in selected(CASES, ["warm-bytes-0"])]
@@ -100,6 +101,35 @@ def test_a_contender_that_hangs_is_cut_off_and_not_run_again(settings: Settings,
     assert (asked.count("plain_torch"), asked.count("sqlstream")) == (1, 3)
     runs = read_results(settings.results)["warm-bytes-0"]
     assert [CUT_OFF in run["error"] for run in runs["plain_torch"]] == [True] * 3, "rounds stay in step"
+
+
+def test_a_round_of_short_runs_counts_the_median_one_or_the_first_that_failed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (case,) = selected(CASES, ["resume"])
+    (fresh,) = selected(CASES, ["start-1000000"])
+    assert case.runs_a_round == fresh.runs_a_round == 5, "what is compared is measured alike"
+    runs: list[dict[str, object]] = []
+    runs += [{"first_batch_seconds": seconds, "wall_seconds": 2.0, "load": seconds} for seconds in (9.0, 1.0, 3.0, 2.0, 4.0)]
+    monkeypatch.setattr(driver, "run_once", lambda *_: runs.pop(0))
+    assert driver.run_round(case, "sqlstream", settings) == {
+        "first_batch_seconds": 3.0,
+        "load": 3.0,
+        "wall_seconds": 10.0,
+        "figures": [9.0, 1.0, 3.0, 2.0, 4.0],
+    }
+    runs += [{"first_batch_seconds": 1.0, "wall_seconds": 2.0}, {"error": "gone"}]
+    assert driver.run_round(case, "sqlstream", settings) == {"error": "gone"}
+
+
+def test_resuming_reads_the_state_that_was_saved_in_the_middle_of_an_epoch(settings: Settings) -> None:
+    data.prepare_rows(settings.place, 100)
+    (case,) = selected(CASES, ["resume"])
+    job = replace(job_of(case, "sqlstream", settings), num_rows=100, batch_size=10)
+    contender = contenders.load("sqlstream")
+    getattr(contender, case.prepares)(job)
+    resumed, whole = getattr(contender, case.workload)(job), contender.start(job)
+    assert list(map(whole.rows, whole.batches))[5:] == list(map(resumed.rows, resumed.batches))
 
 
 def test_a_run_writes_far_from_the_last_one(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ REASONS: dict[tuple[str, str], str] = {
     (
         "resume",
         "1.2 times a fresh start",
-    ): "a fresh start takes a hundredth of a second; to write a state, check it and take it over, as a resumed job does, "
-    "takes one to three thousandths",
+    ): "a fresh start takes a hundredth of a second; to read a state, check it and take it over takes two or three "
+    "ten-thousandths more",
     ("memory-1000000", "below every peer"): _MEMORY,
     ("memory-10000000", "below every peer"): _MEMORY,
     ("memory-10000000", "flat: 1.2 times 1e+05 rows"): _MEMORY,

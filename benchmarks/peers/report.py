@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.peers import contenders, data
 from benchmarks.peers.driver import LIMIT_SECONDS, ROUNDS_BESIDE, Run, Settings
 from benchmarks.peers.reasons import NOT_COMPARABLE, REASONS
-from benchmarks.peers.workloads import BARS, CASES, HEADLINES, Bar, Case
+from benchmarks.peers.workloads import BARS, CASES, HEADLINES, SHORT_RUNS, Bar, Case
 
 DISTRIBUTIONS = (
     "torch mosaicml-streaming litdata webdataset datasets torchvision obstore pyarrow numpy pillow simplejpeg".split()
@@ -213,10 +213,11 @@ def page(results: Mapping[str, Runs], settings: Settings, plots: Sequence[str]) 
         "",
         f"Data: {photos['photos']} JPEGs of {photos['mean_bytes'] / 1000:.0f} KB on average (500×375), in the page "
         "cache; batches of 64. Contenders run in fresh processes, in turn, case after case, round after round; shown are the "
-        f"medians of the rounds. What no bar needs is run in the first {ROUNDS_BESIDE} rounds only; who gives no answer within "
+        f"medians of the rounds; for first batches at 10^6 rows, a round is the median of {SHORT_RUNS} processes, one after "
+        f"the other. What no bar needs is run in the first {ROUNDS_BESIDE} rounds only; who gives no answer within "
         f"{LIMIT_SECONDS} s is cut off, and not run again in that case. Each run writes into a directory of its own, which "
         "ext4 is asked to put far from the last one's (`benchmarks/peers/disks.py` says why); before it the data is "
-        "read once.",
+        "read once. To resume is to load a state that was saved before, from a file.",
         "",
         "## Bars",
         "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -160,15 +161,23 @@ def start_lazily(job: Job) -> Stream:
     return load(dataset, job, "caption")
 
 
+def _state_path(job: Job) -> Path:
+    return job.data_path / f"sqlstream-state-{job.num_rows}.json"
+
+
+def prepare_resume(job: Job) -> None:
+    """Build the index, and write the state of a run that stands in the middle of an epoch."""
+    with _rows(job) as dataset:
+        num_steps = len(StreamingDataLoader(dataset, batch_size=job.batch_size)) // 2
+        _state_path(job).write_text(json.dumps(dataset.state_dict(num_samples=num_steps * job.batch_size)))
+
+
 def resume(job: Job) -> Stream:
-    """Return rows from the middle of an epoch on."""
-    dataset = _rows(job)
-    loader = StreamingDataLoader(
-        dataset, batch_size=job.batch_size, num_workers=job.num_workers, persistent_workers=job.num_workers > 0
-    )
-    steps = len(loader) // 2
-    loader.load_state_dict(dataset.state_dict(num_samples=steps * job.batch_size))
-    return Stream(batches=loader, payload=lambda batch: batch["caption"])
+    """Return rows from where a saved state says."""
+    stream = start(job)
+    assert isinstance(stream.batches, StreamingDataLoader)
+    stream.batches.load_state_dict(json.loads(_state_path(job).read_text()))
+    return stream
 
 
 def _entries(job: Job) -> Path:
