@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sqlstream import locks
-from sqlstream.cache.holds import Hold, PrivateFile
+from sqlstream.cache.holds import NOTHING, Hold, PrivateFile
 from sqlstream.cache.keys import ObjectRef
 from sqlstream.cache.ledger import LedgerTransaction
 from sqlstream.cache.owner import Owner
@@ -118,7 +118,7 @@ class Bypass:
         Raises:
             CacheError: The temporary directory fails, too.
         """
-        holds = [Hold(group, "", {}, frozenset()) for group in groups]
+        holds = [Hold(group, "", {}, NOTHING) for group in groups]
         for hold in holds:
             self.bring(hold, fetcher)
         return holds

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from sqlstream import locks
 from sqlstream.cache import recover
 from sqlstream.cache.disk import Disk, changed_files
-from sqlstream.cache.holds import Hold, Holdings
+from sqlstream.cache.holds import NOTHING, Hold, Holdings
 from sqlstream.cache.keys import ObjectRef
 from sqlstream.cache.owner import Owner
 from sqlstream.cache.policy import Policy
@@ -55,7 +55,8 @@ class Hits:
                 ready = tx.find_ready([ref.key for ref in refs])
                 if any(ref.key not in ready for ref in refs):
                     return None
-                hold = Hold(refs, self._owner.id, {key: row[2] for key, row in ready.items()}, frozenset())
+                charges = {key: row[2] for key, row in ready.items()}
+                hold = Hold(refs, self._owner.id, charges, NOTHING, sum(charges.values()))
                 self._holdings.add([hold])
         except BaseException as error:
             if hold is not None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from sqlstream import locks
 from sqlstream.cache.bypass import Bypass
 from sqlstream.cache.disk import Disk
-from sqlstream.cache.holds import AnyHold, Hold, Holdings, HoldState
+from sqlstream.cache.holds import NOTHING, AnyHold, Hold, Holdings, HoldState
 from sqlstream.cache.keys import ObjectRef
 from sqlstream.cache.ledger import Ledger, LedgerTransaction
 from sqlstream.cache.light_hold import LightHold, Shelf
@@ -69,7 +69,8 @@ class Lights:
 
         Of a cache that fails and is bypassed, the light one: its locks keep the paths for as long as the caller has it.
         """
-        hold = Hold(light.refs, "", dict(light.charges), frozenset(), HoldState.IN_USE)
+        charges = light.charges
+        hold = Hold(light.refs, "", charges, NOTHING, sum(charges.values()), HoldState.IN_USE)
 
         def pin(_: LedgerTransaction) -> None:  # the owner writes its pins at the end of it
             assert self._owner.id is not None

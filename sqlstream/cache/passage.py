@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -90,25 +91,21 @@ class Passage:
         """
         assert self._eviction is not None
         ready, owner, held_bytes = self.ready, self.owner, self.holdings.held_bytes
-        share_bytes = None if self.must_fit else self.share_bytes
+        share_bytes = math.inf if self.must_fit or self.share_bytes is None else self.share_bytes
         holds = []
         with contextlib.suppress(KeyError):  # the first sample that is not here
             for group in groups:
                 charges: dict[bytes, int] = {}
-                num_bytes = 0
                 for ref in group:
-                    key = ref.key
-                    charges[key] = charge = ready[key][2]
-                    num_bytes += charge
+                    charges[ref.key] = ready[ref.key][2]
                 refs = group
                 if len(charges) < len(group):  # two columns may name one object
                     refs = tuple({ref.key: ref for ref in group}.values())
-                    num_bytes = sum(charges.values())
-                if share_bytes is not None:
-                    if held_bytes and held_bytes + num_bytes > share_bytes:
-                        break
-                    held_bytes += num_bytes
-                holds.append(Hold(refs, owner, charges, NOTHING))
+                num_bytes = sum(charges.values())
+                held_bytes += num_bytes
+                if held_bytes > share_bytes and held_bytes > num_bytes:  # whoever holds nothing may have one
+                    break
+                holds.append(Hold(refs, owner, charges, NOTHING, num_bytes))
         self.holdings.add(holds)
         self.holds += holds
         if self._eviction.policy.looks_ahead:
@@ -145,6 +142,7 @@ class Passage:
         else:
             return False
         hold.charges |= charges
+        hold.num_bytes = sum(hold.charges.values())
         self._rank(refs)
         for ref in new:
             self._reserve(tx, ref, hold.charges[ref.key])
