@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import multiprocessing
 import os
 import random
@@ -78,11 +79,15 @@ class Measured:
             )
 
 
-def windows(cache: Cache, refs: Sequence[ObjectRef], num_windows: int) -> None:
+def walk(refs: Sequence[ObjectRef]) -> Iterator[Sequence[ObjectRef]]:
+    """Windows through all of `refs`, round and round: an epoch does not come back to the pages that it has just read."""
+    return itertools.cycle([refs[at : at + WINDOW] for at in range(0, len(refs) - WINDOW, WINDOW)])
+
+
+def windows(cache: Cache, walked: Iterator[Sequence[ObjectRef]], num_windows: int) -> None:
     acquirer = cache.store.acquirer
-    for start in range(0, num_windows * WINDOW, WINDOW):
-        at = start % (len(refs) - WINDOW)
-        holds = acquirer.acquire([[ref] for ref in refs[at : at + WINDOW]], cache.fetcher)
+    for window in itertools.islice(walked, num_windows):
+        holds = acquirer.acquire([[ref] for ref in window], cache.fetcher)
         for hold in holds:
             acquirer.holdings.claim(hold)
             acquirer.release(hold)
@@ -114,14 +119,13 @@ def open_and_close(cache: Cache, refs: Sequence[ObjectRef], num: int) -> None:
         os.close(os.open(cache.store.disk.data_path(refs[i % len(refs)].key, ""), os.O_RDONLY))
 
 
-def ledger_windows(cache: Cache, refs: Sequence[ObjectRef], num_windows: int) -> None:
+def ledger_windows(cache: Cache, walked: Iterator[Sequence[ObjectRef]], num_windows: int) -> None:
     """The SQL alone: find, pin, touch; give back in a transaction of its own."""
     cache.store.acquirer.owner.run(lambda tx: None)
     owner = cache.store.acquirer.owner.id
     assert owner is not None
-    for start in range(0, num_windows * WINDOW, WINDOW):
-        at = start % (len(refs) - WINDOW)
-        keys = [ref.key for ref in refs[at : at + WINDOW]]
+    for window in itertools.islice(walked, num_windows):
+        keys = [ref.key for ref in window]
         with cache.store.ledger.transaction() as tx:
             tx.find_ready(keys)
             tx.set_pins(owner, keys)
@@ -146,9 +150,10 @@ def pinned(cache: Cache, refs: Sequence[ObjectRef], num: int) -> None:
 def stream_of_one(directory: Path, refs: Sequence[ObjectRef], num_windows: int) -> tuple[float, float]:
     """When a process began and ended to stream windows of hits."""
     with Cache(directory) as cache:
-        windows(cache, refs, 4)
+        walked = walk(refs)
+        windows(cache, walked, 4)
         started = time.monotonic()
-        windows(cache, refs, num_windows)
+        windows(cache, walked, num_windows)
         return started, time.monotonic()
 
 
@@ -194,11 +199,11 @@ def main() -> None:
     for num_entries in options.entries:
         directory = Path(tempfile.mkdtemp(prefix="sqlstream-bench-"))
         cache, refs = filled(directory, num_entries)
-        label = f"{num_entries:.0e} entries"
+        label, walked = f"{num_entries:.0e} entries", walk(refs)
         measured = Measured()
         measured.add(f"{label}: raw row lookup (sqlite3)", 5000, partial(lookups, directory, refs, 5000))
-        measured.add(f"{label}: ledger SQL a sample, windows of 64", 60 * WINDOW, partial(ledger_windows, cache, refs, 60))
-        measured.add(f"{label}: acquire + release a sample, windows of 64", 60 * WINDOW, partial(windows, cache, refs, 60))
+        measured.add(f"{label}: ledger SQL a sample, windows of 64", 60 * WINDOW, partial(ledger_windows, cache, walked, 60))
+        measured.add(f"{label}: acquire + release a sample, windows of 64", 60 * WINDOW, partial(windows, cache, walked, 60))
         measured.add(f"{label}: the same lightly", 60 * WINDOW, partial(light_windows, cache, refs, 60, WINDOW))
         measured.add(f"{label}: Cache.pinned, a random hit", 500, partial(pinned, cache, refs, 500))
         measured.add(f"{label}: a random hit lightly", 2000, partial(light_windows, cache, refs, 2000, 1))
