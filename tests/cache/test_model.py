@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -108,6 +109,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.reference = ReferenceLedger()
         self.players: list[Player | None] = [None] * NUM_PLAYERS
         self.num_started = self.charged_before = 0
+        self.num_leaked = len(locks._leaked)
 
     def teardown(self) -> None:
         for player in filter(None, self.players):
@@ -118,6 +120,10 @@ class CacheMachine(RuleBasedStateMachine):
             sizes = {file.key: charged_bytes(file.size_bytes) for file in Disk(self.directory).scan_data()}
             assert {KEYS[key]: size for key, size in sizes.items()} == self.reference.ready
         shutil.rmtree(self.root)
+        for connection in locks._leaked[self.num_leaked :]:  # to ruined ledgers, three descriptors each; now nobody has others
+            assert isinstance(connection, sqlite3.Connection)
+            connection.close()
+        del locks._leaked[self.num_leaked :]
 
     # -- processes ----------------------------------------------------------------------------------------------------
 
