@@ -10,7 +10,6 @@ import socket
 import ssl
 import struct
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -48,6 +47,8 @@ class Fault(StrEnum):
     """Goes silent after `after_bytes` for `seconds` (None: before the answer), then closes."""
     DRIP = "drip"
     """Sends the body in 16 pieces, `seconds` apart."""
+    HOLD = "hold"
+    """Sends `after_bytes` of the body (None: the head of the answer alone), and the rest when `gate` is set."""
     WRONG_LENGTH = "wrong_length"
     """Sends a whole answer of `after_bytes` bytes only, with a Content-Length that fits them."""
     DAMAGE = "damage"
@@ -72,6 +73,7 @@ class FaultyAnswer:
     seconds: float = 0.0
     location: str = ""
     headers: tuple[tuple[str, str], ...] = ()
+    gate: threading.Event | None = None
 
 
 class FaultyHttpServer:
@@ -114,7 +116,7 @@ class FaultyHttpServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Stop serving and close every connection."""
+        """Stop serving, close every connection, and wait for the threads that answered: whoever counts threads sees none."""
         assert self._server is not None
         assert self._thread is not None
         self._server.stopping.set()
@@ -122,6 +124,7 @@ class FaultyHttpServer:
         self._thread.join()
         self._server.close_connections()
         self._server.server_close()
+        self._server.wait_answered()
 
     def script(self, path: str, *answers: FaultyAnswer, always: FaultyAnswer | None = None) -> None:
         """Give the next requests of `path` these answers, one each, and then `always` (None: the object)."""
@@ -155,10 +158,15 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
         self.stopping = threading.Event()
         self._open: set[socket.socket] = set()
+        self._answering: list[threading.Thread] = []
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._open.add(request)
-        super().process_request(request, client_address)
+        thread = threading.Thread(
+            target=self.process_request_thread, args=(request, client_address), name="faulty-http-answer", daemon=True
+        )
+        self._answering = [thread, *(other for other in self._answering if other.is_alive())]
+        thread.start()
 
     def shutdown_request(self, request: Any) -> None:
         self._open.discard(request)
@@ -171,6 +179,10 @@ class _Server(ThreadingHTTPServer):
         for connection in list(self._open):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+
+    def wait_answered(self) -> None:
+        for thread in self._answering:
+            thread.join()
 
 
 class _FaultyHandler(BaseHTTPRequestHandler):
@@ -238,18 +250,24 @@ class _FaultyHandler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        for piece in _pieces(body, answer):
+        for number, piece in enumerate(_pieces(body, answer)):
+            if answer and number and fault in (Fault.DRIP, Fault.HOLD):
+                self.wfile.flush()
+                self._pause(answer)
             if fault is Fault.NO_LENGTH:
                 piece = b"%x\r\n%s\r\n" % (len(piece), piece)  # noqa: PLW2901
             self.wfile.write(piece)
-            if answer and fault is Fault.DRIP:
-                self.wfile.flush()
-                time.sleep(answer.seconds)
         if fault is Fault.NO_LENGTH:
             self.wfile.write(b"0\r\n\r\n")
         self.wfile.flush()
         if answer and fault in (Fault.RESET, Fault.TRUNCATE, Fault.STALL):
             self._break_off(answer)
+
+    def _pause(self, answer: FaultyAnswer) -> None:
+        if answer.gate is None:
+            self.server.stopping.wait(answer.seconds)
+        while answer.gate is not None and not answer.gate.wait(0.02) and not self.server.stopping.is_set():
+            pass
 
     def _break_off(self, answer: FaultyAnswer) -> None:
         if answer.fault is Fault.STALL:
@@ -269,6 +287,9 @@ def _pieces(body: bytes, answer: FaultyAnswer | None) -> Iterator[bytes]:
     fault = answer.fault if answer else None
     if answer and fault in (Fault.RESET, Fault.TRUNCATE, Fault.STALL):
         yield body[: answer.after_bytes]
+    elif answer and fault is Fault.HOLD:
+        yield body[: answer.after_bytes or 0]
+        yield body[answer.after_bytes or 0 :]
     elif fault in (Fault.DRIP, Fault.NO_LENGTH):
         step = max(1, len(body) // 16)
         yield from (body[i : i + step] for i in range(0, len(body), step))

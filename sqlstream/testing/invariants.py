@@ -20,8 +20,8 @@ from sqlstream.cache.ledger import Ledger, LedgerTransaction
 from sqlstream.cache.rows import EntryRow
 from sqlstream.db import Database
 
-REST_SECONDS = 10.0
-"""How long a helper may outlive its process; it looks for its parent every 2 s if the socket does not tell."""
+REST_SECONDS = 120.0
+"""How long a helper may outlive its process on a busy machine; it looks for its parent every 2 s if the socket says nothing."""
 
 
 def check_invariants(directory: str | os.PathLike[str], *, at_rest: bool = False) -> None:

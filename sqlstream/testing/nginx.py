@@ -96,7 +96,7 @@ class Nginx:
         )
         self._process = subprocess.Popen([program, "-c", str(config), "-p", self._work.name], process_group=0)
         self.url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()
