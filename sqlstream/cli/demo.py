@@ -159,10 +159,10 @@ def stream(plan: Plan, storage_options: Mapping[str, object], *, show_progress: 
         storage_options=dict(storage_options),
         on_error="raise",
     )
-    loader = DataLoader(dataset, batch_size=BATCH_SIZE, num_workers=plan.workers)
     tally = Tally()
     started = time.perf_counter()
-    with DiskWatch(plan.cache_directory) as disk, _workers_end_on_error():
+    with dataset, DiskWatch(plan.cache_directory) as disk, _workers_end_on_error():  # closed before the directory is removed
+        loader = DataLoader(dataset, batch_size=BATCH_SIZE, num_workers=plan.workers)
         for epoch in range(1, plan.epochs + 1):
             with progress(plan.samples, " samples", f"epoch {epoch} of {plan.epochs}", show_progress) as bar:
                 tally.add_epoch(loader, plan.samples, bar)
