@@ -55,7 +55,7 @@ class Azurite:
         ]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         self.endpoint_url = f"http://127.0.0.1:{port}/{ACCOUNT}"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()

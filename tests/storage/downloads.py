@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchRequest, GrantNeeded
 
 PLENTY = 1 << 40
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 300.0  # for a machine that does much else
 
 
 class Downloads:

@@ -51,7 +51,7 @@ class SpawnedStorage:
         self._pool, self._backend, self._options = pool, backend, options
 
     def _do(self, operation: str, *args: object) -> Any:
-        return self._pool.submit(_call, self._backend, self._options, operation, *args).result(timeout=60)
+        return self._pool.submit(_call, self._backend, self._options, operation, *args).result(timeout=300)
 
     def head(self, url: str) -> ObjectInfo:
         return self._do("head", url)  # type: ignore[no-any-return]  # the pool loses the type

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -29,10 +30,10 @@ def downloads(tmp_path: Path) -> object:
 
 
 class Killer:
-    """Kills the helper whenever the server is asked for one path, as a request that crashes a client would."""
+    """Kills the helper whenever the server is asked for one path, as a request that crashes a client would; `most` times."""
 
-    def __init__(self, fetcher: Fetcher, server: FaultyHttpServer, path: str) -> None:
-        self._fetcher, self._server, self._path = fetcher, server, path
+    def __init__(self, fetcher: Fetcher, server: FaultyHttpServer, path: str, *, most: int = 1 << 30) -> None:
+        self._fetcher, self._server, self._path, self._most = fetcher, server, path, most
         self.num_kills = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
@@ -46,10 +47,11 @@ class Killer:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(0.005):
+        while not self._over.wait(0.005) and self.num_kills < self._most:
             if len(self._server.requests(self._path)) > self.num_kills and (pid := self._fetcher.helper_pid) is not None:
                 self.num_kills += 1
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # of two requests of one helper, the other one had it killed
+                    os.kill(pid, signal.SIGKILL)
 
 
 def test_a_request_that_kills_helpers_fails_alone(downloads: Downloads, server: FaultyHttpServer) -> None:
@@ -84,7 +86,7 @@ def test_what_is_asked_while_suspects_are_tried_comes_after_them(downloads: Down
 def test_stopping_in_the_middle_of_a_crash_loop_ends_all(downloads: Downloads, server: FaultyHttpServer) -> None:
     server.script("/bad", always=STALL)
     server.objects["/bad"] = b"bad"
-    with Killer(downloads.fetcher, server, "/bad") as killer:
+    with Killer(downloads.fetcher, server, "/bad", most=2) as killer:  # a third death would end requests before we do
         downloads.submit(*[f"{server.url}/bad"] * 5)
         while killer.num_kills < 2:
             time.sleep(0.005)
@@ -98,7 +100,6 @@ def test_stopping_in_the_middle_of_a_crash_loop_ends_all(downloads: Downloads, s
 def test_a_helper_that_hangs_alive_is_replaced(
     downloads: Downloads, server: FaultyHttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(client, "_LOOK_SECONDS", 0.2)
     server.objects["/x"] = b"data"
     server.script("/x", STALL)
     downloads.submit(f"{server.url}/x")
@@ -107,9 +108,12 @@ def test_a_helper_that_hangs_alive_is_replaced(
     pid = downloads.fetcher.helper_pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(client, "_LOOK_SECONDS", 0.05)
+    while downloads.fetcher.helper_pid == pid:
+        time.sleep(0.01)
+    monkeypatch.undo()  # the next helper may be slow: the machine may be
     (done,) = downloads.wait_done()
     assert (done.error, downloads.read("0")) == (None, b"data")
-    assert downloads.fetcher.helper_pid != pid
     assert "gives no sign of life" in caplog.text
 
 
@@ -117,13 +121,13 @@ def test_a_helper_that_hangs_alive_is_replaced(
 def test_a_helper_that_only_waits_is_not_taken_for_a_hanging_one(
     downloads: Downloads, server: FaultyHttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says that it lives every 2 s; 15 looks of 0.2 s are 3 s."""
-    monkeypatch.setattr(client, "_LOOK_SECONDS", 0.2)
+    """It says that it lives every 2 s; 15 looks of 1 s are 15 s."""
     server.objects["/x"] = b"data"
     downloads.submit(f"{server.url}/x", like=granted(0))
     downloads.wait_grants(1)
     pid = downloads.fetcher.helper_pid
-    time.sleep(3.6)
+    monkeypatch.setattr(client, "_LOOK_SECONDS", 1.0)
+    time.sleep(18)
     assert downloads.fetcher.helper_pid == pid
     downloads.fetcher.grant("0", 10)
     assert downloads.wait_done()[0].error is None
@@ -131,9 +135,10 @@ def test_a_helper_that_only_waits_is_not_taken_for_a_hanging_one(
 
 def test_an_idle_helper_may_be_silent(fetcher: Fetcher, server: FaultyHttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.objects["/x"] = b"data"
+    monkeypatch.setattr(client, "_MAX_SILENT_LOOKS_AT_START", 10**6)
     monkeypatch.setattr(client, "_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(client, "_MAX_IDLE_LOOKS", 10**6)
     fetcher.head(f"{server.url}/x")
-    monkeypatch.setattr(client, "_MAX_IDLE_LOOKS", 1000)
     monkeypatch.setattr(client, "_LOOK_SECONDS", 0.02)
     pid = fetcher.helper_pid
     time.sleep(1)

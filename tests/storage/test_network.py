@@ -29,7 +29,7 @@ def make() -> Iterator[Make]:
     made: list[Fetcher] = []
 
     def make(num_retries: int = 1, **options: object) -> Fetcher:
-        made.append(Fetcher(StorageOptions(storage_options={"connect_timeout": 2, **options}, num_retries=num_retries)))
+        made.append(Fetcher(StorageOptions(storage_options=options, num_retries=num_retries)))
         return made[-1]
 
     yield make

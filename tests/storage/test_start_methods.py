@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import threading
@@ -18,6 +19,7 @@ from sqlstream.testing.servers import FaultyHttpServer
 from tests.storage.downloads import Downloads
 
 NUM_OBJECTS = 40
+PATIENCE_SECONDS = 300.0  # for a machine that does much else
 Counts = tuple[int, int]
 
 
@@ -49,6 +51,7 @@ WAYS = {"iteration": iterate, "random access": access}
 
 def child(fetcher: Fetcher, way: str, url: str, directory: Path, answers: SimpleQueue[Any]) -> None:
     """What the started process does."""
+    gc.collect()  # what a forked child has inherited of earlier tests may not be found while we count
     before = counted()
     found = WAYS[way](fetcher, url, directory)
     fetcher.stop()
@@ -76,7 +79,7 @@ def test_a_started_process_reads_and_leaves_nothing(
     process = context.Process(target=child, args=(fetcher, way, objects.url, tmp_path / "child", answers))
     process.start()
     found, before, after = answers.get()
-    process.join(30)
+    process.join(PATIENCE_SECONDS)
     assert process.exitcode == 0
     assert found == expected
     assert after == before
@@ -105,8 +108,15 @@ def test_the_parent_has_nothing_left_either(tmp_path: Path) -> None:
     process = context.Process(target=use_and_stop, args=(tmp_path, answers))
     process.start()
     counts = answers.get()
-    process.join(30)
+    process.join(PATIENCE_SECONDS)
     assert counts == [counts[0]] * 4
+
+
+def wait_for_queues_of_torch() -> None:
+    """Wait for the threads of queues that torch closes behind a DataLoader and does not wait for, with two pipe ends each."""
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(PATIENCE_SECONDS)
 
 
 def use_datasets(method: str, index: str, directory: Path, answers: SimpleQueue[Any]) -> None:
@@ -122,6 +132,7 @@ def use_datasets(method: str, index: str, directory: Path, answers: SimpleQueue[
                 context = multiprocessing.get_context(method) if num_workers else None
                 samples = DataLoader(dataset, batch_size=None, num_workers=num_workers, multiprocessing_context=context)
                 assert sorted(int(sample["index"]) for sample in samples) == list(range(NUM_OBJECTS))
+        wait_for_queues_of_torch()
 
     use("warm")  # what torch and pyarrow open once
     before = counted()
@@ -138,6 +149,6 @@ def test_a_closed_dataset_leaves_no_thread_socket_or_descriptor(objects: FaultyH
     process = context.Process(target=use_datasets, args=(method, str(tmp_path / "index.csv"), tmp_path, answers))
     process.start()
     before, after = answers.get()
-    process.join(60)
+    process.join(PATIENCE_SECONDS)
     assert process.exitcode == 0
     assert after == before

@@ -38,7 +38,7 @@ class RawServer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(20)
+        self._thread.join(300)
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
@@ -134,6 +134,6 @@ def test_a_kept_connection_that_the_server_has_closed_is_not_used(storage: Direc
     answer = OK + b"Content-Length: 1\r\n\r\nx"
     with RawServer(answer) as server:
         read(storage, server.url)
-        server._thread.join(20)  # it has closed the connection by then
+        server._thread.join(300)  # it has closed the connection by then
     with pytest.raises(StorageError, match=r"(?i)refused"):
         read(storage, server.url)

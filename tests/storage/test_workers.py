@@ -7,7 +7,7 @@ from sqlstream.storage.messages import Alive, FetchDone, ToReader
 from sqlstream.storage.outbox import Outbox
 from sqlstream.storage.workers import Slot, Workers
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 300.0
 
 
 class Meter:
