@@ -41,7 +41,7 @@ NUM_PROCESSES, NUM_THREADS, NUM_OBJECTS, LARGEST_BYTES = 6, 4, 1000, 60_000
 BLOCK_BYTES = 4096
 SLACK_BYTES = 2 * BLOCK_BYTES * NUM_PROCESSES
 """Owner files that were unlinked and are not closed yet: no listing shows them, `statvfs` does. A block or two each."""
-LAST_WORD_SECONDS = 120.0
+LAST_WORD_SECONDS = 240.0
 """For a worker's last round of reads, some seconds on a busy machine; who needs more hangs."""
 PF_EXITING = 0x4
 """Linux's include/linux/sched.h."""
@@ -184,6 +184,12 @@ class Worker:
     process: BaseProcess
     connection: Connection
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Stop it, or let it go on; one that gave up has ended by itself, and says why in its last word."""
+        assert self.process.pid is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
+
     def kill(self) -> None:
         self.process.kill()
         self.process.join()
@@ -248,10 +254,10 @@ def storm(root: Path, seconds: float, seed: int, *, has_own_disk: bool) -> Storm
                 victim = rng.randrange(NUM_PROCESSES)
                 if rng.random() < 0.25:
                     report.num_stops += 1
-                    os.kill(workers[victim].process.pid or 0, signal.SIGSTOP)
+                    workers[victim].send_signal(signal.SIGSTOP)
                     time.sleep(rng.random() * 0.3)
                     if rng.random() < 0.5:  # the other half dies as it stands, perhaps with the door in its hand
-                        os.kill(workers[victim].process.pid or 0, signal.SIGCONT)
+                        workers[victim].send_signal(signal.SIGCONT)
                         continue
                 workers[victim].kill()
                 report.num_kills += 1

@@ -16,7 +16,16 @@ from sqlstream.errors import CacheFullError, ConfigError, ObjectNotFoundError
 from sqlstream.testing.disk import DiskWatch, cached_files
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
-from tests.cache.actors import Stage, begin_and_wait, body, objects, pin_until_told, prefetch_and_sleep, read_in_threads
+from tests.cache.actors import (
+    WAIT_SECONDS,
+    Stage,
+    begin_and_wait,
+    body,
+    objects,
+    pin_until_told,
+    prefetch_and_sleep,
+    read_in_threads,
+)
 
 
 def num_gets(server: FaultyHttpServer, path: str | None = None) -> int:
@@ -25,7 +34,7 @@ def num_gets(server: FaultyHttpServer, path: str | None = None) -> int:
 
 def wait_for_download(server: FaultyHttpServer, directory: Path, path: str) -> None:
     """Wait until an object is on its way: asked for, its room taken."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + WAIT_SECONDS
     while not (server.requests(path) and any(map(os.path.getsize, (directory / "part").glob("*")))):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -47,7 +56,7 @@ def test_a_killed_leader_is_followed_by_a_waiter_with_exactly_one_more_request(
 ) -> None:
     server.objects.update(objects([400_000]))
     url = f"{server.url}/o/0.bin"
-    server.script("/o/0.bin", FaultyAnswer(fault=Fault.DRIP, seconds=0.1))
+    server.script("/o/0.bin", FaultyAnswer(fault=Fault.STALL, after_bytes=50_000, seconds=600))
     leader = stage.start(begin_and_wait, directory, None, url)
     assert leader.hear() == "asking"
     wait_for_download(server, directory, "/o/0.bin")
@@ -64,7 +73,7 @@ def test_a_killed_leader_is_followed_by_a_waiter_with_exactly_one_more_request(
 
 def test_a_stopped_leader_is_waited_for_and_others_go_on(server: FaultyHttpServer, directory: Path, stage: Stage) -> None:
     server.objects.update(objects([400_000, 1000]))
-    server.script("/o/0.bin", FaultyAnswer(fault=Fault.DRIP, seconds=0.05))
+    server.script("/o/0.bin", FaultyAnswer(fault=Fault.HOLD, after_bytes=50_000, gate=(gate := threading.Event())))
     leader = stage.start(begin_and_wait, directory, None, f"{server.url}/o/0.bin")
     assert leader.hear() == "asking"
     wait_for_download(server, directory, "/o/0.bin")
@@ -75,7 +84,8 @@ def test_a_stopped_leader_is_waited_for_and_others_go_on(server: FaultyHttpServe
         hold = cache.store.acquirer.acquire_one([ObjectRef.of(f"{server.url}/o/0.bin")], cache.fetcher)
         assert not cache.store.acquirer.wait(hold, timeout_seconds=0.5)
         os.kill(leader.pid, signal.SIGCONT)
-        assert cache.store.acquirer.wait(hold, timeout_seconds=30)
+        gate.set()
+        assert cache.store.acquirer.wait(hold, timeout_seconds=WAIT_SECONDS)
         assert hold.error is None
         cache.store.acquirer.release(hold)
     assert leader.hear() is True

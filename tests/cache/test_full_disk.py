@@ -22,7 +22,7 @@ def test_on_a_full_disk_eviction_goes_on_errors_are_clear_and_nothing_is_left_br
         pytest.skip("mounting is not allowed here: `unshare --mount --map-root-user mount -t tmpfs …` fails")
     command = [*UNSHARE, sys.executable, "-m", "tests.cache.full_disk", "--directory", str(tmp_path)]
     command += ["--size", str(size)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert "No space left on device" in report.pop("error")

@@ -59,14 +59,16 @@ def test_l1_to_l6_hold_at_every_moment_of_a_busy_cache(directory: Path, urls: li
 def test_l1_charged_is_at_least_the_bytes_on_disk_while_downloading(
     server: FaultyHttpServer, directory: Path, urls: list[str]
 ) -> None:
-    server.script("/o/5.bin", FaultyAnswer(fault=Fault.DRIP, seconds=0.01))
+    server.script("/o/5.bin", FaultyAnswer(fault=Fault.HOLD, after_bytes=500, gate=(gate := threading.Event())))
     with Cache(directory, limit=200_000) as cache:
         hold = cache.store.acquirer.acquire_one([ObjectRef.of(urls[5])], cache.fetcher)
         num_looks = 0
         while not cache.store.acquirer.wait(hold, timeout_seconds=0.001):
             num_looks += bool(cached_files(directory))
             assert violations(directory) == []
-        assert num_looks > 3
+            if num_looks > 3:
+                gate.set()  # from here to its end, and looked at after it, too
+        assert violations(directory) == []
         cache.store.acquirer.release(hold)
 
 

@@ -212,7 +212,7 @@ def test_a_new_cache_is_made_without_alembic_and_sqlalchemy(tmp_path: Path) -> N
         "import sys; from sqlstream.cache import Cache; Cache(sys.argv[1]).close(); "
         "sys.exit(' '.join({'alembic', 'sqlalchemy'} & set(sys.modules)) or 0)"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=500)
 
 
 def die_at_every_statement_of_a_new_ledger(_: Connection, root: Path) -> int:

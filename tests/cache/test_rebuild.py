@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 import time
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def test_a_rebuild_keeps_pins_limits_and_downloads_of_the_living(
     limit = 8 * CHARGE
     holder = stage.start(pin_until_told, directory, limit, urls[:3])
     paths = [Path(path) for path in holder.hear()]
-    server.script("/o/5.bin", FaultyAnswer(fault=Fault.DRIP, seconds=0.1))
+    server.script("/o/5.bin", FaultyAnswer(fault=Fault.HOLD, after_bytes=100, gate=(gate := threading.Event())))
     with Cache(directory, limit=1 << 30) as cache, DiskWatch(directory) as watch:
         hold = cache.store.acquirer.acquire_one([ObjectRef.of(urls[5])], cache.fetcher)
         assert cache.store.acquirer.holdings.claim(hold)  # what is only prefetched would be given up for the others
@@ -80,6 +81,7 @@ def test_a_rebuild_keeps_pins_limits_and_downloads_of_the_living(
         stats = cache.statistics()
         assert stats.limit_bytes == limit  # of the one that has not come by since
         assert stats.evictions > 0
+        gate.set()
         cache.store.acquirer.wait(hold)
         assert cache.path_of(hold.refs[0]).read_bytes() == body("/o/5.bin", SIZE)
         holder.tell()

@@ -16,7 +16,7 @@ from sqlstream.cache.keys import ObjectRef, charged_bytes, object_key
 from sqlstream.testing.disk import cached_files
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
-from tests.cache.actors import Stage, begin_and_wait, body, is_right, objects, pin_until_told, say
+from tests.cache.actors import WAIT_SECONDS, Stage, begin_and_wait, body, is_right, objects, pin_until_told, say
 from tests.cache.test_fetch import num_gets
 
 SIZE = 10_000
@@ -52,7 +52,7 @@ def test_a_kill_between_rename_and_commit_keeps_the_file(
     server: FaultyHttpServer, directory: Path, urls: list[str], stage: Stage
 ) -> None:
     actor = stage.start(rename_and_die, directory, urls[0])
-    actor.process.join(30)
+    actor.process.join(WAIT_SECONDS)
     assert actor.process.exitcode == 9
     assert list(cached_files(directory).values()) == [SIZE]
     with Cache(directory, limit=1 << 20) as cache:
