@@ -2,84 +2,20 @@
 
 `rng(sample)` draws from the sample's own generator. For code that draws from the global generators of python, numpy and torch,
 these are seeded from the same key while the chain runs, and put back after: the trainer's own draws are not disturbed. That
-costs 50 µs a sample (numpy's and python's states are 2.5 KB each), as much as reading a small file; so it is left out for
-chains of our own transforms, which draw from `rng(sample)` alone, and nothing is put back in a DataLoader worker, where no
-trainer draws.
+costs twice as much as reading a small file (`generators.py`); so it is left out for chains of our own transforms, which draw
+from `rng(sample)` alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
-from types import TracebackType
-from typing import Any
 
-import numpy as np
-import torch
-from torch.utils.data import get_worker_info
-
+from sqlstream.stream.generators import GlobalGenerators
 from sqlstream.transforms.base import Sample, Transform, apply, may_draw_globally
 from sqlstream.transforms.rng import GENERATOR, begin, begin_stage, end
 
 _UNSEEDED = contextlib.nullcontext()
-
-
-class GlobalGenerators:
-    """The state of the three global generators that belongs to one sample; a context manager that may be entered again.
-
-    Args:
-        key: Whose state: (seed, epoch, position, stage).
-        watches: Find out whether anything was drawn.
-    """
-
-    def __init__(self, key: tuple[int, ...], *, watches: bool = False) -> None:
-        self._seed = int.from_bytes(blake2b(repr(key).encode(), digest_size=8).digest(), "little")
-        self._own: tuple[Any, ...] | None = None
-        self._others: tuple[Any, ...] | None = None
-        self._watches = watches
-        self._fresh = ""
-        self.goes_on = False
-        """It will be entered again: remember how far the generators came."""
-        self.was_drawn_from = False
-
-    def __enter__(self) -> None:
-        self._others = _states() if get_worker_info() is None else None
-        if self._own is not None:
-            _restore(self._own)
-            return
-        random.seed(self._seed)
-        np.random.seed(self._seed & 0xFFFF_FFFF)  # its seeds have 32 bits
-        # The generator itself, not torch.manual_seed: that one queues a call for every GPU, for ever, in a process without one.
-        torch.default_generator.manual_seed(self._seed)
-        if self._watches:
-            self._fresh = _fingerprint()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.goes_on:
-            self._own = _states()
-        if self._watches:
-            self.was_drawn_from = _fingerprint() != self._fresh
-        if self._others is not None:
-            _restore(self._others)
-
-
-def _states() -> tuple[Any, ...]:
-    return random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
-
-
-def _fingerprint() -> str:
-    """Return what differs once anything was drawn from one of the three."""
-    python, numpy, own = _states()
-    state = numpy["state"]
-    return repr((hash(python), state["pos"], numpy["has_gauss"], hash(state["key"].tobytes()), hash(own.numpy().tobytes())))
-
-
-def _restore(states: tuple[Any, ...]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    torch.default_generator.set_state(states[2])
 
 
 class Chain:

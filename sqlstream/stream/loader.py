@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from sqlstream.errors import ConfigError
 from sqlstream.stream.batches import batch_of
 from sqlstream.stream.dataset import StreamingDataset
 from sqlstream.stream.delivery import Delivery
+from sqlstream.stream.generators import OnLoan
 from sqlstream.stream.packed import Packing
 from sqlstream.stream.schedule import BatchOptions, Schedule
 from sqlstream.stream.shares import Place
@@ -112,18 +114,21 @@ class StreamingDataLoader(DataLoader[Sample]):
         if schedule.needs_new_workers and self._iterator is not None:
             self._iterator._shutdown_workers()  # type: ignore[attr-defined]  # one of torch's, with workers
             self._iterator = None
-        delivery = schedule.begin_delivery()
+        delivery, loan = schedule.begin_delivery(), OnLoan()
+        is_alone = type(self.dataset).__iter__ is StreamingDataset.__iter__  # else somebody looks at samples on their way
         if self._packs_bytes and self._iterator is None:  # workers are about to start
             prefetch_factor, batch_size = self.prefetch_factor or TORCH_PREFETCH_FACTOR, self.batch_size or 1
             self._packing = Packing(self.num_workers, prefetch_factor, batch_size)
-            if type(self.dataset).__iter__ is StreamingDataset.__iter__:  # else somebody looks at samples on their way
+            if is_alone:
                 self.dataset.packing = self._packing
-        schedule.is_announced, self.collate_fn = True, _CollateWithPlace(self._packing or _quicker(collate_fn), schedule)
+        schedule.is_announced = True
+        self.collate_fn = _CollateWithPlace(self._packing or _quicker(collate_fn), schedule, loan)
         try:
             batches = super().__iter__()
         finally:
             schedule.is_announced, self.collate_fn, self.dataset.packing = False, collate_fn, None
-        return _CountedBatches(batches, delivery, self._packing)  # type: ignore[return-value]  # stands in for torch's iterator
+        around = loan if is_alone else contextlib.nullcontext()
+        return _CountedBatches(batches, delivery, self._packing, around)  # type: ignore[return-value]  # stands in for torch's
 
     def __len__(self) -> int:
         """Return the batches of this rank in an epoch."""
@@ -170,13 +175,16 @@ class _CollateWithPlace:
     Args:
         collate_fn: What makes batches.
         schedule: That of the dataset, or of the worker's copy.
+        loan: What samples took of the trainer's, to be put back before somebody else's code runs.
     """
 
-    def __init__(self, collate_fn: Callable[[Any], Any], schedule: Schedule) -> None:
+    def __init__(self, collate_fn: Callable[[Any], Any], schedule: Schedule, loan: OnLoan) -> None:
         self._collate_fn = collate_fn
         self._schedule = schedule
+        self._loan = loan
 
     def __call__(self, samples: Any) -> _PlacedBatch:
+        self._loan.put_back()
         place = self._schedule.place_of_worker()
         return _PlacedBatch(self._collate_fn(samples), place)
 
@@ -184,9 +192,16 @@ class _CollateWithPlace:
 class _CountedBatches:
     """Torch's iterator, counting what it hands out."""
 
-    def __init__(self, batches: _BaseDataLoaderIter, delivery: Delivery, packing: Packing | None) -> None:
+    def __init__(
+        self,
+        batches: _BaseDataLoaderIter,
+        delivery: Delivery,
+        packing: Packing | None,
+        around: contextlib.AbstractContextManager[None],
+    ) -> None:
         self._batches = batches
         self._delivery = delivery
+        self._around = around
         self._packing = packing  # kept: batches on their way lie in its memory
 
     def __iter__(self) -> Iterator[Any]:
@@ -194,7 +209,8 @@ class _CountedBatches:
 
     def __next__(self) -> Any:
         try:
-            batch, place = next(self._batches)
+            with self._around:
+                batch, place = next(self._batches)
         except StopIteration:
             self._delivery.is_over = True
             raise

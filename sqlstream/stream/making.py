@@ -9,7 +9,7 @@ from sqlstream.cache.cache import Cache
 from sqlstream.cache.holds import AnyHold
 from sqlstream.cache.light_hold import LightHold
 from sqlstream.stream.cached import CachedChain
-from sqlstream.stream.rows import RowReader, Slot, sample_holds_path
+from sqlstream.stream.rows import RowReader, Slot, holds_path
 from sqlstream.transforms.base import Sample
 
 
@@ -119,7 +119,7 @@ class Maker:
 
     def _keeps_path(self, hold: AnyHold, sample: Sample) -> bool:
         """Return whether paths in a sample need its hold: they lie in the cache, or past a cache that failed."""
-        return hold.files is not None or sample_holds_path(sample, self._data_directory)
+        return hold.files is not None or holds_path(sample, self._data_directory)
 
     def _done_with(self, slot: Slot, is_kept: bool) -> None:
         hold, slot.hold = slot.hold, None

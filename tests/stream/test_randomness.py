@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from sqlstream import StreamingDataset
+from sqlstream import StreamingDataLoader, StreamingDataset
+from sqlstream.errors import TransformError
+from sqlstream.stream import generators
 from sqlstream.transforms import rng
 from tests.stream.tables import Job, make_table, others
 
@@ -86,6 +89,87 @@ def test_the_trainers_own_generators_go_on_as_if_no_sample_was_made(tmp_path: Pa
             assert global_states() == before
         dataset[3]
         assert global_states() == before
+
+
+def test_a_loader_without_workers_puts_the_trainers_generators_back_once_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_collate, restored, restore = [], [], generators._restore
+
+    def count(states: tuple[Any, ...]) -> None:
+        restored.append(states)
+        restore(states)
+
+    monkeypatch.setattr(generators, "_restore", count)
+
+    def collate(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        at_collate.append(global_states())
+        return samples
+
+    with StreamingDataset(make_table(tmp_path, 8), tmp_path / "cache", show_progress=False, **OPTIONS) as dataset:
+        reference = list(dataset)
+        restored.clear()
+        loader = StreamingDataLoader(dataset, batch_size=4, collate_fn=collate)
+        loader.set_epoch(0)
+        batches, samples = iter(loader), []  # torch draws here
+        before = global_states()
+        for batch in batches:
+            assert global_states() == before
+            samples += batch
+        assert samples == reference
+        assert at_collate == [before, before]
+        assert len(restored) == 2, "once for each batch, not for each sample and each of its stages"
+
+
+def test_a_batch_that_fails_puts_the_trainers_generators_back(tmp_path: Path) -> None:
+    def fail_in_the_end(sample: dict[str, Any]) -> dict[str, Any]:
+        if random.random() >= 0 and sample["__row__"] == 3:
+            raise ValueError
+        return sample
+
+    options: dict[str, Any] = {"transforms": [fail_in_the_end], "on_error": "raise", "shuffle_seed": None}
+    with StreamingDataset(make_table(tmp_path, 8), tmp_path / "cache", show_progress=False, **options) as dataset:
+        batches = iter(StreamingDataLoader(dataset, batch_size=8))
+        before = global_states()
+        with pytest.raises(TransformError):
+            next(batches)
+        assert global_states() == before
+
+
+def test_who_looks_at_samples_on_their_way_to_a_loader_draws_as_if_no_sample_was_made(tmp_path: Path) -> None:
+    class Watched(StreamingDataset):
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            for sample in super().__iter__():
+                seen.append(global_states())
+                yield sample
+
+    seen: list[tuple[Any, ...]] = []
+    with Watched(make_table(tmp_path, 8), tmp_path / "cache", show_progress=False, **OPTIONS) as dataset:
+        batches = iter(StreamingDataLoader(dataset, batch_size=4, collate_fn=whole))
+        before = global_states()
+        assert len(list(batches)) == 2
+        assert seen == [before] * 8
+
+
+def test_a_transform_that_reads_another_dataset_goes_on_with_its_own_numbers(tmp_path: Path) -> None:
+    table = make_table(tmp_path, 8)
+    with StreamingDataset(table, tmp_path / "other", show_progress=False, infinite_iteration=True, **OPTIONS) as other:
+        of_other = iter(StreamingDataLoader(other, batch_size=2, collate_fn=whole))
+
+        def draw_around(sample: dict[str, Any], *, reads: bool) -> dict[str, Any]:
+            first = random.random(), np.random.rand()
+            if reads:
+                other[3], next(of_other)
+            sample["drawn"] = (first, random.random(), np.random.rand(), float(torch.rand(())))
+            return sample
+
+        drawn = []
+        for reads in (False, True):
+            transforms = [partial(draw_around, reads=reads)]
+            with StreamingDataset(table, tmp_path / "cache", transforms=transforms, show_progress=False) as dataset:
+                batches = StreamingDataLoader(dataset, batch_size=4, collate_fn=whole)
+                drawn.append([dict(sample)["drawn"] for batch in batches for sample in batch])
+        assert drawn[0] == drawn[1]
 
 
 def test_a_failing_transform_restores_the_generators_too(tmp_path: Path) -> None:
