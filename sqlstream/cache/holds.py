@@ -214,6 +214,8 @@ class Holdings:
         if hold.state is _IN_USE and hold.files is None:
             self.released.append(hold)
             return
+        if self.owner.is_closed:  # it owes nothing; as Python ends, modules may be empty by the time an iterator is closed
+            return
         with locks.fork_guard():
             if hold.state is _RELEASED or (hold.owner != self.owner.id and hold.files is None):
                 return

@@ -55,6 +55,7 @@ class Keeper:
         self._is_awake.set()
         if (thread := self._thread) is not None:
             thread.join()
+        self.is_woken = True  # nothing wakes it any more
 
     def _run(self) -> None:
         is_over, is_awake = self._is_over, self._is_awake

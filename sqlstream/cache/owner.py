@@ -196,7 +196,7 @@ class Owner:
 
     def flush(self) -> None:
         """Write what changed, if anything did."""
-        if self.is_waiting:
+        if not self.is_closed and self.is_waiting:
             self.run(lambda _: None, is_flush=True)
 
     def close(self) -> None:
