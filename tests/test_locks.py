@@ -73,7 +73,7 @@ def test_lock_blocking_waits_until_the_holder_closes(tmp_path: Path) -> None:
     thread.join(0.1)
     order.append("closing")
     locks.close_descriptor(holder)
-    thread.join(10)
+    thread.join(300)
     assert order == ["closing", "locked"]
     locks.close_descriptor(waiter)
 
@@ -167,7 +167,7 @@ def test_fork_waits_for_the_thread_that_holds_the_guard_and_the_child_does_not_d
             before = "after the release" if released.is_set() else "while held"
         thread = threading.Thread(target=lambda: locks.fork_guard().acquire())
         thread.start()
-        thread.join(10)
+        thread.join(300)
         return before + (", a thread waits for ever" if thread.is_alive() else ", free for every thread")
 
     threads = [threading.Thread(target=hold), threading.Thread(target=contend)]
@@ -176,7 +176,7 @@ def test_fork_waits_for_the_thread_that_holds_the_guard_and_the_child_does_not_d
     held.wait()
     assert answer_of_forked_child(use_guard_in_child) == "after the release, free for every thread"
     for thread in threads:
-        thread.join(10)
+        thread.join(300)
         assert not thread.is_alive()
 
 

@@ -214,9 +214,10 @@ def test_two_caches_of_one_directory_share_one_store_and_the_last_closes_it(dire
 def test_the_limit_may_be_changed_at_any_time(cache: Cache, urls: list[str]) -> None:
     cache.acquire_many(urls[:10])
     cache.limit_bytes = 4 * 12_288  # below what is pinned: nothing is taken from anybody, and nothing more comes in
-    cache.store.acquirer._room_timeout_seconds = 0.2
+    patience_seconds, cache.store.acquirer._room_timeout_seconds = cache.store.acquirer._room_timeout_seconds, 0.2
     with pytest.raises(CacheFullError, match=r"no room for .* under the cache limit of 49152 bytes"):
         cache.acquire_many(urls[10:11])
+    cache.store.acquirer._room_timeout_seconds = patience_seconds
     cache.release_many(urls[:10])
     with cache.pinned(urls[11]):
         assert cache.statistics().used_bytes <= 4 * 12_288

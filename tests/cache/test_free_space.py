@@ -47,7 +47,6 @@ def cache(directory: Path, file_system: FileSystem, monkeypatch: pytest.MonkeyPa
     with Cache(directory, min_free_bytes=FLOOR) as cache:
         monkeypatch.setattr(cache.store.disk, "free_bytes", file_system.free_bytes)
         cache.fetcher = ScriptedFetcher(OBJECTS, before_write=file_system.look)
-        cache.store.acquirer._room_timeout_seconds = 0.3
         yield cache
     check_invariants(directory, at_rest=True)
 
@@ -94,6 +93,7 @@ def test_without_enough_to_give_up_the_error_names_file_system_free_and_wanted_b
 ) -> None:
     read(cache, URLS[0])
     file_system.foreign_bytes = 16 * CHARGE
+    cache.store.acquirer._room_timeout_seconds = 0.3
     with pytest.raises(CacheFullError) as raised:
         read(cache, URLS[1])
     text = str(raised.value)
@@ -105,8 +105,10 @@ def test_without_enough_to_give_up_the_error_names_file_system_free_and_wanted_b
 
 def test_what_is_pinned_is_waited_for_and_then_named(cache: Cache, file_system: FileSystem) -> None:
     cache.acquire_many(URLS[:15])
+    patience_seconds, cache.store.acquirer._room_timeout_seconds = cache.store.acquirer._room_timeout_seconds, 0.3
     with pytest.raises(CacheFullError, match=rf"min_free_bytes={FLOOR} must stay; pinned by .*: {15 * CHARGE} bytes"):
         read(cache, URLS[20])
+    cache.store.acquirer._room_timeout_seconds = patience_seconds
     cache.release_many(URLS[:15])
     read(cache, URLS[20])
 

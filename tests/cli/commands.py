@@ -12,12 +12,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(*words: str | Path, timeout_seconds: float = 60, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+def run(*words: str | Path, timeout_seconds: float = 500, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run `sqlstream WORDS` in a process of its own, off a terminal."""
     return run_python("-m", "sqlstream", *map(str, words), timeout_seconds=timeout_seconds, stdin=stdin)
 
 
-def run_python(*words: str, timeout_seconds: float = 60, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+def run_python(*words: str, timeout_seconds: float = 500, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run this interpreter in the checkout."""
     command = [sys.executable, *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

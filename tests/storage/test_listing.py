@@ -27,12 +27,12 @@ class Tree:
     def __init__(self, names: list[str]) -> None:
         self.urls = sorted({f"s3://b/{name}" for name in names})
         self.asked: list[str] = []
-        self.threads: set[int] = set()
+        self.threads: set[threading.Thread] = set()  # not their numbers: those of the ended are used again
 
     def listed(self, prefix: str) -> Iterator[ObjectInfo]:
         self.asked.append(prefix)
         for url in self.urls:
-            self.threads.add(threading.get_ident())
+            self.threads.add(threading.current_thread())
             if url.startswith(prefix):
                 yield ObjectInfo(url=url, size_bytes=1, etag=None)
 
