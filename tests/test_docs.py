@@ -66,7 +66,7 @@ def test_the_examples_of_a_page_run(page: Path, bucket: LocalS3, tmp_path: Path)
     script = tmp_path / "page.py"
     script.write_text(f"if __name__ == '__main__':\n{_indented(examples(page))}")
     done = subprocess.run(
-        [sys.executable, script.name], cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=100, check=False
+        [sys.executable, script.name], cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ERROR" not in done.stderr, done.stderr

@@ -94,7 +94,6 @@ LAYOUTS = [(1, 0), (1, 2), (2, 3), (4, 0), (2, 1), (8, 0)]
 
 
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"infinite_iteration": True}], ids=["epochs", "drop", "endless"])
-@pytest.mark.timeout(300)
 def test_resuming_after_every_step_on_other_layouts_goes_on_exactly(job: OpenJob, options: dict[str, Any]) -> None:
     per_epoch = STEPS_AN_EPOCH - ("drop_last" in options)
     total = 2 * per_epoch + 2  # over two epochs' ends

@@ -65,14 +65,14 @@ def test_a_killed_job_goes_on_with_other_ranks_and_workers_and_no_row_is_lost_or
     """4 ranks x 2 workers on gloo, SIGKILL at step 7 of 10 of an epoch, then 2 ranks x 3 workers from the last state."""
     make_table(tmp_path, NUM_ROWS)
     job = start_torchrun(tmp_path, 4, 2, 7)
-    assert wait_until(lambda: num_steps_of(tmp_path, 4) == [7] * 4 or job.poll() is not None, 300)
+    assert wait_until(lambda: num_steps_of(tmp_path, 4) == [7] * 4 or job.poll() is not None)
     family = children(job.pid) | {job.pid}
     assert len(family) >= 1 + 4 + 4 * 2
     for pid in family:
         with contextlib.suppress(ProcessLookupError):  # a child of one that is gone has ended by itself
             os.kill(pid, signal.SIGKILL)
     job.wait()
-    assert wait_until(lambda: not any(is_alive(pid) for pid in family), 60)
+    assert wait_until(lambda: not any(is_alive(pid) for pid in family))
     before = saved(tmp_path)["step"]
     assert before == 6, (tmp_path / "log-4.txt").read_text()
     second = start_torchrun(tmp_path, 2, 3, -1)

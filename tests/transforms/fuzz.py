@@ -130,7 +130,7 @@ class Outcome:
     problems: tuple[str, ...] = ()
 
 
-def run(directory: Path, first: int, stop: int, *, timeout_seconds: float = 20.0, max_problems: int = 20) -> Outcome:
+def run(directory: Path, first: int, stop: int, *, timeout_seconds: float = 120.0, max_problems: int = 20) -> Outcome:
     """Fuzz in a child; start another one behind every file that kills or hangs it."""
     outcome = Outcome()
     while first < stop and len(outcome.problems) < max_problems:
@@ -151,7 +151,7 @@ def run(directory: Path, first: int, stop: int, *, timeout_seconds: float = 20.0
 
 def watch(child: subprocess.Popen[str], outcome: Outcome, timeout_seconds: float) -> tuple[str, str | None]:
     """Follow a child; return its last file and what went wrong."""
-    last, heard = "", time.monotonic() + 30
+    last, heard = "", time.monotonic() + 300
     for line in lines_of(child):
         if line:
             heard = time.monotonic()
