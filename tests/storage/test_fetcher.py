@@ -70,9 +70,8 @@ def test_a_failed_download_leaves_no_file(fetcher: Fetcher, server: FaultyHttpSe
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_retry_that_finds_less_does_not_leave_the_tail_of_the_first_try(
-    fetcher: Fetcher, server: FaultyHttpServer, tmp_path: Path
-) -> None:
+def test_a_retry_that_finds_less_does_not_leave_the_tail_of_the_first_try(server: FaultyHttpServer, tmp_path: Path) -> None:
+    fetcher = Fetcher(StorageOptions(read_timeout_seconds=4.0))
     server.objects["/x"] = DATA
     server.script("/x", FaultyAnswer(fault=Fault.STALL, after_bytes=2_000_000, seconds=60))
     downloads = Downloads(fetcher, tmp_path)
@@ -81,6 +80,7 @@ def test_a_retry_that_finds_less_does_not_leave_the_tail_of_the_first_try(
     server.objects["/x"] = DATA[:10]  # another version: what came of the first is of no use
     (done,) = downloads.wait_done()
     assert (done.error, done.size_bytes, downloads.read("0")[:10]) == (None, 10, DATA[:10])
+    fetcher.stop()
 
 
 class TestGrants:
