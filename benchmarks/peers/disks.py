@@ -32,14 +32,14 @@ def scattered(directory: Path) -> Path:
     return directory
 
 
-def read_all(place: Path, *, but: str) -> int:
+def read_all(place: Path, *, but: str | tuple[str, ...]) -> int:
     """Read the files of the data once, and return how many bytes.
 
     A machine that was idle, or busy with other files, may have put them out of memory.
 
     Args:
         place: The data.
-        but: Folders whose names begin with this are left out.
+        but: Folders whose names begin with this, or with one of these, are left out.
     """
     num_bytes = 0
     for folder, folders, files in os.walk(place):
