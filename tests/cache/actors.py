@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import hashlib
 import multiprocessing
 import os
@@ -79,7 +80,10 @@ class Actor:
 
     def hear(self, timeout_seconds: float = WAIT_SECONDS) -> Any:
         """The next thing it says; its error if it failed."""
-        assert self.connection.poll(timeout_seconds), f"process {self.pid} says nothing; alive: {self.process.is_alive()}"
+        if not self.connection.poll(timeout_seconds):
+            os.kill(self.pid, signal.SIGUSR1)  # it writes where it is, to where pytest shows what a test wrote
+            time.sleep(1)
+            raise AssertionError(f"process {self.pid} says nothing; alive: {self.process.is_alive()}")
         kind, value = self.connection.recv()
         assert kind == "said", value
         return value
@@ -132,6 +136,7 @@ class Stage:
 
 
 def _run(connection: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    faulthandler.register(signal.SIGUSR1)
     try:
         connection.send(("said", function(connection, *arguments)))
     except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import os
@@ -87,7 +88,10 @@ def small_batch(packing: Packing, number: int) -> Any:
 def left_behind() -> list[str]:
     """Return the descriptors and mappings of shared batches in this process."""
     gc.collect()
-    links = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    links = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread of the loader's closed it meanwhile
+            links.append(os.readlink(link))
     return [line for line in (*links, *Path("/proc/self/maps").read_text().splitlines()) if "sqlstream-batches" in line]
 
 
