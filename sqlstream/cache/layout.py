@@ -14,8 +14,10 @@ from sqlstream.errors import CacheDirectoryError
 FORMAT_VERSION = 1
 _OURS = frozenset(
     "FORMAT CACHEDIR.TAG REBUILD removing lock gate ballast data part owners index "
-    "ledger.sqlite ledger.sqlite-wal ledger.sqlite-shm ledger.sqlite.bad ledger.sqlite.bad-wal ledger.sqlite.bad-shm".split()
+    "ledger.sqlite ledger.sqlite-journal ledger.sqlite-wal ledger.sqlite-shm "
+    "ledger.sqlite.bad ledger.sqlite.bad-wal ledger.sqlite.bad-shm".split()
 )
+"""The journal is there while a new ledger goes into WAL mode; a user of a directory that was replaced may make it before us."""
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# A cache of sqlstream; backups may leave it out (bford.info/cachedir).\n"
 
 
