@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from sqlstream.errors import MissingDependencyError
+from sqlstream.testing.ports import free_port
 
 _CONFIG = """
 daemon off;
@@ -86,9 +87,7 @@ class Nginx:
         if program is None:
             raise MissingDependencyError("Nginx needs the program nginx: scripts/install_servers.sh installs it")
         self._work = tempfile.TemporaryDirectory()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         config = Path(self._work.name) / "nginx.conf"
         user = "user root;" if Path(self._work.name).stat().st_uid == 0 else ""  # else it serves as nobody, who may not read
         config.write_text(

@@ -6,11 +6,12 @@ import contextlib
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from sqlstream.testing.ports import free_port
 
 
 def find_binaries() -> Path | None:
@@ -31,7 +32,7 @@ def running(binaries: Path) -> Iterator[str]:
         if user is not None:
             for path in (root, root / "password"):
                 shutil.chown(path, user)
-        data, port = root / "data", _free_port()
+        data, port = root / "data", free_port()
 
         def call(program: str, *arguments: str) -> None:
             command = [str(binaries / program), "-D", str(data), *arguments]
@@ -61,9 +62,3 @@ def _unprivileged() -> str | None:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}
     return "postgres" if "postgres" in names else "nobody"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -16,6 +16,8 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import quote, urlencode
 
+from sqlstream.testing.ports import free_port
+
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # every emulator's
 _VERSION = "2021-08-06"
@@ -41,9 +43,7 @@ class Azurite:
     def __enter__(self) -> Self:
         program = find_azurite()
         assert program is not None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         command = [
             program,
             "--silent",

@@ -19,6 +19,7 @@ from cryptography.x509.oid import NameOID
 
 from sqlstream.config import StorageOptions
 from sqlstream.storage.fetcher import Fetcher
+from sqlstream.testing.ports import free_port
 from sqlstream.testing.servers import FaultyHttpServer, LocalS3
 from tests.storage.azurite import Azurite, find_azurite
 
@@ -47,9 +48,7 @@ def fetcher() -> Iterator[Fetcher]:
 def gcs() -> Iterator[str]:
     """Endpoint of a GCS emulator in a process of its own."""
     os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # else gcsfs asks for the bucket's type over gRPC, for minutes
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [str(Path(sys.executable).with_name("gcp-storage-emulator")), "start", "--host=127.0.0.1", f"--port={port}"]
     with subprocess.Popen([*command, "--in-memory"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 300

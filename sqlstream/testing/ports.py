@@ -1,0 +1,27 @@
+"""Ports for servers that do not tell which one they took."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+_PORTS = range(20_000, 32_000)
+"""Below those that Linux gives to whoever connects or asks for any: nobody takes one between our look and the server's."""
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on.
+
+    Raises:
+        OSError: There is none to be found.
+    """
+    error = OSError("no free port on 127.0.0.1: end some servers")
+    for port in random.SystemRandom().sample(_PORTS, 100):  # tests seed the other generator
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as taken:
+                error = taken
+            else:
+                return port
+    raise error
