@@ -217,7 +217,6 @@ class Database:
         self.generation += 1
 
     def _opened(self) -> sqlite3.Connection:
-        self._stored_version()
         connection = sqlite3.connect(
             self.path, timeout=30, isolation_level=None, check_same_thread=False, cached_statements=512
         )
