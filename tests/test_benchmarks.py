@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import subprocess
 import time
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 from benchmarks.peers import contenders, data, disks, driver
 from benchmarks.peers.driver import (
     CUT_OFF,
+    ROOT,
     ROUNDS_BESIDE,
     Disk,
     Settings,
@@ -173,6 +175,9 @@ def test_the_readme_gets_the_figures_that_were_measured() -> None:
     bars = {(bar.case, bar.text) for bar in BARS}
     assert {one for _, _, wanted in HEADLINES for one in wanted} <= bars
     assert REASONS.keys() <= bars
+    profiles = set(re.findall(r"benchmarks/results/profiles/[\w-]+\.txt", " ".join(REASONS.values())))
+    assert profiles
+    assert [path for path in profiles if not (ROOT / path).is_file()] == [], "a reason is what a profile shows"
     start = {"sqlstream": [{"first_batch_seconds": 0.5}] * 2, "mosaicml": [{"first_batch_seconds": 1.0}] * 2}
     table = headline({"start-1000000": start})
     assert "| time to the first batch, 10^6 rows, index built | 0.50 of MosaicML's |" in table

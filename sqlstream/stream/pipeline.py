@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +63,8 @@ class Pipeline:
         if info is not None:
             self.cache.store.acquirer.num_expected = info.num_workers * ranks_on_node
             self.cache.fetcher.share_node(info.num_workers * ranks_on_node)
+            if self.worker_engine is None:
+                gc.freeze()  # what the trainer left us is no garbage; to look at all of it takes 0.1 s and copies 45 MB (m)
         engine = self.worker_engine or self.make_engine(self.options.retained_samples)
         if is_worker:
             self.worker_engine = engine

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -425,3 +427,19 @@ def test_persistent_workers_have_the_next_epoch_on_its_way_before_it_is_asked_fo
             (7, row) for row in data.schedule.plan.rows(7, 0, photos.num).tolist()
         ]
         del loader
+
+
+def test_workers_keep_the_garbage_collector_off_what_they_inherit(photos: Photos, tmp_path: Path) -> None:
+    def note_frozen(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"pid": os.getpid(), "frozen": gc.get_freeze_count()}
+
+    with StreamingDataset(photos.src, tmp_path / "cache", transforms=[note_frozen], show_progress=False) as data:
+        assert {sample["frozen"] for sample in data} == {0}
+        options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"}
+        loader = StreamingDataLoader(data, batch_size=None, **options)
+        seen = [sample for _ in range(2) for sample in loader]
+        assert min(sample["frozen"] for sample in seen) > 1000
+        for pid in {sample["pid"] for sample in seen}:
+            counts = [sample["frozen"] for sample in seen if sample["pid"] == pid]
+            assert counts == sorted(counts, reverse=True), "once in a process: what it makes itself is collected"
+    assert gc.get_freeze_count() == 0
