@@ -57,6 +57,8 @@ $(BENCH_STAMP): benchmarks/peers/requirements.txt benchmarks/peers/requirements-
 	@touch $@
 
 ROUNDS ?= 5
+PROFILED := warm-bytes-0 random cold-s3-20 squeeze start-1000000 lazy resume flat-1000000
 bench: $(BENCH_STAMP) servers  ## Measure against the peers, write docs/benchmarks.md; ONLY="warm random", ROUNDS=3, SDS=path
 	@$(BENCH)/bin/python -m benchmarks.peers --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY)) $(if $(SDS),--sds $(SDS)) $(ARGS)
-	@$(if $(ONLY)$(ARGS),:,$(BENCH)/bin/python -m benchmarks.peers.profile warm-bytes-0 warm-tensors random cold-s3-20 start-1000000)
+	@$(if $(ONLY)$(ARGS),:,$(BENCH)/bin/python -m benchmarks.peers.profile $(PROFILED))
+	@$(if $(ONLY)$(ARGS),:,$(BENCH)/bin/python -m benchmarks.peers.profile --num-workers 2 warm-bytes-2 warm-tensors)

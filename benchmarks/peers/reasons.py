@@ -19,7 +19,7 @@ _TWO_CORES = (
 )
 _FILE = (
     "each object is written under a lock, renamed and entered in the ledger, in the process that also runs the trainer, on the "
-    "two cores that the server uses too (`benchmarks/results/profiles/cold-threads.txt`)"
+    "two cores that the server uses too (`benchmarks/results/profiles/cold-s3-20.txt`)"
 )
 REASONS: dict[tuple[str, str], str] = {
     ("cold-s3-20", "1.5 times the best with loose files"): _FILE,
@@ -57,7 +57,8 @@ REASONS: dict[tuple[str, str], str] = {
         "flat-1000000",
         "flat: 1.2 times 1e+04 samples",
     ): "a row of the index and an entry of the ledger are each a page that SQLite must read first, from files that are larger "
-    "than any cache worth its memory; the kernel's part, opening and reading, is flat",
+    "than any cache worth its memory; the kernel's part, opening and reading, is flat "
+    "(`benchmarks/results/profiles/flat-1000000.txt`)",
     ("scale-8", "flat: 1.2 times 1 worker"): _TWO_CORES,
 }
 """By case and text of the bar; shown only where it does not hold."""
