@@ -21,5 +21,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture(autouse=True)
 def usual_priority() -> Iterator[None]:
     """No test leaves this process at a real-time priority (some encoders take one): all that it starts would starve others."""
+    before = os.sched_getscheduler(0)
     yield
-    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    assert os.sched_getscheduler(0) == before
