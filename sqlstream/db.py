@@ -43,7 +43,7 @@ _PRAGMAS = (
     "synchronous=NORMAL",  # the ledger is rebuildable; FULL costs four times the commits
     "trusted_schema=OFF",
     "cell_size_check=ON",
-    "cache_size=-32768",  # KiB, taken page by page as they are read; SQLite's default is 2 MiB: at 10^6 entries 8 % a hit
+    "cache_size=-65536",  # KiB, taken page by page as they are read; SQLite's default is 2 MiB: at 10^6 entries 15 % a hit (m)
     "mmap_size=0",  # a file damaged behind our back must give an error, not SIGBUS
     "wal_autocheckpoint=1000",
 )
