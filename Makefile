@@ -18,9 +18,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-.PHONY: help install servers demo test lint wheel bench
+.PHONY: help install servers demo test test-frameworks lint wheel bench
 help:  ## Show this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 22
 
 install: $(STAMP)  ## Set up .venv, if it is not there or not as pyproject.toml and constraints.txt say
 
@@ -30,9 +30,24 @@ demo: $(STAMP)  ## Stream a small made-up dataset from a local S3 server under a
 servers:
 	@scripts/install_servers.sh
 
-# Two tests at a time, a file's tests one after the other: most of them wait for processes, servers and deaths.
+# Two tests at a time, a file's tests one after the other: most of them wait for processes, servers and deaths. Each of those many
+# processes would compile the package and the tests anew without bytecode on disk, which some container images switch off.
 test: $(STAMP) servers  ## Run the tests; ARGS="tests/cli -k stats" runs some
-	@$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
+
+FRAMEWORKS := .venv-frameworks
+FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
+
+$(FRAMEWORKS_STAMP): tests/frameworks/requirements.txt pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "sqlstream needs Python 3.11 or newer: install it, or name it with make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -x $(FRAMEWORKS)/bin/pip || { echo "setting up $(FRAMEWORKS) with $(PYTHON) (once; torch is large)"; $(PYTHON) -m venv $(FRAMEWORKS); }
+	@$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	@$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check -r tests/frameworks/requirements.txt
+	@touch $@
+
+test-frameworks: $(FRAMEWORKS_STAMP) servers  ## Run the tests with real Accelerate, Lightning and torchdata, in a venv of their own
+	@$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(ARGS)
 
 lint: $(STAMP)  ## Check format, style, types and the floors of the architecture
 	@$(BIN)/ruff format --check .

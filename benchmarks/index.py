@@ -29,8 +29,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sqlstream.config import IndexOptions, StorageOptions
-from sqlstream.index.build import open_index
-from sqlstream.index.store import Index
+from sqlstream.index.build.build import open_index
+from sqlstream.index.file.index import Index
 from sqlstream.index.weights import open_weights
 from sqlstream.order.weights import WeightedRows
 from sqlstream.storage.fetcher import Fetcher

@@ -1,4 +1,4 @@
-"""What the ledger costs: windows of hits at 10^4 and 10^6 entries, one pinned hit, waits at the door.
+"""What the ledger costs: windows of hits at 10^4 and 10^6 entries, one pinned hit, waits for the write lock.
 
 Run as `python -m benchmarks.ledger`.
 CPU time and wall time are both printed, the least and the median of several rounds in turn: on a busy machine only the least
@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 
 from sqlstream.cache import Cache
-from sqlstream.cache.keys import ObjectRef
-from sqlstream.db import Database
+from sqlstream.cache.ledger.database import Database
+from sqlstream.cache.model.refs import ObjectRef
 
 WINDOW = 64
 SIZE = 4096
@@ -108,9 +108,9 @@ def light_windows(cache: Cache, refs: Sequence[ObjectRef], num_windows: int, wid
     with far_from_full(cache):
         for start in range(0, num_windows * width, width):
             at = start % (len(refs) - width)
-            for hold in acquirer.acquire([[ref] for ref in refs[at : at + width]], cache.fetcher, lightly=True):
+            for hold in acquirer.acquire([[ref] for ref in refs[at : at + width]], cache.fetcher, for_reading=True):
                 if not acquirer.holdings.claim(hold):
-                    raise SystemExit("a light hold could not be claimed")
+                    raise SystemExit("a read hold could not be claimed")
                 acquirer.release(hold)
 
 
@@ -167,7 +167,7 @@ def node_wide(directory: Path, refs: Sequence[ObjectRef], num_processes: int, nu
     print(f"{num_processes} processes side by side: {microseconds:.1f} us of the node a sample")
 
 
-def wait_at_the_door(directory: Path, think_seconds: float, seconds: float) -> list[float]:
+def wait_at_the_write_lock(directory: Path, think_seconds: float, seconds: float) -> list[float]:
     database = Database(directory / "ledger.sqlite")
     waits: list[float] = []
     stop = time.monotonic() + seconds
@@ -182,7 +182,7 @@ def wait_at_the_door(directory: Path, think_seconds: float, seconds: float) -> l
 
 def door(directory: Path, num_processes: int, think_seconds: float, seconds: float) -> None:
     with multiprocessing.get_context("forkserver").Pool(num_processes) as pool:
-        lists = pool.starmap(wait_at_the_door, [(directory, think_seconds, seconds)] * num_processes)
+        lists = pool.starmap(wait_at_the_write_lock, [(directory, think_seconds, seconds)] * num_processes)
     waits = sorted(wait for theirs in lists for wait in theirs)
     p99 = waits[int(len(waits) * 0.99)]
     print(
@@ -204,14 +204,14 @@ def main() -> None:
         measured.add(f"{label}: raw row lookup (sqlite3)", 5000, partial(lookups, directory, refs, 5000))
         measured.add(f"{label}: ledger SQL a sample, windows of 64", 60 * WINDOW, partial(ledger_windows, cache, walked, 60))
         measured.add(f"{label}: acquire + release a sample, windows of 64", 60 * WINDOW, partial(windows, cache, walked, 60))
-        measured.add(f"{label}: the same lightly", 60 * WINDOW, partial(light_windows, cache, refs, 60, WINDOW))
+        measured.add(f"{label}: the same for_reading", 60 * WINDOW, partial(light_windows, cache, refs, 60, WINDOW))
         measured.add(f"{label}: Cache.pinned, a random hit", 500, partial(pinned, cache, refs, 500))
-        measured.add(f"{label}: a random hit lightly", 2000, partial(light_windows, cache, refs, 2000, 1))
+        measured.add(f"{label}: a random hit for_reading", 2000, partial(light_windows, cache, refs, 2000, 1))
         measured.add(f"{label}: open and close of a file", 2000, partial(open_and_close, cache, refs, 2000))
         measured.run(options.rounds)
         cache.close()
         if num_entries == options.entries[0]:
-            os.sync()  # else checkpoints wait, inside the door, for the thousands of files made above
+            os.sync()  # else checkpoints wait, under the write lock, for the thousands of files made above
             node_wide(directory, refs[:6400], 4, 300)
             door(directory, 8, 0.002, 3.0)
             door(directory, 4, 0.0, 3.0)

@@ -11,7 +11,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from sqlstream.cache.policy import POLICIES
+from sqlstream.cache.model.policies import POLICIES
 from tests.cache.simulations import WINDOW, belady_hits, epochs, ledger_hits, lru_hits
 
 

@@ -37,8 +37,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sqlstream.cache.keys import ObjectRef
-from sqlstream.cache.store import close_store, open_store
+from sqlstream.cache.directory import close_store, open_store
+from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.config import StorageOptions
 from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchRequest
 from sqlstream.testing.nginx import Nginx

@@ -1,4 +1,4 @@
-"""Runs the migrations on the connection that `sqlstream.db.upgrade_to_head` hands over, in one transaction."""
+"""Runs the migrations in one transaction, on the connection that `sqlstream.cache.ledger.database` gives."""
 
 from __future__ import annotations
 

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sqlstream.cache import Cache
-    from sqlstream.records import DataSampleType
+    from sqlstream.config import AS_IT_IS
+    from sqlstream.sample_types import DataSampleType
     from sqlstream.stream.dataset import StreamingDataset
     from sqlstream.stream.loader import StreamingDataLoader
     from sqlstream.world import World
 
 __version__ = "0.1.0"
-__all__ = ["Cache", "DataSampleType", "StreamingDataLoader", "StreamingDataset", "World", "__version__"]
+__all__ = ["AS_IT_IS", "Cache", "DataSampleType", "StreamingDataLoader", "StreamingDataset", "World", "__version__"]
 
 _HOMES = {
+    "AS_IT_IS": "sqlstream.config",
     "Cache": "sqlstream.cache",
-    "DataSampleType": "sqlstream.records",
+    "DataSampleType": "sqlstream.sample_types",
     "StreamingDataLoader": "sqlstream.stream.loader",
     "StreamingDataset": "sqlstream.stream.dataset",
     "World": "sqlstream.world",

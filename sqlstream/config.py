@@ -14,48 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sqlstream.errors import ConfigError
-
-_UNITS = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
-
-def parse_bytes(value: int | str | None, name: str = "limit") -> int | None:
-    """Return a number of bytes: `10_000`, `'100mb'`, `'1.5 GB'`; units are powers of 1024, as in `sds`.
-
-    Args:
-        value: A count, a text with a unit, or None for "no limit".
-        name: The option's name, for the error.
-
-    Raises:
-        ConfigError: Not a size, or negative.
-
-    Example:
-        >>> parse_bytes("10kb")
-        10240
-    """
-    if value is None:
-        return None
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)\s*", str(value).lower())
-    unit = match[2].replace("i", "") if match else ""
-    if match is None or isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r} is not a size: give bytes as a whole number, or a text such as '500mb', '10gb'")
-    return int(float(match[1]) * _UNITS[unit if unit in _UNITS else unit + "b"])
-
-
-def parse_duration(value: str, name: str = "older-than") -> float:
-    """Return seconds of a text such as `'90s'`, `'12h'`, `'7d'`.
-
-    Raises:
-        ConfigError: Not a duration.
-
-    Example:
-        >>> parse_duration("7d")
-        604800.0
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*", value.lower())
-    if match is None:
-        raise ConfigError(f"{name}={value!r} is not a duration: give a number with s, m, h, d or w, such as '7d'")
-    return float(match[1]) * _SECONDS[match[2]]
+from sqlstream.sizes import AS_IT_IS as AS_IT_IS  # noqa: PLC0414 - it is read from here, too
+from sqlstream.sizes import AsItIs as AsItIs  # noqa: PLC0414 - it is read from here, too
+from sqlstream.sizes import Limit as Limit  # noqa: PLC0414 - it is read from here, too
+from sqlstream.sizes import parse_bytes as parse_bytes  # noqa: PLC0414 - it is read from here, too
+from sqlstream.sizes import parse_duration as parse_duration  # noqa: PLC0414 - it is read from here, too
+from sqlstream.sizes import parse_limit as parse_limit  # noqa: PLC0414 - it is read from here, too
 
 
 def default_cache_directory() -> Path:
@@ -70,6 +34,11 @@ def environment(*names: str) -> dict[str, str]:
     return {name: value for name in names if (value := os.environ.get(name))}
 
 
+def environment_starting(start: str) -> dict[str, str]:
+    """Return the environment variables whose names begin so, as they are now."""
+    return {name: value for name, value in os.environ.items() if name.startswith(start)}
+
+
 def child_environment(package_root: Path) -> dict[str, str]:
     """Return the environment for a Python child that imports the same packages from `package_root` as we do."""
     inherited = os.environ.get("PYTHONPATH")
@@ -82,6 +51,10 @@ class StorageOptions:
 
     storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
     """Backend settings as fsspec users write them: `key`, `secret`, `endpoint_url`, `region`, `anon`, `token`, `backend`, …"""
+    credential_hosts: tuple[str, ...] = ()
+    """Hosts and buckets that credentials and headers go to, beside those of the source (`storage.credentials.belongs_to`)."""
+    is_signed: bool = True
+    """False: for places that credentials do not belong to; `storage_options` has none then, and none are looked for."""
     num_retries: int = 3
     """Tries after the first one, on faults that can pass; 3 as in `sds`."""
     connect_timeout_seconds: float = 10.0
@@ -92,18 +65,24 @@ class StorageOptions:
     """Longest time of one request, its body included; what came is kept and the rest asked for, where the server allows it.
     600 s bring 6 GB at 10 MB/s; it is there for servers that drip."""
     num_threads: int | Literal["auto"] = "auto"
-    """Downloads at a time in one helper process; "auto" follows object size and latency (`storage.concurrency`)."""
-    hedge_factor: float = 0.0
-    """Race a request whose answer takes so many times the 95th percentile of its kind with a second one; 0: never."""
+    """Downloads at a time in one helper process; "auto" follows object size and latency (`storage.base.concurrency`)."""
 
     def __post_init__(self) -> None:
         """Take the settings of ours among `storage_options`, and check ranges."""
+        if (hosts := self.storage_options.get("credential_hosts")) is not None:
+            if not isinstance(hosts, (list, tuple, set, frozenset)) or not all(
+                isinstance(host, str) and host for host in hosts
+            ):
+                raise ConfigError(
+                    f"storage_options['credential_hosts']={hosts!r} is no list of hosts: give ['api.example.org', 's3://bucket']"
+                )
+            object.__setattr__(self, "credential_hosts", tuple(hosts))
         for key, name in _STORAGE_KEYS.items():
             if (value := self.storage_options.get(key)) is not None:
                 if isinstance(value, bool) or not isinstance(value, (int, float)):
                     raise ConfigError(f"storage_options[{key!r}]={value!r} is not a number")
                 object.__setattr__(self, name, float(value))
-            check_at_least(f"storage_options[{key!r}]", getattr(self, name), 0 if name == "hedge_factor" else 0.001)
+            check_at_least(f"storage_options[{key!r}]", getattr(self, name), 0.001)
         check_at_least("num_downloading_retries", self.num_retries, 0)
         if self.num_threads != "auto":
             check_at_least("num_downloading_workers", self.num_threads, 1)
@@ -116,7 +95,6 @@ _STORAGE_KEYS = {
     "connect_timeout": "connect_timeout_seconds",
     "read_timeout": "read_timeout_seconds",
     "timeout": "total_timeout_seconds",
-    "hedge_factor": "hedge_factor",
 }
 """Keys of `storage_options` that are fields of `StorageOptions`: there they reach the helper through every constructor."""
 
@@ -183,9 +161,20 @@ class IndexOptions:
     new files at the end of a wildcard or list are no change, they are added."""
     lazy: LazyOptions | None = None
     """Leave the rows in their Parquet files; None: build the index whole."""
+    index_limit: int | str | None = "auto"
+    """Most bytes of the directory of index files, those that are downloaded to be indexed included: a count, a text such as
+    `'10gb'`, `'auto'` (a tenth of the file system), or None (no limit). Unused indexes are removed before it is an error."""
+    index_free_bytes: int = 0
+    """So much of that file system stays free (`min_free_bytes`)."""
+    allowed_roots: tuple[str, ...] = ()
+    """Local directories and URL prefixes that a remote list of tables may name."""
+    credential_hosts: tuple[str, ...] = ()
+    """Hosts and buckets whose tables a remote list may have read with credentials."""
 
     def __post_init__(self) -> None:
-        """Check words."""
+        """Check words, and read sizes."""
+        if self.index_limit != "auto":
+            object.__setattr__(self, "index_limit", parse_bytes(self.index_limit, "index_limit"))
         for name, value, words in (
             ("sql_engine", self.sql_engine, ("sqlite", "duckdb")),
             ("on_source_change", self.on_source_change, ("rebuild", "raise")),
@@ -198,7 +187,14 @@ class IndexOptions:
 
 
 def check_at_least(name: str, value: float, least: float) -> None:
-    """Raise ConfigError, with name and value, if `value` is below `least`."""
+    """Raise ConfigError, with name and value, if `value` is below `least`, or no whole number although `least` is one."""
+    must_be_whole = isinstance(least, int)
+    try:
+        is_right = not (value % 1 and must_be_whole)
+    except TypeError:  # a text, say
+        is_right = False
+    if not is_right:
+        raise ConfigError(f"{name}={value!r} is no {'whole number' if must_be_whole else 'number'}: give {least} or more")
     if value < least:
         raise ConfigError(f"{name}={value!r} is out of range: give {least} or more")
 
@@ -349,6 +345,10 @@ class SampleOptions:
     """Bytes acquired ahead, as far as sizes are known; arbitrary, twice what downloads have under way at most."""
     retained_samples: int = 192
     """Paths of so many yielded samples stay valid in a DataLoader worker: (prefetch_factor 2 + 1) × a batch of 64."""
+    least_retained: int = 1
+    """What the user asks for, whatever a loader needs."""
+    is_retention_known: bool = False
+    """The user has said how large batches are, or how many paths to keep; a loader that is asked has nothing to add."""
     retained_accesses: int = 64
     """Paths of so many samples of random access stay valid."""
     num_random_access_retries: int = 5

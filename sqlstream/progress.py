@@ -31,7 +31,7 @@ def progress(total: int | None, unit: str, description: str, show: bool = True) 
         description: Left of the bar.
         show: False keeps it silent.
     """
-    if not show or not sys.stderr.isatty():
+    if not show or sys.stderr is None or not sys.stderr.isatty():  # None: the process was started with it closed
         yield _Silent()
         return
     from tqdm import tqdm  # only who shows a bar pays for the import

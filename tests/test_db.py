@@ -1,4 +1,4 @@
-"""The one door for writes: order, exclusion, damage, versions, forks, interrupts."""
+"""The one write lock: order, exclusion, damage, versions, forks, interrupts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from sqlstream import db, locks
-from sqlstream.db import Database
+from sqlstream.cache.ledger import database as db
+from sqlstream.cache.ledger.database import Database
 from sqlstream.errors import CacheDamagedError, CacheDirectoryError, CacheDiskError, MigrationError
+from sqlstream.process import locks
 from tests.cache.actors import Stage
 from tests.interrupts import interrupted
 from tests.test_locks import answer_of_forked_child
@@ -92,7 +93,7 @@ def test_a_process_whose_ledger_a_newer_version_has_upgraded_writes_nothing_more
     database.close()
 
 
-def test_a_file_that_is_replaced_is_noticed_at_the_door(path: Path) -> None:
+def test_a_file_that_is_replaced_is_noticed_at_the_write_lock(path: Path) -> None:
     database, other = Database(path), Database(path)
     add(database, "old")
     generation = database.generation
@@ -218,7 +219,7 @@ def test_a_fork_without_hooks_is_noticed_by_the_process_id(path: Path) -> None:
     script = f"""
 import ctypes, os
 from pathlib import Path
-from sqlstream.db import Database
+from sqlstream.cache.ledger.database import Database
 database = Database(Path({str(path)!r}))
 with database.write_transaction() as connection:
     connection.execute("INSERT INTO stat VALUES ('parent', 1)")
@@ -283,19 +284,19 @@ def test_ctrl_c_takes_effect_after_the_transaction(path: Path) -> None:
     database.close()
 
 
-def test_ctrl_c_ends_the_wait_at_the_door(path: Path) -> None:
+def test_ctrl_c_ends_the_wait_at_the_write_lock(path: Path) -> None:
     database = Database(path)
     add(database, "x")
     fd = os.open(path.parent / "lock", os.O_RDWR)
     locks.lock_blocking(fd)
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
 
-    def wait_at_the_door() -> None:
+    def wait_at_the_write_lock() -> None:
         timer.start()  # not before: an early one would end the tests
         add(database, "y")
 
     with pytest.raises(KeyboardInterrupt):
-        wait_at_the_door()
+        wait_at_the_write_lock()
     timer.join()
     os.close(fd)
     add(database, "z")

@@ -78,5 +78,19 @@ def test_every_link_between_the_pages_leads_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_every_file_that_the_page_of_the_architecture_names_is_there() -> None:
+    """Paths are below the package, or begin with another folder; a bare name is that of some file."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    named = set(re.findall(r"`([\w/.]+\.(?:py|md|toml|txt))`", page))
+    files = {
+        str(path.relative_to(ROOT))
+        for folder in ("sqlstream", "tests", "benchmarks", "docs")
+        for path in (ROOT / folder).rglob("*.*")
+    }
+    files |= {path.name for path in ROOT.glob("*.*")}
+    missing = {name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in files)}
+    assert {name.rpartition("/")[2] for name in missing} == {"orc.py", "delta.py", "tar.py", "webdav.py"}, "all others exist"
+
+
 def _indented(text: str) -> str:
     return "".join(f"    {line}\n" if line.strip() else "\n" for line in text.splitlines())

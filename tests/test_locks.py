@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -11,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from sqlstream import locks
+from sqlstream.cache.files import read_locks
+from sqlstream.process import locks
 
 
 def answer_of_forked_child(action: Callable[[], str]) -> str:
@@ -180,6 +183,43 @@ def test_fork_waits_for_the_thread_that_holds_the_guard_and_the_child_does_not_d
         assert not thread.is_alive()
 
 
+class PausedLock:
+    """An RLock that lets others run before its `release` returns."""
+
+    def __init__(self, *pauses: Callable[[], object]) -> None:
+        self._lock = threading.RLock()
+        self._pauses = iter(pauses)
+        self.acquire = self._lock.acquire
+
+    def release(self) -> None:
+        self._lock.release()
+        next(self._pauses)()
+
+
+def test_of_two_threads_that_fork_at_the_same_time_each_gives_back_its_own_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hooks by themselves: the second thread takes what the first one gives back, before that one has given back all."""
+    monkeypatch.setattr(locks, "_fork_locks", {})  # no other test's
+    is_held, is_given_back = threading.Event(), threading.Event()
+    lock = locks.ForkLock()
+    lock._lock = PausedLock(lambda: is_held.wait(300), bool)  # type: ignore[assignment]  # what the hooks ask of it
+
+    def fork() -> None:
+        locks._before_fork()
+        is_held.set()
+        is_given_back.wait(300)
+        locks._after_fork_in_parent()
+
+    locks._before_fork()
+    thread = threading.Thread(target=fork)
+    thread.start()
+    try:
+        locks._after_fork_in_parent()
+    finally:
+        is_given_back.set()
+        thread.join(300)
+    assert lock._lock.acquire(blocking=False)
+
+
 def test_fork_by_the_thread_that_holds_the_guard_works() -> None:
     with locks.fork_guard():
         assert answer_of_forked_child(lambda: str(locks.fork_guard().acquire(blocking=False))) == "True"
@@ -214,11 +254,36 @@ def test_leak_keeps_a_thing_alive() -> None:
     assert reference() is not None
 
 
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="there the collector runs between two instructions, not as objects are made"
+)
+def test_read_locks_make_no_object_in_the_guard_that_starts_the_garbage_collector(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"data")
+    was_guarded: list[bool] = []
+
+    def look(phase: str, info: dict[str, int]) -> None:
+        was_guarded.append(locks.is_guarded())
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(look)
+    gc.set_threshold(1)
+    try:
+        locked = read_locks.ReadLocks()
+        locked.add(str(path), 4)
+        locked.close()
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(look)
+    assert was_guarded
+    assert not any(was_guarded)
+
+
 def test_read_locks_are_used_again_and_again_also_in_a_forked_child_whose_own_child_keeps_none(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("a", "b")]
     for path in paths:
         path.write_bytes(b"data")
-    locked = locks.ReadLocks()
+    locked = read_locks.ReadLocks()
     locked.add(str(paths[0]), 4)
     (inherited,) = [fd for fd, _ in locked.files.values()]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sqlstream.errors import ConfigError
-from sqlstream.records import DataSampleType
+from sqlstream.sample_types import DataSampleType
 
 
 @pytest.mark.parametrize("name", ["IMAGE", "image", " Image "])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,14 @@ from sqlstream.transforms import presets
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted(path for package in ("sqlstream", "migrations") for path in (ROOT / package).rglob("*.py"))
-MAX_FILE, MAX_CLASS, MAX_FUNCTION, MAX_PARAMETERS = 400, 250, 60, 8  # lines, lines, lines, count
+MAX_FILE, MAX_CLASS, MAX_FUNCTION, MAX_PARAMETERS = 600, 400, 90, 8  # lines, lines, lines, count
+LONG_FILE, LONG_CLASS, LONG_FUNCTION = 400, 250, 60  # above them a reviewer asks whether there are two ideas
+
+
+class LongCodeWarning(UserWarning):
+    """Something is longer than most things of its kind; it may stay so."""
+
+
 SHAPE = re.compile(r"#.*\[[^\]]*\]")  # `# [b, c, h, w]`; `# []` for a scalar tensor
 MAKES_TENSOR = re.compile(r"torch\.(?!device|Generator|cuda|distributed|utils|jit|get_|is_|set_)")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -48,19 +56,25 @@ def public_constructors(tree: ast.Module) -> set[ast.AST]:
 
 
 def size_violations(tree: ast.Module, lines: list[str]) -> Iterator[str]:
-    """Budgets: calibrated on 16 codebases."""
+    """What is longer, or takes more parameters, than anything should; and functions without their types."""
     unbounded = public_constructors(tree)
-    if len(lines) > MAX_FILE:
-        yield f"1: file has {len(lines)} lines > {MAX_FILE}"
+    yield from longer_than(MAX_FILE, MAX_CLASS, MAX_FUNCTION, tree, lines)
     for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and (n := (node.end_lineno or 0) - node.lineno + 1) > MAX_CLASS:
-            yield f"{node.lineno}: class {node.name} has {n} lines > {MAX_CLASS}"
-        if isinstance(node, Function) and (n := body_lines(node)) > MAX_FUNCTION:
-            yield f"{node.lineno}: {node.name} has {n} lines > {MAX_FUNCTION}"
         if isinstance(node, Function) and node not in unbounded and (n := len(parameters(node))) > MAX_PARAMETERS:
             yield f"{node.lineno}: {node.name} takes {n} parameters > {MAX_PARAMETERS}"
         if isinstance(node, Function) and (node.returns is None or any(p.annotation is None for p in parameters(node))):
             yield f"{node.lineno}: {node.name} is not fully annotated"
+
+
+def longer_than(file: int, class_: int, function: int, tree: ast.Module, lines: list[str]) -> Iterator[str]:
+    """Files, classes and functions with more lines than so many."""
+    if len(lines) > file:
+        yield f"1: file has {len(lines)} lines > {file}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and (n := (node.end_lineno or 0) - node.lineno + 1) > class_:
+            yield f"{node.lineno}: class {node.name} has {n} lines > {class_}"
+        if isinstance(node, Function) and (n := body_lines(node)) > function:
+            yield f"{node.lineno}: {node.name} has {n} lines > {function}"
 
 
 def tensor_lines(tree: ast.Module) -> Iterator[int]:
@@ -86,4 +100,17 @@ def violations(source: str) -> list[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_file_keeps_the_style_guide(path: Path) -> None:
-    assert violations(path.read_text()) == []
+    source = path.read_text()
+    assert violations(source) == []
+    long = list(longer_than(LONG_FILE, LONG_CLASS, LONG_FUNCTION, ast.parse(source), source.splitlines()))
+    if long:
+        warnings.warn(f"{path.relative_to(ROOT)}: {', '.join(long)}: is it more than one idea?", LongCodeWarning, stacklevel=1)
+
+
+def test_a_class_name_occurs_once_in_the_package() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}

@@ -1,1 +1,1 @@
-"""One file per schema version. Its `upgrade` takes SQLite's own connection: `sqlstream.db` makes a new ledger by them alone."""
+"""One file per schema version. Its `upgrade` takes SQLite's own connection: a new ledger is made by them alone (`database`)."""

@@ -7,14 +7,15 @@ L7 at rest, after reaping, charged equals the disk. L8 nobody waits for room whi
 
 Words: entry, key, pin, owner (a process), reserve → publish | abandon, evict, reap, hold (the pins of one sample).
 
-    cache ─ store ─ fetch ┬ passage ┬ downloads ─ storage.fetcher (helper process)
-                          │         └ room ─ recover
-                          └ holds ─ owner ─ ledger (SQL only) | disk (files only)
+    cache ┬ admin (statistics, clear, versions)
+          └ directory ─ acquire ┬ downloads ─ storage.fetcher (helper process)
+                                └ recovery ─ ledger (SQL only) | files (disk and locks only)
+    model: what all of them exchange
 """
 
+from sqlstream.cache.admin.clear import ClearReport
+from sqlstream.cache.admin.statistics import CacheStatistics, DatasetUse, OwnerUse
 from sqlstream.cache.cache import Cache
-from sqlstream.cache.clear import ClearReport
-from sqlstream.cache.recover import Finding
-from sqlstream.cache.statistics import CacheStatistics, DatasetUse, OwnerUse
+from sqlstream.cache.recovery.recover import Finding
 
 __all__ = ["Cache", "CacheStatistics", "ClearReport", "DatasetUse", "Finding", "OwnerUse"]

@@ -7,21 +7,35 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from sqlstream import locks
-from sqlstream.cache import recover, statistics
-from sqlstream.cache.clear import ClearReport, clear
-from sqlstream.cache.holds import AnyHold, Hold
-from sqlstream.cache.keys import ObjectRef
-from sqlstream.cache.policy import Policy, policy_named
-from sqlstream.cache.recover import Finding
-from sqlstream.cache.statistics import CacheStatistics
-from sqlstream.cache.store import Store, close_store, open_stand_in, open_store
-from sqlstream.config import OnCacheError, StorageOptions, cache_error_policy, parse_bytes
+from sqlstream.cache.acquire.acquirer import downloaded_ahead
+from sqlstream.cache.acquire.checksums import VerifyReads, check_verify_reads, verify_content
+from sqlstream.cache.acquire.holds import AnyHold, Hold
+from sqlstream.cache.admin import statistics
+from sqlstream.cache.admin.clear import ClearReport, clear
+from sqlstream.cache.admin.statistics import CacheStatistics
+from sqlstream.cache.directory import CacheDirectory, close_store, open_stand_in, open_store
+from sqlstream.cache.files.layout import local_directory
+from sqlstream.cache.model.policies import Policy, policy_named
+from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.cache.recovery import recover
+from sqlstream.cache.recovery.recover import Finding
+from sqlstream.config import (
+    AS_IT_IS,
+    AsItIs,
+    Limit,
+    OnCacheError,
+    StorageOptions,
+    cache_error_policy,
+    parse_bytes,
+    parse_limit,
+)
 from sqlstream.errors import CacheError, ConfigError, ObjectNotFoundError
-from sqlstream.storage import urls
+from sqlstream.process import interrupts, locks
+from sqlstream.storage.base import urls
+from sqlstream.storage.base.identity import Identity
 from sqlstream.storage.fetcher import Fetcher
 
 
@@ -32,21 +46,20 @@ class Cache:
 
     Args:
         path: The directory; created if absent. Must be empty or a cache, node-local, and this user's own.
-        limit: Most bytes on disk for objects, whole and on their way: a count or a text such as `'10gb'`; None: no limit of
-            its own. Of several limits on one directory, the smallest of the living users' holds.
+        limit: Most bytes on disk for objects, whole and on their way: a count or a text such as `'10gb'`; None: no limit;
+            `AS_IT_IS`: the limit in force. The smallest that living users gave holds, and what is above it is evicted.
         storage_options: Backend settings as fsspec users write them, or a `StorageOptions` value.
-        eviction_policy: Who goes first when room is needed: `'lru'`, `'fifo'`, `'lfu'` or `'belady'` (docs/cache.md), for all
-            users of the directory; None: as it is, `'lru'` at first. If a living process holds to another one, that one stays.
-        on_cache_error: What to do when the cache is broken (its disk fails, its ledger cannot be rebuilt, its directory is gone
-            or not usable): `'raise'` CacheError, or `'bypass'` it, with private temporary files. A full cache is not broken.
-        min_free_bytes: So much of the directory's file system stays free, whoever fills it: more is evicted, or CacheFullError
-            raised. A count or a text.
+        eviction_policy: Who goes first when room is needed: `'lru'`, `'fifo'`, `'lfu'` or `'belady'`; None: as it is.
+        on_cache_error: With a broken (not: a full) cache, `'raise'`, or `'bypass'` it: read past it, to private files.
+        min_free_bytes: So much of the directory's file system stays free, whoever fills it. A count or a text.
+        cache_namespace: A text that parts what different users see under one URL (docs/cache.md); None: nothing to part.
+        verify_reads: `'crc'`: compare each file with its checksum before its first use by this process; `'never'`.
         create: False: refuse a directory that is not a cache yet.
         allow_network_fs: Do not refuse network file systems; for one process at a time.
 
     Raises:
         CacheDirectoryError: The directory is not usable; the message says why and what to do.
-        ConfigError: `limit` is not a size, or `eviction_policy` no policy.
+        ConfigError: `path` is a URL, `limit` not a size, or `eviction_policy` no policy.
 
     Example:
         >>> cache = Cache(directory, limit="1gb")
@@ -58,50 +71,60 @@ class Cache:
         self,
         path: str | os.PathLike[str],
         *,
-        limit: int | str | None = None,
+        limit: int | str | AsItIs | None = AS_IT_IS,
         storage_options: Mapping[str, object] | StorageOptions | None = None,
         eviction_policy: str | None = None,
         on_cache_error: OnCacheError | str = OnCacheError.RAISE,
         min_free_bytes: int | str = 0,
+        cache_namespace: str | None = None,
+        verify_reads: VerifyReads | str = VerifyReads.NEVER,
         create: bool = True,
         allow_network_fs: bool = False,
     ) -> None:
-        self.path = Path(os.path.abspath(path))
+        self.path = local_directory(path)
         self._arguments = {
             "limit": limit,
             "storage_options": storage_options,
             "eviction_policy": eviction_policy,
             "on_cache_error": on_cache_error,
             "min_free_bytes": min_free_bytes,
+            "cache_namespace": cache_namespace,
+            "verify_reads": verify_reads,
             "allow_network_fs": allow_network_fs,
         }
-        self._limit_bytes = parse_bytes(limit)
+        self._limit_bytes = parse_limit(limit)
         if eviction_policy is not None:
             policy_named(eviction_policy)
         if not isinstance(storage_options, StorageOptions):
             storage_options = StorageOptions(storage_options=dict(storage_options or {}))
         self.storage_options = storage_options
+        self.identity = Identity(storage_options, cache_namespace)
         is_bypassed = cache_error_policy(on_cache_error) is OnCacheError.BYPASS
+        self.verifies_reads = check_verify_reads(verify_reads) is VerifyReads.CRC
         least_free_bytes = parse_bytes(min_free_bytes, "min_free_bytes") or 0
-        try:
-            self.store = open_store(self.path, create=create, allow_network_fs=allow_network_fs)
-        except CacheError as error:
-            if not is_bypassed:
-                raise
-            self.store = open_stand_in(self.path, error)
-            self.path = self.store.disk.root
-        self.fetcher = Fetcher(self.storage_options)
+        self.is_closed = False
+        """Whether `close` was called: any further use is an error."""
+        self._holds: dict[str, list[Hold]] = {}
+        with locks.uninterrupted():  # no handler raises between a store that is opened and the one who closes it
+            try:
+                self.store = open_store(self.path, create=create, allow_network_fs=allow_network_fs)
+            except CacheError as error:
+                if not is_bypassed:
+                    raise
+                self.store = open_stand_in(self.path, error)
+                self.path = self.store.disk.root
+            self.fetcher = Fetcher(self.storage_options)
+            self._finalizer = weakref.finalize(self, _close_aside, self.store, self.fetcher, id(self))
+            self._finalizer.atexit = False
+        _open.add(self)
         acquirer = self.store.acquirer
         if is_bypassed:
             acquirer.bypass.allow(self.fetcher)
-        self._holds: dict[str, list[Hold]] = {}
-        self._finalizer = weakref.finalize(self, _close_aside, self.store, self.fetcher, id(self))
-        self._finalizer.atexit = False
-        _open.add(self)
         try:
             acquirer.downloads.free_space.ask(id(self), least_free_bytes)
+            acquirer.checksums.ask(id(self), verifies=self.verifies_reads)
             with acquirer.bypass.tolerated():
-                acquirer.owner.set_limit(id(self), self._limit_bytes)
+                acquirer.limits.give(id(self), self._limit_bytes)
                 if eviction_policy is not None:
                     acquirer.owner.ask_for_policy(eviction_policy)
         except BaseException:
@@ -137,9 +160,8 @@ class Cache:
             return
         hold = None
         try:
-            with locks.uninterrupted():
-                ref = ObjectRef.of(url)
-                hold = self.hold((ref,))
+            ref = ObjectRef.of(url, identity=self.identity)
+            hold = self.hold((ref,))  # an exception before the next line forgets it: then Python gives it back
             yield self.path_of(ref, hold)
         finally:
             if hold is not None:
@@ -154,38 +176,36 @@ class Cache:
             StorageError: One of them cannot be read.
         """
         paths = {url: local_file(url) for url in wanted if not urls.is_remote(url)}
-        refs = {url: ObjectRef.of(url) for url in wanted if urls.is_remote(url)}
-        if refs:
-            acquirer = self.store.acquirer
-            pieces = {piece.refs[0].key: piece for piece in acquirer.holdings.split(self.hold(tuple(refs.values())))}
-            with locks.fork_guard():
-                for url, ref in refs.items():
-                    self._holds.setdefault(url, []).append(pieces[ref.key])
-                    paths[url] = self.path_of(ref, pieces[ref.key])
-        return [paths[url] for url in wanted]
+        refs = {url: ObjectRef.of(url, identity=self.identity) for url in wanted if urls.is_remote(url)}
+        acquired = _hold_each(self, refs) if refs else {}
+        paths |= {url: self.path_of(refs[url], hold) for url, hold in acquired.items()}
+        in_order = [paths[url] for url in wanted]
+        is_noted = False
+        try:  # last: what a handler raises before drops the holds, which gives them back
+            with self.store.acquirer.owner.state:
+                for url, hold in acquired.items():
+                    self._holds.setdefault(url, []).append(hold)
+                is_noted = True
+        except BaseException:  # of a handler at the end of the section
+            if is_noted:
+                self.release_many(list(acquired))
+            raise
+        return in_order
 
     def release_many(self, wanted: Sequence[str]) -> None:
         """Give back what `acquire_many` pinned; local paths, which are read in place, need it not.
 
         Raises:
-            ConfigError: A URL was not acquired by this object.
+            ConfigError: A URL was not acquired by this object; nothing is given back.
         """
-        for url in filter(urls.is_remote, dict.fromkeys(wanted)):
-            with locks.fork_guard():
-                holds = self._holds.get(url)
-                hold = holds.pop() if holds else None
-                if not holds:
-                    self._holds.pop(url, None)
-            if hold is None:
-                raise ConfigError(f"{urls.redact(url)} is not acquired: release once for each call that acquired it")
-            self.store.acquirer.release(hold)
+        for hold in _take_holds(self, list(filter(urls.is_remote, dict.fromkeys(wanted)))):
+            self.store.acquirer.release(hold)  # what a handler raises here drops the others, which gives them back
 
     def hold(self, refs: Sequence[ObjectRef]) -> Hold:
         """Return a hold, in use, on objects that are all here (the engine plans many at once, with `store.acquirer`)."""
         acquirer = self.store.acquirer
         while True:
-            if not self._finalizer.alive:
-                raise ConfigError(f"the cache {self.path} is closed: open it again")
+            self.check_open()
             hold = acquirer.acquire_one(refs, self.fetcher)
             try:
                 acquirer.wait(hold)
@@ -195,9 +215,14 @@ class Cache:
             if hold.error is not None:
                 acquirer.release(hold)
                 raise hold.error
-            if acquirer.holdings.claim(hold):
+            if acquirer.holdings.claim(hold) and (not self.verifies_reads or acquirer.checksums.is_right(hold)):
                 return hold
             acquirer.release(hold)
+
+    def check_open(self) -> None:
+        """Raise ConfigError after `close`."""
+        if self.is_closed:
+            raise ConfigError(f"the cache {self.path} was closed, or the dataset that reads through it: open it again")
 
     def path_of(self, ref: ObjectRef, hold: AnyHold | None = None) -> Path:
         """Return where an object is that `hold` holds."""
@@ -212,15 +237,16 @@ class Cache:
     # -- the directory ------------------------------------------------------------------------------------------------
 
     @property
-    def limit_bytes(self) -> int | None:
-        """What this cache object asked for; the limit in force is the smallest of all living users'. May be set at any time."""
+    def limit_bytes(self) -> Limit:
+        """The limit that this cache object gave; the one in force is in `statistics()`. May be set at any time."""
         return self._limit_bytes
 
     @limit_bytes.setter
-    def limit_bytes(self, limit: int | str | None) -> None:
-        self._limit_bytes = parse_bytes(limit)
+    def limit_bytes(self, limit: int | str | AsItIs | None) -> None:
+        self.check_open()
+        self._limit_bytes = parse_limit(limit)
         self._arguments["limit"] = limit
-        self.store.acquirer.owner.set_limit(id(self), self._limit_bytes)
+        self.store.acquirer.limits.give(id(self), self._limit_bytes)
 
     @property
     def policy(self) -> Policy:
@@ -232,30 +258,36 @@ class Cache:
 
     def statistics(self) -> CacheStatistics:
         """Return the account of this moment."""
+        self.check_open()
         self.store.acquirer.owner.flush()
         return statistics.collect(self.store.ledger, self.store.disk)
 
     def clear(self, *, dataset: str | None = None, older_than_seconds: float | None = None, index: bool = False) -> ClearReport:
-        """Remove entries, never a pinned one; see `sqlstream.cache.clear`."""
+        """Remove entries, never a pinned one; see `sqlstream.cache.admin.clear`."""
+        self.check_open()
         self.store.acquirer.owner.flush()
         return clear(self.store.ledger, self.store.disk, dataset=dataset, older_than_seconds=older_than_seconds, index=index)
 
-    def verify(self, repair: bool = False) -> list[Finding]:
-        """Return everything on which ledger and disk disagree; with `repair`, mend it without disturbing readers."""
+    def verify(self, repair: bool = False, deep: bool = False) -> list[Finding]:
+        """Return all on which ledger and disk disagree, `deep`: contents too; with `repair`, mend it beside all readers."""
+        self.check_open()
         self.store.acquirer.owner.flush()
-        return recover.verify(self.store.ledger, self.store.disk, repair=repair)
+        checks = (recover.verify, verify_content) if deep else (recover.verify,)
+        return [found for check in checks for found in check(self.store.ledger, self.store.disk, repair=repair)]
 
     def rest(self) -> None:
         """End the helper process and what it still brings; the next miss starts it again."""
-        if not self._finalizer.alive:  # closed, at the latest as Python ends, where an iterator may be ended after all else
+        if self.is_closed:  # at the latest as Python ends, where an iterator may be ended after all else
             return
         self.store.acquirer.downloads.cancel(self.fetcher)
         self.fetcher.stop()
 
     def close(self) -> None:
         """Give every pin back, end the helper process and threads, close all files."""
-        if self._finalizer.detach() is not None:
-            _close(self.store, self.fetcher, id(self))
+        with locks.uninterrupted():
+            self.is_closed = True
+            if self._finalizer.detach() is not None:
+                _close(self.store, self.fetcher, id(self))
 
 
 _open: weakref.WeakSet[Cache] = weakref.WeakSet()
@@ -286,16 +318,49 @@ def _reopen(path: Path, arguments: dict[str, object], private_directory: str, pi
     return cache
 
 
-def _close_aside(store: Store, fetcher: Fetcher, user: int) -> None:
-    """Close for a cache that the garbage collector found, in a thread: it may have come in the middle of a transaction."""
-    threading.Thread(target=_close, args=(store, fetcher, user), name="sqlstream-cache-close").start()
+def _hold_each(cache: Cache, refs: Mapping[str, ObjectRef]) -> dict[str, Hold]:
+    """Return a hold, in use, for each of several objects that are here together, by URL."""
+    acquirer = cache.store.acquirer
+    with downloaded_ahead(acquirer, list(refs.values()), cache.fetcher):
+        hold = cache.hold(tuple(refs.values()))
+    pieces = {piece.refs[0].key: piece for piece in acquirer.holdings.split(hold)}
+    return {url: pieces[ref.key] for url, ref in refs.items()}
 
 
-def _close(store: Store, fetcher: Fetcher, user: int) -> None:
-    store.acquirer.downloads.cancel(fetcher)
-    fetcher.stop()
-    store.acquirer.downloads.free_space.ask(user, 0)
+def _take_holds(cache: Cache, wanted: Sequence[str]) -> list[Hold]:
+    """Return what `acquire_many` noted for each URL, and forget it; all of it or none."""
+    taken: list[Hold] = []
+    with cache.store.acquirer.owner.state:
+        for url in wanted:
+            if not cache._holds.get(url):
+                raise ConfigError(f"{urls.redact(url)} is not acquired: release once for each call that acquired it")
+        for url in wanted:
+            taken.append(cache._holds[url].pop())
+            if not cache._holds[url]:
+                del cache._holds[url]
+    return taken
+
+
+def _close_aside(store: CacheDirectory, fetcher: Fetcher, user: int) -> None:
+    """Close for a cache that the garbage collector found, in a thread: to close waits, and this may come anywhere."""
+    thread = threading.Thread(target=_close, args=(store, fetcher, user), name="sqlstream-cache-close")
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError):  # no more threads: what waits for others waits for the end of this thread's section
+        interrupts.call_outside(lambda: _close(store, fetcher, user))
+
+
+def _close(store: CacheDirectory, fetcher: Fetcher, user: int) -> None:
+    """Give back what a cache object has; a handler that raises while something here waits ends that wait, not the rest."""
+    with contextlib.ExitStack() as steps:
+        steps.callback(_without_cache_errors, lambda: close_store(store))
+        steps.callback(_without_cache_errors, lambda: store.acquirer.owner.drop_limit(user))
+        steps.callback(store.acquirer.downloads.free_space.ask, user, 0)
+        steps.callback(lambda: store.acquirer.checksums.ask(user, verifies=False))
+        steps.callback(fetcher.close)
+        steps.callback(store.acquirer.downloads.cancel, fetcher)
+
+
+def _without_cache_errors(step: Callable[[], None]) -> None:
     with contextlib.suppress(CacheError):  # the directory may be gone: nothing is left to give back
-        store.acquirer.owner.drop_limit(user)
-    with contextlib.suppress(CacheError):
-        close_store(store)
+        step()

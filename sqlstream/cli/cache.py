@@ -29,6 +29,7 @@ def register(subcommands: Subcommands) -> None:
     clear.add_argument("--yes", action="store_true", help="do not ask; needed when there is no terminal")
     verify = add_command(group, "verify", run_verify, "compare the ledger with the disk; exit code 1 if something is wrong")
     verify.add_argument("--repair", action="store_true", help="mend what is found")
+    verify.add_argument("--deep", action="store_true", help="read all files, too, and compare them with their checksums")
     failures = add_command(group, "failures", run_failures, "list what could not be brought or made, the most frequent first")
     top.register(group)
     for parser in (stats, clear, verify, failures):
@@ -93,6 +94,8 @@ def _facts(statistics: CacheStatistics) -> Iterator[tuple[str, str]]:
     yield "hits", f"{statistics.hits:,} ({percent(statistics.hits, statistics.hits + statistics.misses)})"
     yield "misses", f"{statistics.misses:,}"
     yield "evictions", f"{statistics.evictions:,} ({Size(statistics.evicted_bytes)})"
+    if statistics.quarantined:
+        yield "quarantined", f"{statistics.quarantined:,} (files that were not what came)"
     yield "requests", f"{statistics.requests:,}"
     yield "downloaded", str(Size(statistics.downloaded_bytes))
     yield "retries", f"{statistics.retries:,}"
@@ -148,7 +151,7 @@ def _print_report(report: ClearReport) -> None:
 def run_failures(options: argparse.Namespace) -> int:
     """Print what failed, how and how often."""
     from sqlstream.cache import Cache
-    from sqlstream.cache.failures import failures
+    from sqlstream.cache.ledger.reports import failures
 
     with Cache(options.dst, create=False) as cache:
         records = failures(cache.store.ledger)
@@ -165,14 +168,18 @@ def run_failures(options: argparse.Namespace) -> int:
 def run_verify(options: argparse.Namespace) -> int:
     """Print what is wrong; return 1 if something stays wrong."""
     from sqlstream.cache import Cache
+    from sqlstream.cache.acquire.checksums import num_without
 
     with Cache(options.dst, create=False) as cache:
-        findings = cache.verify(repair=options.repair)
+        findings = cache.verify(repair=options.repair, deep=options.deep)
+        num_unread = num_without(cache.store.ledger) if options.deep else 0
     num_left = sum(not finding.repaired for finding in findings)
     if options.json:
-        print_json({"findings": findings, "num_left": num_left})
+        print_json({"findings": findings, "num_left": num_left} | ({"num_unread": num_unread} if options.deep else {}))
     else:
         _print_findings(findings, num_left, options)
+        if num_unread:
+            print(f"{num_unread:,} files have no checksum and were not read: verify_reads='crc' notes them")
     return 1 if num_left else 0
 
 

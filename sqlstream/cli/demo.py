@@ -37,7 +37,7 @@ LIMIT_SHARE = 0.2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DemoPlan:
     """What the demo is to do."""
 
     samples: int
@@ -64,7 +64,7 @@ class Outcome:
     highest_disk_bytes: int
     statistics: CacheStatistics
 
-    def is_good(self, plan: Plan) -> bool:
+    def is_good(self, plan: DemoPlan) -> bool:
         """Return whether every promise held."""
         return not self.num_wrong and not self.num_missing and self.highest_disk_bytes <= plan.limit_bytes
 
@@ -117,7 +117,7 @@ def _cache_directory(kept: str | None) -> Iterator[Path]:
         yield Path(directory) / "cache"
 
 
-def _prepare(options: argparse.Namespace, directory: Path, server: LocalS3, say: Callable[[str], None]) -> Plan:
+def _prepare(options: argparse.Namespace, directory: Path, server: LocalS3, say: Callable[[str], None]) -> DemoPlan:
     """Make the pictures, put them and their index into the server, and decide the limit."""
     from sqlstream.cli.demo_data import index_of, make_pictures
 
@@ -129,7 +129,7 @@ def _prepare(options: argparse.Namespace, directory: Path, server: LocalS3, say:
     limit_bytes = int(data_bytes * LIMIT_SHARE)
     say(f"{len(pictures):,} pictures, {Size(data_bytes)}, in s3://{BUCKET} on {server.endpoint_url}")
     say(f"cache in {directory}, limit {Size(limit_bytes)} ({percent(limit_bytes, data_bytes)} of the data)")
-    return Plan(
+    return DemoPlan(
         samples=options.samples,
         epochs=options.epochs,
         workers=options.workers,
@@ -140,7 +140,7 @@ def _prepare(options: argparse.Namespace, directory: Path, server: LocalS3, say:
     )
 
 
-def stream(plan: Plan, storage_options: Mapping[str, object], *, show_progress: bool) -> Outcome:
+def stream(plan: DemoPlan, storage_options: Mapping[str, object], *, show_progress: bool) -> Outcome:
     """Stream all epochs through a DataLoader, check each sample and watch the disk meanwhile."""
     from torch.utils.data import DataLoader
 
@@ -159,7 +159,7 @@ def stream(plan: Plan, storage_options: Mapping[str, object], *, show_progress: 
         storage_options=dict(storage_options),
         on_error="raise",
     )
-    tally = Tally()
+    tally = DemoCounts()
     started = time.perf_counter()
     with dataset, DiskWatch(plan.cache_directory) as disk, _workers_end_on_error():  # closed before the directory is removed
         loader = DataLoader(dataset, batch_size=BATCH_SIZE, num_workers=plan.workers)
@@ -199,7 +199,7 @@ def check_picture(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(slots=True)
-class Tally:
+class DemoCounts:
     """Counts what the loader delivers."""
 
     num_samples: int = 0
@@ -220,7 +220,7 @@ class Tally:
         self.num_missing += len(missing)
 
 
-def _as_document(plan: Plan, outcome: Outcome) -> dict[str, object]:
+def _as_document(plan: DemoPlan, outcome: Outcome) -> dict[str, object]:
     rates = {
         "samples_per_second": outcome.num_samples / outcome.seconds,
         "bytes_per_second": outcome.delivered_bytes / outcome.seconds,
@@ -228,7 +228,7 @@ def _as_document(plan: Plan, outcome: Outcome) -> dict[str, object]:
     return {**dataclasses.asdict(plan), **dataclasses.asdict(outcome), **rates}
 
 
-def _print_outcome(plan: Plan, outcome: Outcome) -> None:
+def _print_outcome(plan: DemoPlan, outcome: Outcome) -> None:
     rate, size_rate = outcome.num_samples / outcome.seconds, Size(int(outcome.delivered_bytes / outcome.seconds))
     statistics = outcome.statistics
     limit_held = "limit held" if outcome.highest_disk_bytes <= plan.limit_bytes else "LIMIT PASSED"

@@ -17,10 +17,10 @@ from sqlstream.cli.options import Subcommands, add_command, add_group
 from sqlstream.cli.output import Size, percent, print_facts, print_json, print_table
 from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError, MissingDependencyError, StorageError
-from sqlstream.storage import urls
+from sqlstream.storage.base import urls
 
 if TYPE_CHECKING:
-    from sqlstream.index.models import IndexInfo
+    from sqlstream.index.types.models import IndexInfo
 
 
 def register(subcommands: Subcommands) -> None:
@@ -32,7 +32,9 @@ def register(subcommands: Subcommands) -> None:
     query = add_command(group, "query", run_query, "run one SELECT on an index; its table is called dataframe")
     explain = add_command(group, "explain", run_explain, "count what a filter would keep, for each source file")
     export = add_command(group, "export", run_export, "write the rows of an index, filtered, weighted, shuffled, as Parquet")
-    for parser in (build, info, query, explain, export):
+    verify = add_command(group, "verify", run_verify, "read every index file whole; exit code 1 if one is damaged")
+    verify.add_argument("--repair", action="store_true", help="remove what is damaged: the next run builds it again")
+    for parser in (build, info, query, explain, export, verify):
         parser.add_argument("dst", metavar="DST", help="the cache directory, as it is given to StreamingDataset")
     build.add_argument("--data-type", metavar="TYPE", help="for a directory: which kind of file makes a sample, e.g. image")
     build.add_argument("--key-column", metavar="COL", default="index", help="column that names a sample (default: %(default)s)")
@@ -73,7 +75,7 @@ def _add_export_options(export: argparse.ArgumentParser) -> None:
 def run_build(options: argparse.Namespace) -> int:
     """Build an index where a dataset with the same options looks for it."""
     from sqlstream.cache import Cache
-    from sqlstream.index.build import open_index
+    from sqlstream.index.build.build import open_index
     from sqlstream.index.info import describe
 
     wanted = IndexOptions(
@@ -98,10 +100,30 @@ def run_build(options: argparse.Namespace) -> int:
     return 0
 
 
+def run_verify(options: argparse.Namespace) -> int:
+    """Print which index files are damaged; return 1 if one is left."""
+    from sqlstream.index.info import verify_indexes
+
+    directory = Path(options.dst) / "index"
+    if not directory.is_dir():
+        raise ConfigError(f"{options.dst} holds no index: check the path")
+    problems, num_files = verify_indexes(directory, repair=options.repair)
+    num_left = sum(not problem.repaired for problem in problems)
+    if options.json:
+        print_json({"findings": problems, "num_files": num_files, "num_left": num_left})
+    elif problems:
+        print_table(["file", "state", "explanation"], [
+            [Path(found.path).name, "removed" if found.repaired else "left", found.explanation] for found in problems
+        ])  # fmt: skip
+    else:
+        print(f"nothing found: all {num_files} index files are as they were written")
+    return 1 if num_left else 0
+
+
 def run_info(options: argparse.Namespace) -> int:
     """Print what each index of a directory is."""
     from sqlstream.index.explain import column_ranges
-    from sqlstream.index.store import Index
+    from sqlstream.index.file.index import Index
 
     infos = find_indexes(options.dst)
     ranges = [column_ranges(Index(Path(info.path))) if options.ranges and not info.is_lazy else [] for info in infos]
@@ -124,7 +146,7 @@ def run_info(options: argparse.Namespace) -> int:
 def run_explain(options: argparse.Namespace) -> int:
     """Print how many rows of each source file a filter would keep."""
     from sqlstream.index.explain import explain
-    from sqlstream.index.store import Index
+    from sqlstream.index.file.index import Index
 
     counts = explain(Index(choose_index(options.dst, options.index)), options.sql)
     num_rows, num_kept = sum(count.num_rows for count in counts), sum(count.num_kept for count in counts)
@@ -138,10 +160,10 @@ def run_explain(options: argparse.Namespace) -> int:
 
 def run_export(options: argparse.Namespace) -> int:
     """Write an index as Parquet, to a temporary place first: what has its final name is whole."""
-    from sqlstream.index.dialect import with_where
+    from sqlstream.index.build.select import open_selection
     from sqlstream.index.export import ExportOptions, export
-    from sqlstream.index.select import open_selection
-    from sqlstream.index.store import Index
+    from sqlstream.index.file.index import Index
+    from sqlstream.index.sql.expressions import with_where
     from sqlstream.index.weights import open_weights
 
     shares = dict(_split(text) for text in options.split)
@@ -199,8 +221,8 @@ def _put(path: Path, target: str) -> None:
 
 def run_query(options: argparse.Namespace) -> int:
     """Print the result of a query on one index file."""
-    from sqlstream.index import sandbox
-    from sqlstream.index.store import Index
+    from sqlstream.index.file.index import Index
+    from sqlstream.index.sql import sandbox
 
     if options.csv and options.json:
         raise ConfigError("--csv and --json exclude each other: give one of them")

@@ -17,7 +17,7 @@ from sqlstream.cli.output import Size, percent, print_facts, print_json, print_t
 from sqlstream.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sqlstream.cache.activity import CacheActivity, DownloadActivity, OwnerActivity
+    from sqlstream.cache.admin.activity import CacheActivity, DownloadActivity, OwnerActivity
 
 _OPEN = "\x1b[?1049h\x1b[?25l"
 """To the terminal's other screen, without a cursor: what was there before is there afterwards."""
@@ -36,7 +36,7 @@ def register(subcommands: Subcommands) -> None:
 
 def run_top(options: argparse.Namespace) -> int:
     """Show what goes on in a cache, once or until Ctrl-C."""
-    from sqlstream.cache.activity import look
+    from sqlstream.cache.admin.activity import look
 
     if not options.interval > 0:
         raise ConfigError(f"--interval={options.interval} is out of range: give seconds above 0")

@@ -1,10 +1,10 @@
 """The index: the rows of a data source in one immutable SQLite file on local disk, found by id or by SQL.
 
-    src ─ sources.plan ─ files ─┬ sources.parquet, delimited, json_*, directory ─ batches ─ writer ─ <fingerprint>.sqlite
-                                └ remote ones: downloaded, read, removed, one at a time
-    sql_query ─ dialect ─ sandbox ─ select ─┬ rows as they are: <fingerprint>.positions.npy
-                                            └ computed columns: another <fingerprint>.sqlite
-    store.Index: positions → row ids → rows
+    src ─ sources.plan ─ parts ─┬ sources.formats, sources.places ─ batches ─ file.writer ─ <fingerprint>.sqlite
+                                └ remote files: downloaded, read, removed, one at a time
+    sql_query ─ sql.dialect ─ sql.sandbox ─ build.select ─┬ rows as they are: <fingerprint>.positions.npy
+                                                          └ computed columns: another <fingerprint>.sqlite
+    file.index.Index: positions → row ids → rows
 
 Promises:
 - A file under its final name is whole: builders write under temporary names, under the kernel lock of the fingerprint.

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from sqlstream.errors import QueryError
-from sqlstream.index.dialect import shortened
-from sqlstream.index.models import ROW, quote
-from sqlstream.index.sandbox import Sandbox
-from sqlstream.index.store import Index, connect, damage_named
+from sqlstream.index.file.index import Index, connect, damage_named
+from sqlstream.index.sql.dialect import shortened
+from sqlstream.index.sql.sandbox import Sandbox
+from sqlstream.index.types.models import ROW, quote
 
 _ROWS_AT_A_TIME = 65_536
 

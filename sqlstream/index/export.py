@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
-from sqlstream.index.arrow import arrays_of, schema_of
-from sqlstream.index.functions import hash_value
-from sqlstream.index.store import Index
+from sqlstream.index.file.index import Index
+from sqlstream.index.sql.functions import hash_value
+from sqlstream.index.types.arrow import arrays_of, schema_of
 from sqlstream.index.weights import WeightTable
 from sqlstream.order.permute import Int64Array
 from sqlstream.order.plan import Plan

@@ -1,11 +1,16 @@
-"""What is known of index files without reading their rows; needs no pyarrow."""
+"""What is known of index files without reading their rows, and which of them are damaged; needs no pyarrow."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from sqlstream.index.models import IndexInfo, SelectionInfo, SourceFile
-from sqlstream.index.store import connect, damage_named, positions_path, read_columns, read_selection
+from sqlstream.errors import IndexDatabaseError
+from sqlstream.index.file.index import connect, damage_named, positions_path, read_columns, read_selection
+from sqlstream.index.file.intact import check_plain, is_intact
+from sqlstream.index.file.npy import load_npy
+from sqlstream.index.types.models import IndexInfo, SelectionInfo, SourceFile
 
 
 def describe(path: Path, selection: SelectionInfo | None = None) -> IndexInfo:
@@ -50,3 +55,63 @@ def list_indexes(directory: Path) -> list[IndexInfo]:
         own = [s for s in selections if s.base == path.stem and positions_path(directory, s.fingerprint).exists()]
         indexes.extend(describe(path, selection) for selection in own)
     return indexes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexProblem:
+    """A file that is not as it was written."""
+
+    path: str
+    explanation: str
+    repaired: bool
+    """It was removed; the next run that wants it builds it again."""
+
+
+def verify_indexes(directory: Path, *, repair: bool = False) -> tuple[list[IndexProblem], int]:
+    """Return what is damaged in `directory` (`<dst>/index`), and how many files were read.
+
+    Args:
+        directory: Where index files are.
+        repair: Remove what is damaged.
+    """
+    problems, num_files = [], 0
+    for path in sorted(directory.iterdir()):
+        check = next((check for suffix, check in _CHECKS.items() if path.name.endswith(suffix)), None)
+        if check is None:
+            continue
+        num_files += 1
+        is_ours = False
+        try:
+            check_plain(path)
+            is_ours = True
+            if is_intact(path, most_bytes=None) is False:
+                raise IndexDatabaseError(f"{path} is not as it was written: its checksum is another one")
+            check(path)
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        except (IndexDatabaseError, OSError, ValueError) as error:
+            if repair and is_ours:
+                path.unlink(missing_ok=True)
+            problems.append(IndexProblem(path=str(path), explanation=str(error), repaired=repair and is_ours))
+    return problems, num_files
+
+
+def _check_sqlite(path: Path) -> None:
+    describe(path)
+    if is_intact(path, most_bytes=None) is None:  # of a version that wrote no checksum
+        with damage_named(path):
+            connection = connect(path)
+            try:
+                found = [line for (line,) in connection.execute("PRAGMA integrity_check").fetchmany(3)]
+            finally:
+                connection.close()
+        if found != ["ok"]:
+            raise IndexDatabaseError(f"{path} is damaged: {'; '.join(map(str, found))}")
+
+
+_CHECKS: dict[str, Callable[[Path], object]] = {
+    ".sqlite": _check_sqlite,
+    ".positions.npy": load_npy,
+    ".weights.npy": load_npy,
+    ".selection.json": read_selection,
+}

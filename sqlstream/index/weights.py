@@ -10,6 +10,7 @@ evaluated once per node, and a resumed run finds the same one.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,15 +22,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sqlstream.errors import ConfigError, IndexDatabaseError, QueryError
-from sqlstream.index.dialect import bare
-from sqlstream.index.duck import DuckSandbox
-from sqlstream.index.models import FORMAT_VERSION, ROW, VIEWS, fingerprint, quote
-from sqlstream.index.sandbox import Sandbox
-from sqlstream.index.store import Index, finish_npy, npy_header
-from sqlstream.index.workplace import Workplace, workplace
+from sqlstream.index.file.index import Index
+from sqlstream.index.file.intact import check_plain, is_intact
+from sqlstream.index.file.npy import finish_npy, load_npy, npy_header
+from sqlstream.index.file.workplace import Workplace, workplace
+from sqlstream.index.sql.dialect import bracketed
+from sqlstream.index.sql.duckdb_sandbox import DuckSandbox
+from sqlstream.index.sql.expressions import one_expression
+from sqlstream.index.sql.sandbox import Sandbox
+from sqlstream.index.types.models import FORMAT_VERSION, ROW, VIEWS, fingerprint, quote
 from sqlstream.order.permute import Int64Array
 from sqlstream.order.weights import WEIGHTS_VERSION, scale_of, scale_weights
 from sqlstream.progress import progress
+
+logger = logging.getLogger(__name__)
 
 WeightsSpec: TypeAlias = str | ArrayLike
 """An SQL expression, the name of a column, or one number for each selected row."""
@@ -51,7 +57,7 @@ class WeightTable:
 
     def cumulative(self) -> Int64Array:
         """Return the sums, mapped: [num_rows]."""
-        return _map(self.path)
+        return _map(self.path, self.num_rows)
 
 
 def open_weights(index: Index, spec: WeightsSpec, directory: Path, *, show_progress: bool = False) -> WeightTable:
@@ -72,14 +78,12 @@ def open_weights(index: Index, spec: WeightsSpec, directory: Path, *, show_progr
     parts = {"format": FORMAT_VERSION, "version": WEIGHTS_VERSION, "index": index.fingerprint, "weights": what}
     key = fingerprint(parts)
     path = directory / f"{key}.weights.npy"
-    if not path.exists():
+    if not _is_usable(path):
         with workplace(directory, key, show_progress=show_progress) as place:
-            if not path.exists():  # nobody has done it while we waited
+            if not _is_usable(path):  # no other process has done it while we waited
                 _build(index, spec, array, place, path.name, show_progress=show_progress)
     index.hold(path)
-    sums = _map(path)
-    if len(sums) != len(index):
-        raise IndexDatabaseError(f"{path} has {len(sums)} weights for {len(index)} rows: remove it, it is built again")
+    sums = _map(path, len(index))
     os.utime(path)  # last used
     return WeightTable(path=path, num_rows=len(sums), total=int(sums[-1]), fingerprint=key)
 
@@ -135,12 +139,16 @@ def _evaluate(index: Index, expression: str, path: Path, place: Workplace, *, sh
         contextlib.closing(_sandbox(index, wanted, place)) as sandbox,
         progress(len(index), " rows", "weighing", show_progress) as bar,
     ):
-        names, batches = sandbox.run(sandbox.statement, _ROWS_AT_A_TIME)
-        if len(names) != 2:
-            raise QueryError(f"weights {_shown(expression)} are {len(names) - 1} values a row: give one expression")
+        _, batches = sandbox.run(sandbox.statement, _ROWS_AT_A_TIME)
         for batch in batches:
             rows, values = zip(*batch, strict=True)
-            by_row[list(rows)] = _numbers(values, rows, expression)
+            ids = np.asarray(rows)  # [n]
+            if ids.dtype.kind != "i" or ids.min() < 0 or ids.max() >= len(by_row):
+                raise QueryError(
+                    f"weights {_shown(expression)}: the index's query gives a column {ROW!r} that holds no row ids: name it "
+                    "differently"
+                )
+            by_row[ids] = _numbers(values, rows, expression)
             bar.update(len(rows))
     by_row.flush()
 
@@ -148,11 +156,12 @@ def _evaluate(index: Index, expression: str, path: Path, place: Workplace, *, sh
 def _sandbox(index: Index, expression: str, place: Workplace) -> Sandbox | DuckSandbox:
     """Return a sandbox for (row, weight) of the selected rows, in the engine of the index's filter."""
     selection = index.selection
-    source = VIEWS[0] if selection is None else f"({bare(selection.query)})"
+    source = VIEWS[0] if selection is None else bracketed(selection.query)
     if selection is not None and selection.max_size is not None:
         source = f"(SELECT * FROM {source} LIMIT {selection.max_size})"
-    query = f"SELECT {ROW}, ({bare(expression)}) AS weight FROM {source}"
-    if selection is not None and selection.engine == "duckdb":
+    engine = "sqlite" if selection is None else selection.engine
+    query = f"SELECT {ROW}, ({one_expression('weights', expression, engine)}) AS weight FROM {source}"
+    if engine == "duckdb":
         return DuckSandbox(index, query, place.temporary("duckdb"))
     return Sandbox(index, query)
 
@@ -182,10 +191,18 @@ def _shown(spec: WeightsSpec) -> str:
     return repr(spec) if isinstance(spec, str) else "(an array)"
 
 
-def _map(path: Path) -> Int64Array:
+def _is_usable(path: Path) -> bool:
+    check_plain(path)
+    if not path.exists():
+        return False
+    if is_intact(path) is False:
+        logger.warning("the weights %s are damaged: making them again", path)
+        return False
+    return True
+
+
+def _map(path: Path, count: int) -> Int64Array:
     try:
-        sums = np.load(path, mmap_mode="r", allow_pickle=False)
+        return load_npy(path, count)
     except (OSError, ValueError) as error:
         raise IndexDatabaseError(f"{path} cannot be read ({error}): remove it, it is built again") from error
-    assert sums.dtype == np.int64
-    return sums  # type: ignore[no-any-return]  # numpy's load is not typed by content

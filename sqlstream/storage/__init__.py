@@ -6,8 +6,11 @@
       head, list, download       Outstanding         descriptors Outbox  resumes, checks digests
       get_ranges
 
-Pure planners: `coalesce` (which ranges become one request), `concurrency` (how many downloads at a time), `retry` (what is
-tried again, and when), `policy` (what an index may name), `outstanding` (who is asked again after a helper died), `settings`.
+`client`, `protocol`, `worker` and `backends` are the columns of the drawing; `base` is below all of them.
+
+Pure planners in `base`: `coalesce` (which ranges become one request), `concurrency` (how many downloads at a time), `retry`
+(what is tried again, and when), `access` (what an index may name), `settings`; in `client`: `outstanding` (who is asked again
+after a helper died).
 
 Invariants: no byte is written past the grant or after FetchDone; a FetchDone without error means the whole object, its length
 checked, of one version; each request ends with exactly one FetchDone; a request that kills helpers fails alone; no storage

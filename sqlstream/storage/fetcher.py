@@ -14,12 +14,24 @@ import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sqlstream import locks
 from sqlstream.config import StorageOptions
-from sqlstream.storage.base import ObjectInfo
-from sqlstream.storage.client import HelperClient
-from sqlstream.storage.messages import FetchDone, FetchEvent, FetchRequest, GrantNeeded, Head, NextPage, Ranges
-from sqlstream.storage.outstanding import Sink
+from sqlstream.process import locks
+from sqlstream.storage.base.access import OWN, Access
+from sqlstream.storage.base.protocols import DownloadRoom, ObjectInfo, RemoteReader
+from sqlstream.storage.base.urls import redact
+from sqlstream.storage.client.client import HelperClient
+from sqlstream.storage.client.outstanding import Sink
+from sqlstream.storage.protocol.messages import (
+    USUAL_TIMING,
+    FetchDone,
+    FetchEvent,
+    FetchRequest,
+    GrantNeeded,
+    Head,
+    HelperTiming,
+    NextPage,
+    Ranges,
+)
 
 __all__ = ["FetchDone", "FetchEvent", "FetchRequest", "Fetcher", "GrantNeeded", "Sink"]
 
@@ -36,15 +48,17 @@ class Fetcher:
 
     Args:
         options: What the helper reads with.
+        timing: When the helper is taken for idle or hanging.
     """
 
-    def __init__(self, options: StorageOptions) -> None:
+    def __init__(self, options: StorageOptions, timing: HelperTiming = USUAL_TIMING) -> None:
         self._options = options
-        self._client = HelperClient(options)
-        self._finalizer = weakref.finalize(self, self._client.stop)
+        self._timing = timing
+        self._client = HelperClient(options, timing)
+        self._finalizer = weakref.finalize(self, self._client.kill)  # wherever garbage is collected: it waits for nothing
 
-    def __reduce__(self) -> tuple[type[Fetcher], tuple[StorageOptions]]:
-        return (Fetcher, (self._options,))
+    def __reduce__(self) -> tuple[type[Fetcher], tuple[StorageOptions, HelperTiming]]:
+        return (Fetcher, (self._options, self._timing))
 
     @property
     def is_running(self) -> bool:
@@ -90,14 +104,18 @@ class Fetcher:
         """Give downloads up; each ends with a FetchDone (FetchCancelledError, or its result if that was faster)."""
         self._client.cancel(tickets)
 
-    def head(self, url: str) -> ObjectInfo:
+    def with_access(self, access: Access) -> RemoteReader:
+        """Return a reader of what others than the user name."""
+        return _Reader(self, access)
+
+    def head(self, url: str, *, access: Access = OWN) -> ObjectInfo:
         """Return size and etag of one object.
 
         Raises:
             ObjectNotFoundError: No object at this URL.
             StorageError: It cannot be read.
         """
-        return self._client.call(Head(call=uuid.uuid4().hex, url=url)).objects[0]
+        return self._client.call(Head(call=uuid.uuid4().hex, url=url, access=access)).objects[0]
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield every object below `prefix` (ends in '/'), at any depth; fetched page by page."""
@@ -114,7 +132,9 @@ class Fetcher:
         finally:
             self._client.end_listing(listing)
 
-    def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]]) -> builtins.list[bytes]:
+    def get_ranges(
+        self, url: str, ranges: Sequence[tuple[int, int]], size_bytes: int | None = None, *, access: Access = OWN
+    ) -> builtins.list[bytes]:
         """Return parts of one object, in the order asked, all of one version; near ones come with one request.
 
         For small parts (footers, directories of archives): the bytes pass through memory.
@@ -122,20 +142,28 @@ class Fetcher:
         Args:
             url: Which object.
             ranges: Half open, in bytes.
+            size_bytes: Of the whole object, if that is known.
+            access: How it is read.
 
         Raises:
-            ObjectChangedError: It changed between two requests.
+            ObjectChangedError: It changed between two requests, or has another size.
             StorageError: It cannot be read, or ends before a range does.
         """
-        question = Ranges(call=uuid.uuid4().hex, url=url, ranges=tuple(ranges))
+        question = Ranges(call=uuid.uuid4().hex, url=url, ranges=tuple(ranges), size_bytes=size_bytes, access=access)
         return list(self._client.call(question).parts)
 
     def share_node(self, num_processes: int) -> None:
         """Say how many processes of this node read, this one included: with `num_threads="auto"` they share its downloads."""
         self._client.share_node(num_processes)
 
-    def download(self, url: str, path: Path) -> ObjectInfo:
+    def download(self, url: str, path: Path, room: DownloadRoom | None = None, *, access: Access = OWN) -> ObjectInfo:
         """Write the whole object to the local file `path`, streamed; when it fails, no file is left.
+
+        Args:
+            url: Which object.
+            path: Created or emptied.
+            room: Is asked before each step is written; what it raises ends the download.
+            access: How it is read.
 
         Raises:
             StorageError: It cannot be read, or not be written.
@@ -143,10 +171,25 @@ class Fetcher:
         batches: queue.SimpleQueue[Sequence[FetchEvent]] = queue.SimpleQueue()
         fd = locks.open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
-            request = FetchRequest(ticket=uuid.uuid4().hex, url=url, fd=fd, granted_bytes=_UNLIMITED)
+            granted = 0 if room is None else room.step_bytes
+            request = FetchRequest(ticket=uuid.uuid4().hex, url=url, fd=fd, granted_bytes=granted or _UNLIMITED, access=access)
+            if room is not None:
+                room.need(granted)
             self.submit([request], batches.put)
-            (done,) = batches.get()
-            assert isinstance(done, FetchDone)
+            (event,) = batches.get()
+            while isinstance(event, GrantNeeded):
+                assert room is not None
+                wanted = max(event.size_bytes or 0, granted + room.step_bytes)
+                try:
+                    room.need(wanted - os.fstat(fd).st_blocks * 512)
+                except BaseException:
+                    self.cancel([request.ticket])
+                    batches.get()  # the helper writes no more
+                    raise
+                granted = wanted
+                self.grant(request.ticket, granted)
+                (event,) = batches.get()
+            done = event
             if done.error is not None:
                 raise done.error
             os.ftruncate(fd, done.size_bytes)  # a failed try may have written more
@@ -155,8 +198,39 @@ class Fetcher:
             raise
         finally:
             locks.close_descriptor(fd)
-        return ObjectInfo(url=url, size_bytes=done.size_bytes, etag=done.etag)
+        return ObjectInfo(url=url, size_bytes=done.size_bytes, etag=done.etag, is_private=done.is_private)
 
     def stop(self) -> None:
         """End the helper and its thread, wait for both; what is outstanding ends with FetchCancelledError. Usable again."""
         self._client.stop()
+
+    def close(self) -> None:
+        """Stop for good: what is asked from now on raises ConfigError."""
+        self._client.close()
+
+
+class _Reader:
+    """A fetcher's reads with one access; see `Fetcher.with_access`."""
+
+    def __init__(self, fetcher: Fetcher, access: Access) -> None:
+        self._fetcher, self._access = fetcher, access
+
+    def with_access(self, access: Access) -> RemoteReader:
+        """Return a reader with another access."""
+        return _Reader(self._fetcher, access)
+
+    def head(self, url: str) -> ObjectInfo:
+        """Return size and etag of one object."""
+        return self._fetcher.head(url, access=self._access)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Raise: only what the user names is listed."""
+        raise AssertionError(f"a listing of {redact(prefix)} on another's word")
+
+    def download(self, url: str, path: Path, room: DownloadRoom | None = None) -> ObjectInfo:
+        """Write the whole object to a local file."""
+        return self._fetcher.download(url, path, room, access=self._access)
+
+    def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]], size_bytes: int | None = None) -> builtins.list[bytes]:
+        """Return small parts of one object."""
+        return self._fetcher.get_ranges(url, ranges, size_bytes, access=self._access)

@@ -1,4 +1,9 @@
 """Datasets for PyTorch.
 
-dataset ─ pipeline ─ engine ─ rows     order from sqlstream.order, objects from sqlstream.cache, rows from sqlstream.index
+    loader ┬ dataset ─ pipeline ┬ engine (rows, window, samples) ─ chain (transforms)
+           │                    └ transport.handover (pins of workers that ended)
+           ├ run (which positions, state)
+           └ transport (batches by shared memory)
+
+Order comes from sqlstream.order, objects from sqlstream.cache, rows from sqlstream.index.
 """

@@ -10,35 +10,43 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from sqlstream import distributed
-from sqlstream.config import IndexOptions, OnCacheError, OnError, SampleOptions
+from sqlstream.cache.acquire.checksums import VerifyReads
+from sqlstream.config import AS_IT_IS, AsItIs, IndexOptions, OnCacheError, OnError, SampleOptions, parse_bytes
 from sqlstream.index.weights import WeightsSpec
 from sqlstream.order import Plan, Tail
-from sqlstream.records import DataSampleType
-from sqlstream.stream.engine import Engine
-from sqlstream.stream.opening import from_start, in_blocks, open_any, open_cache
+from sqlstream.sample_types import DataSampleType
+from sqlstream.stream.accelerate import check_not_sharded_again
+from sqlstream.stream.by_row import ByRow
 from sqlstream.stream.options import (
     callables,
     check_on_error,
+    checked_seed,
     default_name,
+    in_blocks,
     lazy_of,
     names_of,
+    open_any,
+    open_cache,
     policy_of,
+    retention_of,
     source_options_of,
     storage_of,
 )
-from sqlstream.stream.packed import Packing
 from sqlstream.stream.pipeline import Pipeline
-from sqlstream.stream.schedule import BatchOptions, Layout, Schedule
-from sqlstream.stream.shares import EpochShare, Progress
-from sqlstream.stream.standing import Standing
-from sqlstream.stream.weighting import weighting_of
+from sqlstream.stream.plain_loader import warn_of_ranks
+from sqlstream.stream.run.schedule import BatchOptions, Layout, Schedule
+from sqlstream.stream.run.shares import EpochShare, ShareProgress
+from sqlstream.stream.run.weighting import weighting_of
+from sqlstream.stream.standing import RunState
+from sqlstream.stream.transport.handover import Handover
+from sqlstream.stream.transport.packing import BatchPacker
 from sqlstream.transforms.base import Sample, Transform
 from sqlstream.world import World
 
 DEFAULT_PREFETCH = SampleOptions().prefetch
 
 
-class StreamingDataset(Standing, IterableDataset[Sample]):
+class StreamingDataset(RunState, ByRow, IterableDataset[Sample]):
     """Streams the rows of an index, with their remote objects on local disk, in one order on any number of ranks and workers.
 
     Iterate it (alone or in a DataLoader), or index it: `dataset[i]` is row i of the selection, unshuffled, or an error.
@@ -62,11 +70,11 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         none_to_empty_str: Missing values in text columns read as `''`.
         index_col_name: The column that names samples; its values must be unique.
         cache_limit: Most bytes of objects on disk, for all processes together: a count, or `'10gb'`; None: no limit.
+            `AS_IT_IS`: the limit in force in `dst`, which is then not changed; of a new directory half of the free space.
         max_size: At most this many samples.
         allow_missing_columns: Rows (or an index) without a downloaded column have None there, instead of failing.
         num_random_access_retries: Tries of `dataset[i]` after the first one when storage fails.
-        print_exceptions: Log every failed sample.
-        print_traceback: Log its traceback.
+        print_exceptions, print_traceback: Log every failed sample, and its traceback.
         unaligned_worker_index: Every worker draws its samples from a shuffle of its own (samples may repeat in an epoch).
         infinite_iteration: One iteration goes on over epochs without end.
         index_cols_to_keep: Columns of the index that samples have, beside the key and the downloaded ones; None: all.
@@ -96,7 +104,12 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         show_progress: Show a bar on a terminal while the index is built.
         eviction_policy: Who goes first in a full cache: `'lru'`, `'fifo'`, `'lfu'`, `'belady'` (docs/cache.md); None: as it is.
         on_cache_error: With a broken cache, `'raise'`, or `'bypass'` it: read past it, to private files (docs/cache.md).
+        retained_samples: Samples of a DataLoader worker whose paths stay valid; None: by `batch_size` (docs/dataset.md).
         min_free_bytes: So much of the cache's file system stays free, whoever fills it: a count, or `'10gb'`.
+        index_limit: Most bytes of the index files in `dst`, downloads of tables included: a count, a text, `'auto'` (a tenth of
+            the file system) or None (no limit). Unused indexes are removed first.
+        cache_namespace: A text that parts what different users of one cache see under one URL (docs/cache.md).
+        verify_reads: `'crc'`: compare each cached file with its checksum before its first use by a process (docs/cache.md).
 
     Raises:
         ConfigError: An option is wrong.
@@ -104,7 +117,7 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         CacheDirectoryError: `dst` cannot be used.
     """
 
-    packing: Packing | None = None
+    packing: BatchPacker | None = None
     """Where a loader's worker puts the bytes of samples, for its trainer."""
 
     def __init__(
@@ -122,7 +135,7 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         num_downloading_retries: int = 3,
         none_to_empty_str: bool = False,
         index_col_name: str = "index",
-        cache_limit: int | str | None = "100mb",
+        cache_limit: int | str | AsItIs | None = AS_IT_IS,
         max_size: int | None = None,
         resolution: object = None,  # noqa: ARG002 - sds has it, and ignores it
         allow_missing_columns: bool = False,
@@ -157,8 +170,12 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         eviction_policy: str | None = None,
         on_cache_error: OnCacheError | str = OnCacheError.RAISE,
         min_free_bytes: int | str = 0,
+        index_limit: int | str | None = "auto",
+        cache_namespace: str | None = None,
         shuffle_block_size: int | None = None,
         shuffle_window: int = 64,
+        retained_samples: int | None = None,
+        verify_reads: VerifyReads | str = VerifyReads.NEVER,
     ) -> None:
         self.data_type = None if data_type is None else DataSampleType.from_str(data_type).value
         columns = names_of("columns_to_download", columns_to_download)
@@ -176,6 +193,8 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
             print_traceback=print_traceback,
             seed_transforms=seed_transforms,
         )
+        options = retention_of(options, retained_samples, batch_size)
+        storage = storage_of(storage_options, num_downloading_retries, num_downloading_workers)
         index_options = IndexOptions(
             src=os.fspath(src) if isinstance(src, os.PathLike) else src,
             data_type=self.data_type,
@@ -188,14 +207,15 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
             max_index_files=max_index_files_to_use,
             where=where,
             lazy=lazy_of(lazy_index_chunk_size, lazy_index_num_threads, lazy_index_prefetch_factor),
-            **source_options_of(source_options),
+            index_limit=index_limit,
+            index_free_bytes=parse_bytes(min_free_bytes, "min_free_bytes") or 0,
+            **source_options_of(source_options, options, storage),
         )
-        storage = storage_of(storage_options, num_downloading_retries, num_downloading_workers)
         layout = Layout(world=world, replication=replication)
         policy = policy_of(eviction_policy, is_unaligned=unaligned_worker_index)
-        cache = open_cache(dst, storage, cache_limit, policy, on_cache_error, min_free_bytes)
+        cache = open_cache(dst, storage, cache_limit, policy, on_cache_error, min_free_bytes, cache_namespace, verify_reads)
         try:
-            seed = distributed.agree_on_seed(layout.whole) if shuffle_seed == -1 else shuffle_seed
+            seed = distributed.agree_on_seed(layout.whole) if shuffle_seed == -1 else checked_seed(shuffle_seed)
             index = open_any(index_options, cache, show_progress=show_progress)
             self.name = name or default_name(index.src)
             self._pipeline = Pipeline(
@@ -205,6 +225,7 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
                 options=options,
                 lazy=index_options.lazy,
                 seed=seed,
+                handover=Handover.new() if columns else None,
                 transforms=callables("transforms", transforms),
                 predownload_transforms=callables("predownload_transforms", predownload_transforms),
             )
@@ -216,7 +237,6 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
             cache.close()
             raise
         self._schedule = Schedule(plan, weighting, layout, is_endless=infinite_iteration, is_unaligned=unaligned_worker_index)
-        self._random_access: Engine | None = None
 
     # -- as a stream --------------------------------------------------------------------------------------------------
 
@@ -224,7 +244,13 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
         """Return the samples of the next epoch that are this rank's and this worker's.
 
         In the trainer's own process the iteration begins with the first sample that is asked for.
+
+        Raises:
+            ConfigError: Accelerate deals out to ranks what is dealt out already.
         """
+        check_not_sharded_again(self._schedule)
+        if not self._schedule.is_announced:
+            warn_of_ranks(lambda: self._schedule.world)
         if get_worker_info() is None and not self._schedule.is_announced:
             return self._iterate_later()
         return self._iterate(*self._schedule.begin())
@@ -232,7 +258,7 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
     def _iterate_later(self) -> Iterator[Sample]:
         yield from self._iterate(*self._schedule.begin())
 
-    def _iterate(self, progress: Progress, shares: Iterator[EpochShare]) -> Iterator[Sample]:
+    def _iterate(self, progress: ShareProgress, shares: Iterator[EpochShare]) -> Iterator[Sample]:
         with self._pipeline.engine(self._schedule.layout.whole.local_world_size) as engine:
             samples = engine.stream(
                 shares, progress, is_endless=self._schedule.is_endless, note_several=self._schedule.note_several
@@ -246,31 +272,9 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
             ConfigError: The dataset was given another batch size.
         """
         self._schedule.expect_batches(options)
-        self._pipeline.options = replace(self._pipeline.options, retained_samples=options.num_under_way)
-
-    # -- as a sequence ------------------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        """Return the number of selected rows; UnknownLengthError while a lazy index does not know how many its filter keeps."""
-        return len(self._pipeline.index)
-
-    def __getitem__(self, index: int) -> Any:
-        """Return the sample of selected row `index` (negative from the end), after transforms; a list if they make several.
-
-        The paths in it stay valid for the next 64 accesses of this process.
-
-        Raises:
-            IndexError: There is no such row.
-            SampleError, StorageError: It cannot be made; never another row's sample.
-        """
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples of several selected rows, in the order asked; their objects come together."""
-        selected = from_start(indices, self._pipeline.index)
-        if self._random_access is None:
-            self._random_access = self._pipeline.make_engine(self._pipeline.options.retained_accesses)
-        return self._random_access.rows(selected, self.epoch)
+        own = self._pipeline.options
+        retained_samples = max(options.num_under_way, own.least_retained)
+        self._pipeline.options = replace(own, retained_samples=retained_samples, is_retention_known=True)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -286,4 +290,5 @@ class StreamingDataset(Standing, IterableDataset[Sample]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle for a worker, which makes its own engine."""
+        check_not_sharded_again(self._schedule)
         return {**self.__dict__, "_random_access": None}

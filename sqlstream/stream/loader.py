@@ -3,25 +3,52 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader, default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
-from sqlstream.stream.batches import batch_of
+from sqlstream.stream.accelerate import AcceleratedBatches, Destination, destination_of, remainder_of
+from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.dataset import StreamingDataset
-from sqlstream.stream.delivery import Delivery
-from sqlstream.stream.generators import OnLoan
-from sqlstream.stream.packed import Packing
-from sqlstream.stream.schedule import BatchOptions, Schedule
-from sqlstream.stream.shares import Place
+from sqlstream.stream.options import TORCH_PREFETCH_FACTOR
+from sqlstream.stream.run.delivery import Delivery
+from sqlstream.stream.run.schedule import BatchOptions, Schedule
+from sqlstream.stream.run.shares import WorkerPosition
+from sqlstream.stream.transport.packing import BatchPacker
 from sqlstream.transforms.base import Sample
 
-TORCH_PREFETCH_FACTOR = 2
-"""What torch takes for `prefetch_factor=None` with workers."""
+_DTYPES = {int: np.int64, float: np.float64}
+_LISTED = (str, bytes)
+
+
+def batch_of(samples: list[Any]) -> Any:
+    """Return what `default_collate` returns."""
+    first = samples[0]
+    if type(first) is not dict:
+        return default_collate(samples)
+    return {field: collated(list(map(itemgetter(field), samples))) for field in first}
+
+
+def collated(values: list[Any]) -> Any:
+    """Return the batch of one field; `torch.tensor` takes five times as long for a list of numbers as numpy."""
+    kind = type(values[0])
+    if kind in _LISTED:
+        return values
+    if kind in _DTYPES and set(map(type, values)) == {kind}:
+        try:
+            return torch.from_numpy(np.array(values, _DTYPES[kind]))  # [b]
+        except OverflowError:  # torch says it better
+            pass
+    return default_collate(values)
 
 
 class StreamingDataLoader(DataLoader[Sample]):
@@ -81,17 +108,17 @@ class StreamingDataLoader(DataLoader[Sample]):
             )
         if batch_size is not None:
             check_at_least("batch_size", batch_size, 1)
-        dataset.expect_batches(
-            BatchOptions(
-                batch_size=batch_size or 1,
-                drop_last=bool(drop_last),
-                num_workers=num_workers,
-                prefetch_factor=TORCH_PREFETCH_FACTOR if prefetch_factor is None else prefetch_factor,
-                is_persistent=persistent_workers,
-            )
+        self._batch_options = BatchOptions(
+            batch_size=batch_size or 1,
+            drop_last=bool(drop_last),
+            num_workers=num_workers,
+            prefetch_factor=TORCH_PREFETCH_FACTOR if prefetch_factor is None else prefetch_factor,
+            is_persistent=persistent_workers,
         )
+        dataset.expect_batches(self._batch_options)
         self._packs_bytes = pack_bytes and collate_fn is None and num_workers > 0 and batch_size is not None
-        self._packing: Packing | None = None
+        self._packing: BatchPacker | None = None
+        self._accelerated: Destination | None = None
         super().__init__(
             dataset,
             batch_size=batch_size,
@@ -114,11 +141,11 @@ class StreamingDataLoader(DataLoader[Sample]):
         if schedule.needs_new_workers and self._iterator is not None:
             self._iterator._shutdown_workers()  # type: ignore[attr-defined]  # one of torch's, with workers
             self._iterator = None
-        delivery, loan = schedule.begin_delivery(), OnLoan()
+        delivery, loan = schedule.begin_delivery(), GeneratorLoan()
         is_alone = type(self.dataset).__iter__ is StreamingDataset.__iter__  # else somebody looks at samples on their way
         if self._packs_bytes and self._iterator is None:  # workers are about to start
             prefetch_factor, batch_size = self.prefetch_factor or TORCH_PREFETCH_FACTOR, self.batch_size or 1
-            self._packing = Packing(self.num_workers, prefetch_factor, batch_size)
+            self._packing = BatchPacker.new(self.num_workers, prefetch_factor, batch_size)
             if is_alone:
                 self.dataset.packing = self._packing
         schedule.is_announced = True
@@ -127,8 +154,23 @@ class StreamingDataLoader(DataLoader[Sample]):
             batches = super().__iter__()
         finally:
             schedule.is_announced, self.collate_fn, self.dataset.packing = False, collate_fn, None
+        if self._accelerated is not None:
+            batches = AcceleratedBatches(batches, self, self._accelerated, remainder_of(schedule))  # type: ignore[assignment]  # same
         around = loan if is_alone else contextlib.nullcontext()
         return _CountedBatches(batches, delivery, self._packing, around)  # type: ignore[return-value]  # stands in for torch's
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """What `accelerator.prepare` asks first: it hands a prepared loader back as it is. See `stream.accelerate`."""
+        caller = sys._getframe(1).f_locals
+        if any(kind.__name__ == "Accelerator" for kind in type(caller.get("self")).__mro__):
+            self._accelerated = destination_of(caller["self"], caller.get("device_placement"), self.dataset.schedule)
+            self.dataset.expect_batches(replace(self._batch_options, num_held=1))
+        return self._accelerated is not None
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, value: bool) -> None:
+        """Accelerate notes what it has prepared."""
 
     def __len__(self) -> int:
         """Return the batches of this rank in an epoch."""
@@ -166,7 +208,7 @@ class _PlacedBatch(NamedTuple):
     """A batch on its way to the trainer; a named tuple, whose parts torch pins."""
 
     batch: Any
-    place: Place
+    place: WorkerPosition
 
 
 class _CollateWithPlace:
@@ -178,7 +220,7 @@ class _CollateWithPlace:
         loan: What samples took of the trainer's, to be put back before somebody else's code runs.
     """
 
-    def __init__(self, collate_fn: Callable[[Any], Any], schedule: Schedule, loan: OnLoan) -> None:
+    def __init__(self, collate_fn: Callable[[Any], Any], schedule: Schedule, loan: GeneratorLoan) -> None:
         self._collate_fn = collate_fn
         self._schedule = schedule
         self._loan = loan
@@ -196,7 +238,7 @@ class _CountedBatches:
         self,
         batches: _BaseDataLoaderIter,
         delivery: Delivery,
-        packing: Packing | None,
+        packing: BatchPacker | None,
         around: contextlib.AbstractContextManager[None],
     ) -> None:
         self._batches = batches

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
 from sqlstream.cache import Cache
 from sqlstream.config import LazyOptions, SampleOptions
-from sqlstream.index.lazy import LazyIndex
-from sqlstream.index.store import Index
-from sqlstream.storage import urls
-from sqlstream.stream.cached import CachedChain
-from sqlstream.stream.chain import Chain
-from sqlstream.stream.engine import Engine
-from sqlstream.stream.lazy_rows import LazyRows
-from sqlstream.stream.row_source import IndexRows, RowSource
-from sqlstream.stream.rows import RowReader
+from sqlstream.index.build.lazy import LazyIndex
+from sqlstream.index.file.index import Index
+from sqlstream.process import interrupts
+from sqlstream.storage.base.access import Rules
+from sqlstream.stream.chain.chain import Chain
+from sqlstream.stream.engine.engine import Engine
+from sqlstream.stream.engine.lazy_rows import LazyRows
+from sqlstream.stream.engine.row_source import IndexRows, RowSource
+from sqlstream.stream.engine.slots import KnownObjects, RowJudge, RowReader
+from sqlstream.stream.engine.stored_samples import CachedChain
+from sqlstream.stream.plain_loader import warn_of_paths
+from sqlstream.stream.transport.handover import Handover
 from sqlstream.transforms.base import Transform
 
-SEVERAL_SOURCES = " + "
-"""What stands between the sources of one index in `Index.src`."""
 TEXT_TYPES = frozenset(("string", "large_string", "string_view"))
 """Arrow types in which `none_to_empty_str` puts ''."""
 
@@ -46,6 +48,8 @@ class Pipeline:
     dataset_id: int | None = None
     """Id of the dataset in the ledger; asked for when samples are first made."""
     num_iterating: int = field(default=0, compare=False)
+    handover: Handover | None = field(default=None, compare=False)
+    """Where DataLoader workers leave their pins as they end; None: none has any."""
     worker_engine: Engine | None = field(default=None, compare=False)
     """A DataLoader worker's engine: it outlives an iteration, with what it has prepared for the next one."""
 
@@ -58,6 +62,7 @@ class Pipeline:
         Args:
             ranks_on_node: Trainer processes of this node: they and their workers share the cache's limit.
         """
+        self.cache.check_open()
         info = get_worker_info()
         is_worker = info is not None
         if info is not None:
@@ -65,34 +70,59 @@ class Pipeline:
             self.cache.fetcher.share_node(info.num_workers * ranks_on_node)
             if self.worker_engine is None:
                 gc.freeze()  # what the trainer left us is no garbage; to look at all of it takes 0.1 s and copies 45 MB (m)
-        engine = self.worker_engine or self.make_engine(self.options.retained_samples)
+        may_warn = None if self.handover is None else self.handover.may_warn
+        note = partial(warn_of_paths, may_warn) if is_worker and not self.options.is_retention_known else None
+        engine = self.worker_engine or self.make_engine(self.options.retained_samples, note)
         if is_worker:
             self.worker_engine = engine
         self.num_iterating += 1
         try:
             yield engine
-        finally:
-            self.num_iterating -= 1
-            engine.close(release_kept=not is_worker)
-            if not is_worker and not self.num_iterating:
-                self.cache.rest()
+        finally:  # the garbage collector may end an iteration that was left in the middle of a transaction
+            if self.cache.store.acquirer.owner.is_closed:  # as Python ends modules may be empty by then
+                self._end_iteration(engine, is_worker=is_worker)
+            else:
+                interrupts.call_outside(partial(self._end_iteration, engine, is_worker=is_worker))
 
-    def make_engine(self, num_retained: int) -> Engine:
-        """Return an engine that keeps the paths of `num_retained` samples valid."""
+    def _end_iteration(self, engine: Engine, *, is_worker: bool) -> None:
+        self.num_iterating -= 1
+        engine.close(release_kept=not is_worker)
+        if not is_worker and not self.num_iterating:
+            self.cache.rest()
+
+    def make_engine(self, num_retained: int, note_given_up: Callable[[], None] | None = None) -> Engine:
+        """Return an engine that keeps the paths of `num_retained` samples valid, noting when it gives one up beyond these."""
+        if self.handover is not None:
+            self.handover.begin(self.cache.store.acquirer)
         if self.dataset_id is None:
             with self.cache.store.acquirer.bypass.tolerated(), self.cache.store.ledger.transaction() as tx:
                 self.dataset_id = tx.add_dataset(self.name, self.index.src, self.index.fingerprint)
+        origins = self.index.origins()
+        rules = Rules(
+            allowed_roots=self.options.allowed_roots,
+            credential_hosts=self.cache.storage_options.credential_hosts,
+            places=origins.places,
+        )
         reader = RowReader(
             self.index.base_url,
             self.index.key_column,
             self.options,
             Chain(self.predownload_transforms, seed=self.seed, stage=0, seeds_globals=self.options.seed_transforms),
-            index_url=least_trusted(self.index.src),
+            judge=RowJudge(origins, rules),
             text_columns=[column.name for column in self.index.columns if column.type in TEXT_TYPES],
-            dataset=self.dataset_id,
+            known=KnownObjects(dataset=self.dataset_id, identity=self.cache.identity, listed=self.index.listed),
         )
         chain = CachedChain(self.transforms, self.cache, self.options, seed=self.seed, dataset=self.dataset_id)
-        return Engine(self._rows(), self.cache, reader, chain, self.options, name=self.name, num_retained=num_retained)
+        return Engine(
+            self._rows(),
+            self.cache,
+            reader,
+            chain,
+            self.options,
+            name=self.name,
+            num_retained=num_retained,
+            note_given_up=note_given_up,
+        )
 
     def _rows(self) -> RowSource:
         if isinstance(self.index, LazyIndex):
@@ -101,14 +131,11 @@ class Pipeline:
 
     def close(self) -> None:
         """Give everything back."""
+        if self.handover is not None:
+            self.handover.close()
         self.cache.close()
         self.index.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle for a worker, which makes its own engine."""
         return {**self.__dict__, "worker_engine": None, "num_iterating": 0}
-
-
-def least_trusted(src: str) -> str:
-    """Return the part of `src` that decides what rows may name: a remote one, if there is any."""
-    return next((part for part in src.split(SEVERAL_SOURCES) if urls.is_remote(part)), src)

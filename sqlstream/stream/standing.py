@@ -6,21 +6,20 @@ import logging
 from collections.abc import Mapping
 
 from sqlstream.cache import Cache
-from sqlstream.cache.failures import FailureRecord, failures
+from sqlstream.cache.ledger.reports import FailureRecord, failures
 from sqlstream.config import check_at_least
-from sqlstream.index.store import Index
+from sqlstream.index.file.index import Index
 from sqlstream.index.weights import WeightsSpec
-from sqlstream.stream.epochs import Mark
 from sqlstream.stream.pipeline import Pipeline
-from sqlstream.stream.reweight import reweight
-from sqlstream.stream.schedule import Schedule
-from sqlstream.stream.state import StreamState
+from sqlstream.stream.run.epoch_counter import JobPosition
+from sqlstream.stream.run.schedule import Schedule, reweight
+from sqlstream.stream.run.state import StreamState
 from sqlstream.world import World
 
 logger = logging.getLogger(__name__)
 
 
-class Standing:
+class RunState:
     """The part of a dataset's interface that is about its order and state, over its schedule."""
 
     _schedule: Schedule
@@ -67,6 +66,20 @@ class Standing:
         """Positions of an epoch; of a lazy index whose filter has not been run on all of it: at most so many."""
         return self._schedule.plan.partition(World()).num_positions
 
+    def num_steps(self, batch_size: int, num_workers: int = 0, *, drop_last: bool = False) -> int:
+        """Return the batches that this rank takes of an epoch, as far as each row gives one sample.
+
+        Args:
+            batch_size: Samples of this rank's batch.
+            num_workers: Workers of the loader. They matter to a plain DataLoader, where each makes batches of its own share.
+            drop_last: The loader leaves out incomplete batches.
+        """
+        check_at_least("batch_size", batch_size, 1)
+        check_at_least("num_workers", num_workers, 0)
+        schedule, count = self._schedule, max(1, num_workers)
+        shares = [schedule.plan.partition(schedule.world.with_worker(worker, count)).num_samples for worker in range(count)]
+        return sum(share // batch_size if drop_last else -(-share // batch_size) for share in shares)
+
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`."""
         self.set_progress(epoch, 0)
@@ -75,7 +88,7 @@ class Standing:
         """Make the next iteration go on in `epoch` after `sample_in_epoch` samples of the whole job."""
         check_at_least("epoch", epoch, 0)
         check_at_least("sample_in_epoch", sample_in_epoch, 0)
-        self._schedule.set_next(Mark(epoch, sample_in_epoch))
+        self._schedule.set_next(JobPosition(epoch, sample_in_epoch))
 
     def reweight(self, weights: WeightsSpec | None, at_step: int | None = None) -> None:
         """Change how often rows come; call it on every rank, after the same step. States carry it.
@@ -132,7 +145,7 @@ class Standing:
                 "sample_in_epoch=%d of the state is no multiple of a step of %d samples: going on after %d, so %d come again",
                 *(loaded.sample_in_epoch, schedule.step_size, consumed, loaded.sample_in_epoch - consumed),
             )
-        mark = Mark(loaded.epoch, consumed)
+        mark = JobPosition(loaded.epoch, consumed)
         if strict:
             schedule.set_next(mark, loaded.share, loaded.beyond)
         else:

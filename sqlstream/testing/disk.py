@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -11,8 +12,10 @@ from types import TracebackType
 class DiskWatch:
     """Adds up the files under data/ and part/ again and again, and keeps the highest sum.
 
-    A walk takes time, and files move while it lasts: one that is evicted after it was counted and one that was
-    reserved in its place must not both be in a sum. So only a walk that finds the same files before and after counts.
+    A walk takes time, and files change while it lasts: two that were never there together must not both be in a sum, nor
+    the length that one had before it shrank and the length to which another one grew in its room. So only two walks that
+    find the same files count, and each file with the smaller of its two lengths: a part only grows until it is published,
+    and then it shrinks once. That sum is no more than what was there, and charged, at the moment between the walks.
 
     Args:
         directory: The cache directory; it may come into being later.
@@ -44,9 +47,21 @@ class DiskWatch:
         while not is_last:
             is_last = self._stop.wait(self._interval_seconds)
             before, after = cached_files(self._directory), cached_files(self._directory)
-            if before.keys() == after.keys():
+            if (num_bytes := bytes_together(before, after)) is not None:
                 self.num_looks += 1
-                self.highest_bytes = max(self.highest_bytes, sum(after.values()))
+                self.highest_bytes = max(self.highest_bytes, num_bytes)
+
+
+def bytes_together(before: Mapping[int, int], after: Mapping[int, int]) -> int | None:
+    """Return how many bytes were there at the moment between two walks, at least; None when they found other files.
+
+    Args:
+        before: The size of each file by inode, of one walk.
+        after: The same, of the walk that followed.
+    """
+    if before.keys() != after.keys():
+        return None
+    return sum(min(before[inode], size) for inode, size in after.items())
 
 
 def cached_files(directory: Path) -> dict[int, int]:

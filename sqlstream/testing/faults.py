@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from sqlstream import db, door, locks
-from sqlstream.cache import disk, files, filesystem, layout, put
+from sqlstream.cache.acquire import put
+from sqlstream.cache.files import disk, layout, locked_files
+from sqlstream.cache.ledger import database, write_lock
+from sqlstream.process import locks
 
-_MODULES: tuple[ModuleType, ...] = (locks, door, db, disk, files, filesystem, layout, put)
+_MODULES: tuple[ModuleType, ...] = (locks, write_lock, database, disk, locked_files, layout, put)
 _CHANGES = frozenset("unlink rename replace link mkdir rmdir ftruncate posix_fallocate pwrite chmod fsync".split())
 
 
@@ -54,16 +56,16 @@ class SideEffects:
     def installed(self) -> Iterator[SideEffects]:
         """Count and act while the body runs; connections opened before are not seen."""
         saved = [(module, module.__dict__["os"]) for module in _MODULES]
-        sqlite3 = db.__dict__["sqlite3"]
+        sqlite3 = database.__dict__["sqlite3"]
         try:
             for module in _MODULES:
                 module.__dict__["os"] = _Os(self)
-            db.__dict__["sqlite3"] = _Sqlite(self, sqlite3)
+            database.__dict__["sqlite3"] = _Sqlite(self, sqlite3)
             yield self
         finally:
             for module, original in saved:
                 module.__dict__["os"] = original
-            db.__dict__["sqlite3"] = sqlite3
+            database.__dict__["sqlite3"] = sqlite3
 
 
 class _Os:

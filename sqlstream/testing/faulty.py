@@ -18,7 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +80,8 @@ class FaultyAnswer:
 class FaultyHttpServer:
     """A threaded HTTP server of a dict of objects, with scripted faults per path; every request is recorded.
 
-    Serves GET and HEAD with ranges, ETag and If-Match. It also answers an anonymous S3 client (path style), so the
-    same faults hit `s3://` URLs.
+    Serves GET and HEAD with ranges, ETag and If-Match. It also answers an anonymous S3 client (path style; it lists, too), so
+    the same faults hit `s3://` URLs.
 
     Args:
         objects: Bytes by path (`"/a/b.jpg"`); may be changed at any time.
@@ -94,6 +95,12 @@ class FaultyHttpServer:
     def __init__(self, objects: Mapping[str, bytes] | None = None, *, certificate: Path | None = None) -> None:
         self._certificate = certificate
         self.objects: dict[str, bytes] = dict(objects or {})
+        self.names_versions = True
+        """Send ETags, and heed If-Match."""
+        self.etag: str | None = None
+        """The ETag of all objects; None: the MD5 of each."""
+        self.last_modified: str | None = "Mon, 01 Jan 2024 00:00:00 GMT"
+        """The time of change of all objects; None: none is sent."""
         self._lock = threading.Lock()
         self._requests: list[Request] = []
         self._scripts: dict[str, deque[FaultyAnswer]] = {}
@@ -192,7 +199,7 @@ class _FaultyHandler(BaseHTTPRequestHandler):
     wbufsize = 1 << 16  # header and small body in one packet
 
     def do_GET(self) -> None:
-        path = unquote(urlsplit(self.path).path)
+        path, query = unquote(urlsplit(self.path).path), dict(parse_qsl(urlsplit(self.path).query))
         answer = self.server.owner.next_answer(
             Request(
                 method=self.command,
@@ -203,7 +210,9 @@ class _FaultyHandler(BaseHTTPRequestHandler):
         )
         fault = answer.fault if answer else None
         data = self.server.owner.objects.get(path)
-        if answer and fault is Fault.STATUS:
+        if data is None and query.get("list-type") == "2" and fault is None:
+            self._send(200, _listing(self.server.owner.objects, path, query), {"Content-Type": "application/xml"})
+        elif answer and fault is Fault.STATUS:
             self._send(answer.status, b"", dict(answer.headers))
         elif answer and fault is Fault.REDIRECT:
             self._send(302, b"", {"Location": answer.location})
@@ -217,11 +226,17 @@ class _FaultyHandler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - the base class names it so
 
     def _send_object(self, data: bytes, answer: FaultyAnswer | None) -> None:
-        headers = {"ETag": f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"', "Accept-Ranges": "bytes"}
-        headers["Last-Modified"] = "Mon, 01 Jan 2024 00:00:00 GMT"
+        owner, headers = self.server.owner, {"Accept-Ranges": "bytes"}
+        etag = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"' if owner.etag is None else owner.etag
+        if owner.names_versions:
+            headers["ETag"] = etag
+        if owner.last_modified is not None:
+            headers["Last-Modified"] = owner.last_modified
         fault = answer.fault if answer else None
+        if answer and fault is Fault.WRONG_LENGTH:
+            data = data[: answer.after_bytes]
         status, body = 200, data
-        if (match := self.headers.get("If-Match")) and match != headers["ETag"]:
+        if owner.names_versions and (match := self.headers.get("If-Match")) and match != etag:
             return self._send(412, b"", {})
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if wanted and fault is not Fault.NO_RANGES:
@@ -232,8 +247,6 @@ class _FaultyHandler(BaseHTTPRequestHandler):
             status, body = 206, data[start:stop]
         if fault is Fault.GZIP:
             headers["Content-Encoding"], body = "gzip", gzip.compress(body)
-        if answer and fault is Fault.WRONG_LENGTH:
-            body = body[: answer.after_bytes]
         if fault is Fault.DAMAGE:
             body = bytes([body[0] ^ 1]) + body[1:]
         return self._send(status, body, headers, answer)
@@ -280,6 +293,27 @@ class _FaultyHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
         """Stay quiet."""
+
+
+def _listing(objects: Mapping[str, bytes], bucket: str, query: Mapping[str, str]) -> bytes:
+    """Return what S3 answers to ListObjectsV2, in one page."""
+    start, delimiter = f"{bucket.rstrip('/')}/", query.get("delimiter", "")
+    prefix, contents, folders = query.get("prefix", ""), "", set()
+    for path, data in sorted(objects.items()):
+        key = path.removeprefix(start)
+        if not path.startswith(start + prefix):
+            continue
+        below = key[len(prefix) :]
+        if delimiter and delimiter in below:
+            folders.add(prefix + below.partition(delimiter)[0] + delimiter)
+            continue
+        etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
+        contents += (
+            f"<Contents><Key>{escape(key)}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified>"
+            f"<ETag>&quot;{etag}&quot;</ETag><Size>{len(data)}</Size></Contents>"
+        )
+    prefixes = "".join(f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in sorted(folders))
+    return f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}{prefixes}</ListBucketResult>".encode()
 
 
 def _pieces(body: bytes, answer: FaultyAnswer | None) -> Iterator[bytes]:

@@ -13,12 +13,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqlstream.cache import rebuild, recover
-from sqlstream.cache.disk import Disk
-from sqlstream.cache.keys import charged_bytes
-from sqlstream.cache.ledger import Ledger, LedgerTransaction
-from sqlstream.cache.rows import EntryRow
-from sqlstream.db import Database
+from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.ledger.database import Database
+from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
+from sqlstream.cache.model.rows import EntryRow
+from sqlstream.cache.recovery import rebuild, recover
 
 REST_SECONDS = 120.0
 """How long a helper may outlive its process on a busy machine; it looks for its parent every 2 s if the socket says nothing."""
@@ -27,7 +26,7 @@ REST_SECONDS = 120.0
 def check_invariants(directory: str | os.PathLike[str], *, at_rest: bool = False) -> None:
     """Raise AssertionError, with every broken promise and its numbers, unless the cache directory keeps L1 to L7.
 
-    Runs behind the door, so it may be called while others work.
+    Runs under the write lock, so it may be called while others work.
 
     Args:
         directory: The cache directory.
@@ -45,6 +44,7 @@ def violations(directory: str | os.PathLike[str], *, at_rest: bool = False) -> l
     database = Database(disk.root / "ledger.sqlite", refill=lambda connection: rebuild.refill(connection, disk))
     try:
         database.read("SELECT * FROM entry LIMIT 1")  # a damaged ledger is rebuilt here
+        disk.unit.num_bytes = Ledger(database).unit()[0] or disk.unit.num_bytes
         with Ledger(database).transaction() as tx:
             if at_rest:
                 recover.reap(tx, disk)
@@ -70,8 +70,10 @@ def _of_account(tx: LedgerTransaction, disk: Disk) -> Iterator[str]:
     on_disk = sum(file.allocated_bytes for file in disk.scan_data()) + sum(map(disk.allocated_part_bytes, disk.scan_parts()))
     if account.charged_bytes < on_disk:
         yield f"L1: {account.charged_bytes} bytes charged, {on_disk} on disk"
-    if account.limit_bytes is not None and account.charged_bytes > account.limit_bytes:
-        yield f"L2: {account.charged_bytes} bytes charged, the limit is {account.limit_bytes}"
+    given = [row[0] for row in tx.connection.execute("SELECT limit_bytes FROM owner WHERE limit_bytes IS NOT NULL").fetchall()]
+    limit_bytes = min([*given, *([] if account.limit_bytes is None else [account.limit_bytes])], default=None)
+    if limit_bytes is not None and account.charged_bytes > limit_bytes:
+        yield f"L2: {account.charged_bytes} bytes charged, the limit is {limit_bytes}"
     if (account.entries, account.ready_bytes, account.filling_bytes) != sums:
         yield f"L3: totals are {account.entries, account.ready_bytes, account.filling_bytes}, the sums {sums}"
 
@@ -89,7 +91,7 @@ def _of_entries(tx: LedgerTransaction, disk: Disk) -> Iterator[str]:
     leaders = Counter(name.partition(".")[0] for name in disk.scan_parts() if disk.part_is_live(name))
     rowless = {name.partition(".")[0] for name in disk.scan_parts()} - {row.key.hex() for row in _rows(tx)}
     for key, num_leaders in leaders.items():
-        # A part is created before the door; the loser of that race gives it up behind it, without a byte.
+        # A part is created before the write lock is taken; the loser of that race gives it up, without a byte.
         num_filled = sum(disk.allocated_part_bytes(name) > 0 for name in disk.scan_parts() if name.startswith(key))
         if num_filled > 1 and key not in rowless:
             yield f"L6: {key} has {num_leaders} live leaders"
@@ -97,7 +99,7 @@ def _of_entries(tx: LedgerTransaction, disk: Disk) -> Iterator[str]:
 
 def _of_rest(tx: LedgerTransaction, disk: Disk) -> Iterator[str]:
     account = tx.account()
-    on_disk = sum(charged_bytes(file.size_bytes) for file in disk.scan_data())
+    on_disk = sum(disk.unit.charge(file.size_bytes) for file in disk.scan_data())
     if account.charged_bytes != on_disk or account.filling_bytes:
         yield f"L7: {account.ready_bytes} + {account.filling_bytes} bytes charged at rest, {on_disk} on disk"
     if parts := disk.scan_parts():

@@ -34,6 +34,7 @@ class ReferenceLedger:
         self.entries: dict[str, ReferenceEntry] = {}
         self.limits: dict[str, int | None] = {}
         """Of the living owners."""
+        self._limit_at_rest: int | None = None
         self._pins: dict[tuple[str, str], int] = {}
 
     # -- what is so ---------------------------------------------------------------------------------------------------
@@ -45,8 +46,14 @@ class ReferenceLedger:
 
     @property
     def limit_bytes(self) -> int | None:
-        """The smallest limit of the living."""
-        return min((limit for limit in self.limits.values() if limit is not None), default=None)
+        """The smallest limit of the living; of the one who went last where there are none."""
+        limits = self.limits.values() if self.limits else [self._limit_at_rest]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @property
+    def is_above_limit(self) -> bool:
+        """Whether more counts than the limit allows: it was lowered while that was pinned or on its way."""
+        return self.limit_bytes is not None and self.charged_bytes > self.limit_bytes
 
     @property
     def ready(self) -> dict[str, int]:
@@ -81,8 +88,8 @@ class ReferenceLedger:
         self.limits[owner] = limit_bytes
 
     def leave(self, owner: str) -> None:
-        """An owner goes, in order or by a kill: nothing of it is left."""
-        del self.limits[owner]
+        """An owner goes, in order or by a kill: nothing of it is left but its limit, until somebody comes."""
+        self._limit_at_rest = self.limits.pop(owner)
         self._pins = {pin: count for pin, count in self._pins.items() if pin[0] != owner}
         for key in [key for key, leader in self.filling.items() if leader == owner]:
             del self.entries[key]

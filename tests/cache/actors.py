@@ -19,9 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sqlstream import locks
 from sqlstream.cache import Cache
-from sqlstream.cache.keys import ObjectRef
+from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.process import locks
 
 WAIT_SECONDS = 300.0  # for a machine that does much else; nothing waits so long otherwise
 _context = multiprocessing.get_context("forkserver")  # clean children, started fast: the server imports the cache once
@@ -44,7 +45,7 @@ def is_right(path: Path, url: str) -> bool:
 
 
 @contextlib.contextmanager
-def nobody_at_the_door(directory: Path) -> Iterator[None]:
+def nobody_at_the_write_lock(directory: Path) -> Iterator[None]:
     """Hold the lock and its queue: others may want them, nobody has them."""
     with locks.fork_guard(), contextlib.ExitStack() as stack:
         for name in ("gate", "lock"):
@@ -52,6 +53,13 @@ def nobody_at_the_door(directory: Path) -> Iterator[None]:
             stack.callback(locks.close_descriptor, fd)
             locks.lock_blocking(fd)
         yield
+
+
+def wait_for_helpers(directory: Path) -> None:
+    """Wait until the helpers of killed processes have ended: a moment after them, and they hold their parts until then."""
+    disk = Disk(directory)
+    while any(map(disk.part_is_live, disk.scan_parts())):
+        time.sleep(0.01)
 
 
 class Actor:
@@ -66,16 +74,16 @@ class Actor:
         assert self.process.pid is not None
         return self.process.pid
 
-    def stop_outside_the_door(self, directory: Path) -> None:
-        """Stop it (SIGSTOP) where it holds no lock of the cache: one that is stopped inside the door stops everybody."""
-        with nobody_at_the_door(directory):
+    def stop_outside_the_write_lock(self, directory: Path) -> None:
+        """Stop it (SIGSTOP) where it holds no lock of the cache: one that is stopped under the write lock stops everybody."""
+        with nobody_at_the_write_lock(directory):
             os.kill(self.pid, signal.SIGSTOP)
             while "T" not in Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]:
                 time.sleep(0.001)
 
-    def kill_outside_the_door(self, directory: Path) -> None:
+    def kill_outside_the_write_lock(self, directory: Path) -> None:
         """Kill it where a child that it forked without hooks inherits no lock that is taken."""
-        with nobody_at_the_door(directory):
+        with nobody_at_the_write_lock(directory):
             self.kill()
 
     def hear(self, timeout_seconds: float = WAIT_SECONDS) -> Any:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +10,8 @@ import pytest
 
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import Stage
+
+MEMORY_BYTES = 512 << 20  # far more than a cache of these tests has
 
 
 @pytest.fixture
@@ -18,6 +23,15 @@ def server() -> Iterator[FaultyHttpServer]:
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """A folder in memory, if there is room: where processes die and the machine does not, nothing need wait for a disk."""
+    memory = Path("/dev/shm")
+    has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > MEMORY_BYTES
+    with tempfile.TemporaryDirectory(prefix="sqlstream-", dir=memory if has_room else None) as path:
+        yield Path(path)
 
 
 @pytest.fixture

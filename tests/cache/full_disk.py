@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from sqlstream.cache import Cache
-from sqlstream.cache.keys import ObjectRef
+from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.errors import CacheDiskError
 from sqlstream.testing.invariants import violations
 from sqlstream.testing.servers import FaultyHttpServer

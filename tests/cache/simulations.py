@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 from sqlstream.cache import Cache
-from sqlstream.cache.keys import ObjectRef
+from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.order import Plan
 from sqlstream.testing.storage import ScriptedFetcher
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sqlstream import locks
 from sqlstream.cache import Cache
-from sqlstream.cache.keys import ObjectRef
+from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.errors import CacheDirectoryError, CacheDiskError, CacheFullError, ConfigError, ObjectNotFoundError
 from sqlstream.testing.faults import SideEffects
 from sqlstream.testing.invariants import check_invariants
@@ -101,8 +100,8 @@ def test_a_disk_that_fails_from_any_side_effect_on_stops_no_read(directory: Path
 
 def break_ledger(cache: Cache) -> None:
     """Make the ledger a directory that cannot even be moved aside: it can be neither opened nor rebuilt."""
-    with locks.fork_guard():  # no thread of the cache looks meanwhile
-        cache.store.ledger.database.close()
+    with cache.store.ledger.database._using:  # no thread of the cache looks meanwhile
+        cache.store.ledger.database.abandon()
         for suffix in ("", "-wal", "-shm"):
             (cache.path / f"ledger.sqlite{suffix}").unlink(missing_ok=True)
         (cache.path / "ledger.sqlite").mkdir()
@@ -111,7 +110,7 @@ def break_ledger(cache: Cache) -> None:
 
 def mend_ledger(cache: Cache) -> None:
     """From now on it is rebuilt from the files."""
-    with locks.fork_guard():
+    with cache.store.ledger.database._using:
         shutil.rmtree(cache.path / "ledger.sqlite.bad")
         (cache.path / "ledger.sqlite").rmdir()
     try_the_cache_again(cache)

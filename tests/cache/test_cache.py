@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import pickle
+import resource
 import shutil
 import threading
 import time
@@ -16,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from sqlstream.cache import Cache, downloads
-from sqlstream.cache.holds import Hold
-from sqlstream.cache.keys import ObjectRef, charged_bytes
-from sqlstream.cache.store import _stores
+from sqlstream.cache import Cache
+from sqlstream.cache.acquire import downloads, outcomes
+from sqlstream.cache.acquire.holds import Hold
+from sqlstream.cache.directory import _stores
+from sqlstream.cache.model.refs import ObjectRef, charged_bytes
 from sqlstream.errors import (
     CacheDirectoryError,
     CacheDiskError,
@@ -95,6 +97,38 @@ def test_a_local_path_is_read_in_place(cache: Cache, tmp_path: Path) -> None:
         cache.acquire_many([str(tmp_path / "none.txt")])
 
 
+def test_many_objects_are_acquired_with_few_descriptors(directory: Path, server: FaultyHttpServer) -> None:
+    num = 700
+    server.objects.update(objects([100] * num))
+    urls = [f"{server.url}/o/{i}.bin" for i in range(num)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Cache(directory, limit="1gb") as cache:
+        cache.acquire_many(urls[:1])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 300, hard))
+        try:
+            paths = cache.acquire_many(urls)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert [path.read_bytes() for path in paths] == [body(f"/o/{i}.bin", 100) for i in range(num)]
+        assert cache.statistics().pinned_entries == cache.clear().kept_pinned_entries == num
+        cache.release_many(urls)
+        cache.release_many(urls[:1])
+        assert cache.clear().removed_entries == num
+        server.objects.pop("/o/650.bin")
+        with pytest.raises(ObjectNotFoundError):
+            cache.acquire_many(urls)  # all or none
+        assert cache.statistics().pinned_entries == 0
+    assert num_gets(server) == 2 * num
+
+
+def test_many_objects_that_do_not_fit_together_are_refused(directory: Path, server: FaultyHttpServer) -> None:
+    server.objects.update(objects([100] * 300))
+    with Cache(directory, limit=200 * 4096) as cache:
+        with pytest.raises(CacheFullError, match="cache limit is 819200 bytes"):
+            cache.acquire_many([f"{server.url}/o/{i}.bin" for i in range(300)])
+        assert cache.statistics().pinned_entries == 0
+
+
 def test_clear_takes_everything_but_what_is_pinned_and_says_so(cache: Cache, urls: list[str], directory: Path) -> None:
     cache.acquire_many(urls)
     cache.release_many(urls[5:])
@@ -131,8 +165,9 @@ def test_clear_by_dataset_and_by_age(cache: Cache, urls: list[str]) -> None:
         cache.clear(dataset="other")
     assert cache.clear(dataset="mine", older_than_seconds=3600).removed_entries == 0
     assert cache.clear(dataset="mine").removed_entries == 1
-    with cache.pinned(urls[1]) as path:
-        os.utime(path, (time.time() - 7200,) * 2)
+    with cache.store.ledger.transaction() as tx:
+        tx.connection.execute("UPDATE entry SET created_at = created_at - 7200 WHERE url = ?", (urls[1],))
+        tx.connection.execute("UPDATE used SET at = at - 7200")
     assert cache.clear(older_than_seconds=3600).removed_entries == 1
 
 
@@ -382,7 +417,7 @@ def test_a_small_object_takes_no_room_before_it_comes_and_a_large_one_does(
     assert lengths == []
     monkeypatch.setattr(downloads, "ALLOCATE_FROM_BYTES", 12_288)
     cache.acquire_many(urls[3:5])
-    assert lengths == [charged_bytes(int(SIZE * downloads.GUESS_MARGIN))] * 2
+    assert lengths == [charged_bytes(int(SIZE * outcomes.GUESS_MARGIN))] * 2
 
 
 def test_a_write_that_finds_the_disk_full_takes_its_room_first_the_second_time(

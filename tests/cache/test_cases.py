@@ -20,12 +20,12 @@ from pathlib import Path
 
 import pytest
 
-from sqlstream import door as doors
-from sqlstream import locks
 from sqlstream.cache import Cache
-from sqlstream.cache.keys import ObjectRef
-from sqlstream.door import Door
+from sqlstream.cache.ledger import write_lock as doors
+from sqlstream.cache.ledger.write_lock import WriteLock
+from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.errors import CacheDiskError, CacheError, CacheFullError, ObjectChangedError, StorageError
+from sqlstream.process import locks
 from sqlstream.testing.clock import MockClock
 from sqlstream.testing.disk import cached_files
 from sqlstream.testing.faults import SideEffects
@@ -46,25 +46,25 @@ def urls(server: FaultyHttpServer) -> list[str]:
     return [f"{server.url}/o/{i}.bin" for i in range(NUM)]
 
 
-# -- the door -------------------------------------------------------------------------------------------------------------
+# -- the write lock -------------------------------------------------------------------------------------------------------
 
 
 def die_inside(connection: Connection, directory: Path) -> None:
-    """Take the door and keep it."""
+    """Take the write lock and keep it."""
     with Cache(directory) as cache, cache.store.ledger.transaction() as tx:
         tx.count({"hits": 1_000_000})  # never committed
         say(connection, "inside")
         connection.recv()
 
 
-def test_case_8_a_process_killed_inside_the_door_lets_the_next_in(directory: Path, urls: list[str], stage: Stage) -> None:
+def test_case_8_a_process_killed_inside_the_write_lock_lets_the_next_in(directory: Path, urls: list[str], stage: Stage) -> None:
     Cache(directory, limit=1 << 20).close()
     holder = stage.start(die_inside, directory)
     assert holder.hear() == "inside"
     waiters = [stage.start(read_in_threads, directory, 1 << 20, urls[:3], 1) for _ in range(8)]
     while len(list((directory / "owners").iterdir())) < 1 and not any(waiter.connection.poll(0.01) for waiter in waiters):
         if locks.lock_holder(directory / "gate") is not None:
-            break  # the first of them stands at the door
+            break  # the first of them waits for the write lock
     holder.kill()
     assert [waiter.hear() for waiter in waiters] == [3] * 8
     with Cache(directory) as cache:
@@ -72,7 +72,7 @@ def test_case_8_a_process_killed_inside_the_door_lets_the_next_in(directory: Pat
     check_invariants(directory, at_rest=True)
 
 
-def test_case_12_waiting_for_long_at_the_door_names_who_holds_it(
+def test_case_12_waiting_for_long_at_the_write_lock_names_who_holds_it(
     directory: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     Cache(directory).close()
@@ -83,11 +83,11 @@ def test_case_12_waiting_for_long_at_the_door_names_who_holds_it(
     entered = threading.Event()
 
     def enter() -> None:
-        door = Door(directory)
-        door.enter()
+        lock = WriteLock(directory)
+        assert lock.take()
         entered.set()
-        door.leave()
-        door.close()
+        lock.leave()
+        lock.close()
 
     thread = threading.Thread(target=enter)
     thread.start()
@@ -157,7 +157,7 @@ def test_case_11_waiting_for_long_for_a_stopped_leader_names_it(
     leader = stage.start(begin_and_wait, directory, 1 << 20, urls[0])
     assert leader.hear() == "asking"
     wait_for_download(server, directory, "/o/0.bin")
-    leader.stop_outside_the_door(directory)
+    leader.stop_outside_the_write_lock(directory)
     with Cache(directory, limit=1 << 20) as cache, MockClock(rate=1000).installed():  # a minute in a moment
         hold = cache.store.acquirer.acquire_one([ObjectRef.of(urls[0])], cache.fetcher)
         thread = threading.Thread(target=cache.store.acquirer.wait, args=(hold,))
@@ -370,7 +370,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 def replace(path: Path, make: Callable[[Path], object]) -> None:
-    """In one step: a keeper that finds no ledger at all makes one, in the midst of ours."""
+    """In one step: a background thread that finds no ledger at all makes one, in the midst of ours."""
     strange = path.with_name("strange.sqlite")
     make(strange)
     os.replace(strange, path)
@@ -393,7 +393,7 @@ def test_case_21_whatever_happens_to_the_ledger_under_its_users_the_right_bytes_
         cache.statistics()
         with cache.store.ledger.transaction() as tx:  # into the file: what is only in the -wal hides the damage
             tx.connection.execute("SELECT 1")
-        with locks.fork_guard():
+        with cache.store.ledger.database._using:
             assert cache.store.ledger.database._connection is not None
             cache.store.ledger.database._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         DAMAGES[damage](directory / "ledger.sqlite")

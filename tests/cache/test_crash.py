@@ -179,8 +179,8 @@ def _assert_sound(directory: Path, at: int, name: str) -> None:
 
 
 @pytest.mark.parametrize(("prepare", "act"), SCENES, ids=IDS)
-def test_a_death_at_any_side_effect_breaks_no_promise(tmp_path: Path, stage: Stage, prepare: Prepare, act: Act) -> None:
-    (num_effects,) = stage.run_all(die_everywhere, [(tmp_path, prepare, act)])
+def test_a_death_at_any_side_effect_breaks_no_promise(memory_path: Path, stage: Stage, prepare: Prepare, act: Act) -> None:
+    (num_effects,) = stage.run_all(die_everywhere, [(memory_path, prepare, act)])
     assert num_effects >= 5
 
 
@@ -226,8 +226,8 @@ def sqlite_error(number: int) -> sqlite3.OperationalError:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EMFILE], ids=lambda number: errno.errorcode[number])
 @pytest.mark.parametrize("lasts", [False, True], ids=["once", "from then on"])
 def test_a_fault_at_any_side_effect_ends_in_success_or_a_clear_error_and_leaks_nothing(
-    tmp_path: Path, stage: Stage, act: Act, number: int, lasts: bool
+    memory_path: Path, stage: Stage, act: Act, number: int, lasts: bool
 ) -> None:
-    ((num_effects, num_errors),) = stage.run_all(fail_everywhere, [(tmp_path, act, number, lasts)])
+    ((num_effects, num_errors),) = stage.run_all(fail_everywhere, [(memory_path, act, number, lasts)])
     assert num_effects >= 5
     assert num_errors <= num_effects

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from sqlstream import locks
-from sqlstream.cache import Cache, filesystem
-from sqlstream.cache.disk import Disk, OwnerNote
-from sqlstream.errors import CacheDirectoryError, CacheError
+from sqlstream.cache import Cache
+from sqlstream.cache.files import layout
+from sqlstream.cache.files.disk import Disk, OwnerNote
+from sqlstream.errors import CacheDirectoryError, CacheError, ConfigError
+from sqlstream.process import locks
 
 KEY = bytes(range(16))
 
@@ -116,14 +117,56 @@ def test_locks_that_do_not_work_are_noticed(directory: Path, monkeypatch: pytest
     assert not list((directory / "index").iterdir())
 
 
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/cache", "S3://bucket/cache", "gs://b", "file:///cache", "FILE:/cache", "a::s3://b/c"]
+)
+def test_a_cache_directory_that_is_a_url_is_refused_and_makes_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"is a URL: give a directory on a disk of this machine"):
+        Cache(url)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("inside", ["index", "data/ab", "mine/deep"])
+def test_a_directory_inside_another_cache_is_refused(directory: Path, tmp_path: Path, inside: str) -> None:
+    Cache(directory).close()
+    with pytest.raises(CacheDirectoryError, match=f"lies inside the cache {directory}"):
+        Cache(directory / inside)
+    (tmp_path / "link").symlink_to(directory / "index")
+    with pytest.raises(CacheDirectoryError, match=f"lies inside the cache {directory}"):
+        Cache(tmp_path / "link/mine")
+    assert list((directory / "index").iterdir()) == []
+
+
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "lustre", "fuse.sshfs", "9p"])
 def test_network_file_systems_are_refused_by_type(tmp_path: Path, kind: str) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(f"1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:2 / {tmp_path} rw - {kind} server:/x rw\n")
-    assert filesystem.filesystem_kind(tmp_path, str(table)) == kind
-    assert filesystem.is_network(kind)
-    assert filesystem.filesystem_kind(Path("/"), str(table)) == "ext4"
-    assert not filesystem.is_network("ext4")
+    assert layout.filesystem_kind(tmp_path, str(table)) == kind
+    assert layout.is_network(kind)
+    assert layout.filesystem_kind(Path("/"), str(table)) == "ext4"
+    assert not layout.is_network("ext4")
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("d\u00e9mo", "d\u00e9mo"),
+        ("\u6570\u636e", "\u6570\u636e"),
+        ("a b\tc\\d", "a\\040b\\011c\\134d"),
+        ("n\u00a0b\u0085", "n\u00a0b\u0085"),
+        ("b\udcff", "b\udcff"),
+    ],
+    ids=["latin", "chinese", "escaped", "blanks of unicode", "no utf-8"],
+)
+def test_a_mount_point_of_any_spelling_is_found(tmp_path: Path, name: str, written: str) -> None:
+    table = tmp_path / "mountinfo"
+    text = f"1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:2 / {tmp_path}/{written} rw,noatime shared:7 - nfs4 server:/x rw\n"
+    table.write_bytes(os.fsencode(text))
+    assert layout.filesystem_kind(tmp_path / name / "cache", str(table)) == "nfs4"
+    assert layout.filesystem_kind(tmp_path, str(table)) == "ext4"
 
 
 def test_a_part_is_locked_from_its_creation_and_free_after_its_close(directory: Path) -> None:

@@ -6,16 +6,19 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from sqlstream.cache import Cache
-from sqlstream.cache.keys import ObjectRef, charged_bytes
+from sqlstream.cache.model.refs import ObjectRef, charged_bytes
 from sqlstream.errors import CacheFullError, ConfigError, ObjectNotFoundError
+from sqlstream.storage.fetcher import FetchRequest, GrantNeeded, Sink
 from sqlstream.testing.disk import DiskWatch, cached_files
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
+from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import (
     WAIT_SECONDS,
     Stage,
@@ -77,7 +80,7 @@ def test_a_stopped_leader_is_waited_for_and_others_go_on(server: FaultyHttpServe
     leader = stage.start(begin_and_wait, directory, None, f"{server.url}/o/0.bin")
     assert leader.hear() == "asking"
     wait_for_download(server, directory, "/o/0.bin")
-    leader.stop_outside_the_door(directory)
+    leader.stop_outside_the_write_lock(directory)
     with Cache(directory) as cache:
         with cache.pinned(f"{server.url}/o/1.bin") as path:
             assert path.read_bytes() == body("/o/1.bin", 1000)
@@ -171,6 +174,32 @@ def test_an_unknown_length_beyond_the_limit_fails_with_the_clear_error(server: F
             cache.acquire_many([f"{server.url}/o/0.bin"])
         assert cache.statistics().filling_bytes == 0
     assert watch.highest_bytes <= 2_000_000
+    check_invariants(directory, at_rest=True)
+
+
+class LongerThanAnnounced(ScriptedFetcher):
+    """A client whose body goes on behind the size that was announced."""
+
+    def __init__(self, objects: Mapping[str, bytes]) -> None:
+        super().__init__(objects)
+        self.grants: list[int] = []
+
+    def grant(self, ticket: str, granted_bytes: int) -> None:
+        self.grants.append(granted_bytes)
+        super().grant(ticket, granted_bytes)
+
+    def submit(self, requests: Sequence[FetchRequest], sink: Sink) -> None:
+        for request in requests:
+            sink([GrantNeeded(ticket=request.ticket, size_bytes=1)])
+        super().submit(requests, sink)
+
+
+def test_a_body_that_is_longer_than_announced_gets_room_and_never_waits_for_ever(directory: Path) -> None:
+    url = "http://nowhere/x"
+    with Cache(directory, limit=2_000_000) as cache:
+        cache.fetcher = fetcher = LongerThanAnnounced({url: bytes(100)})
+        with cache.pinned(url):
+            assert min(fetcher.grants, default=0) > 100_000
     check_invariants(directory, at_rest=True)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache import Cache
-from sqlstream.cache.keys import ObjectRef
+from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.errors import CacheFullError, ConfigError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
@@ -44,7 +44,7 @@ def file_system(directory: Path) -> FileSystem:
 
 @pytest.fixture
 def cache(directory: Path, file_system: FileSystem, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cache]:
-    with Cache(directory, min_free_bytes=FLOOR) as cache:
+    with Cache(directory, limit=None, min_free_bytes=FLOOR) as cache:  # else half of what is free
         monkeypatch.setattr(cache.store.disk, "free_bytes", file_system.free_bytes)
         cache.fetcher = ScriptedFetcher(OBJECTS, before_write=file_system.look)
         yield cache

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache import Cache
-from sqlstream.cache.hits import HITS_A_PASSAGE
-from sqlstream.cache.keys import ObjectRef
+from sqlstream.cache.acquire.hits import HITS_A_LOOK
+from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
+from tests.cache.actors import Stage, pin_until_told
 
 OBJECTS = {f"http://nowhere/o/{i}.bin": bytes([i]) * 100 for i in range(64)}
 URLS = list(OBJECTS)
@@ -32,7 +33,7 @@ def cache(directory: Path) -> Iterator[Cache]:
 
 def test_a_single_hit_is_one_transaction_and_its_use_is_written_with_many(cache: Cache) -> None:
     database = cache.store.ledger.database
-    cache.store.acquirer._keeper.stop()  # which may write what waits, when we are stopped for long
+    cache.store.acquirer._background.stop()  # which may write what waits, when we are stopped for long
     before, num_rows = database.num_transactions, database.read("SELECT count(*) FROM touch")[0][0]
     for _ in range(4):
         for url in URLS:
@@ -45,11 +46,27 @@ def test_a_single_hit_is_one_transaction_and_its_use_is_written_with_many(cache:
     assert cache.statistics().pinned_entries == 0
 
 
-def test_a_limit_changed_by_another_process_is_seen_after_a_bounded_number_of_hits(cache: Cache) -> None:
-    hits = cache.store.acquirer._hits
-    for _ in range(2 * HITS_A_PASSAGE):
-        with cache.pinned(URLS[0]):
-            assert hits._num_left >= 0
+def test_a_limit_changed_by_another_process_is_seen_after_a_bounded_number_of_hits(directory: Path, stage: Stage) -> None:
+    """Far from the limit no use is noted; from the change on it must be, or what is used all the time goes first."""
+    new = "http://nowhere/o/new.bin"
+    with Cache(directory, limit=40 * 4096 * len(URLS)) as cache:
+        cache.fetcher = fetcher = ScriptedFetcher({**OBJECTS, new: b"new"})
+        for url in URLS:
+            with cache.pinned(url):
+                pass
+        other = stage.start(pin_until_told, directory, 4096 * len(URLS), URLS[-1:])
+        other.hear()  # its limit holds
+        for _ in range(HITS_A_LOOK + 2):
+            with cache.pinned(URLS[0]):
+                pass
+        with cache.pinned(new):  # somebody must go: of all objects the first one came first
+            pass
+        with cache.pinned(URLS[0]) as path:
+            assert path.read_bytes() == OBJECTS[URLS[0]]
+        assert cache.statistics().evictions > 0
+        assert fetcher.num_gets[URLS[0]] == 1
+        other.tell()
+    check_invariants(directory)
 
 
 def test_a_hold_released_twice_gives_back_one_pin(cache: Cache) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache import Cache
-from sqlstream.cache.keys import ObjectRef, charged_bytes, object_key
+from sqlstream.cache.model.refs import ObjectRef, charged_bytes, object_key
 from sqlstream.testing.disk import DiskWatch, cached_files
 from sqlstream.testing.invariants import check_invariants, violations
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
@@ -170,6 +170,7 @@ def sabotage(directory: Path, *statements: str) -> None:
     [
         ("L1", ["UPDATE entry SET charged_bytes = 4096"]),
         ("L2", ["INSERT INTO owner VALUES ('x', 1, 'h', 1, 'n', 5000, NULL, NULL, NULL, x'')"]),
+        ("L2", ["UPDATE meta SET limit_bytes = 5000"]),
         ("L3", ["UPDATE totals SET ready_bytes = ready_bytes + 1"]),
         ("L4", ["UPDATE entry SET size = size + 1"]),
     ],
@@ -204,8 +205,8 @@ def test_the_check_sees_two_leaders(directory: Path, urls: list[str]) -> None:
             os.posix_fallocate(part.fd, 0, 4096)
         sabotage(
             directory,
-            f"INSERT INTO entry VALUES (x'{key.hex()}', 'u', NULL, 8192, 'filling', 0, '{parts[0].name}', '', NULL, NULL, 0, "
-            "NULL)",
+            "INSERT INTO entry (key, url, charged_bytes, state, tick, part, ext, created_at) "
+            f"VALUES (x'{key.hex()}', 'u', 8192, 'filling', 0, '{parts[0].name}', '', 0)",
         )
         with pytest.raises(AssertionError, match="L6"):
             check_invariants(directory)

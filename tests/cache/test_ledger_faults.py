@@ -89,9 +89,9 @@ IN_SHORT_FORM = (errno.ENOSPC, False)  # of those that write, a hundred attempts
     ],
 )
 def test_a_fault_at_any_system_call_on_the_ledger_ends_in_success_or_a_clear_error_and_leaks_nothing(
-    tmp_path: Path, stage: Stage, number: int, calls: frozenset[str], lasts: bool
+    memory_path: Path, stage: Stage, number: int, calls: frozenset[str], lasts: bool
 ) -> None:
-    num_calls, num_errors = stage.start(fail_everywhere, tmp_path, download, number, lasts, calls).hear(PATIENCE_SECONDS)
+    num_calls, num_errors = stage.start(fail_everywhere, memory_path, download, number, lasts, calls).hear(PATIENCE_SECONDS)
     assert num_calls >= 2
     assert num_errors <= num_calls
 
@@ -116,7 +116,7 @@ def die_everywhere(_: Connection, root: Path, act: Act) -> int:
 
 
 @pytest.mark.parametrize("act", [download, pytest.param(clear, marks=pytest.mark.slow)], ids=name_of)
-def test_a_death_at_any_write_of_sqlite_breaks_no_promise(tmp_path: Path, stage: Stage, act: Act) -> None:
+def test_a_death_at_any_write_of_sqlite_breaks_no_promise(memory_path: Path, stage: Stage, act: Act) -> None:
     """In the middle of a transaction's frames, of a checkpoint, of the files that come and go with it."""
-    num_calls = stage.start(die_everywhere, tmp_path, act).hear(PATIENCE_SECONDS)
+    num_calls = stage.start(die_everywhere, memory_path, act).hear(PATIENCE_SECONDS)
     assert num_calls >= 5

@@ -16,16 +16,18 @@ from typing import Any
 
 import pytest
 
-from sqlstream import locks
-from sqlstream.cache import Cache, recover
-from sqlstream.cache.disk import Disk
-from sqlstream.cache.eviction import unpinned_in_order
-from sqlstream.cache.holds import AnyHold, Hold
-from sqlstream.cache.keys import ObjectRef
-from sqlstream.cache.light_hold import LightHold, Shelf
-from sqlstream.cache.policy import POLICIES
-from sqlstream.cache.room import evict
+from sqlstream.cache import Cache
+from sqlstream.cache.acquire.holds import AnyHold, Hold
+from sqlstream.cache.acquire.room import evict
+from sqlstream.cache.files import read_locks
+from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.files.read_hold import ReadHold, ReadLockPool
+from sqlstream.cache.ledger.eviction import unpinned_in_order
+from sqlstream.cache.model.policies import POLICIES
+from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.cache.recovery import recover
 from sqlstream.errors import CacheError
+from sqlstream.process import locks
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import Stage, say
@@ -63,20 +65,20 @@ def read_all(cache: Cache) -> None:
     acquirer.flush()
 
 
-def light(cache: Cache, *refs: ObjectRef) -> LightHold:
-    """A light hold on one sample, claimed."""
-    hold = cache.store.acquirer.acquire_one(refs, cache.fetcher, lightly=True)
-    assert isinstance(hold, LightHold)
+def read_hold(cache: Cache, *refs: ObjectRef) -> ReadHold:
+    """A read hold on one sample, claimed."""
+    hold = cache.store.acquirer.acquire_one(refs, cache.fetcher, for_reading=True)
+    assert isinstance(hold, ReadHold)
     assert cache.store.acquirer.wait(hold)
     assert cache.store.acquirer.holdings.claim(hold)
     return hold
 
 
 def sample(cache: Cache, ref: ObjectRef) -> bytes:
-    """The bytes of an object, read as the engine does: lightly, and if that fails by rows."""
+    """The bytes of an object, read as the engine does: by read locks, and if that fails by rows."""
     acquirer = cache.store.acquirer
-    for lightly in (True, False, False):  # a file that was changed makes the second one void
-        hold = acquirer.acquire_one([ref], cache.fetcher, lightly=lightly)
+    for for_reading in (True, False, False):  # a file that was changed makes the second one void
+        hold = acquirer.acquire_one([ref], cache.fetcher, for_reading=for_reading)
         acquirer.wait(hold)
         if acquirer.holdings.claim(hold):
             data = cache.path_of(ref, hold).read_bytes()
@@ -96,7 +98,7 @@ def evict_all(cache: Cache) -> int:
 
 def read_open(hold: AnyHold, ref: ObjectRef) -> bytes:
     """What an object holds, read where its hold has it open."""
-    assert isinstance(hold, LightHold)
+    assert isinstance(hold, ReadHold)
     fd, size_bytes = hold.open_files[hold.paths[list(hold.refs).index(ref)]]
     return os.pread(fd, size_bytes + 1, 0)
 
@@ -107,10 +109,10 @@ def path_of(cache: Cache, ref: ObjectRef) -> Path:
 
 def test_windows_and_single_hits_far_from_the_limit_run_no_transaction_and_are_counted(cache: Cache) -> None:
     acquirer, database = cache.store.acquirer, cache.store.ledger.database
-    acquirer._keeper.stop()  # which writes what waits, now and then
+    acquirer._background.stop()  # which writes what waits, now and then
     hits, before = cache.statistics().hits, database.num_transactions
     for _ in range(3):
-        holds = acquirer.acquire([[ref] for ref in REFS], cache.fetcher, lightly=True)
+        holds = acquirer.acquire([[ref] for ref in REFS], cache.fetcher, for_reading=True)
         assert len(holds) == NUM_OBJECTS
         for hold, url in zip(holds, URLS, strict=True):
             assert acquirer.holdings.claim(hold)
@@ -118,7 +120,7 @@ def test_windows_and_single_hits_far_from_the_limit_run_no_transaction_and_are_c
             acquirer.release(hold)
             acquirer.release(hold)
     for ref in REFS:
-        acquirer.release(light(cache, ref))
+        acquirer.release(read_hold(cache, ref))
     assert database.num_transactions == before
     statistics = cache.statistics()
     assert statistics.hits - hits == 4 * NUM_OBJECTS
@@ -127,7 +129,7 @@ def test_windows_and_single_hits_far_from_the_limit_run_no_transaction_and_are_c
 
 
 def test_a_sample_of_several_objects_holds_each_of_them_once(cache: Cache) -> None:
-    hold = light(cache, REFS[0], REFS[1], REFS[0])
+    hold = read_hold(cache, REFS[0], REFS[1], REFS[0])
     assert list(hold.open_files) == [str(path_of(cache, ref)) for ref in REFS[:2]]
     assert hold.charges == dict.fromkeys([ref.key for ref in REFS[:2]], 4096)
     assert evict_all(cache) == NUM_OBJECTS - 2
@@ -138,29 +140,29 @@ def test_a_sample_of_several_objects_holds_each_of_them_once(cache: Cache) -> No
 def test_what_is_not_all_here_or_not_far_from_full_or_not_fetched_takes_the_exact_way(cache: Cache) -> None:
     acquirer = cache.store.acquirer
 
-    def is_light(*refs: ObjectRef) -> bool:
-        acquirer._lights._num_left = 0  # limit and policy are looked at every so often
-        hold = acquirer.acquire_one(refs, cache.fetcher, lightly=True)
+    def is_read_hold(*refs: ObjectRef) -> bool:
+        acquirer._read_hits._num_left = 0  # limit and policy are looked at every so often
+        hold = acquirer.acquire_one(refs, cache.fetcher, for_reading=True)
         acquirer.wait(hold)
         acquirer.release(hold)
-        return hold.is_light
+        return hold.is_read_hold
 
-    made = ObjectRef(url="made", key=REFS[0].key, ext=".bin", must_be_here=True)
-    assert is_light(REFS[0])
-    assert not is_light(made)
-    assert not is_light(REFS[0], ObjectRef.of("http://nowhere/missing"))
+    made = ObjectRef(url="made", key=REFS[0].key, ext=".bin", is_stored_sample=True)
+    assert is_read_hold(REFS[0])
+    assert not is_read_hold(made)
+    assert not is_read_hold(REFS[0], ObjectRef.of("http://nowhere/missing"))
     cache.limit_bytes = 2 * 4096 * NUM_OBJECTS - 4096
-    assert not is_light(REFS[0])
+    assert not is_read_hold(REFS[0])
     cache.limit_bytes = 2 * 4096 * NUM_OBJECTS
-    assert is_light(REFS[0])
+    assert is_read_hold(REFS[0])
     acquirer.owner.ask_for_policy("belady")
-    assert not is_light(REFS[0])
+    assert not is_read_hold(REFS[0])
     acquirer.owner._generation = -1  # as after a transaction that failed: the limit may not be in force
-    assert not is_light(REFS[1])
+    assert not is_read_hold(REFS[1])
 
 
 def test_a_file_that_is_read_lightly_is_evicted_after_it_and_not_before(cache: Cache) -> None:
-    hold = light(cache, REFS[0])
+    hold = read_hold(cache, REFS[0])
     assert evict_all(cache) == NUM_OBJECTS - 1
     assert path_of(cache, REFS[0]).read_bytes() == OBJECTS[URLS[0]]
     check_invariants(cache.path)
@@ -170,11 +172,11 @@ def test_a_file_that_is_read_lightly_is_evicted_after_it_and_not_before(cache: C
 
 
 def test_eviction_goes_past_any_number_of_files_that_are_read(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlstream.cache.room.MAX_EVICTIONS", 4)
+    monkeypatch.setattr("sqlstream.cache.acquire.room.MAX_EVICTIONS", 4)
     refs = {ref.key: ref for ref in REFS}
     with cache.store.ledger.transaction() as tx:
         order = [refs[row.key] for row in unpinned_in_order(tx, NUM_OBJECTS)]
-    holds = [light(cache, ref) for ref in order[:40]]  # more than eviction looks at first
+    holds = [read_hold(cache, ref) for ref in order[:40]]  # more than eviction looks at first
     with cache.store.ledger.transaction() as tx:
         assert evict(tx, cache.store.disk, 3 * 4096) == 3 * 4096
     assert [path_of(cache, ref).exists() for ref in order] == [True] * 40 + [False] * 3 + [True] * (NUM_OBJECTS - 43)
@@ -191,8 +193,8 @@ def test_eviction_ends_on_a_disk_that_removes_nothing(cache: Cache, monkeypatch:
         tried.append(key)
         return False
 
-    monkeypatch.setattr("sqlstream.cache.room.MAX_EVICTIONS", 1)
-    monkeypatch.setattr("sqlstream.cache.room.MAX_LOOKED_AT", 16)
+    monkeypatch.setattr("sqlstream.cache.acquire.room.MAX_EVICTIONS", 1)
+    monkeypatch.setattr("sqlstream.cache.acquire.room.MAX_LOOKED_AT", 16)
     monkeypatch.setattr(Disk, "remove_data", keep)
     with cache.store.ledger.transaction() as tx:
         assert evict(tx, cache.store.disk, 4096) == 0
@@ -203,7 +205,7 @@ def test_eviction_ends_on_a_disk_that_removes_nothing(cache: Cache, monkeypatch:
 def read_lightly_until_told(connection: Connection, directory: Path) -> None:
     with opened(directory) as cache:
         read_all(cache)
-        hold = light(cache, REFS[0])
+        hold = read_hold(cache, REFS[0])
         say(connection)
         connection.recv()
         assert path_of(cache, REFS[0]).read_bytes() == OBJECTS[URLS[0]]
@@ -232,7 +234,7 @@ def test_what_a_killed_process_read_lightly_can_go_at_once(cache: Cache, stage: 
 
 
 def read_many_lightly(connection: Connection, directory: Path, seed: int) -> list[str]:
-    """Read at random, lightly however full the cache is, until told that it is enough; return what went wrong."""
+    """Read at random, by read locks however full the cache is, until told that it is enough; return what went wrong."""
     rng = random.Random(seed)
     troubles: list[str] = []
     num_light = 0
@@ -242,12 +244,12 @@ def read_many_lightly(connection: Connection, directory: Path, seed: int) -> lis
         say(connection)
         while num_light < 50 or not connection.poll():
             ref = rng.choice(REFS)
-            acquirer._lights._policy, acquirer._lights._num_left = POLICIES["lru"], 1
-            hold = acquirer.acquire_one([ref], cache.fetcher, lightly=True)
+            acquirer._read_hits._policy, acquirer._read_hits._num_left = POLICIES["lru"], 1
+            hold = acquirer.acquire_one([ref], cache.fetcher, for_reading=True)
             acquirer.wait(hold)
             if acquirer.holdings.claim(hold):
                 data = path_of(cache, ref).read_bytes()
-                num_light += hold.is_light
+                num_light += hold.is_read_hold
                 if data != OBJECTS[ref.url] or os.stat(path_of(cache, ref)).st_nlink != 1:
                     troubles.append(f"{ref.url} was taken from its reader")
             acquirer.release(hold)
@@ -276,7 +278,7 @@ def test_a_file_that_goes_between_opening_and_locking_it_is_not_taken_for_held(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acquirer = cache.store.acquirer
-    hold = acquirer.acquire_one(REFS[:1], cache.fetcher, lightly=True)
+    hold = acquirer.acquire_one(REFS[:1], cache.fetcher, for_reading=True)
     before = open_files(cache.path)
     locked: list[int] = []
 
@@ -290,7 +292,7 @@ def test_a_file_that_goes_between_opening_and_locking_it_is_not_taken_for_held(
                 assert evict_all(cache) == NUM_OBJECTS
             fcntl.flock(fd, operation)
 
-    monkeypatch.setattr(locks, "fcntl", Fcntl())
+    monkeypatch.setattr(read_locks, "fcntl", Fcntl())
     assert not acquirer.holdings.claim(hold)
     assert locked
     assert open_files(cache.path) == before
@@ -300,7 +302,7 @@ def test_a_file_that_goes_between_opening_and_locking_it_is_not_taken_for_held(
 
 def test_a_file_that_somebody_is_about_to_remove_is_not_taken_for_held(cache: Cache) -> None:
     num_hits = cache.statistics().hits
-    hold = cache.store.acquirer.acquire_one(REFS[:1], cache.fetcher, lightly=True)
+    hold = cache.store.acquirer.acquire_one(REFS[:1], cache.fetcher, for_reading=True)
     fd = locks.open_descriptor(path_of(cache, REFS[0]), os.O_RDWR)
     assert locks.try_lock(fd)
     assert not cache.store.acquirer.holdings.claim(hold)
@@ -332,7 +334,7 @@ def test_a_file_changed_behind_our_back_is_found_by_the_claim_and_fetched_again(
 
 def test_clear_repair_quarantine_and_discard_leave_what_is_read_lightly(cache: Cache) -> None:
     path = path_of(cache, REFS[0])
-    hold = light(cache, REFS[0])
+    hold = read_hold(cache, REFS[0])
     report = cache.clear()
     assert (report.removed_entries, report.kept_pinned_entries, report.kept_pinned_bytes) == (NUM_OBJECTS - 1, 1, 4096)
     os.truncate(path, 50)
@@ -350,7 +352,7 @@ def test_clear_repair_quarantine_and_discard_leave_what_is_read_lightly(cache: C
 
 
 def test_a_strange_file_that_is_locked_is_left_by_a_repair(cache: Cache) -> None:
-    hold = light(cache, REFS[0])
+    hold = read_hold(cache, REFS[0])
     with cache.store.ledger.transaction() as tx:
         tx.remove([REFS[0].key])
     assert [finding.repaired for finding in cache.verify(repair=True)] == [False]
@@ -360,42 +362,42 @@ def test_a_strange_file_that_is_locked_is_left_by_a_repair(cache: Cache) -> None
 
 def test_a_retained_light_hold_is_pinned_by_a_row_before_its_lock_goes(cache: Cache) -> None:
     acquirer = cache.store.acquirer
-    hold = light(cache, REFS[0])
-    kept = acquirer.retain(hold, 1)
+    hold = read_hold(cache, REFS[0])
+    kept = acquirer.retain(hold)
     assert type(kept) is Hold
     assert hold.open_files == {}
     assert cache.statistics().pinned_entries == 1
     assert acquirer.holdings.held_bytes == 4096
     assert evict_all(cache) == NUM_OBJECTS - 1
-    second = acquirer.retain(light_again(cache), 1)  # the first is one too many
+    second = acquirer.retain(light_again(cache))
+    acquirer.release(kept)
     assert cache.statistics().pinned_entries == 1
     acquirer.release(second)
-    acquirer.release(kept)
     assert cache.statistics().pinned_entries == 0
     assert evict_all(cache) == 2
 
 
-def light_again(cache: Cache) -> LightHold:
-    """A light hold on an object that was evicted meanwhile."""
+def light_again(cache: Cache) -> ReadHold:
+    """A read hold on an object that was evicted meanwhile."""
     assert sample(cache, REFS[1]) == OBJECTS[URLS[1]]
     cache.store.acquirer.flush()
-    return light(cache, REFS[1])
+    return read_hold(cache, REFS[1])
 
 
 def test_a_ledger_that_fails_as_a_light_hold_is_retained_leaves_the_lock_or_the_error(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acquirer = cache.store.acquirer
-    hold = light(cache, REFS[0])
+    hold = read_hold(cache, REFS[0])
 
     def fail(work: object) -> None:
         raise CacheError("the ledger fails")
 
     monkeypatch.setattr(acquirer.owner, "run", fail)
     with pytest.raises(CacheError, match="fails"):
-        acquirer.retain(hold, 1)
+        acquirer.retain(hold)
     acquirer.bypass.allow(cache.fetcher)
-    assert acquirer.retain(hold, 1) is hold
+    assert acquirer.retain(hold) is hold
     monkeypatch.undo()
     assert evict_all(cache) == NUM_OBJECTS - 1
     acquirer.release(hold)
@@ -407,13 +409,13 @@ def test_a_cache_that_fails_on_the_light_way_is_told_or_bypassed(directory: Path
         cache.release_many(URLS)
         read_all(cache)
         acquirer = cache.store.acquirer
-        acquirer.release(light(cache, REFS[0]))
-        acquirer._keeper.stop()  # which may write there while it is removed
+        acquirer.release(read_hold(cache, REFS[0]))
+        acquirer._background.stop()  # which may write there while it is removed
         shutil.rmtree(directory)
         with pytest.raises(CacheError, match="gone"):
-            acquirer.acquire_one(REFS[:1], cache.fetcher, lightly=True)
+            acquirer.acquire_one(REFS[:1], cache.fetcher, for_reading=True)
         acquirer.bypass.allow(cache.fetcher)
-        hold = acquirer.acquire_one(REFS[:1], cache.fetcher, lightly=True)
+        hold = acquirer.acquire_one(REFS[:1], cache.fetcher, for_reading=True)
         assert acquirer.wait(hold)
         assert acquirer.holdings.claim(hold)
         assert cache.path_of(REFS[0], hold).read_bytes() == OBJECTS[URLS[0]]
@@ -421,7 +423,7 @@ def test_a_cache_that_fails_on_the_light_way_is_told_or_bypassed(directory: Path
 
 
 def test_a_forked_child_keeps_no_lock_and_an_inherited_hold_closes_no_file_of_the_child(cache: Cache) -> None:
-    hold = light(cache, REFS[0])
+    hold = read_hold(cache, REFS[0])
     ((number, _),) = hold.open_files.values()
     told, tell = os.pipe()
     heard, say_so = os.pipe()
@@ -454,8 +456,8 @@ def read_without_descriptors(connection: Connection, directory: Path) -> bool:
     with opened(directory) as cache:
         acquirer = cache.store.acquirer
         read_all(cache)
-        holds = acquirer.acquire([REFS[:2]], cache.fetcher, lightly=True)
-        assert isinstance(holds[0], LightHold)
+        holds = acquirer.acquire([REFS[:2]], cache.fetcher, for_reading=True)
+        assert isinstance(holds[0], ReadHold)
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         first_free = os.dup(0)
         os.close(first_free)
@@ -472,10 +474,10 @@ def test_with_too_few_descriptors_a_light_hold_is_refused_and_the_exact_way_is_l
 
 def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) -> None:
     holdings = cache.store.acquirer.holdings
-    holdings.release(light(cache, *REFS[:2]))
+    holdings.release(read_hold(cache, *REFS[:2]))
     ready = cache.store.ledger.find_ready([ref.key for ref in REFS[:2]])
     before = open_files(cache.path)
-    shelf = Shelf(cache.store.disk.data, lambda _: None)
+    pool = ReadLockPool(cache.store.disk.data, lambda _: None)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -483,7 +485,7 @@ def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) 
     handler = signal.signal(signal.SIGALRM, interrupt)
     try:
         for number in range(600):
-            hold = LightHold(REFS[:2], ready, shelf)
+            hold = ReadHold(REFS[:2], ready, pool)
             with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it comes anywhere in here
                 signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number / 6))
                 while True:
@@ -492,7 +494,7 @@ def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) 
             del hold
             if number % 20 == 0:
                 assert open_files(cache.path) == before
-            assert not any(fds for _, fds in locks._read.values())
+            assert not any(fds for _, fds in read_locks._read.values())
     finally:
         signal.signal(signal.SIGALRM, handler)
     assert open_files(cache.path) == before

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from sqlstream import db, locks
 from sqlstream.cache import Cache
-from sqlstream.cache.disk import Disk
-from sqlstream.cache.failures import failures
-from sqlstream.cache.keys import ObjectRef
-from sqlstream.cache.ledger import Ledger
-from sqlstream.db import SCHEMA_VERSION, Database
+from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.ledger import database as db
+from sqlstream.cache.ledger.database import SCHEMA_VERSION, Database
+from sqlstream.cache.ledger.ledger import Ledger
+from sqlstream.cache.ledger.reports import failures
+from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.errors import MigrationError
+from sqlstream.process import locks
 from sqlstream.testing.disk import cached_files
 from sqlstream.testing.invariants import violations
 from tests.cache.actors import Stage
@@ -159,9 +160,9 @@ def die_at_every_statement(_: Connection, root: Path, number: int) -> int:
 
 @pytest.mark.parametrize("number", range(1, SCHEMA_VERSION))
 def test_a_death_at_any_statement_of_an_upgrade_leaves_the_old_version_or_the_new(
-    tmp_path: Path, stage: Stage, number: int
+    memory_path: Path, stage: Stage, number: int
 ) -> None:
-    (num_statements,) = stage.run_all(die_at_every_statement, [(tmp_path, number)])
+    (num_statements,) = stage.run_all(die_at_every_statement, [(memory_path, number)])
     assert num_statements >= 10
 
 
@@ -246,6 +247,6 @@ def die_at_every_statement_of_a_new_ledger(_: Connection, root: Path) -> int:
     raise AssertionError("it never gets through")
 
 
-def test_after_a_death_at_any_statement_of_a_new_ledger_the_cache_opens(tmp_path: Path, stage: Stage) -> None:
-    (num_statements,) = stage.run_all(die_at_every_statement_of_a_new_ledger, [(tmp_path,)])
+def test_after_a_death_at_any_statement_of_a_new_ledger_the_cache_opens(memory_path: Path, stage: Stage) -> None:
+    (num_statements,) = stage.run_all(die_at_every_statement_of_a_new_ledger, [(memory_path,)])
     assert num_statements >= 20

@@ -9,8 +9,8 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from sqlstream.cache.models import Base
-from sqlstream.db import APPLICATION_ID, SCHEMA_VERSION, Database
+from sqlstream.cache.ledger.database import APPLICATION_ID, SCHEMA_VERSION, Database
+from sqlstream.cache.ledger.tables import Base
 
 
 def test_models_equal_the_migrations(tmp_path: Path) -> None:
@@ -38,7 +38,8 @@ def test_totals_are_kept_by_three_triggers_on_entry(tmp_path: Path) -> None:
     database = Database(tmp_path / "ledger.sqlite")
     triggers = database.read("SELECT name, tbl_name FROM sqlite_master WHERE type = 'trigger' ORDER BY name")
     assert triggers == [("entry_added", "entry"), ("entry_charged", "entry"), ("entry_removed", "entry")]
-    insert = "INSERT INTO entry VALUES (?, 'u', 1, ?, ?, 0, ?, '', NULL, NULL, 0, NULL)"
+    columns = "key, url, size, charged_bytes, state, tick, part, ext, created_at"
+    insert = f"INSERT INTO entry ({columns}) VALUES (?, 'u', 1, ?, ?, 0, ?, '', 0)"
     with database.write_transaction() as connection:
         connection.execute(insert, (b"a" * 16, 4096, "ready", None))
         connection.execute(insert, (b"b" * 16, 8192, "filling", "p"))

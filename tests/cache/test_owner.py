@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from sqlstream.cache import Cache
+from sqlstream.cache.recovery import recover
 from sqlstream.errors import CacheDiskError
+from sqlstream.testing.faulty import FaultyHttpServer
 from sqlstream.testing.invariants import check_invariants
 
 ONE, OTHER = b"1" * 16, b"2" * 16
@@ -59,4 +62,32 @@ def test_a_transaction_that_fails_leaves_the_pins_of_the_one_before_and_the_next
         owner.flush()
         assert written(cache) == {ONE, OTHER}
         owner.unpin([ONE, OTHER])
+    check_invariants(directory, at_rest=True)
+
+
+def test_a_download_is_written_once_though_others_write_before_its_thread_goes_on(
+    directory: Path, server: FaultyHttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.objects["/x"] = b"x" * 5000
+    with Cache(directory, limit=1 << 20) as cache:
+        with cache.pinned(f"{server.url}/x"):
+            pass
+        owner, lock = cache.store.acquirer.owner, cache.store.ledger.database._write_lock
+        keys = [key for (key,) in cache.store.ledger.database.read("SELECT key FROM entry")]
+        leave = lock.leave
+
+        def leave_and_be_overtaken() -> None:
+            leave()
+            if lock.turn.is_mine or threading.current_thread() is not threading.main_thread():
+                return
+            monkeypatch.undo()
+            with cache.store.ledger.transaction() as tx:  # another process, say
+                recover.remove(tx, cache.store.disk, list(tx.find(keys).values()))
+            other = threading.Thread(target=lambda: owner.run(lambda _: None))
+            other.start()
+            other.join()
+
+        monkeypatch.setattr(lock, "leave", leave_and_be_overtaken)
+        owner.run(lambda _: None)
+        assert cache.store.ledger.database.read("SELECT count(*) FROM entry") == [(0,)]
     check_invariants(directory, at_rest=True)

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlstream.cache import Cache
-from sqlstream.cache.keys import ObjectRef
-from sqlstream.cache.policy import POLICIES
+from sqlstream.cache.model.policies import POLICIES
+from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.errors import ConfigError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher

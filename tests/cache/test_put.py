@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache import Cache
-from sqlstream.cache.keys import MADE_EXTENSION, ObjectRef, charged_bytes, object_key
-from sqlstream.cache.put import PutItem, Putter
+from sqlstream.cache.acquire.put import PutItem, Putter
+from sqlstream.cache.model.refs import STORED_SAMPLE_EXTENSION, ObjectRef, charged_bytes, object_key
 from sqlstream.testing.faults import SideEffects
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
@@ -18,7 +18,7 @@ from tests.cache.test_crash import LIMIT, URLS, die_everywhere, fail_everywhere,
 
 
 def item(name: str, size_bytes: int = 5000) -> PutItem:
-    ref = ObjectRef(url=f"made {name}", key=object_key(f"made:{name}"), ext=MADE_EXTENSION, size_bytes=size_bytes)
+    ref = ObjectRef(url=f"made {name}", key=object_key(f"made:{name}"), ext=STORED_SAMPLE_EXTENSION, size_bytes=size_bytes)
     return PutItem(ref=ref, data=body(name, size_bytes))
 
 
@@ -31,7 +31,7 @@ def putter_of(cache: Cache) -> Putter:
 
 
 def wanted(item: PutItem) -> ObjectRef:
-    return ObjectRef(url=item.ref.url, key=item.ref.key, ext=item.ref.ext, must_be_here=True)
+    return ObjectRef(url=item.ref.url, key=item.ref.key, ext=item.ref.ext, is_stored_sample=True)
 
 
 def test_many_items_cost_two_transactions_and_count_what_they_take(directory: Path) -> None:

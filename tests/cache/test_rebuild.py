@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache import Cache
-from sqlstream.cache.disk import Disk
-from sqlstream.cache.keys import ObjectRef, object_key
+from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.model.refs import ObjectRef, object_key
 from sqlstream.testing.disk import DiskWatch, cached_files
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache import Cache
-from sqlstream.cache.disk import Disk
-from sqlstream.cache.keys import ObjectRef, charged_bytes, object_key
+from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.model.refs import ObjectRef, charged_bytes, object_key
 from sqlstream.testing.disk import cached_files
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
@@ -62,6 +62,35 @@ def test_a_kill_between_rename_and_commit_keeps_the_file(
         assert (stats.hits, stats.used_bytes, stats.filling_bytes) == (1, charged_bytes(SIZE), 0)
     assert num_gets(server) == 1
     check_invariants(directory, at_rest=True)
+
+
+def evict_and_die(_: Connection, directory: Path) -> None:
+    """Die after a file is gone and before its row is."""
+    remove_data = Disk.remove_data
+
+    def remove_and_die(*arguments: object) -> None:
+        remove_data(*arguments)  # type: ignore[arg-type]
+        os._exit(9)
+
+    Disk.remove_data = remove_and_die  # type: ignore[method-assign, assignment]
+    Cache(directory).clear()
+
+
+def test_a_kill_between_unlink_and_commit_is_not_said_to_be_a_strangers(
+    filled: Path, urls: list[str], stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Cache(filled) as cache:
+        with cache.pinned(urls[0]):
+            pass
+        actor = stage.start(evict_and_die, filled)
+        actor.process.join(WAIT_SECONDS)
+        assert (actor.process.exitcode, len(cached_files(filled))) == (9, len(urls) - 1)
+        for url in urls:
+            with cache.pinned(url) as path:
+                assert path.exists()
+        assert cache.statistics().quarantined == 0
+    assert "somebody else" not in caplog.text
+    check_invariants(filled, at_rest=True)
 
 
 def test_pins_and_downloads_of_a_killed_process_are_given_back(

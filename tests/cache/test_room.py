@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache import Cache
-from sqlstream.cache.keys import ObjectRef
-from sqlstream.cache.room import MAX_EVICTIONS
+from sqlstream.cache.acquire.room import MAX_EVICTIONS
+from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.cache.actors import Stage, objects, pin_until_told
@@ -154,4 +154,15 @@ def test_a_limit_of_the_dead_refuses_nobody(server: FaultyHttpServer, directory:
             small.kill()
             cache.store.acquirer.release(cache.hold([ref]))
             assert cache.statistics().limit_bytes == 100 * CHARGE
+    check_invariants(directory, at_rest=True)
+
+
+def test_a_limit_of_the_dead_refuses_nobody_who_pins_more_than_it(directory: Path, urls: list[str], stage: Stage) -> None:
+    with Cache(directory, limit=50 * CHARGE) as cache:
+        cache.acquire_many(urls[:10])
+        small = stage.start(pin_until_told, directory, 2 * CHARGE, urls[:1])
+        small.hear()
+        small.kill()
+        cache.store.acquirer.release(cache.hold([ObjectRef.of(url) for url in urls[10:20]]))
+        assert cache.statistics().entries == 20
     check_invariants(directory, at_rest=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache import Cache
-from sqlstream.cache.failures import Failure, record_failures
+from sqlstream.cache.ledger.reports import Failure, record_failures
 from sqlstream.errors import ObjectNotFoundError
 from sqlstream.testing.disk import cached_files
 from sqlstream.testing.servers import FaultyHttpServer

@@ -159,3 +159,35 @@ def test_query_refuses_two_formats_at_once(dst: Path) -> None:
     result = run("index", "query", dst, "SELECT 1", "--csv", "--json")
     assert result.returncode == 2
     assert "--csv and --json" in result.stderr
+
+
+def test_verify_finds_damage_anywhere_and_removes_it_when_asked(dst: Path, src: Path) -> None:
+    assert "all 1 index files are as they were written" in run("index", "verify", dst).stdout
+    (path,) = (dst / "index").glob("*.sqlite")
+    data = bytearray(path.read_bytes())
+    data[-10] ^= 1
+    path.write_bytes(data)
+    (dst / "index" / f"{'0' * 32}.sqlite").symlink_to(path)
+    found = run("index", "verify", dst)
+    assert (found.returncode, "its checksum is another one" in found.stdout) == (1, True)
+    document = json.loads(run("index", "verify", dst, "--repair", "--json").stdout)
+    assert [(Path(one["path"]).name, one["repaired"]) for one in document["findings"]] == [
+        (f"{'0' * 32}.sqlite", False),
+        (path.name, True),
+    ]
+    assert (document["num_files"], document["num_left"], path.exists()) == (2, 1, False)
+    (dst / "index" / f"{'0' * 32}.sqlite").unlink()
+    assert run_json("index", "build", src, dst)["num_rows"] == 3
+    assert run("index", "verify", dst).returncode == 0
+
+
+def test_verify_reads_files_of_versions_without_checksums(dst: Path) -> None:
+    (path,) = (dst / "index").glob("*.sqlite")
+    data = bytearray(path.read_bytes())
+    data[60:64] = bytes(4)
+    path.write_bytes(data)
+    assert run("index", "verify", dst).returncode == 0
+    page = data[4096:8192]
+    data[4096:8192] = page[::-1]
+    path.write_bytes(data)
+    assert run("index", "verify", dst).returncode == 1

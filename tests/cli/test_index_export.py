@@ -97,6 +97,8 @@ def test_splits_share_the_rows_by_key(dst: Path, tmp_path: Path) -> None:
         (("--split", "val=0.00001"), "has no row"),
         (("--weights", "0"), "add up to 0"),
         (("--where", "gone > 1"), "no such column"),
+        (("--where", "n) UNION ALL SELECT * FROM dataframe WHERE (n"), "not one SQL expression"),
+        (("--weights", "1) FROM dataframe UNION ALL SELECT row, (2"), "not one SQL expression"),
         (("--row-group-rows", "0"), "row-group-rows=0"),
     ],
 )

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from sqlstream import locks
 from sqlstream.cache import Cache
-from sqlstream.cache.activity import CacheActivity, look
-from sqlstream.door import Door
+from sqlstream.cache.admin.activity import CacheActivity, look
+from sqlstream.cache.ledger.write_lock import WriteLock
 from sqlstream.errors import CacheDamagedError, MigrationError
+from sqlstream.process import locks
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.cache.actors import Actor, Stage, begin_and_wait, body, pin_until_told
 from tests.cli.commands import ROOT, run, run_json
@@ -92,14 +92,14 @@ def test_as_json_it_is_one_document_with_every_field_of_the_activity(tmp_path: P
 
 
 def test_a_look_waits_at_no_door(tmp_path: Path, downloader: Actor) -> None:
-    door = Door(tmp_path / "cache")
+    lock = WriteLock(tmp_path / "cache")
     with locks.fork_guard():
-        door.enter()  # as a process does that is stopped inside
+        assert lock.take()  # as a process does that is stopped inside
         try:
             assert run_json("cache", "top", tmp_path / "cache")["entries"] == 1
         finally:
-            door.leave()
-            door.close()
+            lock.leave()
+            lock.close()
 
 
 def test_a_look_at_a_cache_at_rest_changes_no_file(tmp_path: Path, server: FaultyHttpServer) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 from sqlstream.config import IndexOptions
 from sqlstream.errors import ObjectNotFoundError
-from sqlstream.index.build import open_index
-from sqlstream.index.store import Index
-from sqlstream.storage.base import ObjectInfo
+from sqlstream.index.build.build import open_index
+from sqlstream.index.file.index import Index
+from sqlstream.storage.base.access import Access
+from sqlstream.storage.base.protocols import DownloadRoom, ObjectInfo
 
 
 class FolderReader:
@@ -22,6 +23,10 @@ class FolderReader:
     def __init__(self, folder: Path, base: str = "s3://bucket") -> None:
         self.folder, self.base = folder, base
         self.count: Counter[str] = Counter()
+
+    def with_access(self, access: Access) -> FolderReader:
+        self.count["with_access"] += 1
+        return self
 
     def head(self, url: str) -> ObjectInfo:
         self.count["head"] += 1
@@ -34,13 +39,15 @@ class FolderReader:
             if path.is_file() and url.startswith(prefix):
                 yield self._info(url)
 
-    def download(self, url: str, path: Path) -> ObjectInfo:
+    def download(self, url: str, path: Path, room: DownloadRoom | None = None) -> ObjectInfo:
         self.count["download"] += 1
+        assert room is not None
+        room.need(self._path(url).stat().st_size)
         info = self._info(url)
         shutil.copyfile(self._path(url), path)
         return info
 
-    def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]]) -> builtins.list[bytes]:
+    def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]], size_bytes: int | None = None) -> builtins.list[bytes]:
         self.count["get_ranges"] += 1
         data = self._path(url).read_bytes()
         return [data[start:stop] for start, stop in ranges]
@@ -62,12 +69,12 @@ class NoReader(FolderReader):
         super().__init__(Path("/nonexistent"))
 
 
-def options(src: Path | str, **changes: Any) -> IndexOptions:
+def options(src: Any, **changes: Any) -> IndexOptions:
     """Return options for `src`."""
-    return IndexOptions(src=str(src), **changes)
+    return IndexOptions(src=str(src) if isinstance(src, Path) else src, **changes)
 
 
-def build(directory: Path, src: Path | str, remote: FolderReader | None = None, **changes: Any) -> Index:
+def build(directory: Path, src: Any, remote: FolderReader | None = None, **changes: Any) -> Index:
     """Open the index of `src` in `directory/index`."""
     place = directory / "index"
     place.mkdir(exist_ok=True)

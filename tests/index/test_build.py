@@ -19,21 +19,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sqlstream import locks
 from sqlstream.errors import ConfigError, IndexDatabaseError, SchemaError, SourceChangedError, SourceError
-from sqlstream.index import build as build_module
-from sqlstream.index import writer as writer_module
+from sqlstream.index.build import build as build_module
+from sqlstream.index.file import writer as writer_module
+from sqlstream.index.file.index import Index
+from sqlstream.index.file.workplace import workplace
+from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.info import list_indexes
-from sqlstream.index.sources import base
-from sqlstream.index.store import Index
-from sqlstream.index.workplace import workplace
-from sqlstream.index.writer import IndexWriter
-from sqlstream.storage.base import ObjectInfo
+from sqlstream.index.sources.base import base
+from sqlstream.process import locks
+from sqlstream.storage.base.protocols import DownloadRoom, ObjectInfo
 from tests.index.kills import kill_at
 from tests.index.sources import FolderReader, all_rows, build, write_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-QUERY = "SELECT * FROM dataframe WHERE n >= 2 ORDER BY n DESC"
+FILTER = "SELECT * FROM dataframe WHERE n >= 2"
+QUERY = f"{FILTER} ORDER BY n DESC"
 
 
 def numbers(path: Path, count: int = 10) -> Path:
@@ -154,7 +155,7 @@ class Terminal(io.StringIO):
 
 
 def test_who_waits_for_another_builder_sees_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlstream.index.workplace._LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("sqlstream.index.file.workplace._LOOK_SECONDS", 0.001)
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
     with workplace(tmp_path, "key") as place:
         place.temporary().write_bytes(bytes(3_000_000))
@@ -166,7 +167,7 @@ def test_who_waits_for_another_builder_sees_how_far_it_is(tmp_path: Path, monkey
     waiter.join()
 
 
-@pytest.mark.parametrize("query", [None, QUERY, "SELECT index, n + 1 AS m FROM dataframe"])
+@pytest.mark.parametrize("query", [None, FILTER, "SELECT index, n + 1 AS m FROM dataframe"])
 def test_a_builder_killed_anywhere_leaves_nothing_that_opens_and_the_next_one_builds(query: str | None, tmp_path: Path) -> None:
     path = numbers(tmp_path / "t.csv")
     directory = tmp_path / "index"
@@ -185,7 +186,7 @@ def test_a_builder_killed_anywhere_leaves_nothing_that_opens_and_the_next_one_bu
         directory.mkdir(exist_ok=True)
         for found in list_indexes(directory):  # what has a final name is whole
             assert len(Index(Path(found.path)).rows(range(found.num_rows))) == 10
-        assert len(build(tmp_path, path, sql_query=query)) == (8 if query == QUERY else 10)
+        assert len(build(tmp_path, path, sql_query=query)) == (8 if query == FILTER else 10)
         assert not [name for name in os.listdir(directory) if name.endswith((".tmp", ".lock"))]
     assert code == 0
     assert number > 5  # the hook did see side effects
@@ -241,9 +242,9 @@ def test_a_remote_file_that_changes_between_head_and_download_is_refused(tmp_pat
     numbers(tmp_path / "t.csv")
 
     class Changing(FolderReader):
-        def download(self, url: str, path: Path) -> ObjectInfo:
+        def download(self, url: str, path: Path, room: DownloadRoom | None = None) -> ObjectInfo:
             numbers(tmp_path / "t.csv", 99)
-            return super().download(url, path)
+            return super().download(url, path, room)
 
     with pytest.raises(SourceChangedError, match="wait until its writer is done"):
         build(tmp_path, "s3://bucket/t.csv", Changing(tmp_path))
@@ -340,7 +341,7 @@ def test_the_file_says_what_it_is(tmp_path: Path) -> None:
     first, second = list_indexes(tmp_path / "index")
     assert (first.fingerprint, first.num_rows, first.num_selected, first.query) == (base_index.fingerprint, 10, 10, None)
     assert (second.fingerprint, second.num_rows, second.num_selected, second.query) == (selected.fingerprint, 10, 8, QUERY)
-    assert second.size_bytes == first.size_bytes + 128 + 8 * 8
+    assert second.size_bytes == first.size_bytes + 128 + 8 * 8 + 12  # header, row ids, checksum
     assert [(c.name, c.type) for c in first.columns] == [("index", "string"), ("n", "int64")]
     assert first.sources[0].url == first.src == str(path)
     assert first.sources[0].size_bytes == path.stat().st_size

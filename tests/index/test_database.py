@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy
 
 from sqlstream.errors import ConfigError, MissingDependencyError, QueryError, SourceError
-from sqlstream.index.sources import database
+from sqlstream.index.sources.places import database
 from tests.index import postgres
 from tests.index.sources import all_rows, build
 
@@ -43,6 +43,7 @@ def server() -> Iterator[str]:
             late = "CASE WHEN i > 90000 THEN i END AS late"
             query = f"SELECT i AS index, 'photo ' || i AS caption, {late} FROM generate_series(1, 100000) i"
             connection.exec_driver_sql(f"CREATE TABLE many AS {query}")
+            connection.exec_driver_sql("CREATE SEQUENCE counted")
         engine.dispose()
         yield url
 
@@ -111,12 +112,52 @@ def test_postgres_is_only_read(url: str, tmp_path: Path) -> None:
     assert len(build(tmp_path, url, sql_query="SELECT index FROM photos")) == 3
 
 
+def test_no_program_runs_on_the_server(url: str, tmp_path: Path) -> None:
+    proof = tmp_path / "proof"
+    tmp_path.chmod(0o777)
+    for query in (
+        f"COPY (SELECT 1) TO PROGRAM 'touch {proof}'",
+        f"COPY photos TO PROGRAM 'touch {proof}'",
+        f"SELECT index FROM photos; COPY photos TO PROGRAM 'touch {proof}'",
+        f"SELECT index FROM photos /* /* */ */; COPY photos TO PROGRAM 'touch {proof}'",
+        f"SELECT index FROM photos) TO PROGRAM 'touch {proof}' --",  # ADBC puts it into COPY (…) TO STDOUT
+        "SELECT index INTO stolen FROM photos",
+        "WITH gone AS (DELETE FROM photos RETURNING index) SELECT * FROM gone",
+    ):
+        with pytest.raises(QueryError, match=r"is not sent to postgresql.*give one read-only SELECT") as caught:
+            build(tmp_path, url, sql_query=query)
+        assert "geheim" not in str(caught.value)
+    assert not proof.exists()
+    assert len(build(tmp_path, url, sql_query="SELECT index FROM photos;  -- all of them")) == 3
+
+
+def test_what_a_function_of_the_server_would_write_is_refused_by_the_server(url: str, tmp_path: Path) -> None:
+    with pytest.raises((QueryError, SourceError), match="read-only"):
+        build(tmp_path, url, sql_query="SELECT 'a' AS index, nextval('counted') AS n")
+
+
+def test_an_error_after_the_first_rows_is_ours(url: str, tmp_path: Path) -> None:
+    query = "SELECT i AS index, 1 / (i - 90000) AS n FROM generate_series(1, 100000) i"
+    with pytest.raises(SourceError, match=r"postgresql.*cannot be read: .*division by zero") as caught:
+        build(tmp_path, url, sql_query=query)
+    assert "geheim" not in str(caught.value)
+    assert not [file for file in (tmp_path / "index").iterdir() if file.suffix != ".sqlite"]
+
+
+def test_which_databases_are_files_of_this_machine() -> None:
+    urls = ("sqlite:///x.db", "sqlite+pysqlite:////x.db", "SQLITE:///x.db", "duckdb:///x", "postgresql://h/d", "s3://b/sqlite")
+    assert [database.is_local_database(url) for url in urls] == [True] * 4 + [False] * 2
+
+
 def test_sqlite_is_a_database_too(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "data.db") as connection:
         connection.execute("CREATE TABLE t (name TEXT, n INTEGER, x)")
         connection.executemany("INSERT INTO t VALUES (?, ?, ?)", [("a", 1, 2), ("b", 2, 2.5), ("c", 3, None)])
     connection.close()
     src = f"sqlite:///{tmp_path / 'data.db'}"
+    for attack in ("DELETE FROM t RETURNING name", "PRAGMA user_version = 7", "SELECT 1; DELETE FROM t"):
+        with pytest.raises(QueryError, match="is not sent to sqlite"):
+            build(tmp_path, src, sql_query=attack, key_column="name")
     index = build(tmp_path, src, sql_query="SELECT * FROM t WHERE n <> 2", key_column="name", path_prefix="s3://bucket/x")
     assert all_rows(index) == [{"name": "a", "n": 1, "x": 2}, {"name": "c", "n": 3, "x": None}]
     assert index.resolve("1.jpg") == "s3://bucket/x/1.jpg"

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlstream.index.keys import find_duplicate
+from sqlstream.index.file.key_check import find_duplicate
 
 
 @given(st.lists(st.integers(0, 30), max_size=60), st.integers(1, 5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import decimal
 import multiprocessing
@@ -21,13 +22,13 @@ from hypothesis import strategies as st
 
 from sqlstream.config import LazyOptions
 from sqlstream.errors import ConfigError, QueryError, SchemaError, SourceChangedError, SourceError, UnknownLengthError
-from sqlstream.index.conditions import condition_of
+from sqlstream.index.build.lazy import LazyIndex
+from sqlstream.index.build.lazy_build import open_lazy_index, together
+from sqlstream.index.build.row_groups import Pieces, group_spans, parse_footer, read_footer
+from sqlstream.index.file.kept import KeptRows
 from sqlstream.index.info import list_indexes
-from sqlstream.index.kept import KeptRows
-from sqlstream.index.lazy import LazyIndex
-from sqlstream.index.lazy_build import open_lazy_index, together
-from sqlstream.index.row_groups import Pieces, group_spans, parse_footer, read_footer
-from sqlstream.index.sources.access import local_file
+from sqlstream.index.sources.base.access import local_file
+from sqlstream.index.sql.expressions import condition_of
 from tests.index.kills import kill_at
 from tests.index.sources import FolderReader, NoReader, all_rows, build, options
 
@@ -212,6 +213,32 @@ def test_the_filter_runs_once_on_a_chunk_whoever_reads_it(tmp_path: Path, monkey
     assert repr(rows_of(second)) == wanted
 
 
+def filters_at_work() -> list[int]:
+    """Return our children that run queries."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            pid, parent = int(path.parent.name), int(path.read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"query_child" in (path.parent / "cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
+def test_the_chunks_of_a_filter_share_one_process_that_ends_with_the_index(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.parquet", every_type(300))
+    index = open_lazily(tmp_path, path, where="regexp_matches(n, '7')")
+    assert not filters_at_work()  # it is known what the filter reads before it runs
+    assert [row["n"] for row in rows_of(index)] == [n for n in range(300) if n % 7 and "7" in str(n)]
+    (pid,) = filters_at_work()
+    if (child := os.fork()) == 0:  # it leaves to its parent what is the parent's
+        index.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert filters_at_work() == [pid]
+    index.close()
+    assert not filters_at_work()
+
+
 @pytest.mark.parametrize("max_size", [1, 60, 171, 428, 429, 9999])
 def test_max_size_takes_the_first_rows_that_a_filter_keeps(max_size: int, tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", every_type(1000))
@@ -272,6 +299,9 @@ def test_a_query_that_judges_rows_is_one_condition(query: str | None, where: str
 @pytest.mark.parametrize(
     "query",
     [
+        "SELECT * FROM dataframe WHERE n IN other",
+        "SELECT * FROM dataframe WHERE n) UNION SELECT * FROM (dataframe",
+        "SELECT * FROM main.dataframe",
         "SELECT index FROM dataframe",
         "SELECT *, n + 1 AS m FROM dataframe",
         "SELECT * FROM dataframe ORDER BY n",

@@ -14,8 +14,8 @@ import pytest
 
 from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError, SchemaError, SourceError
-from sqlstream.index.build import open_index
-from sqlstream.index.sources import delimited
+from sqlstream.index.build.build import open_index
+from sqlstream.index.sources.formats import delimited
 from tests.index.sources import FolderReader, all_rows, build, write_csv
 from tests.index.test_sources import ROWS, make_samples, write_table
 

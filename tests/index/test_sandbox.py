@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sqlstream.errors import QueryError
-from sqlstream.index.dialect import to_sqlite
-from sqlstream.index.sandbox import run_query
-from sqlstream.index.store import Index
+from sqlstream.index.file.index import Index
+from sqlstream.index.sql.dialect import to_sqlite
+from sqlstream.index.sql.sandbox import run_query
 from tests.index.sources import build, write_csv
 
 ATTACKS = [
@@ -50,6 +50,7 @@ ATTACKS = [
     "SELECT length(printf('%.*c', 1000000000, 'x')) FROM dataframe",
     "SELECT length(format('%1000000000d', 1)) FROM dataframe",
     "SELECT random() FROM dataframe",
+    "SELECT * FROM dataframe WHERE index > date('now')",
     "SELECT sqlite_version() FROM dataframe",
     "SELECT fts3_tokenizer('x') FROM dataframe",
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",

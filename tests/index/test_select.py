@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sqlstream.errors import QueryError, SchemaError
-from sqlstream.index.sandbox import run_query
+from sqlstream.index.sql.sandbox import run_query
 from tests.index.sources import all_rows, build, write_csv
 
 TABLE = {
@@ -32,6 +32,42 @@ def path(tmp_path: Path) -> Path:
     where = tmp_path / "t.parquet"
     pq.write_table(pa.table(TABLE), where)
     return where
+
+
+SAME_NAMES = [
+    ("SELECT row, \"index\", n, url || '#x' AS url FROM dataframe", [(1, "a#x"), (2, "b#x"), (3, "c#x")]),
+    ('SELECT * FROM (SELECT row, "index", -n AS n, url FROM dataframe) WHERE n < -1', [(-2, "b"), (-3, "c")]),
+    (
+        'SELECT a.row, a."index", a.n, b.url FROM dataframe a JOIN dataframe b ON b.row = 2 - a.row',
+        [(1, "c"), (2, "b"), (3, "a")],
+    ),
+    (
+        'WITH dataframe AS (SELECT row, "index", 7 AS n, url FROM samples) SELECT * FROM dataframe',
+        [(7, "a"), (7, "b"), (7, "c")],
+    ),
+    (
+        'WITH w(row, "index", n, url) AS (SELECT row, "index", -n, url FROM samples) SELECT * FROM w',
+        [(-1, "a"), (-2, "b"), (-3, "c")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("query", "expected"), SAME_NAMES, ids=[query for query, _ in SAME_NAMES])
+def test_a_column_that_is_computed_under_the_name_of_the_source_is_never_the_source_s(
+    query: str, expected: list[tuple[int, str]], tmp_path: Path
+) -> None:
+    src = write_csv(tmp_path / "t.csv", "index,n,url\n0,1,a\n1,2,b\n2,3,c\n")
+    for _ in range(2):  # found again
+        assert [(row["n"], row["url"]) for row in all_rows(build(tmp_path, src, sql_query=query))] == expected
+
+
+def test_positions_that_were_kept_for_computed_columns_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    src = write_csv(tmp_path / "t.csv", "index,n\n0,0\n1,1\n2,2\n")
+    query = 'SELECT row, "index", n + 1 AS n FROM dataframe'
+    with monkeypatch.context() as patched:
+        patched.setattr("sqlstream.index.build.select.keeps_rows", lambda *_: True)  # as versions before this rule did
+        assert [row["n"] for row in all_rows(build(tmp_path, src, sql_query=query))] == [0, 1, 2]
+    assert [row["n"] for row in all_rows(build(tmp_path, src, sql_query=query))] == [1, 2, 3]
 
 
 FILTERS = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sqlstream.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, SchemaError, SourceError
-from sqlstream.index.sources import delimited, directory, json_array
-from sqlstream.index.sources.wildcard import matcher
+from sqlstream.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, QueryError, SchemaError, SourceError
+from sqlstream.index.sources.formats import delimited, json_array, quoting
+from sqlstream.index.sources.places import directory
+from sqlstream.index.sources.places.wildcard import matcher
+from sqlstream.sample_types import SAMPLE_FIELDS
 from tests.index.sources import FolderReader, NoReader, all_rows, build, write_csv
 
 ROWS: list[dict[str, object]] = [
@@ -138,6 +142,42 @@ def test_a_directory_groups_files_by_the_name_before_the_first_dot(where: str, t
     assert len(build(tmp_path, src, FolderReader(tmp_path), data_type="text")) == 2
 
 
+def test_a_name_with_dots_is_a_sample_of_its_own_where_its_group_has_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [
+        "IMG.2024.01.jpg",
+        "IMG.2024.01.txt",
+        "x/IMG.2024.02.JPG",
+        "1.jpg",
+        "1.seg.png",
+        "v1.2.tar.gz",
+        "notes.txt",
+        ".a.b",
+    ]
+    make_samples(tmp_path / "d", *names, "x/README", "README", ".a.b")
+    with caplog.at_level(logging.WARNING):
+        index = build(tmp_path, tmp_path / "d", data_type="image")
+    assert all_rows(index) == [
+        {"index": "1", "jpg": "1.jpg", "seg.png": "1.seg.png", "txt": None},
+        {"index": "IMG.2024.01", "jpg": "IMG.2024.01.jpg", "seg.png": None, "txt": "IMG.2024.01.txt"},
+        {"index": "IMG.2024.02", "jpg": "x/IMG.2024.02.JPG", "seg.png": None, "txt": None},
+    ]
+    (warning,) = caplog.messages
+    assert "4 files belong to no sample" in warning
+    assert "README, notes.txt, v1.2.tar.gz, …" in warning
+
+
+def test_a_folder_of_names_with_dots_alone_is_a_folder_of_samples(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_samples(tmp_path / "d", "cat/a.b.c.png", "dog/a.b.c.png")
+    rows = all_rows(build(tmp_path, tmp_path / "d", data_type="image", label_column="label"))
+    assert [(row["index"], row["png"], row["label"]) for row in rows] == [
+        ("cat/a.b.c", "cat/a.b.c.png", "cat"),
+        ("dog/a.b.c", "dog/a.b.c.png", "dog"),
+    ]
+    assert not caplog.messages
+
+
 def test_a_directory_needs_a_data_type(tmp_path: Path) -> None:
     make_samples(tmp_path / "d", "1.jpg")
     with pytest.raises(ConfigError, match=r"give data_type.*image"):
@@ -191,7 +231,10 @@ CSV_TYPES = [
     ("1\nx", ["1", "x"]),
     ("9223372036854775807\n-1", [2**63 - 1, -1]),
     ("18446744073709551615\n1", [2**64 - 1, 1]),
-    ("99999999999999999999\n1", ["99999999999999999999", "1"]),
+    ("99999999999999999999\n1", [1e20, 1.0]),
+    ("99999999999999999999\n99999999999999999998\n1", ["99999999999999999999", "99999999999999999998", "1"]),
+    ("99999999999999999999\n12345678901234567", ["99999999999999999999", "12345678901234567"]),
+    ("18446744073709551615\n-1", ["18446744073709551615", "-1"]),
     ("12345678901234567\n0.5", ["12345678901234567", "0.5"]),
     ("true\nFalse\n", [True, False]),
     ("true\n1", ["true", "1"]),
@@ -209,6 +252,80 @@ def test_csv_numbers_are_numbers_only_when_no_text_is_lost(cells: str, expected:
     lines = "".join(f"k{at},{cell}\n" for at, cell in enumerate(cells.strip("\n").split("\n")))
     path = write_csv(tmp_path / "t.csv", "index,value\n" + lines)
     assert [row["value"] for row in all_rows(build(tmp_path, path))] == expected
+
+
+@pytest.mark.parametrize("name", SAMPLE_FIELDS)
+def test_a_column_with_the_name_of_a_sample_field_is_refused(name: str, tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.parquet", [{"index": 1, name: 7, "n": 2}])
+    with pytest.raises(SchemaError, match=rf"t\.parquet has a column '{name}'.*rename"):
+        build(tmp_path, path)
+    assert all_rows(build(tmp_path, path, columns_to_keep=["n"])) == [{"index": 1, "n": 2}]
+    with pytest.raises(QueryError, match=rf"gives a column '{name}'.*AS"):
+        build(tmp_path, path, columns_to_keep=["n"], sql_query=f'SELECT "index", n AS {name} FROM dataframe')
+
+
+def test_one_number_too_large_makes_a_column_real_and_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    values = [str(at) for at in range(400)]
+    values[300] = values[399] = "9" * 5000
+    path = write_csv(tmp_path / "t.csv", "index,n,id\n" + "".join(f"k{at},{v},{10**20 + at}\n" for at, v in enumerate(values)))
+    with caplog.at_level(logging.WARNING):
+        index = build(tmp_path, path)
+    assert [column.type for column in index.columns] == ["string", "double", "string"]
+    assert len(build(tmp_path, path, where="n > 10 AND n < 13")) == 2
+    real, text = sorted(caplog.messages)
+    assert re.search(r"t\.csv: column 'id' is text.*row 0's 100000000000000000000", real)
+    assert re.search(r"t\.csv: column 'n' is REAL: row 300 has 9{40}… \(5000 digits\).*infinite.*1 more", text)
+
+
+@pytest.mark.parametrize(
+    ("huge", "fate"), [("1e400", "infinite"), ("-2.5E+309", "infinite"), ("9" * 30, "rounded"), ("9" * 320 + ".5", "infinite")]
+)
+def test_a_number_too_large_beside_decimals_is_said_once_with_row_and_value(
+    huge: str, fate: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = [f"{at}.{'0' * 20}1" for at in range(400)]  # long decimals are not large
+    values[7] = huge
+    path = write_csv(tmp_path / "t.csv", "index,n\n" + "".join(f"k{at},{value}\n" for at, value in enumerate(values)))
+    with caplog.at_level(logging.WARNING):
+        index = build(tmp_path, path)
+    assert index.rows([7, 8]) == [{"index": "k7", "n": float(huge)}, {"index": "k8", "n": 8.0}]
+    (said,) = caplog.messages
+    assert re.search(rf"column 'n' is REAL: row 7 has {re.escape(huge[:30])}.*{fate} \(0 more", said)
+
+
+def test_names_that_read_as_numbers_too_large_stay_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_csv(tmp_path / "t.csv", "index,n\n" + "".join(f"k{at},{at}e{900 + at}\n" for at in range(1, 50)))
+    with caplog.at_level(logging.WARNING):
+        assert build(tmp_path, path).rows([0]) == [{"index": "k1", "n": "1e901"}]
+    assert "column 'n' is text" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('k0,a\nk1,"an open quote\nk2,b\n', 3),
+        ('k0,a\nk1,b\nk2,"unterminated', 4),
+        ('k0,"a\nk1,b\nk2,"c"\n', 2),
+        ('k0,5" pipe\nk1,"x\nk2,y', 3),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_an_open_quote_is_named_and_swallows_no_rows(text: str, line: int, encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(f"index,value\n{text}".encode(encoding))
+    with pytest.raises(SourceError, match=rf"t\.csv, line {line}: a quote is opened here and never closed"):
+        build(tmp_path, path)
+
+
+def test_quotes_within_a_value_and_lines_within_quotes_are_read_as_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quoting, "_BLOCK_BYTES", 7)  # each neighbour of a quote lies in another block sometimes
+    cells = ['"a ""b"""', 'say "hi"', '"two\nlines"', '""', '"x"y', '5"']
+    path = write_csv(tmp_path / "t.csv", "\ufeffindex,value\n" + "".join(f"k{at},{cell}\n" for at, cell in enumerate(cells)))
+    assert [row["value"] for row in all_rows(build(tmp_path, path))] == ['a "b"', 'say "hi"', "two\nlines", "", "xy", '5"']
+    good = write_csv(tmp_path / "good.csv", "index,value\r\n" + "".join(f'"k{at}","v\n""{at}"""\r\n' for at in range(40)))
+    assert [row["value"] for row in all_rows(build(tmp_path, good))] == [f'v\n"{at}"' for at in range(40)]
 
 
 def test_a_csv_column_that_turns_to_text_late_keeps_every_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +363,7 @@ def test_a_json_array_is_read_in_chunks_of_any_size(chunk: int, tmp_path: Path, 
         ('[{"index": 1}\n{"index": 2}]', "line 2: expected ',' or ']' after element 1"),
         ('[{"index": 1}] x', "expected the end of the file"),
         ('[{"index": 1}, 5]', "element 2: a JSON int, not an object"),
+        ('[{"index": ' + "9" * 5000 + "}]", "element 1: Exceeds the limit"),
         ('{"index": 1}', "not with an array"),
         ("", "starts with nothing"),
         ('[{"index": 1}, {"index": nul}]', "element 2"),

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sqlstream import locks
 from sqlstream.errors import IndexDatabaseError
-from sqlstream.index import store
+from sqlstream.index.file import index as store
+from sqlstream.process import locks
 from tests.index.sources import all_rows, build, write_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -102,7 +102,7 @@ def test_a_reader_keeps_no_page_of_the_index_nor_of_many_positions(
 def test_a_reader_imports_nothing_that_only_builders_and_migrations_need(path: Path, tmp_path: Path) -> None:
     index = build(tmp_path, path)
     script = (
-        "import sys; from pathlib import Path; import sqlstream.cache, sqlstream.index.build as build; "
+        "import sys; from pathlib import Path; import sqlstream.cache, sqlstream.index.build.build as build; "
         "heavy = {'pandas', 'sqlalchemy', 'alembic', 'duckdb'}; "
         "print(build.Index(Path(sys.argv[1])).rows([3])[0]['n'], heavy & {*sys.modules})"
     )

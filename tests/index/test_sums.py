@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sqlstream.errors import IndexDatabaseError
-from sqlstream.index import sums
-from sqlstream.index.sums import SumsFile
+from sqlstream.index.file import sums
+from sqlstream.index.file.sums import SumsFile
 from sqlstream.order import Int64Array
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import json
 import math
+import pickle
 import tempfile
+import uuid
+import zoneinfo
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqlstream.errors import SchemaError, SourceError
-from sqlstream.index.sandbox import run_query
+from sqlstream.index.file.index import Index
+from sqlstream.index.sql.sandbox import run_query
+from sqlstream.index.types.arrow import arrays_of
 from tests.index.sources import all_rows, build
 
 MOMENT = dt.datetime(2024, 2, 29, 12, 30, 1, 250_000)
@@ -57,13 +63,16 @@ CASES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "map": (pa.map_(pa.string(), pa.float64()), [[("a", 1.0), ("b", None)], [], None]),
     "null": (pa.null(), [None, None]),
+    "uuid": (pa.uuid(), [uuid.UUID(int=2**127 + 5), uuid.UUID(int=0), None]),
 }
 
 
 def roundtrip(directory: Path, kind: Any, values: list[Any], name: str = "value") -> list[Any]:
+    directory.mkdir(exist_ok=True)
     path = directory / "table.parquet"
     keys = pa.array(range(len(values)))
-    pq.write_table(pa.table([keys, pa.array(values, kind)], names=["index", name]), path)
+    column = values if kind is None else pa.array(values, kind)
+    pq.write_table(pa.table([keys, column], names=["index", name]), path)
     index = build(directory, path)
     result = [row[name] for row in all_rows(index)]
     index.close()
@@ -94,6 +103,45 @@ def test_a_nan_stays_a_nan_and_a_null_stays_none_but_both_read_as_null_in_sql(tm
 def test_nanoseconds_that_datetime_cannot_hold_come_back_as_numpy(tmp_path: Path) -> None:
     values = [np.datetime64("2024-01-01T00:00:00.123456789", "ns"), np.datetime64("2024-01-01T00:00:00.123456000", "ns")]
     assert roundtrip(tmp_path, pa.timestamp("ns"), values) == [values[0], dt.datetime(2024, 1, 1, 0, 0, 0, 123456)]
+
+
+def test_nanoseconds_keep_their_zone_and_every_digit(tmp_path: Path) -> None:
+    zone = zoneinfo.ZoneInfo("Europe/Berlin")
+    stored = pa.array([1_700_000_000_123_456_789, 1_700_000_000_123_456_000, None, -1], pa.timestamp("ns", "Europe/Berlin"))
+    first, second, none, early = roundtrip(tmp_path, stored.type, stored)  # type: ignore[arg-type]
+    assert isinstance(first, dt.datetime)
+    assert (str(first), first.tzinfo) == ("2023-11-14 23:13:20.123456789+01:00", zone)
+    assert (second, none) == (dt.datetime(2023, 11, 14, 23, 13, 20, 123456, zone), None)
+    assert str(early) == "1970-01-01 00:59:59.999999999+01:00"
+    assert first != second
+    assert pickle.loads(pickle.dumps(first)) == copy.copy(first) == first
+    assert pickle.loads(pickle.dumps(first)).nanosecond == 789
+    index = Index(next((tmp_path / "index").glob("*.sqlite")))
+    exported = arrays_of(index.columns, index.stored_rows([0, 1, 2, 3]))
+    assert exported[1].equals(stored)
+
+
+def test_bytes_that_stand_for_truth_come_back_as_bool(tmp_path: Path) -> None:
+    truths = pa.ExtensionArray.from_storage(pa.bool8(), pa.array([2, 0, None], pa.int8()))
+    lists = pa.ListArray.from_arrays([0, 2, 3, 3], truths)
+    assert roundtrip(tmp_path, None, truths) == [True, False, None]  # type: ignore[arg-type]
+    assert roundtrip(tmp_path / "lists", None, lists) == [[True, False], [None], []]  # type: ignore[arg-type]
+
+
+def test_a_moment_that_stands_for_no_time_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"'value'.*stands for no time"):
+        roundtrip(tmp_path, pa.timestamp("us", "UTC"), pa.array([-(2**63)], pa.timestamp("us", "UTC")))  # type: ignore[arg-type]
+
+
+def test_a_file_cannot_claim_how_its_values_are_encoded(tmp_path: Path) -> None:
+    field: Any = pa.field("t", pa.string(), metadata={"sqlstream.encoding": "json", "PARQUET:field_id": "7"})
+    path = tmp_path / "t.parquet"
+    pq.write_table(
+        pa.table([pa.array([1]), pa.array(["no json"])], schema=pa.schema([pa.field("index", pa.int64()), field])), path
+    )
+    index = build(tmp_path, path)
+    assert all_rows(index) == [{"index": 1, "t": "no json"}]
+    assert [column.type for column in index.columns] == ["int64", "string"]
 
 
 def test_years_beyond_datetime_come_back_as_numpy(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -13,8 +14,8 @@ import numpy as np
 import pytest
 
 from sqlstream.errors import SchemaError, SourceChangedError, SourceError
+from sqlstream.index.file.index import Index
 from sqlstream.index.info import describe, list_indexes
-from sqlstream.index.store import Index
 from tests.index.kills import kill_at
 from tests.index.sources import FolderReader, all_rows, build, write_csv
 from tests.index.test_build import in_child
@@ -97,7 +98,7 @@ def test_a_changed_source_is_noticed(change: Any, message: str, tmp_path: Path, 
     assert len(list_indexes(tmp_path / "index")) == 2
 
 
-def test_other_options_and_sources_without_versions_are_no_change(tmp_path: Path) -> None:
+def test_other_options_are_no_change(tmp_path: Path) -> None:
     write_part(tmp_path, 0)
     src = tmp_path / "d/*.jsonl"
     build(tmp_path, src)
@@ -109,6 +110,38 @@ def test_other_options_and_sources_without_versions_are_no_change(tmp_path: Path
         {"max_size": 1},
     ):
         build(tmp_path, src, on_source_change="raise", **changes)
+
+
+@pytest.mark.parametrize("kind", ["memory", "database", "memory beside a file"])
+def test_another_table_without_versions_is_another_source(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    database = tmp_path / "rows.db"
+    file = write_csv(tmp_path / "t.csv", "index,n\nfile,0\n")
+
+    def build_with(n: int) -> Index:
+        rows = [{"index": "memory", "n": n}]
+        if kind == "database":
+            with contextlib.closing(sqlite3.connect(database)) as db, db:
+                db.execute("DROP TABLE IF EXISTS t")
+                db.execute("CREATE TABLE t AS SELECT 'a' AS \"index\", ? AS n", (n,))
+            asked: dict[str, Any] = {"sql_query": "SELECT * FROM t", "source_version": str(n)}
+            return build(tmp_path, f"sqlite:///{database}", on_source_change="raise", **asked)
+        return build(tmp_path, rows if kind == "memory" else [file, rows], on_source_change="raise")
+
+    with caplog.at_level(logging.WARNING):
+        assert build_with(1).fingerprint != build_with(2).fingerprint
+    assert "is not what was indexed" not in caplog.text
+
+
+def test_a_table_in_memory_is_the_same_in_every_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [tmp_path / "a", tmp_path / "b"]
+    found = []
+    for place in places:
+        place.mkdir()
+        monkeypatch.chdir(place)
+        found.append(build(tmp_path, [{"index": "a", "image": "1.jpg"}]))
+    assert found[0].fingerprint == found[1].fingerprint
+    assert len(list_indexes(tmp_path / "index")) == 1
+    assert [index.resolve("1.jpg") for index in found] == [str(place / "1.jpg") for place in places]
 
 
 def test_a_changed_directory_is_noticed(tmp_path: Path) -> None:
@@ -159,3 +192,17 @@ def test_an_index_of_garbage_beside_it_does_no_harm(tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.WARNING):
         assert len(build(tmp_path, path)) == 1
     assert "ff.sqlite cannot be read" in caplog.text
+
+
+def test_another_query_is_another_source_and_another_signature_is_not(tmp_path: Path) -> None:
+    signatures = [f"GoogleAccessId=me&Expires={n}&Signature={n}" for n in range(2)]
+    for at, query in enumerate(("sr=1", "sr=2", *signatures)):
+        write_csv(tmp_path / f"t.csv?{query}", f"index\nrow {at}\n")
+
+    def first(query: str) -> object:
+        src = f"https://h/t.csv?{query}"
+        return build(tmp_path, src, FolderReader(tmp_path, "https://h"), on_source_change="raise").rows([0])[0]["index"]
+
+    assert [first(query) for query in ("sr=1", "sr=2", "sr=1", signatures[0])] == ["row 0", "row 1", "row 0", "row 2"]
+    with pytest.raises(SourceChangedError, match=r"t\.csv has another version"):
+        first(signatures[1])

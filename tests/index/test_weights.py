@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sqlstream import locks
 from sqlstream.errors import ConfigError, IndexDatabaseError, QueryError
-from sqlstream.index.store import Index
+from sqlstream.index.file.index import Index
 from sqlstream.index.weights import WeightsSpec, WeightTable, open_weights
 from sqlstream.order.weights import WeightedRows
+from sqlstream.process import locks
 from tests.index.sources import all_rows, build, write_csv
 
 TEXT = "index,score,label,my weight\na,7.5,cat,1\nb,6,cat,0\nc,,dog,2.5\nd,9,cat,0.5\n"
@@ -97,8 +97,9 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     ("0", ConfigError, "add up to 0: give at least one row"),
     ("label", ConfigError, "row 0 has 'cat', which is no number"),
     ("1e999", ConfigError, "has inf"),
-    ("1, 2", QueryError, "row value misused|2 values a row"),
-    ("1) AS x, (2", QueryError, "2 values a row"),
+    ("1, 2", QueryError, "weights='1, 2' is not one SQL expression: it is 2 values a row: give one"),
+    ("1) AS x, (2", QueryError, r"not one SQL expression: a bracket '\)' closes none"),
+    ("1) FROM dataframe UNION ALL SELECT 'x', (5", QueryError, "not one SQL expression"),
     ("scoer > 6", QueryError, "no such column: scoer.*columns: row, index, score"),
     ("(SELECT count(*) FROM sqlite_master)", QueryError, "only the table"),
     ("1; DROP TABLE rows", QueryError, "more than one statement"),

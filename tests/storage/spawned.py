@@ -7,22 +7,20 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from sqlstream.config import StorageOptions
-from sqlstream.storage.base import ObjectInfo, Storage, read_ranges
+from sqlstream.storage.base.protocols import ObjectInfo, Storage, read_ranges
 
 _made: dict[tuple[str, str], Storage] = {}
 
 
 def _storage(backend: str, options: StorageOptions) -> Storage:
-    from sqlstream.storage.direct_backend import DirectHttpStorage
-    from sqlstream.storage.fsspec_backend import FsspecStorage
-    from sqlstream.storage.http_backend import HttpStorage
-    from sqlstream.storage.obstore_backend import ObstoreStorage
+    from sqlstream.storage.backends.fsspec import FsspecStorage
+    from sqlstream.storage.backends.http import HttpStorage
+    from sqlstream.storage.backends.obstore import ObstoreStorage
 
     kinds: dict[str, type[Any]] = {
         "obstore": ObstoreStorage,
         "fsspec": FsspecStorage,
         "urllib3": HttpStorage,
-        "direct": DirectHttpStorage,
     }
     key = (backend, repr(sorted(options.storage_options.items(), key=str)))
     if key not in _made:
@@ -62,8 +60,8 @@ class SpawnedStorage:
     def get_range(self, url: str, start: int, stop: int) -> bytes:
         return self._do("get_range", url, start, stop).data  # type: ignore[no-any-return]  # the pool loses the type
 
-    def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        return self._do("get_ranges", url, ranges)  # type: ignore[no-any-return]  # the pool loses the type
+    def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]], size_bytes: int | None = None) -> list[bytes]:
+        return self._do("get_ranges", url, ranges, size_bytes)  # type: ignore[no-any-return]  # the pool loses the type
 
     def objects_below(self, prefix: str) -> list[ObjectInfo]:
         return self._do("list", prefix)  # type: ignore[no-any-return]  # the pool loses the type

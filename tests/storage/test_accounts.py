@@ -20,9 +20,7 @@ def test_every_request_byte_and_retry_of_every_host_is_in_the_ledger(
         for i in (3, 13, 23):
             server.script(f"/{i}", BUSY)
             other.script(f"/{i}", CUT)
-        other.script(
-            "/5", FaultyAnswer(fault=Fault.REDIRECT, location="/moved"), FaultyAnswer(fault=Fault.REDIRECT, location="/7")
-        )
+        other.script("/5", FaultyAnswer(fault=Fault.REDIRECT, location="/7"))
         for i in range(10):
             s3.put(f"accounts/{i}", b"x" * 1000)
         urls = [f"{each.url}/{i}" for each in (server, other) for i in range(40)] + [f"s3://accounts/{i}" for i in range(10)]
@@ -34,7 +32,7 @@ def test_every_request_byte_and_retry_of_every_host_is_in_the_ledger(
                 pass
             hosts = {host.host: host for host in cache.statistics().hosts}
         plain, cut, bucket = (hosts[name] for name in (server.url, other.url, "s3://accounts"))
-        assert (plain.requests, cut.requests) == (len(server.requests()), len(other.requests())) == (43, 45)
+        assert (plain.requests, cut.requests) == (len(server.requests()), len(other.requests())) == (43, 44)
         assert bucket.requests == sum(num for url, num in s3.gets_by_url().items() if url.startswith("s3://accounts/")) == 10
         assert (plain.retries, cut.retries, bucket.retries) == (3, 3, 0)
         assert plain.downloaded_bytes == sum(len(server.objects[f"/{i}"]) for i in range(40))

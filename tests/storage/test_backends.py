@@ -167,26 +167,6 @@ class TestFsspecOnS3(ListingContract):
         return s3_site(pool, s3, "fsspec")
 
 
-class TestDirectOnHttp(HttpContract):
-    @pytest.fixture
-    def site(self, pool: ProcessPoolExecutor, server: FaultyHttpServer) -> Site:
-        return http_site(pool, server, "direct")
-
-    def test_odd_names_are_read_as_they_are_spelled(self, site: Site) -> None:
-        """The resolver sends such names to urllib3; the direct client refuses what would not be one word of a request."""
-        for name in ("a b.bin", "x HTTP/1.1\r\nHost: other", "ü.bin", "../x"):
-            with pytest.raises(StorageError, match="not for the direct client"):
-                site.storage.get(site.put(f"odd/{name}", b""))
-        plain = site.put("odd/~tilde=.b%in", b"")
-        site.put("odd/~tilde=.b+in", b"plus")
-        assert site.storage.get(plain.replace("%", "%2b"))[1] == [b"plus"]
-
-    def test_head_that_the_server_refuses_is_asked_with_get(self, site: Site, server: FaultyHttpServer) -> None:
-        url = site.put("x", DATA)
-        server.script("/data/x", FaultyAnswer(fault=Fault.STATUS, status=405))
-        assert site.storage.head(url).size_bytes == len(DATA)
-
-
 class TestUrllib3OnHttp(HttpContract):
     @pytest.fixture
     def site(self, pool: ProcessPoolExecutor, server: FaultyHttpServer) -> Site:
@@ -313,7 +293,7 @@ def test_s3_without_the_right_to_read_is_access_denied(pool: ProcessPoolExecutor
             operation(url)
 
 
-@pytest.mark.parametrize("backend", ["direct", "urllib3", "fsspec"])
+@pytest.mark.parametrize("backend", ["urllib3", "fsspec"])
 def test_http_without_the_right_to_read_is_access_denied(
     pool: ProcessPoolExecutor, server: FaultyHttpServer, backend: str
 ) -> None:

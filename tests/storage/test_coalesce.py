@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlstream.storage.coalesce import plan_reads
+from sqlstream.storage.base.coalesce import plan_reads
 
 DATA = bytes(range(256)) * 4
 RANGES = st.lists(

@@ -3,12 +3,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlstream.storage.concurrency import (
+from sqlstream.storage.base.concurrency import (
     LEAST_THREADS,
     MOST_THREADS,
     MOST_THREADS_OF_NODE,
+    DownloadTiming,
     Observations,
-    Seen,
     auto_threads,
 )
 
@@ -38,8 +38,8 @@ def test_small_far_objects_get_many_threads_and_near_or_huge_ones_few() -> None:
 def test_the_lowest_latencies_count_not_those_that_our_own_load_made() -> None:
     calm, loaded = Observations(), Observations()
     for i in range(64):
-        calm.add(Seen(latency_seconds=0.001, size_bytes=100_000))
-        loaded.add(Seen(latency_seconds=0.001 if i % 8 == 0 else 0.5, size_bytes=100_000))
+        calm.add(DownloadTiming(latency_seconds=0.001, size_bytes=100_000))
+        loaded.add(DownloadTiming(latency_seconds=0.001 if i % 8 == 0 else 0.5, size_bytes=100_000))
     assert calm.threads(1) == loaded.threads(1) < MOST_THREADS
     assert loaded.latency(0.95) == 0.5
 

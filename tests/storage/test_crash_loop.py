@@ -7,14 +7,15 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import FetchCancelledError, StorageError, TransientStorageError
-from sqlstream.storage import client
 from sqlstream.storage.fetcher import Fetcher
+from sqlstream.storage.protocol.messages import HelperTiming
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.storage.downloads import Downloads
 from tests.storage.test_fetcher import granted
@@ -97,58 +98,69 @@ def test_stopping_in_the_middle_of_a_crash_loop_ends_all(downloads: Downloads, s
     assert downloads.fetcher.num_pending == 0
 
 
+NEVER = 10**6
+
+
+@contextlib.contextmanager
+def downloads_with(timing: HelperTiming, tmp_path: Path) -> Iterator[Downloads]:
+    fetcher = Fetcher(StorageOptions(num_threads=4), timing)
+    try:
+        yield Downloads(fetcher, tmp_path)
+    finally:
+        fetcher.stop()
+
+
 def test_a_helper_that_hangs_alive_is_replaced(
-    downloads: Downloads, server: FaultyHttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: FaultyHttpServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.objects["/x"] = b"data"
     server.script("/x", STALL)
-    downloads.submit(f"{server.url}/x")
-    while not server.requests("/x"):
-        time.sleep(0.01)
-    pid = downloads.fetcher.helper_pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(client, "_LOOK_SECONDS", 0.05)
-    while downloads.fetcher.helper_pid == pid:
-        time.sleep(0.01)
-    monkeypatch.undo()  # the next helper may be slow: the machine may be
-    (done,) = downloads.wait_done()
-    assert (done.error, downloads.read("0")) == (None, b"data")
-    assert "gives no sign of life" in caplog.text
+    with downloads_with(
+        HelperTiming(look_seconds=0.5, max_silent_looks=4, max_silent_looks_at_start=NEVER), tmp_path
+    ) as downloads:
+        downloads.submit(f"{server.url}/x")
+        while not server.requests("/x"):
+            time.sleep(0.01)
+        pid = downloads.fetcher.helper_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        while downloads.fetcher.helper_pid == pid:
+            time.sleep(0.01)
+        (done,) = downloads.wait_done()
+        assert (done.error, downloads.read("0")) == (None, b"data")
+        assert "gives no sign of life" in caplog.text
 
 
-@pytest.mark.slow
-def test_a_helper_that_only_waits_is_not_taken_for_a_hanging_one(
-    downloads: Downloads, server: FaultyHttpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It says that it lives every 2 s; 15 looks of 1 s are 15 s."""
+def test_a_helper_that_only_waits_is_not_taken_for_a_hanging_one(server: FaultyHttpServer, tmp_path: Path) -> None:
+    """It says that it lives at every look."""
     server.objects["/x"] = b"data"
-    downloads.submit(f"{server.url}/x", like=granted(0))
-    downloads.wait_grants(1)
-    pid = downloads.fetcher.helper_pid
-    monkeypatch.setattr(client, "_LOOK_SECONDS", 1.0)
-    time.sleep(18)
-    assert downloads.fetcher.helper_pid == pid
-    downloads.fetcher.grant("0", 10)
-    assert downloads.wait_done()[0].error is None
+    timing = HelperTiming(look_seconds=0.1, max_silent_looks=15, max_silent_looks_at_start=NEVER)
+    with downloads_with(timing, tmp_path) as downloads:
+        downloads.submit(f"{server.url}/x", like=granted(0))
+        downloads.wait_grants(1)
+        pid = downloads.fetcher.helper_pid
+        time.sleep(2)
+        assert downloads.fetcher.helper_pid == pid
+        downloads.fetcher.grant("0", 10)
+        assert downloads.wait_done()[0].error is None
 
 
-def test_an_idle_helper_may_be_silent(fetcher: Fetcher, server: FaultyHttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_helper_may_be_silent(server: FaultyHttpServer, tmp_path: Path) -> None:
     server.objects["/x"] = b"data"
-    monkeypatch.setattr(client, "_MAX_SILENT_LOOKS_AT_START", 10**6)
-    monkeypatch.setattr(client, "_LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(client, "_MAX_IDLE_LOOKS", 10**6)
-    fetcher.head(f"{server.url}/x")
-    monkeypatch.setattr(client, "_LOOK_SECONDS", 0.02)
-    pid = fetcher.helper_pid
-    time.sleep(1)
-    assert fetcher.helper_pid == pid
+    timing = HelperTiming(look_seconds=0.05, max_silent_looks=4, max_silent_looks_at_start=NEVER, max_idle_looks=NEVER)
+    with downloads_with(timing, tmp_path) as downloads:
+        downloads.fetcher.head(f"{server.url}/x")
+        pid = downloads.fetcher.helper_pid
+        time.sleep(1)
+        assert downloads.fetcher.helper_pid == pid
 
 
 def test_a_helper_that_dies_when_it_starts_is_an_error_soon(
     fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import os, sys\nif 'sqlstream.storage.helper' in sys.orig_argv: os._exit(7)\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\nif 'sqlstream.storage.worker.helper' in sys.orig_argv: os._exit(7)\n"
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(StorageError, match="dies when it starts"):
         fetcher.head("s3://bucket/x")

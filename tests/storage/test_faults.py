@@ -139,25 +139,19 @@ def test_another_etag_than_expected_is_a_changed_object(downloads: Downloads, ur
 
 @pytest.mark.parametrize("scheme", ["http"], indirect=True)
 class TestHttpOnly:
-    def test_an_answer_without_length_works_and_costs_one_request_more_only_once(
-        self, downloads: Downloads, server: FaultyHttpServer, url: str, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_an_answer_without_length_works(self, downloads: Downloads, server: FaultyHttpServer, url: str) -> None:
         server.script(PATH, always=FaultyAnswer(fault=Fault.NO_LENGTH))
-        for ticket in ("0", "1"):
-            downloads.submit(url)
-            assert downloads.wait_done(ticket)[0].error is None
-            assert downloads.read(ticket) == DATA
-        first, second = downloads.wait_done()
-        assert (first.num_requests, second.num_requests) == (2, 1)
-        assert (first.num_retries, len(server.requests(PATH))) == (0, 3)
-        assert [record.name for record in caplog.records] == ["sqlstream.storage.resolve"]
+        downloads.submit(url)
+        (done,) = downloads.wait_done()
+        assert (done.error, done.num_requests, len(server.requests(PATH))) == (None, 1, 1)
+        assert downloads.read("0") == DATA
 
     def test_a_compressed_answer_is_decompressed(self, downloads: Downloads, server: FaultyHttpServer, url: str) -> None:
         server.script(PATH, always=FaultyAnswer(fault=Fault.GZIP))
         downloads.submit(url)
         (done,) = downloads.wait_done()
         assert (done.error, done.size_bytes, downloads.read("0") == DATA) == (None, len(DATA), True)
-        assert (done.num_requests, done.num_retries, len(server.requests(PATH))) == (2, 0, 2)
+        assert (done.num_requests, done.num_retries, len(server.requests(PATH))) == (1, 0, 1)
 
     def test_redirects_are_followed(self, downloads: Downloads, server: FaultyHttpServer, url: str) -> None:
         server.script("/moved", always=FaultyAnswer(fault=Fault.REDIRECT, location=url))
@@ -171,7 +165,6 @@ class TestHttpOnly:
         assert len(server.requests(PATH)) == 2
 
     def test_retry_after_is_waited_for(self, downloads: Downloads, server: FaultyHttpServer, url: str) -> None:
-        """By both clients: the second one takes over after the first failure."""
         busy = FaultyAnswer(fault=Fault.STATUS, status=429, headers=(("Retry-After", "1"),))
         server.script(PATH, busy, busy)
         downloads.submit(url)

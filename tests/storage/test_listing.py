@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import TransientStorageError
-from sqlstream.storage import listing
-from sqlstream.storage.base import ObjectInfo
+from sqlstream.storage.backends import listing
+from sqlstream.storage.backends.listing import Level, spread
+from sqlstream.storage.base.protocols import ObjectInfo
 from sqlstream.storage.fetcher import Fetcher
-from sqlstream.storage.listing import Level, spread
 from sqlstream.testing.servers import LocalS3
 
 NAMES = st.lists(st.text(alphabet="ab-./", min_size=1, max_size=6).map(lambda name: name.strip("/") or "a"), max_size=60)

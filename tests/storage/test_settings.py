@@ -7,7 +7,7 @@ import pytest
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ConfigError
-from sqlstream.storage.settings import http_headers, network_settings, store_settings
+from sqlstream.storage.base.settings import http_headers, network_settings, store_settings
 
 
 @pytest.fixture(autouse=True)
@@ -88,18 +88,17 @@ def test_secrets_are_not_in_the_repr() -> None:
 
 
 def test_what_sqlstream_acts_on_itself_reaches_no_client() -> None:
-    own = {"backend": "obstore", "timeout": 5, "connect_timeout": 1, "read_timeout": 2, "verify_etag": True, "hedge_factor": 3}
+    own = {"backend": "obstore", "timeout": 5, "connect_timeout": 1, "read_timeout": 2, "verify_etag": True}
     settings = store_settings("s3", {"anon": True, **own})
     assert (settings.config, settings.client) == ({"skip_signature": True}, {})
 
 
 def test_timeouts_among_the_storage_options_are_those_of_the_helper() -> None:
-    options = StorageOptions(storage_options={"timeout": 5, "connect_timeout": 1, "read_timeout": 2.5, "hedge_factor": 3})
+    options = StorageOptions(storage_options={"timeout": 5, "connect_timeout": 1, "read_timeout": 2.5})
     assert (options.total_timeout_seconds, options.connect_timeout_seconds, options.read_timeout_seconds) == (5, 1, 2.5)
-    assert options.hedge_factor == 3
 
 
-@pytest.mark.parametrize("wrong", [{"timeout": "5"}, {"read_timeout": 0}, {"hedge_factor": -1}, {"connect_timeout": True}])
+@pytest.mark.parametrize("wrong", [{"timeout": "5"}, {"read_timeout": 0}, {"connect_timeout": True}])
 def test_a_timeout_that_is_none_is_named(wrong: Mapping[str, object]) -> None:
     (key,) = wrong
     with pytest.raises(ConfigError, match=key):
@@ -131,3 +130,11 @@ def test_no_error_and_no_repr_shows_a_secret() -> None:
     with pytest.raises(ConfigError) as caught:
         store_settings("s3", {"client_kwargs": "hush"})
     assert "hush" not in str(caught.value)
+
+
+def test_hedging_which_is_gone_is_an_unknown_option() -> None:
+    for scheme in ("s3", "https"):
+        with pytest.raises(ConfigError, match="storage_options\\['hedge_factor'\\] is not known"):
+            store_settings(scheme, {"hedge_factor": 3})
+    with pytest.raises(ConfigError, match="hedge_factor"):
+        http_headers({"hedge_factor": 3})

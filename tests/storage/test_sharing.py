@@ -11,7 +11,7 @@ import pytest
 
 from sqlstream.cache import Cache
 from sqlstream.config import StorageOptions
-from sqlstream.storage.concurrency import MOST_THREADS_OF_NODE
+from sqlstream.storage.base.concurrency import MOST_THREADS_OF_NODE
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.cache.actors import Stage, objects, pin_until_told

@@ -73,6 +73,39 @@ def test_a_span_is_right_whatever_the_server_does(
     assert (tmp_path / "0").read_bytes()[: SPAN[1] - SPAN[0]] == DATA[slice(*SPAN)]
 
 
+@pytest.mark.parametrize("span", [SPAN, (len(DATA) - 100, len(DATA)), (0, len(DATA) - 1000)], ids=["middle", "end", "start"])
+@pytest.mark.parametrize("now", [len(DATA) - 500, len(DATA) + 500, 1000])
+@pytest.mark.parametrize("ignores_ranges", [False, True])
+def test_a_span_of_an_object_of_another_size_is_refused_without_another_try(
+    downloads: Downloads, server: FaultyHttpServer, span: tuple[int, int], now: int, ignores_ranges: bool
+) -> None:
+    server.objects["/x"] = (DATA + DATA)[:now]
+    url, request = f"{server.url}/x", ask(span)._replace(whole_bytes=len(DATA))
+    if ignores_ranges:
+        server.script("/x", *[FaultyAnswer(fault=Fault.NO_RANGES)] * 2)
+    assert isinstance(bring(downloads, url, request).error, ObjectChangedError)
+    assert len(server.requests("/x")) == 1
+    with pytest.raises(ObjectChangedError, match=f"has .* {len(DATA)} .*rebuild the index"):
+        downloads.fetcher.get_ranges(url, [span], len(DATA))
+    if span[1] <= now:
+        assert downloads.fetcher.get_ranges(url, [span], now) == [server.objects["/x"][slice(*span)]]
+
+
+@pytest.mark.parametrize("options", [{}, {"backend": "fsspec"}], ids=["obstore", "fsspec"])
+def test_a_span_of_an_object_that_was_replaced_in_s3_or_on_disk_is_refused(
+    options: dict[str, str], s3: LocalS3, tmp_path: Path
+) -> None:
+    downloads = Downloads(Fetcher(StorageOptions(storage_options={**s3.storage_options, **options})), tmp_path)
+    (tmp_path / "source").write_bytes(DATA[:2_000_000])
+    for url in (s3.put("spans/replaced", DATA[:2_000_000]), str(tmp_path / "source")):
+        for span in ((0, 1000), (2_000_001, 2_000_100), (1_999_000, 2_000_100)):
+            done = bring(downloads, url, ask(span)._replace(whole_bytes=len(DATA)))
+            assert isinstance(done.error, ObjectChangedError), (span, done)
+            with pytest.raises(ObjectChangedError):
+                downloads.fetcher.get_ranges(url, [span], len(DATA))
+    downloads.fetcher.stop()
+
+
 def test_a_span_of_another_version_or_beyond_the_end_is_refused(downloads: Downloads, server: FaultyHttpServer) -> None:
     server.objects["/x"] = DATA
     assert isinstance(bring(downloads, f"{server.url}/x", ask(etag='"other"')).error, ObjectChangedError)

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from sqlstream.config import StorageOptions
-from sqlstream.storage.settings import known_keys
+from sqlstream.storage.base.settings import known_keys
 
 PAGE = Path(__file__).parents[2] / "docs" / "storage.md"
 

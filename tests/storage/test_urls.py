@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sqlstream.errors import ConfigError
-from sqlstream.storage import urls
+from sqlstream.storage.base import urls
 
 
 def test_examples_in_the_docstrings_hold() -> None:
@@ -112,3 +112,30 @@ def test_join_keeps_urls_and_puts_names_below_the_base(base: str, relative: str,
 )
 def test_parent_is_the_directory_without_the_query(url: str, expected: str) -> None:
     assert urls.parent(url) == expected
+
+
+@pytest.mark.parametrize("mark", ["/", "#", "?", "/#?", "@", "%2f/", "/a:b#c?d=e/"])
+@pytest.mark.parametrize("address", ["https://me:{}@host/x", "s3://key:{}@bucket/x", "postgresql+psycopg://me:{}@host/db"])
+def test_redact_knows_a_password_with_any_mark_in_it(mark: str, address: str) -> None:
+    url = address.format(f"hid{mark}den")
+    for text in (urls.redact(url), urls.redact_text(f"cannot reach '{url}', or <{url}>: no"), urls.redact(url + "?sig=hidden")):
+        assert "hid" not in text
+        assert "den" not in text
+        assert text.count("host") + text.count("bucket") > 0
+
+
+def test_redact_knows_passwords_of_databases_by_sqlalchemys_rule() -> None:
+    assert urls.redact("mysql://me:12/34@host/db?x=a@b") == "mysql://host/db"
+    assert urls.redact("sqlite:////data/a@b.db") == "sqlite:////data/a@b.db"
+    assert urls.redact("postgresql://host/db?user=me@x") == "postgresql://host/db"
+
+
+def test_redact_leaves_names_with_an_at_sign() -> None:
+    for url in ("https://h:8080/a@2x.jpg", "s3://b/a@b/x:y", "abfs://container@account/x", "https://[::1]:80/a@b"):
+        assert urls.redact(url) == url
+
+
+def test_redact_text_hides_values_that_are_named_as_secrets() -> None:
+    text = urls.redact_text("host=h password=hidden user=me&X-Amz-Signature=hidden; access_token=hidden, sig=hidden")
+    assert "hidden" not in text
+    assert "host=h" in text

@@ -3,9 +3,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from sqlstream.storage.messages import Alive, FetchDone, ToReader
-from sqlstream.storage.outbox import Outbox
-from sqlstream.storage.workers import Slot, Workers
+import pytest
+
+from sqlstream.storage.protocol.messages import Alive, FetchDone, ToReader
+from sqlstream.storage.worker.outbox import Outbox
+from sqlstream.storage.worker.workers import Workers, WorkPermit
 
 WAIT_SECONDS = 300.0
 
@@ -16,10 +18,10 @@ class Meter:
     def __init__(self) -> None:
         self.condition = threading.Condition()
         self.num_running = self.num_done = self.most = 0
-        self.slots: list[Slot] = []
+        self.slots: list[WorkPermit] = []
         self.gate = threading.Event()
 
-    def job(self, slot: Slot) -> None:
+    def job(self, slot: WorkPermit) -> None:
         with self.condition:
             self.slots.append(slot)
             self.num_running += 1
@@ -90,7 +92,7 @@ def test_a_job_that_raises_does_not_take_its_place_with_it() -> None:
     meter, workers = Meter(), Workers(1)
     meter.gate.set()
 
-    def broken(slot: Slot) -> None:
+    def broken(slot: WorkPermit) -> None:
         raise RuntimeError("broken")
 
     workers.submit([broken, broken, meter.job])
@@ -119,3 +121,22 @@ def test_ends_of_downloads_are_gathered_while_more_are_under_way_and_others_are_
     outbox.post(FetchDone(ticket="last"))
     assert sent.acquire(timeout=WAIT_SECONDS)
     assert len(frames[1]) == 1
+
+
+def test_jobs_for_which_no_thread_starts_are_taken_by_those_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter, workers = Meter(), Workers(8)
+    workers.submit([meter.job, meter.job])
+    meter.wait(lambda: meter.num_running == 2)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        workers.submit([meter.job] * 5)
+    meter.gate.set()
+    meter.wait(lambda: meter.num_done == 7)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            Workers(1).submit([meter.job])

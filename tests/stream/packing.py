@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from sqlstream.stream.packed import Packing
+from sqlstream.stream.transport.packing import BatchPacker
 from sqlstream.transforms.base import Sample
 
 
 class Samples(IterableDataset[Sample]):
     """So many samples, in turn from each worker; packed or not."""
 
-    def __init__(self, sample_of: Callable[[int], Sample], num_samples: int, packing: Packing | None = None) -> None:
+    def __init__(self, sample_of: Callable[[int], Sample], num_samples: int, packing: BatchPacker | None = None) -> None:
         self.sample_of = sample_of
         self.num_samples = num_samples
         self.packing = packing

@@ -36,6 +36,20 @@ def access_then_fork(src: str, dst: str) -> None:
     print("done", flush=True)
 
 
+def open_then_fork(src: str, dst: str) -> None:
+    """Open a dataset, and another one in a forked process that is no DataLoader worker."""
+    for is_child in (False, True):
+        pid = os.fork() if is_child else 0
+        if pid == 0:
+            with StreamingDataset(src, dst, columns_to_download=[], show_progress=False) as dataset:
+                assert sum(1 for _ in dataset) == len(dataset)
+            if is_child:
+                os._exit(0)
+        else:
+            assert os.waitpid(pid, 0)[1] == 0
+    print("done", flush=True)
+
+
 def train(src: str, dst: str, limit: str, seed: str, num_epochs: str) -> None:
     """Two workers, a few epochs, every byte checked."""
     dataset = open_dataset(src, dst, cache_limit=int(limit) if limit != "none" else None, shuffle_seed=int(seed), batch_size=4)

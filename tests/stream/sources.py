@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sqlstream.cache.keys import charged_bytes
+from sqlstream.cache.model.refs import charged_bytes
 from sqlstream.testing.servers import FaultyHttpServer
 
 

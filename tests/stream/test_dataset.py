@@ -3,7 +3,9 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +73,28 @@ def test_a_seed_shuffles_each_epoch_anew_as_the_plan_says(photos: Photos, tmp_pa
             assert rows(dataset) == plan.rows(epoch, 0, photos.num).tolist()
 
 
-def test_samples_come_in_order_while_their_downloads_do_not(photos: Photos, tmp_path: Path) -> None:
-    slow = FaultyAnswer(fault=Fault.DRIP, seconds=0.02)
-    photos.server.script(photos.path(0), slow)
-    with open_photos(photos, tmp_path / "cache") as dataset:
+class OpensWhen(threading.Event):
+    """A gate that opens by itself once a condition holds, or after so long that it never will."""
+
+    def __init__(self, condition: Callable[[], bool]) -> None:
+        super().__init__()
+        self.has_held = False
+        self._condition, self._deadline = condition, time.monotonic() + 20
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.has_held = self.has_held or self._condition()
+        return self.has_held or time.monotonic() > self._deadline or super().wait(timeout)
+
+
+@pytest.mark.parametrize("prefetch", [None, pytest.param(1, marks=pytest.mark.slow)], ids=["ahead", "one at a time"])
+def test_samples_come_in_order_while_their_downloads_do_not(photos: Photos, tmp_path: Path, prefetch: int | None) -> None:
+    """The first object arrives when five others are whole; with `prefetch=1` none of these is asked for before it is there."""
+    others = OpensWhen(lambda: len(list((tmp_path / "cache" / "data").glob("*/*.jpg"))) >= 5)
+    photos.server.script(photos.path(0), FaultyAnswer(fault=Fault.HOLD, after_bytes=100, gate=others))
+    with open_photos(photos, tmp_path / "cache", prefetch=prefetch) as dataset:
         assert rows(dataset) == list(range(photos.num))
-    finished = [request.path for request in photos.server.requests() if request.path.endswith(".jpg")]
-    assert len(finished) == photos.num
+    assert others.has_held == (prefetch is None)
+    assert photos.num_gets() == {photos.path(number): 1 for number in range(photos.num)}
 
 
 def test_length_is_the_number_of_selected_rows(photos: Photos, tmp_path: Path) -> None:

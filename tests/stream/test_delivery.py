@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from sqlstream.errors import StateError
 from sqlstream.order import Plan, Tail
-from sqlstream.stream import delivery
-from sqlstream.stream.beyond import Beyond, stretches_of
-from sqlstream.stream.delivery import Delivery, Loaded, Position, Start, begun
-from sqlstream.stream.epochs import EpochCounter, Mark
-from sqlstream.stream.shares import PLANNED_TOGETHER, EpochShare, Place, Progress
-from sqlstream.stream.weighting import Weighting
+from sqlstream.stream.run import delivery
+from sqlstream.stream.run.delivery import Delivery, Loaded, RunPosition, Start, begun
+from sqlstream.stream.run.epoch_counter import EpochCounter, JobPosition
+from sqlstream.stream.run.partial_steps import DeliveredAhead, stretches_of
+from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare, ShareProgress, WorkerPosition
+from sqlstream.stream.run.weighting import Weighting
 from sqlstream.world import World
 
 Batch = list[tuple[int, int, int]]
@@ -37,11 +37,11 @@ def num_samples_of(epoch: int, position: int) -> int:
 class Model:
     """One rank's loader over an iteration."""
 
-    def __init__(self, plan: Plan, world: World, num_workers: int, position: Position, *, is_endless: bool = False) -> None:
+    def __init__(self, plan: Plan, world: World, num_workers: int, position: RunPosition, *, is_endless: bool = False) -> None:
         beyond = position.beyond
         first_worker = 0
         if beyond is not None:
-            beyond = Beyond.from_dict(json.loads(json.dumps(beyond.to_dict())))
+            beyond = DeliveredAhead.from_dict(json.loads(json.dumps(beyond.to_dict())))
             beyond.check_place(world.rank, world.world_size)
             first_worker = beyond.first_worker if beyond.num_workers == num_workers else 0
         self._start = Start(mark=position.mark, first_worker=first_worker, beyond=beyond)
@@ -61,19 +61,19 @@ class Model:
                     yield batch
         self.delivery.is_over = True
 
-    def _worker(self, world: World) -> Iterator[tuple[Batch, Place]]:
+    def _worker(self, world: World) -> Iterator[tuple[Batch, WorkerPosition]]:
         first = self._share(self._start.mark.epoch, world, self._start.mark.consumed, self._start.first_worker)
-        progress = Progress(first, first.taken)
+        progress = ShareProgress(first, first.taken)
         batch: Batch = []
         for sample in self._samples(first, progress):
             batch.append(sample)
             if len(batch) == self._plan.batch_size:
-                yield batch, Place(world.worker, progress.share.epoch, progress.taken, progress.offset)
+                yield batch, WorkerPosition(world.worker, progress.share.epoch, progress.taken, progress.offset)
                 batch = []
         if batch:
-            yield batch, Place(world.worker, progress.share.epoch, progress.taken, progress.offset)
+            yield batch, WorkerPosition(world.worker, progress.share.epoch, progress.taken, progress.offset)
 
-    def _samples(self, share: EpochShare, progress: Progress) -> Iterator[tuple[int, int, int]]:
+    def _samples(self, share: EpochShare, progress: ShareProgress) -> Iterator[tuple[int, int, int]]:
         while True:
             for start in range(0, share.partition.num_samples, PLANNED_TOGETHER):
                 for place, position in zip(*(array.tolist() for array in share.planned(start)), strict=True):
@@ -98,7 +98,7 @@ def plan_of(num_positions: int, batch_size: int, tail: Tail = Tail.SHORT) -> Pla
     return Plan(num_samples=num_positions, seed=1, batch_size=batch_size, tail=tail)
 
 
-BEGIN = Position(Mark(0, 0))
+BEGIN = RunPosition(JobPosition(0, 0))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
@@ -154,16 +154,16 @@ def test_any_number_of_workers_goes_on_as_often_as_one_likes_and_no_sample_is_lo
 
 def test_where_each_position_gives_one_sample_a_state_is_a_mark_alone() -> None:
     plan, world = plan_of(53, 4), World()
-    taken = Delivery(Start(mark=Mark(2, 8)), plan, world, 3, is_endless=False)
+    taken = Delivery(Start(mark=JobPosition(2, 8)), plan, world, 3, is_endless=False)
     for number in range(5):  # steps 2 to 6
-        taken.note(Place(number % 3, 2, 4 * (number // 3 + 1), 0))
-        assert taken.position() == Position(Mark(2, 12 + 4 * number))
+        taken.note(WorkerPosition(number % 3, 2, 4 * (number // 3 + 1), 0))
+        assert taken.position() == RunPosition(JobPosition(2, 12 + 4 * number))
 
 
 def test_a_state_is_small_though_a_worker_is_far_ahead() -> None:
-    taken = Delivery(Start(mark=Mark(0, 0)), plan_of(10**6, 8), World(), 2, is_endless=False)
-    taken.note(Place(0, 0, 0, 3))
-    taken.note(Place(1, 0, 4000, 0))
+    taken = Delivery(Start(mark=JobPosition(0, 0)), plan_of(10**6, 8), World(), 2, is_endless=False)
+    taken.note(WorkerPosition(0, 0, 0, 3))
+    taken.note(WorkerPosition(1, 0, 4000, 0))
     beyond = taken.position().beyond
     assert beyond is not None
     assert len(json.dumps(beyond.to_dict())) < 15_000
@@ -172,19 +172,19 @@ def test_a_state_is_small_though_a_worker_is_far_ahead() -> None:
 
 
 def test_the_state_of_another_rank_is_refused_with_both() -> None:
-    beyond = Beyond(rank=1, world_size=4, num_workers=2, first_worker=0, taken=(), unfinished=())
+    beyond = DeliveredAhead(rank=1, world_size=4, num_workers=2, first_worker=0, taken=(), unfinished=())
     beyond.check_place(1, 4)
     with pytest.raises(StateError, match=r"rank 1 of 4, this is rank 1 of 2.*strict=False"):
         beyond.check_place(1, 2)
 
 
 def test_workers_that_run_already_cannot_go_on_from_what_they_never_saw(monkeypatch: pytest.MonkeyPatch) -> None:
-    beyond = Beyond(rank=0, world_size=1, num_workers=1, first_worker=0, taken=(), unfinished=())
-    counter, mark = EpochCounter(), Mark(1, 8)
+    beyond = DeliveredAhead(rank=0, world_size=1, num_workers=1, first_worker=0, taken=(), unfinished=())
+    counter, mark = EpochCounter(), JobPosition(1, 8)
     counter.set_from_outside(mark, has_more=True)
     loaded = Loaded(counter.serial, mark, None, beyond)
     assert begun(mark, loaded, counter, World(), 1).beyond is beyond
-    assert begun(Mark(2, 0), loaded, counter, World(), 1).beyond is None
+    assert begun(JobPosition(2, 0), loaded, counter, World(), 1).beyond is None
     monkeypatch.setattr(delivery, "get_worker_info", lambda: "in a worker")
     with pytest.raises(StateError, match="persistent workers"):
         begun(mark, None, counter, World(), 1)
@@ -198,9 +198,9 @@ def test_workers_that_run_already_cannot_go_on_from_what_they_never_saw(monkeypa
 )
 def test_what_says_nothing_of_a_rank_is_refused(change: dict[str, Any]) -> None:
     whole = {"rank": 0, "world_size": 1, "num_workers": 1, "first_worker": 0, "taken": [[0, 3, 5]], "unfinished": []}
-    assert Beyond.from_dict(whole).is_taken(0, np.array([2, 3, 4, 5])).tolist() == [False, True, True, False]
+    assert DeliveredAhead.from_dict(whole).is_taken(0, np.array([2, 3, 4, 5])).tolist() == [False, True, True, False]
     with pytest.raises(StateError, match="beyond"):
-        Beyond.from_dict(whole | change)
+        DeliveredAhead.from_dict(whole | change)
 
 
 def test_numbers_become_the_fewest_stretches() -> None:

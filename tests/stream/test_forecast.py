@@ -12,9 +12,9 @@ from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError
 from sqlstream.order import Plan, Tail
 from sqlstream.order.blocks import BlockLayout
-from sqlstream.stream.forecast import next_uses
-from sqlstream.stream.shares import EpochShare
-from sqlstream.stream.weighting import Weighting
+from sqlstream.stream.engine.forecast import next_uses
+from sqlstream.stream.run.shares import EpochShare
+from sqlstream.stream.run.weighting import Weighting
 from sqlstream.world import World
 from tests.cache.simulations import lru_hits, next_uses_of
 from tests.stream.sources import Photos, check_bytes

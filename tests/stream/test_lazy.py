@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from sqlstream import StreamingDataLoader, StreamingDataset
-from sqlstream.errors import CacheFullError, ConfigError, QueryError, UnknownLengthError
-from sqlstream.stream.lazy_rows import WINDOW_CHUNKS
+from sqlstream.errors import (
+    CacheFullError,
+    ConfigError,
+    ObjectChangedError,
+    QueryError,
+    SourceChangedError,
+    UnknownLengthError,
+)
+from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.stream.tables import Job, others
 
@@ -263,3 +272,101 @@ def test_what_needs_all_rows_is_refused(src: str, tmp_path: Path) -> None:
         dataset.reweight("score")
     with pytest.raises(ConfigError, match="lazy_index_chunk_size=0"):
         lazily(src, tmp_path / "cache", lazy_index_chunk_size=0)
+
+
+@functools.cache
+def versions_of_one_size() -> tuple[bytes, bytes]:
+    """Two Parquet files of one size whose every row differs."""
+    bodies = []
+    for base in (1000, 5000):
+        sink = io.BytesIO()
+        values = pa.table({"index": [str(base + i) for i in range(3200)], "value": [base + i for i in range(3200)]})
+        pq.write_table(values, sink, row_group_size=100, compression="none", use_dictionary=False)
+        bodies.append(sink.getvalue())
+    assert len(bodies[0]) == len(bodies[1])
+    return bodies[0], bodies[1]
+
+
+@pytest.mark.parametrize("last_modified", ["Mon, 01 Jan 2024 00:00:00 GMT", None], ids=["same time", "no time"])
+class TestASourceWithoutETags:
+    @pytest.fixture(autouse=True)
+    def _plain(self, server: FaultyHttpServer, last_modified: str | None) -> None:
+        server.names_versions, server.last_modified = False, last_modified
+        server.objects[PATH] = versions_of_one_size()[0]
+
+    def test_one_that_is_replaced_at_its_size_is_an_error_and_never_another_row(
+        self, server: FaultyHttpServer, tmp_path: Path
+    ) -> None:
+        dataset = lazily(server.url + PATH, tmp_path / "cache", lazy_index_chunk_size=100, shuffle_seed=None)
+        seen = []
+        samples = iter(dataset)
+        with dataset.cache:
+            seen.append(next(samples)["value"])
+            server.objects[PATH] = versions_of_one_size()[1]
+            with pytest.raises(SourceChangedError, match="changed since its footer was read"):
+                seen.extend(sample["value"] for sample in samples)
+        assert all(value < 5000 for value in seen)
+
+    def test_the_next_dataset_reads_the_new_version_and_then_the_old_one_again(
+        self, server: FaultyHttpServer, tmp_path: Path
+    ) -> None:
+        for number in (0, 1, 0):
+            server.objects[PATH] = versions_of_one_size()[number]
+            for _ in range(2):
+                dataset = lazily(server.url + PATH, tmp_path / "cache", lazy_index_chunk_size=100)
+                with dataset.cache:
+                    assert [dataset[row]["value"] for row in (0, 3199)] == [1000 + 4000 * number, 4199 + 4000 * number]
+
+    def test_bytes_of_the_other_version_do_not_stay_in_the_cache(self, server: FaultyHttpServer, tmp_path: Path) -> None:
+        dataset = lazily(server.url + PATH, tmp_path / "cache", lazy_index_chunk_size=100)
+        with dataset.cache:
+            server.objects[PATH] = versions_of_one_size()[1]
+            with pytest.raises(SourceChangedError):
+                dataset[0]
+            server.objects[PATH] = versions_of_one_size()[0]
+            assert dataset[0]["value"] == 1000
+
+
+LATER = "Tue, 02 Jan 2024 00:00:00 GMT"
+
+
+def test_a_later_time_of_change_is_another_version(server: FaultyHttpServer, tmp_path: Path) -> None:
+    server.names_versions = False
+    server.objects[PATH] = versions_of_one_size()[0]
+    dataset = lazily(server.url + PATH, tmp_path / "cache", lazy_index_chunk_size=100)
+    with dataset.cache:
+        assert dataset[0]["value"] == 1000
+        server.last_modified = LATER
+        with pytest.raises(ObjectChangedError, match="Tue, 02 Jan 2024"):
+            dataset[3000]
+
+
+def test_another_size_is_another_version_before_a_byte_of_it_is_taken(server: FaultyHttpServer, tmp_path: Path) -> None:
+    server.names_versions = False
+    server.objects[PATH] = whole = versions_of_one_size()[0]
+    dataset = lazily(server.url + PATH, tmp_path / "cache", lazy_index_chunk_size=100)
+    with dataset.cache:
+        assert dataset[0]["value"] == 1000
+        server.objects[PATH] = whole + b"more"
+        with pytest.raises(ObjectChangedError, match=f"has {len(whole) + 4} bytes, {len(whole)} were expected"):
+            dataset[3000]
+
+
+@pytest.mark.parametrize(("etag", "later"), [('""', LATER), ('W/""', None), ("*", LATER), ("", None)])
+def test_an_etag_that_names_nothing_is_none(etag: str, later: str | None, server: FaultyHttpServer, tmp_path: Path) -> None:
+    server.etag = etag
+    server.last_modified = None if later is None else "Mon, 01 Jan 2024 00:00:00 GMT"
+    server.objects[PATH] = versions_of_one_size()[0]
+    dataset = lazily(server.url + PATH, tmp_path / "cache", lazy_index_chunk_size=100)
+    with dataset.cache:
+        assert dataset[0]["value"] == 1000
+        server.objects[PATH], server.last_modified = versions_of_one_size()[1], later
+        with pytest.raises((ObjectChangedError, SourceChangedError)):
+            dataset[3000]
+
+
+def test_a_source_with_etags_costs_no_further_request(server: FaultyHttpServer, src: str, tmp_path: Path) -> None:
+    dataset = lazily(src, tmp_path / "cache", shuffle_seed=None)
+    with dataset.cache:
+        assert len(ids(iter(dataset))) == NUM_ROWS
+    assert len(set(chunk_gets(server))) == len(chunk_gets(server)) == NUM_CHUNKS

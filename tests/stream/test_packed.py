@@ -7,6 +7,8 @@ import gc
 import io
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -17,11 +19,12 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from sqlstream import StreamingDataLoader, StreamingDataset
-from sqlstream.stream.arena import SLOT_BYTES
-from sqlstream.stream.packed import MIN_PACKED_BYTES, NUM_SPARE_SLOTS, PackedBytes, Packing
+from sqlstream.stream.transport.arena import SLOT_BYTES
+from sqlstream.stream.transport.packing import MIN_PACKED_BYTES, NUM_SPARE_SLOTS, BatchPacker, PackedBytes
 from sqlstream.transforms.base import Sample
 from tests.stream.packing import Samples
 from tests.stream.sources import Photos
+from tests.stream.tables import make_table
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
@@ -53,7 +56,7 @@ def sample_of(number: int) -> Sample:
 
 
 def loader_of(context: str, num_samples: int = 24, **options: Any) -> DataLoader[Sample]:
-    packing = Packing(2, PREFETCH, BATCH)
+    packing = BatchPacker(2, PREFETCH, BATCH)
     return DataLoader(
         Samples(sample_of, num_samples, packing),
         batch_size=BATCH,
@@ -72,7 +75,7 @@ def equal(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def packed(packing: Packing, numbers: range) -> list[Sample]:
+def packed(packing: BatchPacker, numbers: range) -> list[Sample]:
     return list(packing.gather(sample_of(number) for number in numbers))
 
 
@@ -81,7 +84,7 @@ def sent(batch: Any) -> Any:
     return ForkingPickler.loads(bytes(ForkingPickler.dumps(batch)))
 
 
-def small_batch(packing: Packing, number: int) -> Any:
+def small_batch(packing: BatchPacker, number: int) -> Any:
     return sent(packing(list(packing.gather({"image": long_bytes(n)} for n in range(number, number + BATCH)))))
 
 
@@ -113,7 +116,7 @@ def test_a_batch_has_the_values_that_it_has_without(context: str) -> None:
 
 
 def test_long_bytes_and_small_tensors_do_not_weigh_on_the_message() -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     samples = [{"image": long_bytes(n, 1 << 20), "number": n} for n in range(BATCH)]
     batch = packing(list(packing.gather(iter(samples))))
     message = bytes(ForkingPickler.dumps(batch))
@@ -126,7 +129,7 @@ def test_long_bytes_and_small_tensors_do_not_weigh_on_the_message() -> None:
 
 
 def test_a_field_with_something_else_in_it_stays_a_list() -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     values: list[Any] = ["no file", long_bytes(1), b"", long_bytes(2)]
     for order in (values, values[::-1]):
         batch = sent(packing(list(packing.gather({"image": value} for value in order))))
@@ -135,7 +138,7 @@ def test_a_field_with_something_else_in_it_stays_a_list() -> None:
 
 
 def test_a_sample_that_a_transform_keeps_stays_as_it_is() -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     own = {"image": long_bytes(1)}
     for _ in range(3):
         batch = sent(packing(list(packing.gather([own, own]))))
@@ -145,7 +148,7 @@ def test_a_sample_that_a_transform_keeps_stays_as_it_is() -> None:
 
 def test_packed_bytes_behave_as_the_list_that_they_stand_for() -> None:
     values = [long_bytes(n) for n in range(BATCH)]
-    got = small_batch(Packing(1, PREFETCH, BATCH), 0)["image"]
+    got = small_batch(BatchPacker(1, PREFETCH, BATCH), 0)["image"]
     assert (len(got), got[0], got[-1], got[1:3], list(got)) == (BATCH, values[0], values[-1], values[1:3], values)
     assert got == values
     assert got != values[::-1]
@@ -163,7 +166,7 @@ def test_packed_bytes_behave_as_the_list_that_they_stand_for() -> None:
 
 
 def test_a_slot_is_used_again_when_the_last_view_of_it_is_gone_and_not_before() -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     kept = small_batch(packing, 0)["image"].views()[2]
     for number in range(4, 4 * 20, 4):
         assert type(small_batch(packing, number)["image"]) is PackedBytes
@@ -175,7 +178,7 @@ def test_a_slot_is_used_again_when_the_last_view_of_it_is_gone_and_not_before() 
 
 
 def test_two_fields_of_a_batch_share_its_slot() -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     batch = sent(packing(packed(packing, range(BATCH))))
     images, notes = batch["image"], batch["note"]
     del batch
@@ -185,7 +188,7 @@ def test_two_fields_of_a_batch_share_its_slot() -> None:
 
 
 def test_bytes_cross_the_pipe_while_the_trainer_keeps_all_slots() -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     kept = [small_batch(packing, number)["image"] for number in range(PREFETCH + NUM_SPARE_SLOTS + 2)]
     assert [type(values) for values in kept] == [PackedBytes] * (PREFETCH + NUM_SPARE_SLOTS) + [list] * 2
     assert all(values == [long_bytes(n) for n in range(at, at + BATCH)] for at, values in enumerate(kept))
@@ -194,7 +197,7 @@ def test_bytes_cross_the_pipe_while_the_trainer_keeps_all_slots() -> None:
 
 
 def test_a_batch_that_is_larger_than_a_slot_crosses_the_pipe() -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     size = SLOT_BYTES // 2 - 1
     samples = packing([{"image": value} for value in _gathered(packing, [long_bytes(n, size) for n in range(3)])])
     assert type(samples["image"]) is list
@@ -202,12 +205,12 @@ def test_a_batch_that_is_larger_than_a_slot_crosses_the_pipe() -> None:
     assert type(small_batch(packing, 0)["image"]) is PackedBytes
 
 
-def _gathered(packing: Packing, values: list[bytes]) -> list[Any]:
+def _gathered(packing: BatchPacker, values: list[bytes]) -> list[Any]:
     return [sample["image"] for sample in packing.gather({"image": value} for value in values)]
 
 
 def test_a_child_that_is_forked_later_frees_nothing_of_the_trainers() -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     batch = small_batch(packing, 0)
     pid = os.fork()
     if pid == 0:
@@ -221,7 +224,7 @@ def test_a_child_that_is_forked_later_frees_nothing_of_the_trainers() -> None:
 
 def test_the_memory_of_a_loader_goes_nowhere_but_to_its_workers() -> None:
     with pytest.raises(TypeError, match="pickle the dataset by itself"):
-        pickle.Pickler(io.BytesIO()).dump(Packing(1, PREFETCH, BATCH))
+        pickle.Pickler(io.BytesIO()).dump(BatchPacker(1, PREFETCH, BATCH))
 
 
 # -- nothing is left --------------------------------------------------------------------------------------------------
@@ -290,6 +293,31 @@ class Measured(StreamingDataset):
     def __iter__(self) -> Iterator[Sample]:
         for sample in super().__iter__():
             yield {**sample, "size": len(sample["image"])}
+
+
+LIMITED = """
+import logging, resource, sys
+from pathlib import Path
+from sqlstream import StreamingDataLoader, StreamingDataset
+logging.basicConfig()
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (3 << 30),) * 2)
+class Made:
+    def __call__(self, sample):
+        return {"data": bytes([sample["__row__"]]) * 5000}
+if __name__ == "__main__":
+    with StreamingDataset(sys.argv[1], sys.argv[2], transforms=[Made()], show_progress=False) as dataset:
+        loader = StreamingDataLoader(dataset, batch_size=4, num_workers=16, multiprocessing_context="fork")
+        print(sum(len(value) for batch in loader for value in batch["data"]))
+"""
+
+
+def test_where_address_space_is_limited_batches_come_as_torch_sends_them(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-c", LIMITED, str(make_table(tmp_path, 64)), str(tmp_path / "cache")]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.split() == ["320000"], done.stderr
+    assert done.stderr.count("(RLIMIT_AS)") == 1
 
 
 def test_who_extends_a_dataset_sees_values_not_places(photos: Photos, tmp_path: Path) -> None:

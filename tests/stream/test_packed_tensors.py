@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from sqlstream.stream.arena import SLOT_BYTES
-from sqlstream.stream.packed import NUM_SPARE_SLOTS, PackedBytes, Packing
+from sqlstream.stream.transport.arena import SLOT_BYTES
+from sqlstream.stream.transport.packing import NUM_SPARE_SLOTS, BatchPacker, PackedBytes
 from sqlstream.transforms.base import Sample
 from tests.stream.packing import Samples
 
@@ -62,7 +62,7 @@ def sample_of(number: int) -> Sample:
 
 
 def loader_of(context: str, num_samples: int) -> DataLoader[Sample]:
-    packing = Packing(2, PREFETCH, BATCH)
+    packing = BatchPacker(2, PREFETCH, BATCH)
     options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": context, "collate_fn": packing}
     return DataLoader(Samples(sample_of, num_samples, packing), batch_size=BATCH, **options)
 
@@ -72,12 +72,12 @@ def sent(batch: Any) -> Any:
     return ForkingPickler.loads(bytes(ForkingPickler.dumps(batch)))
 
 
-def frames(packing: Packing, number: int) -> torch.Tensor:  # [b, c, h, w]
+def frames(packing: BatchPacker, number: int) -> torch.Tensor:  # [b, c, h, w]
     batch = sent(packing(list(packing.gather({"frame": frame(n)} for n in range(number, number + BATCH)))))
     return batch["frame"]  # type: ignore[no-any-return]
 
 
-def is_taken(packing: Packing) -> list[bool]:
+def is_taken(packing: BatchPacker) -> list[bool]:
     gc.collect()
     return [bool(flag) for flag in packing._arena.memory[: packing._arena.num_slots]]
 
@@ -115,7 +115,7 @@ def test_a_batch_has_the_values_that_it_has_without(context: str) -> None:
 
 
 def test_long_tensors_weigh_nothing_in_the_message() -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     message = bytes(ForkingPickler.dumps(packing(list(packing.gather({"frame": frame(n)} for n in range(BATCH))))))
     assert len(message) < 1000
     assert b"rebuild_storage" not in message, "torch opens a file and a socket for each tensor that it shares"
@@ -133,7 +133,7 @@ def test_long_tensors_weigh_nothing_in_the_message() -> None:
     ids=["shapes", "sparse", "not a tensor", "None"],
 )
 def test_what_cannot_be_stacked_is_refused_as_torch_does(values: list[Any]) -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     with pytest.raises(Exception, match=r".") as theirs:
         default_collate(values)
     with pytest.raises(type(theirs.value)) as ours:
@@ -147,7 +147,7 @@ class Marked(torch.Tensor):
 
 
 def test_tensors_that_are_more_than_numbers_go_as_torch_sends_them() -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     for special in (frame(1).as_subclass(Marked), torch.ones(SHAPE, requires_grad=True)):
         batch = packing(list(packing.gather({"frame": special} for _ in range(BATCH))))
         expected = default_collate([special] * BATCH)
@@ -159,7 +159,7 @@ def test_tensors_that_are_more_than_numbers_go_as_torch_sends_them() -> None:
 
 @pytest.mark.parametrize("chosen", [slice(1, None), slice(None, None, -1), slice(0, None, 2)], ids=["rest", "turned", "some"])
 def test_a_batch_of_other_samples_than_were_gathered_has_their_values(chosen: slice) -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     for start in range(0, 3 * NUM_SLOTS * BATCH, BATCH):
         samples = list(packing.gather({"frame": frame(n)} for n in range(start, start + BATCH)))[chosen]
         expected = torch.stack([frame(n) for n in range(start, start + BATCH)[chosen]])  # [b, c, h, w]
@@ -167,13 +167,13 @@ def test_a_batch_of_other_samples_than_were_gathered_has_their_values(chosen: sl
 
 
 def test_more_samples_than_a_batch_has_as_a_rule_are_stacked_all_the_same() -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     batch = sent(packing(list(packing.gather({"frame": frame(n)} for n in range(BATCH + 1)))))
     assert torch.equal(batch["frame"], torch.stack([frame(n) for n in range(BATCH + 1)]))
 
 
 def test_a_field_of_tensors_and_bytes_is_a_list_of_its_own() -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     values = [frame(1), b"x" * 5000]
     kept = packing(list(packing.gather({"field": value} for value in values)))["field"]
     for number in range(2 * NUM_SLOTS):
@@ -197,7 +197,7 @@ def test_a_field_of_tensors_and_bytes_is_a_list_of_its_own() -> None:
     ids=["views", "numpy", "dlpack", "storage", "memoryview"],
 )
 def test_a_view_of_a_view_keeps_the_slot(view_of: Any) -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     kept = view_of(frames(packing, 0))
     before = np.asarray(kept).copy()
     for number in range(1, 3 * NUM_SLOTS):
@@ -222,14 +222,14 @@ def test_the_memory_of_a_tensor_is_free_before_its_batch_is_full() -> None:
             del sample
             alive.append(sum(ref() is not None for ref in made))
 
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     batch = packing(list(packing.gather(samples())))
     assert alive == [1] * BATCH, "each but for the one that the loop has at hand"
     assert torch.equal(sent(batch)["frame"], torch.stack([frame(n) for n in range(BATCH)]))
 
 
 def test_tensors_and_bytes_of_a_batch_share_its_slot() -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     batch = sent(packing(list(packing.gather({"frame": frame(n), "odd": b"y" * 5000} for n in range(BATCH)))))
     assert type(batch["odd"]) is PackedBytes
     tensor = batch["frame"]  # [b, c, h, w]
@@ -241,7 +241,7 @@ def test_tensors_and_bytes_of_a_batch_share_its_slot() -> None:
 
 
 def test_what_the_trainer_writes_into_a_batch_is_not_in_the_next_ones() -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     for number in range(2 * NUM_SLOTS):
         batch = frames(packing, number)  # [b, c, h, w]
         assert torch.equal(batch, torch.stack([frame(n) for n in range(number, number + BATCH)]))
@@ -251,7 +251,7 @@ def test_what_the_trainer_writes_into_a_batch_is_not_in_the_next_ones() -> None:
 
 
 def test_a_tensor_that_a_graph_needs_is_kept_until_backward() -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     weight = torch.ones(SHAPE, requires_grad=True)  # [c, h, w]
     batch = sent(packing(list(packing.gather({"frame": frame(n, torch.float32)} for n in range(BATCH)))))
     loss = (batch["frame"] * weight).sum()  # []
@@ -277,7 +277,7 @@ def test_batches_that_are_kept_for_ever_do_not_stop_a_loader() -> None:
 
 
 def test_a_batch_that_is_larger_than_a_slot_goes_as_torch_sends_it() -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     large = torch.zeros(SLOT_BYTES // 2 + 1, dtype=torch.uint8)  # [n]
     batch = packing(list(packing.gather({"large": large, "frame": frame(n)} for n in range(2))))
     assert type(batch["large"]) is torch.Tensor
@@ -288,7 +288,7 @@ def test_a_batch_that_is_larger_than_a_slot_goes_as_torch_sends_it() -> None:
 
 
 def test_a_slot_is_not_used_again_while_a_child_has_its_batch() -> None:
-    packing = Packing(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH)
     batch = frames(packing, 0)  # [b, c, h, w]
     expected = batch.clone().numpy().tobytes()
     told, tell = os.pipe()

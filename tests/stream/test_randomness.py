@@ -14,7 +14,7 @@ import torch
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import TransformError
-from sqlstream.stream import generators
+from sqlstream.stream.chain import global_rng
 from sqlstream.transforms import rng
 from tests.stream.tables import Job, make_table, others
 
@@ -94,13 +94,13 @@ def test_the_trainers_own_generators_go_on_as_if_no_sample_was_made(tmp_path: Pa
 def test_a_loader_without_workers_puts_the_trainers_generators_back_once_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_collate, restored, restore = [], [], generators._restore
+    at_collate, restored, restore = [], [], global_rng._restore
 
     def count(states: tuple[Any, ...]) -> None:
         restored.append(states)
         restore(states)
 
-    monkeypatch.setattr(generators, "_restore", count)
+    monkeypatch.setattr(global_rng, "_restore", count)
 
     def collate(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         at_collate.append(global_states())
@@ -176,9 +176,8 @@ def test_a_failing_transform_restores_the_generators_too(tmp_path: Path) -> None
     def fail(sample: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(random.random())
 
-    with StreamingDataset(
-        make_table(tmp_path, 8), tmp_path / "cache", transforms=[fail], on_error="skip", show_progress=False
-    ) as dataset:
+    options: dict[str, Any] = {"on_error": "skip", "max_failure_ratio": 1.0, "show_progress": False}
+    with StreamingDataset(make_table(tmp_path, 8), tmp_path / "cache", transforms=[fail], **options) as dataset:
         before = global_states()
         assert list(dataset) == []
         assert global_states() == before

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.cache import Cache
-from sqlstream.cache.keeper import Keeper
-from sqlstream.cache.keys import MADE_EXTENSION, charged_bytes
+from sqlstream.cache.acquire.background import BackgroundThread
+from sqlstream.cache.model.refs import STORED_SAMPLE_EXTENSION, charged_bytes
 from sqlstream.errors import ConfigError, TransformError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
@@ -107,7 +107,7 @@ def data_files(cache: Cache) -> list[Path]:
 
 def remove(cache: Cache, path: Path) -> bool:
     """Remove one entry, as eviction does."""
-    from sqlstream.cache import recover
+    from sqlstream.cache.recovery import recover
 
     with cache.store.ledger.transaction() as tx:
         rows = list(tx.find([bytes.fromhex(path.name[:32])]).values())
@@ -169,7 +169,7 @@ def test_a_stream_resumes_in_the_middle_with_the_same_samples(photos: Photos, tm
 
 
 def test_the_ledger_is_asked_once_a_window(photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Keeper, "wake", lambda keeper: None)  # its transactions depend on the clock
+    monkeypatch.setattr(BackgroundThread, "wake", lambda thread: None)  # its transactions depend on the clock
     with opened(photos, tmp_path) as dataset:
         ledger = dataset.cache.store.ledger.database
         num_transactions = []
@@ -331,7 +331,7 @@ def test_a_full_cache_evicts_and_keeps_its_limit(photos: Photos, tmp_path: Path)
 def test_a_damaged_stored_sample_is_made_again(photos: Photos, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(photos, tmp_path, max_size=8) as dataset:
         first = comparable(list(dataset))
-        stored = [path for path in data_files(dataset.cache) if path.name.endswith(MADE_EXTENSION)]
+        stored = [path for path in data_files(dataset.cache) if path.name.endswith(STORED_SAMPLE_EXTENSION)]
         assert len(stored) == 8
         data = stored[0].read_bytes()
         stored[0].write_bytes(b"\xff" * len(data))  # of the same size: only its reader can tell
@@ -352,7 +352,7 @@ def test_a_damaged_stored_sample_is_made_again(photos: Photos, tmp_path: Path, c
 def test_a_damaged_stored_sample_that_others_hold_is_made_again_and_left(photos: Photos, tmp_path: Path) -> None:
     with opened(photos, tmp_path, max_size=8) as dataset:
         first = comparable(list(dataset))
-        stored = next(path for path in data_files(dataset.cache) if path.name.endswith(MADE_EXTENSION))
+        stored = next(path for path in data_files(dataset.cache) if path.name.endswith(STORED_SAMPLE_EXTENSION))
         stored.write_bytes(b"\xff" * stored.stat().st_size)
         with dataset.cache.store.ledger.transaction() as tx:
             tx.add_owner("somebody else", pid=1, host="", name="", limit_bytes=None)
@@ -378,7 +378,7 @@ def test_a_broken_cache_that_is_bypassed_stores_nothing_and_stops_nothing(photos
 def test_statistics_verify_clear_and_a_rebuild_know_stored_samples(photos: Photos, tmp_path: Path) -> None:
     with opened(photos, tmp_path, max_size=10) as dataset:
         first = comparable(list(dataset))
-        size = next(path for path in data_files(dataset.cache) if path.name.endswith(MADE_EXTENSION)).stat().st_size
+        size = next(path for path in data_files(dataset.cache) if path.name.endswith(STORED_SAMPLE_EXTENSION)).stat().st_size
         statistics = dataset.cache.statistics()
         assert (statistics.stored_samples, statistics.stored_sample_bytes) == (10, 10 * charged_bytes(size))
         assert statistics.datasets[0].entries == 20

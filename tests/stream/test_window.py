@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +11,12 @@ from typing import cast
 import pytest
 
 from sqlstream.cache import Cache
-from sqlstream.cache.keys import ObjectRef
+from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.config import SampleOptions
-from sqlstream.stream.rows import Slot
-from sqlstream.stream.shares import EpochShare
-from sqlstream.stream.window import FIRST_WIDTH, Window
-from sqlstream.testing.servers import FaultyHttpServer
+from sqlstream.stream.engine.slots import PlannedSample
+from sqlstream.stream.engine.window import FIRST_WIDTH, Window
+from sqlstream.stream.run.shares import EpochShare
+from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 
 NUM_OBJECTS = 300
 SIZE_BYTES = 4096
@@ -27,16 +28,16 @@ def server() -> Iterator[FaultyHttpServer]:
         yield server
 
 
-def slots(server: FaultyHttpServer) -> Iterator[Slot]:
+def slots(server: FaultyHttpServer) -> Iterator[PlannedSample]:
     for i in range(NUM_OBJECTS):
         ref = ObjectRef.of(f"{server.url}/{i}")
-        yield Slot(epoch=0, position=i, row_id=i, sample={}, refs={"file": ref}, wanted=(ref,))
+        yield PlannedSample(epoch=0, position=i, row_id=i, sample={}, refs={"file": ref}, wanted=(ref,))
 
 
 def opened(server: FaultyHttpServer, cache: Cache, prefetch_bytes: int) -> Window:
     share = cast(EpochShare, None)  # asked for forecasts only, which this cache's policy does not want
     options = SampleOptions(prefetch=256, prefetch_bytes=prefetch_bytes)
-    return Window(slots(server), cache.store.acquirer, cache, options, share, lightly=bool)
+    return Window(slots(server), cache.store.acquirer, cache, options, share, for_reading=bool)
 
 
 def take(window: Window, cache: Cache) -> None:
@@ -57,6 +58,26 @@ def test_no_more_bytes_are_acquired_ahead_than_allowed(server: FaultyHttpServer,
         for num_taken in range(1, 200):
             take(window, cache)
             assert len(server.requests()) <= max(FIRST_WIDTH, num_taken + num_ahead)
+        window.close()
+
+
+def test_no_more_bytes_are_acquired_ahead_where_each_sample_is_used_as_it_comes(
+    server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    num_ahead = 20
+    gates = [threading.Event() for _ in range(NUM_OBJECTS)]
+    for i, gate in enumerate(gates):
+        server.script(f"/{i}", FaultyAnswer(fault=Fault.HOLD, after_bytes=0, gate=gate))
+    with Cache(tmp_path / "cache") as cache:
+        window = opened(server, cache, num_ahead * SIZE_BYTES)
+        try:
+            for num_taken, gate in enumerate(gates[:150], start=1):  # no object is here before its sample is taken
+                gate.set()
+                take(window, cache)
+                assert cache.statistics().entries <= max(FIRST_WIDTH, num_taken + num_ahead)
+        finally:
+            for gate in gates:
+                gate.set()
         window.close()
 
 

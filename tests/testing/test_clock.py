@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import sqlstream.cache
-from sqlstream.cache import Cache, ledger
+from sqlstream.cache import Cache
+from sqlstream.cache.ledger import ledger
 from sqlstream.errors import CacheFullError
 from sqlstream.testing.clock import MockClock, clock_readers
 from sqlstream.testing.storage import ScriptedFetcher

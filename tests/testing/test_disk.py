@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sqlstream.testing.disk import DiskWatch, cached_files
+from sqlstream.testing.disk import DiskWatch, bytes_together, cached_files
 
 
 def wait_for_looks(watch: DiskWatch, num_looks: int) -> None:
@@ -43,3 +43,10 @@ def test_a_file_with_two_names_counts_once(tmp_path: Path) -> None:
     (tmp_path / "part" / "1").write_bytes(b"x" * 10)
     os.link(tmp_path / "part" / "1", tmp_path / "data" / "1")
     assert sum(cached_files(tmp_path).values()) == 10
+
+
+def test_a_sum_never_holds_what_one_file_gave_up_and_what_another_took_of_it() -> None:
+    assert bytes_together({1: 10, 2: 20}, {1: 10, 2: 20}) == 30
+    assert bytes_together({1: 10, 2: 20}, {1: 4, 2: 20}) == 24  # published between the walks
+    assert bytes_together({1: 10, 2: 20}, {1: 10, 2: 26}) == 30  # the first shrank after the second walk had passed it
+    assert bytes_together({1: 10, 2: 20}, {1: 10, 3: 20}) is None

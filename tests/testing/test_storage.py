@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache import Cache
-from sqlstream.cache.keys import ObjectRef
+from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.errors import ObjectNotFoundError, StorageError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher

@@ -81,6 +81,7 @@ def test_single_arrays_and_safetensors_load() -> None:
         saved(lambda f: np.save(f, np.array([Evil()], dtype=object))),
         gzip.compress(pickle.dumps(Evil())),
     ],
+    ids=["pickle", "pickle of arrays", "pt", "pt legacy", "npy of objects", "gzip of a pickle"],
 )
 def test_pickles_are_refused_unexecuted_and_the_error_says_how_to_allow_them(data: bytes) -> None:
     with pytest.raises(DecodeError, match="allow_pickle=True"):

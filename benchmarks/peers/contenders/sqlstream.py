@@ -15,7 +15,7 @@ from benchmarks.peers.decode import decode_with_pillow
 from benchmarks.peers.disks import read_all
 from benchmarks.peers.job import Job, Lookup, Stream
 from sqlstream import Cache, StreamingDataLoader, StreamingDataset
-from sqlstream.cache.keys import ObjectRef, charged_bytes
+from sqlstream.cache.model.refs import ObjectRef, charged_bytes
 from sqlstream.transforms.presets import DecodeResizedImageTransform, LoadFromDiskTransform
 
 SMALL_BYTES = 1024
@@ -33,8 +33,14 @@ SETTINGS = (
 
 def storage_options(job: Job) -> dict[str, Any]:
     """Return how the server is reached."""
-    options = {"anon": True, "endpoint_url": job.endpoint or "http://127.0.0.1:9", "region": "us-east-1"}
+    options = {"anon": True, "endpoint_url": job.endpoint or _filled_from(job), "region": "us-east-1"}
     return options if job.scheme == "s3" else {}
+
+
+def _filled_from(job: Job) -> str:
+    """Return the server that the warm cache was filled from: objects of another endpoint are other objects."""
+    note = job.data_path / "sqlstream-cache.endpoint"
+    return note.read_text() if note.exists() else "http://127.0.0.1:9"
 
 
 def open_dataset(job: Job, cache: Path, **options: Any) -> StreamingDataset:
@@ -62,6 +68,7 @@ def prepare(job: Job) -> None:
     """Fill the cache from the server, once."""
 
     def fill() -> None:
+        (job.data_path / "sqlstream-cache.endpoint").write_text(job.endpoint)
         with open_dataset(job, warm_cache(job)) as dataset:
             for _ in dataset:
                 pass
@@ -197,10 +204,10 @@ def prepare_entries(job: Job) -> None:
     """
 
     def fill() -> None:
-        with Cache(_entries(job)) as cache:
+        with Cache(_entries(job), limit=None, storage_options=storage_options(job)) as cache:
             for start in range(0, job.num_rows, LINKS_A_FILE):
                 numbers = range(start, min(start + LINKS_A_FILE, job.num_rows))
-                _add_entries(cache, [ObjectRef.of(_row_url(number)) for number in numbers])
+                _add_entries(cache, [ObjectRef.of(_row_url(number), identity=cache.identity) for number in numbers])
 
     once(job.data_path / f"sqlstream-entries-{job.num_rows}.made", fill)
     with _entry_dataset(job):

@@ -1,4 +1,7 @@
-"""Where rows come from: one file a format, `plan` above them, which turns what users write as `src` into files to read.
+"""Where rows come from.
 
-A format is a class made from (local path, name for errors) with `schema()` and `batches(names)`, see `base.TableFile`.
+    plan (from `src` to parts) ─ places (folders, lists, databases, memory) ─ formats (one file each) ─ base
+
+A format is a class made from (local path, name for errors, reading) with `schema()` and `batches(names)`, see
+`base.base.TableFile`; `formats.by_extension` says which extension is which format.
 """

@@ -1,0 +1,370 @@
+"""Acquiring and giving back the objects of samples; waiting for what others bring, and for room.
+
+What is here is pinned, what is not is led by one process of the node. Others that find a download under way look at its
+part's lock: the death of a leader (and its helper) frees it, and the next acquirer takes over with a new part.
+
+Nobody waits for room while it keeps anything from others: before waiting, a process gives up what it prefetched and then
+what it retained; and a process that sleeps in its trainer does the same when it sees others in line (`_watch_others`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias, overload
+
+from sqlstream.cache.acquire.background import BackgroundThread, BackgroundWork
+from sqlstream.cache.acquire.bypass import Bypass, is_fault
+from sqlstream.cache.acquire.checksums import Checksums
+from sqlstream.cache.acquire.downloads import Downloads
+from sqlstream.cache.acquire.hits import Hits, ReadHits
+from sqlstream.cache.acquire.holds import AnyHold, Hold, Holds
+from sqlstream.cache.acquire.owner import Owner
+from sqlstream.cache.acquire.reserve import AcquireTransaction
+from sqlstream.cache.acquire.room import Limits, Room, make_space_after
+from sqlstream.cache.acquire.uses import UsageLog
+from sqlstream.cache.acquire.wait import DownloadWaiter, RoomQueue, wait_for_change
+from sqlstream.cache.files.disk import Disk, Part
+from sqlstream.cache.files.read_hold import ReadHold
+from sqlstream.cache.ledger.ledger import Ledger
+from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.cache.recovery import recover
+from sqlstream.cache.recovery.free_space import FreeSpace
+from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheError, CacheFullError
+from sqlstream.process import interrupts, locks
+from sqlstream.storage.fetcher import Fetcher
+
+logger = logging.getLogger(__name__)
+
+Acquire: TypeAlias = Callable[[Sequence[Sequence[ObjectRef]], Fetcher], list[Hold]]
+
+PATIENCE_SECONDS = 2.0
+"""After so long in line for room, older waiters are no longer let through first: one of them may be stopped."""
+MAX_UNWRITTEN = 64
+"""Releases that wait for the next transaction; more are written by one of their own."""
+MAX_UNPREPARED = 4
+"""For so few objects, and after a window of hits, a look ahead costs more than part files created under the write lock."""
+MAX_DOWNLOADED_TOGETHER = 128
+"""Objects of one call of `acquire_many` that are downloaded at a time: an eighth of the usual 1024 descriptors."""
+PATHS_GIVEN_UP = (
+    "the cache limit is too small to keep the paths of yielded samples valid: raise cache_limit, "
+    "or read the files in transforms"
+)
+
+
+class Acquirer:
+    """Acquires, waits for and releases objects, for all users of a cache directory in this process.
+
+    Args:
+        disk: The directory's files.
+        ledger: The directory's ledger.
+        room_timeout_seconds: How long to wait for others to give room back.
+    """
+
+    def __init__(self, disk: Disk, ledger: Ledger, *, room_timeout_seconds: float = 120.0) -> None:
+        self.owner = Owner(disk, ledger)
+        self.holdings = Holds(self.owner)
+        self._uses = UsageLog(self.owner)
+        self._hits = Hits(disk, self.owner, self.holdings, self._uses)
+        self._background = BackgroundThread(lambda: self._background_work.run(self.num_expected))
+        self.downloads = Downloads(disk, self.owner, self.holdings, self._background.wake)
+        self.bypass = Bypass(self.owner, self.downloads.settled)
+        self._read_hits = ReadHits(disk, ledger, self.holdings, self.bypass, self._uses)
+        self._room_queue = RoomQueue(self.owner)
+        self.limits = Limits(disk, ledger, self.owner)
+        self.checksums = Checksums(disk, ledger, self.owner, self.downloads)
+        self._background_work = BackgroundWork(disk, ledger, self.holdings, self.bypass, self._room_queue, self.limits)
+        self._waiter = DownloadWaiter(disk, ledger, self.downloads, self.holdings, self.bypass)
+        self._disk = disk
+        self._ledger = ledger
+        self._room_timeout_seconds = room_timeout_seconds
+        self.num_expected = 1
+        """Processes that will share the limit: the first DataLoader worker must not take what the others come for."""
+        self._share_bytes: int | None = None
+        self._expects_misses = True
+        self._has_warned = False
+
+    # -- acquiring ----------------------------------------------------------------------------------------------------
+
+    @overload
+    def acquire(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]: ...
+    @overload
+    def acquire(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher, *, for_reading: bool) -> Sequence[AnyHold]: ...
+    def acquire(
+        self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher, *, for_reading: bool = False
+    ) -> Sequence[AnyHold]:
+        """Return holds on the longest prefix of `groups` (the objects of one sample each) for which there is room now.
+
+        With `for_reading`, the caller only reads the files between claim and release, and gives their paths to nobody: where
+        all objects are here and the cache is far from full, no transaction is needed (`ReadHold`).
+        """
+        if for_reading and not self._expects_misses and (holds := self._read_hits.acquire(groups, fetcher)) is not None:
+            self._background.wake()
+            return holds
+        return self._or_past_the_cache(self._acquire_prefix, groups, fetcher)
+
+    def _acquire_prefix(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
+        holds: list[Hold] = []
+        while len(holds) < len(groups):
+            acquired = self._acquire_window(groups[len(holds) :], fetcher)
+            holds += acquired.holds
+            if acquired.room is not Room.AGAIN:
+                break
+        return holds
+
+    @overload
+    def acquire_one(self, group: Sequence[ObjectRef], fetcher: Fetcher) -> Hold: ...
+    @overload
+    def acquire_one(self, group: Sequence[ObjectRef], fetcher: Fetcher, *, for_reading: bool) -> AnyHold: ...
+    def acquire_one(self, group: Sequence[ObjectRef], fetcher: Fetcher, *, for_reading: bool = False) -> AnyHold:
+        """Return a hold on one sample's objects, waiting for room if need be; for `for_reading` see `acquire`.
+
+        Raises:
+            CacheFullError: Nobody gave room back in time.
+        """
+        if for_reading and (holds := self._read_hits.acquire([group], fetcher)) is not None:
+            self._background.wake()
+            return holds[0]
+        return self._or_past_the_cache(self._acquire_first, [group], fetcher)[0]
+
+    def _or_past_the_cache(self, acquire: Acquire, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
+        """Return the holds that `acquire` returns; if the cache fails and may be bypassed, holds on private files."""
+        if not self.bypass.allows(fetcher):
+            return acquire(groups, fetcher)
+        if self.bypass.is_cache_left_alone:
+            return self.bypass.acquire(groups, fetcher)
+        try:
+            holds = acquire(groups, fetcher)
+        except CacheError as error:
+            if not is_fault(error) or self.owner.is_closed:
+                raise
+            self.bypass.note(error)
+            return self.bypass.acquire(groups, fetcher)
+        for hold in holds:
+            hold.fetcher = fetcher
+        return holds
+
+    def _acquire_first(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
+        hold = self._hits.acquire(groups[0])
+        if hold is not None:
+            self._background.wake()
+            return [hold]
+        return self._acquire_window(groups, fetcher, must_fit=True).holds or self._acquire_in_line(groups, fetcher)
+
+    def _acquire_in_line(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
+        """Return a hold on one sample's objects: ask again and again, and give back meanwhile."""
+        started = time.monotonic()
+        has_more_to_give = True
+        with self._room_queue.place() as place:
+            while True:
+                waited = time.monotonic() - started
+                in_line = waited < PATIENCE_SECONDS
+                acquired = self._acquire_window(
+                    groups, fetcher, must_fit=True, takes_least=not has_more_to_give, in_line=in_line
+                )
+                if acquired.holds:
+                    return acquired.holds
+                if acquired.room is Room.AGAIN:
+                    continue
+                had_more_to_give, has_more_to_give = has_more_to_give, self._give_something_back()
+                if has_more_to_give or had_more_to_give:
+                    continue
+                if waited > self._room_timeout_seconds:
+                    raise _no_room(self._ledger, acquired.need_bytes, waited, self.downloads.free_space)
+                place.wait_for(acquired.need_bytes)
+                wait_for_change(self._ledger, self.downloads)
+
+    def _acquire_window(
+        self,
+        groups: Sequence[Sequence[ObjectRef]],
+        fetcher: Fetcher,
+        *,
+        must_fit: bool = False,
+        takes_least: bool = False,
+        in_line: bool = True,
+    ) -> AcquireTransaction:
+        """Acquire a window in one transaction, then send what is to be downloaded; once more if the ledger has just failed."""
+        with locks.uninterrupted():
+            try:
+                return self._acquire_once(groups, fetcher, must_fit=must_fit, takes_least=takes_least, in_line=in_line)
+            except (CacheDamagedError, CacheDiskError) as error:
+                make_space_after(error, self.owner.run, self._disk, num_files=sum(map(len, groups)))
+                return self._acquire_once(groups, fetcher, must_fit=must_fit, takes_least=takes_least, in_line=in_line)
+
+    def _acquire_once(
+        self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher, *, must_fit: bool, takes_least: bool, in_line: bool
+    ) -> AcquireTransaction:
+        keys = dict.fromkeys([ref.key for group in groups for ref in group]).keys()  # in the order of their use
+        parts: dict[bytes, Part] = {}
+        if self._expects_misses and len(keys) > MAX_UNPREPARED:  # file work stays before the write lock is taken
+            parts = _create_parts(self._disk, keys - self._ledger.find(keys).keys() - self.downloads.leads.keys())
+        acquired: AcquireTransaction | None = None
+        try:
+            with self.owner.transaction() as tx:
+                assert self.owner.id is not None
+                self._room_queue.leave_if_nobody_waits(tx)
+                acquired = AcquireTransaction(
+                    owner=self.owner.id,
+                    disk=self._disk,
+                    downloads=self.downloads,
+                    holdings=self.holdings,
+                    uses=self._uses,
+                    fetcher=fetcher,
+                    window=keys,
+                    parts=parts,
+                    must_fit=must_fit,
+                    takes_least=takes_least,
+                    in_line=in_line,
+                    num_expected=self.num_expected,
+                )
+                acquired.run(tx, groups)
+        except BaseException:
+            if acquired is not None:
+                self.downloads.discard(acquired.leads)
+                for hold in acquired.holds:
+                    self.holdings.release(hold)
+            raise
+        finally:
+            self._disk.discard_parts(parts.values())
+        self._share_bytes, self._expects_misses = acquired.share_bytes, bool(acquired.leads)
+        self._hits.learn(acquired.policy, is_order_needed=acquired.is_order_needed)
+        acquired.note_uses()
+        if acquired.leads:
+            fetcher.share_node(acquired.num_sharing)
+        self.downloads.start(acquired.leads)
+        self._hits.check_files(acquired.holds, acquired.ready)
+        if acquired.holds and acquired.share_bytes is not None:
+            self._background.wake()
+        return acquired
+
+    def wait(self, hold: AnyHold, timeout_seconds: float | None = None) -> bool:
+        """Wait until every object of `hold` is here, or one failed; return whether it is settled."""
+        return isinstance(hold, ReadHold) or self._waiter.wait(hold, timeout_seconds)
+
+    # -- giving back --------------------------------------------------------------------------------------------------
+
+    def release(self, hold: AnyHold) -> None:
+        """Give a hold back; it reaches the ledger with the next transaction, or when many have gathered."""
+        self.holdings.release(hold)
+        self._bound_unwritten()
+
+    def retain(self, hold: AnyHold) -> AnyHold:
+        """Keep the paths of a used hold valid until it is released, within this process's share of the limit.
+
+        Returns:
+            The hold that keeps them: another one in the place of a read hold.
+        """
+        if isinstance(hold, ReadHold):
+            hold = self._read_hits.by_rows(hold)
+            if isinstance(hold, ReadHold):
+                return hold
+        self.holdings.retain(hold, share_bytes=self._share_bytes)
+        self._bound_unwritten()
+        return hold
+
+    def _bound_unwritten(self) -> None:
+        if self.owner.num_changes - self.owner.num_committed + len(self.holdings.released) > MAX_UNWRITTEN:
+            # An iterator may be collected in the middle of a transaction; at its end, much may be written already.
+            interrupts.call_outside(self._bound_unwritten) if interrupts.is_inside() else self.flush()
+        elif not self._background.is_woken:
+            self._background.wake()
+
+    def flush(self) -> None:
+        """Write what waits for a transaction; not into a cache that fails and is bypassed."""
+        if not self.bypass.is_cache_left_alone:
+            with self.bypass.tolerated():
+                self.owner.flush()
+
+    def hand_over(self, give: Callable[[int], None]) -> None:
+        """End, and leave the pins of retained holds to the process that `give` gives a descriptor to; see `Owner.hand_over`."""
+        if not self.holdings.num_retained or self.bypass.is_cache_left_alone:
+            return
+        self._background.stop()
+        self.holdings.revoke_prefetched()
+        with contextlib.suppress(CacheError):  # as this process ends: the next one reaps what is left of it
+            self.owner.hand_over(give)
+
+    def close(self) -> None:
+        """Give everything back and end the background thread."""
+        with self.limits.kept_at_the_end(), contextlib.ExitStack() as steps:
+            steps.callback(self.owner.close)
+            steps.callback(self.bypass.close)
+            steps.callback(self._background.stop)
+
+    def _give_something_back(self) -> bool:
+        """Revoke the prefetched hold that is needed last, else the oldest retained one; True if there was any."""
+        if not self.holdings.revoke_prefetched(at_most=1):
+            if not self.holdings.release_oldest_retained() and not _take_from_ended(self.owner, self._disk):
+                return False
+            self.warn_of_paths()
+        self.owner.flush()
+        return True
+
+    def warn_of_paths(self) -> None:
+        """Say once that the limit leaves too little room for the paths that should stay valid."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(PATHS_GIVEN_UP)
+
+
+@contextlib.contextmanager
+def downloaded_ahead(acquirer: Acquirer, refs: Sequence[ObjectRef], fetcher: Fetcher) -> Iterator[None]:
+    """Download objects that the body is to hold together, some at a time, and keep them by holds that others may revoke.
+
+    A download keeps its file open until its row is ready, and a process has few descriptors; a pin by row takes none.
+    """
+    kept: list[Hold] = []
+    start = 0 if len(refs) > MAX_DOWNLOADED_TOGETHER else len(refs)
+    try:
+        while start < len(refs) and not acquirer.bypass.is_cache_left_alone:
+            holds = acquirer.acquire([[ref] for ref in refs[start : start + MAX_DOWNLOADED_TOGETHER]], fetcher)
+            if not (holds or kept):
+                break  # no room for a single one: who asks for all of them waits for it, or hears why not
+            for hold in kept if not holds else ():
+                acquirer.release(hold)
+            kept = [*kept, *holds] if holds else []
+            start += len(holds)
+            for hold in holds:
+                acquirer.wait(hold)
+                if hold.error is not None:
+                    raise hold.error
+            acquirer.flush()
+        yield
+    finally:
+        for hold in kept:
+            acquirer.release(hold)
+
+
+def _take_from_ended(owner: Owner, disk: Disk) -> bool:
+    """Take the pins that ended workers left for batches under way; return whether there were any."""
+    return owner.run(lambda tx: recover.take_from_ended(tx, disk)) > 0
+
+
+def _no_room(ledger: Ledger, need_bytes: int, waited: float, free_space: FreeSpace) -> CacheFullError:
+    pins = ledger.pinned_bytes_by_owner()
+    holders = ", ".join(f"{name} (pid {pid}): {num_bytes} bytes" for name, pid, num_bytes in pins) or "nobody"
+    return CacheFullError(
+        f"no room for {need_bytes} bytes under the cache limit of {ledger.account().limit_bytes} bytes after {waited:.0f} s; "
+        f"{f'{free_space.describe()}; ' if free_space.min_bytes else ''}"
+        f"pinned by {holders}: raise cache_limit, or release paths sooner"
+    )
+
+
+def _create_parts(disk: Disk, missing: Iterable[bytes]) -> dict[bytes, Part]:
+    """Return a locked part file for each key.
+
+    Raises:
+        CacheDiskError: They cannot be created.
+    """
+    parts: dict[bytes, Part] = {}
+    try:
+        for key in missing:
+            parts[key] = disk.create_part(key)
+    except OSError as error:
+        disk.discard_parts(parts.values())
+        raise CacheDiskError(
+            f"cannot create files in {disk.root} ({error.strerror}): free space on that disk, or raise `ulimit -n`"
+        ) from error
+    return parts

@@ -1,0 +1,276 @@
+"""One transaction for a window of samples: pin what is here, reserve what is not, sample by sample, all or none."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from sqlstream.cache.acquire.downloads import Downloads, cannot_fit
+from sqlstream.cache.acquire.holds import NOTHING, Hold, Holds
+from sqlstream.cache.acquire.outcomes import Lead
+from sqlstream.cache.acquire.room import Room, forget_limit_of_the_dead, make_room
+from sqlstream.cache.acquire.uses import UsageLog
+from sqlstream.cache.files.disk import Disk, Part
+from sqlstream.cache.ledger.eviction import EvictionState, advance
+from sqlstream.cache.ledger.ledger import LedgerTransaction
+from sqlstream.cache.model.policies import Policy, policy_in_ledger
+from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.cache.model.rows import Account, EntryRow, ReadyRow, Reservation
+from sqlstream.cache.recovery import recover
+from sqlstream.errors import CacheFullError
+from sqlstream.storage.base import urls
+from sqlstream.storage.fetcher import Fetcher
+
+TOUCH_ABOVE = 0.5
+"""UsageLog are noted only when the cache is fuller than this share of its limit: far from it nothing will be evicted soon."""
+
+
+@dataclass(slots=True, kw_only=True)
+class AcquireTransaction:
+    """The steps that one transaction takes, and what came of them."""
+
+    owner: str
+    disk: Disk
+    downloads: Downloads
+    holdings: Holds
+    uses: UsageLog
+    fetcher: Fetcher
+    window: Set[bytes]
+    """All keys of the window: none of them is evicted for another of them."""
+    parts: dict[bytes, Part]
+    """Part files made ready before the write lock is taken, for the keys that were missing then."""
+    must_fit: bool
+    """One sample that must get through: its fair share does not bind it."""
+    takes_least: bool
+    """Where the guess at a size finds no room, reserve the least: it may have to be asked for again when the size comes."""
+    in_line: bool
+    """Leave room for those that have waited longer."""
+    num_expected: int
+    """Processes that are known to share the limit, also those that hold nothing yet."""
+    holds: list[Hold] = field(default_factory=list)
+    leads: list[Lead] = field(default_factory=list)
+    ready: Mapping[bytes, ReadyRow] = field(default_factory=dict)
+    """Those of the window that were here."""
+    found: dict[bytes, EntryRow] = field(default_factory=dict)
+    """Entries of the window, where it is not all hits."""
+    room: Room = Room.ENOUGH
+    need_bytes: int = 0
+    """What the first sample that found no room needs."""
+    share_bytes: int | None = None
+    """This process's part of the limit among all that hold pins."""
+    num_sharing: int = 1
+    """Processes that use this cache now, as far as known."""
+    _account: Account | None = None
+    _eviction: EvictionState | None = None
+    _ranks: dict[bytes, int | None] = field(default_factory=dict)
+    """What the policy makes of the uses so far, by key."""
+
+    def run(self, tx: LedgerTransaction, groups: Sequence[Sequence[ObjectRef]]) -> None:
+        """Acquire the longest prefix of `groups` (the objects of one sample each) that finds room."""
+        outlook = tx.outlook()
+        if not outlook.account.has_room(0):  # a limit was lowered while what is above it was pinned
+            self.uses.write_now(tx)
+            make_room(tx, self.disk, 0, owner=self.owner, keep=self.window, in_line=False)
+            outlook = tx.outlook()  # the limit may have been that of the dead, who are reaped now
+        self._account = outlook.account
+        self._eviction = EvictionState(policy=policy_in_ledger(outlook.policy), num_uses=outlook.num_uses)
+        self.num_sharing = max(self.num_expected, outlook.num_pinning_owners)
+        if self._account.limit_bytes is not None:
+            self.share_bytes = self._account.limit_bytes // self.num_sharing
+        self.ready = tx.find_ready(self.window)
+        num_held = self._hold_hits(groups)
+        if num_held < len(groups):
+            self.found = tx.find(self.window)
+            for group in groups[num_held:]:
+                if not self._add(tx, tuple({ref.key: ref for ref in group}.values())):
+                    break
+        if self._eviction.policy.looks_ahead:
+            advance(tx, len(self._ranks))
+
+    def _hold_hits(self, groups: Sequence[Sequence[ObjectRef]]) -> int:
+        """Hold the longest prefix of `groups` that is here and within the share, as one; return how many groups that are.
+
+        The same as `_add` for each of them, at a quarter of the time: nearly all windows of a warm cache end here.
+        """
+        assert self._eviction is not None
+        ready, owner, held_bytes = self.ready, self.owner, self.holdings.held_bytes
+        share_bytes = math.inf if self.must_fit or self.share_bytes is None else self.share_bytes
+        holds = []
+        with contextlib.suppress(KeyError):  # the first sample that is not here
+            for group in groups:
+                charges: dict[bytes, int] = {}
+                for ref in group:
+                    charges[ref.key] = ready[ref.key][2]
+                refs = group
+                if len(charges) < len(group):  # two columns may name one object
+                    refs = tuple({ref.key: ref for ref in group}.values())
+                num_bytes = sum(charges.values())
+                held_bytes += num_bytes
+                if held_bytes > share_bytes and held_bytes > num_bytes:  # whoever holds nothing may have one
+                    break
+                holds.append(Hold(refs, owner, charges, NOTHING, num_bytes))
+        self.holdings.add(holds)
+        self.holds += holds
+        if self._eviction.policy.looks_ahead:
+            for hold in holds:
+                self._rank(hold.refs)
+        return len(holds)
+
+    def _add(self, tx: LedgerTransaction, refs: tuple[ObjectRef, ...]) -> bool:
+        """Hold the objects of one sample; False, with nothing changed, when there is no room for it."""
+        hold = Hold(refs, self.owner, {}, NOTHING)
+        rows = {ref.key: self._row(tx, ref) for ref in refs}
+        if any(ref.is_stored_sample and not _is_ready(rows[ref.key]) for ref in refs):
+            hold.is_void = True
+            self._append_bare(hold)
+            return True
+        new = [ref for ref in refs if rows[ref.key] is None]
+        hold.outstanding = frozenset(key for key, row in rows.items() if row is None or not row.is_ready)
+        hold.charges = {key: row.charged_bytes for key, row in rows.items() if row is not None}
+        least = {ref.key: self.downloads.sizes.reservation_bytes(ref, is_least=True) for ref in new}
+        guess = {ref.key: self.downloads.sizes.reservation_bytes(ref) for ref in new}
+        self.need_bytes = sum(least.values())
+        here = {ref.key: row.charged_bytes for ref in refs if (row := rows[ref.key]) is not None and row.is_ready}
+        together_bytes = self.need_bytes + (sum(here.values()) if new else 0)
+        if self._limit is not None and together_bytes > self._limit and forget_limit_of_the_dead(tx, self.disk, self.owner):
+            self.room = Room.AGAIN
+            return False
+        hold.error = self._refusal(tx, new, {ref.url: (here | least)[ref.key] for ref in refs if ref.key in here or ref in new})
+        if hold.error is not None:
+            self._append_bare(hold)
+            return True
+        for charges in (guess, least) if self.takes_least else (guess,):
+            if self._has_room(tx, sum(hold.charges.values()), sum(charges.values())):
+                break
+            if self.room is Room.AGAIN:
+                return False
+        else:
+            return False
+        hold.charges |= charges
+        hold.num_bytes = sum(hold.charges.values())
+        self._rank(refs)
+        for ref in new:
+            self._reserve(tx, ref, hold.charges[ref.key])
+        self.holdings.add([hold])
+        self.downloads.join(hold)
+        self.holds.append(hold)
+        return True
+
+    @property
+    def _limit(self) -> int | None:
+        return self._account.limit_bytes if self._account else None
+
+    def _row(self, tx: LedgerTransaction, ref: ObjectRef) -> EntryRow | None:
+        """Return the entry of an object that is here or on its way; a dead leader's is settled first."""
+        row = self.found.get(ref.key)
+        if row is None or row.is_ready or ref.key in self.downloads.leads:
+            return row
+        if recover.settle_filling(tx, self.disk, row):
+            self.found.pop(ref.key)
+            self.found.update(tx.find([ref.key]))
+        return self.found.get(ref.key)
+
+    def _refusal(self, tx: LedgerTransaction, new: Sequence[ObjectRef], charges: Mapping[str, int]) -> CacheFullError | None:
+        """Return why a sample can never fit, if so: it fails by itself, and the others of the window go on.
+
+        Args:
+            tx: The transaction.
+            new: Its objects that have no row yet.
+            charges: What its objects that are here count, and what the new ones count at least, by URL.
+        """
+        if not new:
+            return None
+        if self._limit is not None and sum(charges.values()) > self._limit:
+            return cannot_fit(charges, self._limit)
+        free_space = self.downloads.free_space
+        if free_space.can_ever_hold(tx, self.need_bytes):
+            return None
+        url = urls.redact(new[0].url)
+        return CacheFullError(
+            f"{url} needs {self.need_bytes} bytes on disk: {free_space.describe()}, and the whole cache is too little to "
+            "give up. Free space there, or lower min_free_bytes",
+            url=url,
+        )
+
+    def _append_bare(self, hold: Hold) -> None:
+        """A hold that pins nothing: whoever claims it finds out why."""
+        self.room = Room.ENOUGH
+        hold.refs, hold.charges, hold.outstanding = (), {}, NOTHING
+        self.holdings.add([hold])
+        self.holds.append(hold)
+
+    def _has_room(self, tx: LedgerTransaction, here_bytes: int, need_bytes: int) -> bool:
+        held_bytes, share_bytes = self.holdings.held_bytes, self.share_bytes
+        self.room = Room.ENOUGH
+        is_beyond_share = share_bytes is not None and held_bytes and held_bytes + here_bytes + need_bytes > share_bytes
+        if (self._limit is not None and need_bytes > self._limit) or (is_beyond_share and not self.must_fit):
+            self.room = Room.NONE
+        elif need_bytes:
+            self.uses.write_now(tx)
+            self.room = make_room(
+                tx,
+                self.disk,
+                need_bytes,
+                owner=self.owner,
+                keep=self.window,
+                in_line=self.in_line,
+                free_space=self.downloads.free_space,
+            )
+        return self.room is Room.ENOUGH
+
+    def _reserve(self, tx: LedgerTransaction, ref: ObjectRef, charge: int) -> None:
+        """Count an object before its first byte; its part file is locked already."""
+        part = self.parts.pop(ref.key, None) or self.disk.create_part(ref.key)
+        lead = Lead(ref=ref, part=part, charged_bytes=charge, fetcher=self.fetcher)
+        self.leads.append(lead)
+        self.downloads.add(lead)
+        url = urls.redact(ref.url)
+        reservation = Reservation(
+            key=ref.key,
+            url=url,
+            ext=ref.ext,
+            charged_bytes=charge,
+            part=part.name,
+            dataset=ref.dataset,
+            rank=self._ranks[ref.key],
+        )
+        tx.reserve([reservation])
+        self.found[ref.key] = EntryRow(ref.key, "filling", None, charge, part.name, ref.ext, url)
+
+    def _rank(self, refs: Sequence[ObjectRef]) -> None:
+        """Work out what the policy makes of one sample's uses, in their order."""
+        assert self._eviction is not None
+        for ref in refs:
+            now = self._eviction.num_uses + len(self._ranks)
+            self._ranks[ref.key] = self._eviction.policy.rank_of(None if ref.next_use is None else now + ref.next_use)
+
+    @property
+    def is_order_needed(self) -> bool:
+        """Whether the cache is so full that it matters what is used."""
+        return self._limit is not None and self._account is not None and self._account.charged_bytes > TOUCH_ABOVE * self._limit
+
+    @property
+    def policy(self) -> Policy:
+        """The eviction policy in force."""
+        assert self._eviction is not None
+        return self._eviction.policy
+
+    def note_uses(self) -> None:
+        """Tell what was used; when the transaction is committed."""
+        assert self._eviction is not None
+        hits: Collection[bytes] = self.ready
+        num_misses = 0
+        if self.found:  # not all of the window is here, or not all of it is held
+            used = {key: key in hold.outstanding for hold in self.holds for key in hold.charges}
+            hits = [key for key, is_missing in used.items() if not is_missing]
+            num_misses = len(used) - len(hits)
+        ranks: dict[bytes, int | None] = {}
+        if self.is_order_needed:
+            ranks = {key: self._ranks[key] for key in hits} if self._eviction.policy.looks_ahead else dict.fromkeys(hits)
+        self.uses.note(hits, num_misses, self._eviction.policy, ranks)
+
+
+def _is_ready(row: EntryRow | None) -> bool:
+    return row is not None and row.is_ready

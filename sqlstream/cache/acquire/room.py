@@ -1,0 +1,224 @@
+"""Room under the limit: who is evicted, in which order of effects, who may take the room, and which limit holds.
+
+Unlink, then uncount: whatever dies in between, the ledger counts too much, never too little. The smallest limit that living
+users gave holds; a user who gives none takes what is in force and changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections.abc import Callable, Iterator, Set
+from enum import Enum, auto
+
+from sqlstream.cache.acquire.owner import Owner
+from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.ledger.eviction import drain_touches, unpinned_in_order
+from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
+from sqlstream.cache.model.rows import EntryRow
+from sqlstream.cache.recovery import recover
+from sqlstream.cache.recovery.free_space import FreeSpace
+from sqlstream.config import AS_IT_IS, Limit
+from sqlstream.errors import CacheError
+
+logger = logging.getLogger(__name__)
+
+MAX_EVICTIONS = 32
+"""Files unlinked in one transaction, so that the write lock is held for milliseconds."""
+MAX_LOOKED_AT = 4096
+"""Entries whose files are tried in one transaction, many more than processes read at once: on a disk that removes nothing
+(read-only, failing) an eviction must end."""
+MAX_DRAINED_TOUCHES = 20
+"""Touch rows (some windows of keys each) drained in one transaction, for the same reason."""
+HYSTERESIS = 0.95
+"""Evict down to this share of the limit where possible, so that not every reservation has to."""
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""How a disk says that it has no room: neither bytes nor, to the same errors, inodes."""
+Run = Callable[[Callable[[LedgerTransaction], int]], int]
+"""Runs work in a transaction and returns its result."""
+
+
+class Room(Enum):
+    """What `make_room` found."""
+
+    ENOUGH = auto()
+    AGAIN = auto()
+    """Progress was made, but one transaction may not do more: commit, then ask again."""
+    NONE = auto()
+    """Everything left is pinned or on its way: somebody must give something back first."""
+
+
+def make_room(
+    tx: LedgerTransaction,
+    disk: Disk,
+    need_bytes: int,
+    *,
+    owner: str,
+    keep: Set[bytes] = frozenset(),
+    in_line: bool = True,
+    free_space: FreeSpace | None = None,
+) -> Room:
+    """Evict until `need_bytes` more fit under the limit, and leave free what must stay free.
+
+    Args:
+        tx: The transaction that will then count the bytes.
+        disk: Where the files are.
+        need_bytes: What is to be counted.
+        owner: Who asks.
+        keep: Keys that are about to be pinned in this transaction.
+        in_line: Leave room for owners that have waited longer; False for whoever has waited long enough.
+        free_space: What must stay free; None: nothing.
+    """
+    account = tx.account()
+    wanted = need_bytes + (_claims_before(tx, disk, owner) if in_line and account.limit_bytes is not None else 0)
+    short_bytes = 0 if free_space is None else free_space.missing_bytes(tx, need_bytes)
+    if account.has_room(wanted):
+        return Room.ENOUGH if not short_bytes else _make_free(tx, disk, short_bytes, keep)
+    assert account.limit_bytes is not None
+    if forget_limit_of_the_dead(tx, disk, owner):
+        return Room.AGAIN
+    if wanted > account.limit_bytes:
+        return Room.NONE  # those before us take all of it: no eviction of ours helps
+    if recover.reap_owners(tx, disk) or drain_touches(tx, MAX_DRAINED_TOUCHES):
+        return Room.AGAIN  # the dead give back before the living lose anything
+    missing = max(short_bytes, account.charged_bytes + wanted - account.limit_bytes)
+    surplus = account.charged_bytes + wanted - int(account.limit_bytes * HYSTERESIS)
+    freed = evict(tx, disk, max(missing, surplus), keep=keep)
+    if freed >= missing:
+        return Room.ENOUGH
+    return Room.AGAIN if freed or recover.reap(tx, disk) else Room.NONE
+
+
+def _make_free(tx: LedgerTransaction, disk: Disk, num_bytes: int, keep: Set[bytes]) -> Room:
+    """Give the file system `num_bytes` back."""
+    if drain_touches(tx, MAX_DRAINED_TOUCHES):
+        return Room.AGAIN
+    freed = evict(tx, disk, num_bytes, keep=keep)
+    if freed >= num_bytes:
+        return Room.ENOUGH
+    return Room.AGAIN if freed or recover.reap(tx, disk) else Room.NONE
+
+
+def evict(tx: LedgerTransaction, disk: Disk, num_bytes: int, *, keep: Set[bytes] = frozenset()) -> int:
+    """Evict unpinned entries in the order of the policy, at most `MAX_EVICTIONS`, for `num_bytes`; return the bytes freed."""
+    width = 4 * MAX_EVICTIONS + len(keep)
+    gone: list[EntryRow] = []
+    while num_bytes > 0:
+        rows = unpinned_in_order(tx, width)
+        free = [row for row in rows if row.key not in keep]
+        gone = recover.remove(tx, disk, free, num_bytes=num_bytes, at_most=MAX_EVICTIONS)
+        if gone or len(rows) < width or width >= MAX_LOOKED_AT:
+            break
+        width *= 4  # somebody reads all of these, or they cannot be removed: look further
+    freed = sum(row.charged_bytes for row in gone)
+    tx.count({"evictions": len(gone), "evicted_bytes": freed})
+    return freed
+
+
+def make_space(run: Run, disk: Disk, need_bytes: int, *, num_files: int = 0) -> None:
+    """Give a full disk `need_bytes` and about `num_files` inodes back, and some more: by eviction, whatever the limit says."""
+
+    def wanted_bytes(tx: LedgerTransaction) -> int:
+        account = tx.account()
+        mean_bytes = -(-account.charged_bytes // max(1, account.entries))
+        return max(need_bytes, num_files * mean_bytes, int((1 - HYSTERESIS) * account.charged_bytes))
+
+    wanted = run(wanted_bytes)
+    while wanted > 0 and (freed := run(lambda tx, rest=wanted: evict(tx, disk, rest))):  # type: ignore[misc]  # default of a lambda
+        wanted -= freed
+
+
+def make_space_after(error: Exception, run: Run, disk: Disk, *, num_files: int) -> None:
+    """Give a disk room for files that could not be created, if `error` says that it has none: bytes or inodes."""
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno in FULL:
+        logger.warning("the disk below the cache at %s has no room (%s): evicting to go on", disk.root, cause.strerror)
+        with contextlib.suppress(CacheError):
+            make_space(run, disk, 0, num_files=num_files)
+
+
+def despite_full_disk(run: Run, disk: Disk, write: Callable[[], None]) -> None:
+    """Call `write`; on a disk without room or inodes, evict and call it once more."""
+    try:
+        write()
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        logger.warning("the disk below the cache at %s has no room (%s): evicting to go on", disk.root, error.strerror)
+        with contextlib.suppress(CacheError):  # `write` tells then what is wrong
+            make_space(run, disk, 0)
+        write()
+
+
+def _claims_before(tx: LedgerTransaction, disk: Disk, owner: str) -> int:
+    """Return the bytes that living owners wait for since longer than `owner`: the oldest waiter goes first."""
+    claims = 0
+    for waiter, waiting_bytes in tx.waits_before(owner).items():
+        if disk.owner_is_live(waiter):
+            claims += waiting_bytes
+    return claims
+
+
+def forget_limit_of_the_dead(tx: LedgerTransaction, disk: Disk, owner: str) -> bool:
+    """Return whether the limit in force was that of owners who are dead; they are reaped then. Ask before a limit refuses."""
+    bound = tx.owners_at_limit()
+    if not bound or owner in bound or any(disk.owner_is_live(other) for other in bound):
+        return False
+    return recover.reap_owners(tx, disk) > 0
+
+
+class Limits:
+    """What the users in this process want of the limit.
+
+    Args:
+        disk: The directory's files.
+        ledger: The directory's ledger.
+        owner: This process in the ledger.
+    """
+
+    def __init__(self, disk: Disk, ledger: Ledger, owner: Owner) -> None:
+        self._disk = disk
+        self._ledger = ledger
+        self._owner = owner
+
+    def give(self, user: int, limit: Limit) -> None:
+        """Put a user's limit in force; down to it, or to what is pinned, is evicted before this returns."""
+        before = self._ledger.account()
+        self._owner.set_limit(user, limit)
+        if limit is AS_IT_IS or limit is None or before.charged_bytes <= limit:
+            return
+        if before.limit_bytes is None or limit < before.limit_bytes:
+            others = [name for owner, name in self._ledger.owner_names().items() if self._is_other(owner)]
+            logger.warning(
+                "the cache %s holds %d bytes, and a limit of %d bytes is given: evicting down to it, or to what is pinned%s",
+                self._disk.root,
+                before.charged_bytes,
+                limit,
+                f"; also used by {', '.join(others)}" if others else "",
+            )
+        self.keep()
+
+    def keep(self) -> None:
+        """Evict what is above the limit, as far as it is not pinned: a limit may have been lowered meanwhile."""
+        if not self._ledger.account().has_room(0):
+            while self._owner.run(self._evict, is_flush=True) is Room.AGAIN:
+                pass
+
+    @contextlib.contextmanager
+    def kept_at_the_end(self) -> Iterator[None]:
+        """The same once the owner is closed in the body: what it pinned may go now. Who only looked removes nothing."""
+        room = Room.NONE if self._owner.id is None else Room.AGAIN
+        yield
+        while room is Room.AGAIN and not self._ledger.account().has_room(0):
+            with self._ledger.transaction() as tx:
+                room = make_room(tx, self._disk, 0, owner="", in_line=False)
+
+    def _is_other(self, owner: str) -> bool:
+        return owner != self._owner.id and self._disk.owner_is_live(owner)
+
+    def _evict(self, tx: LedgerTransaction) -> Room:
+        assert self._owner.id is not None
+        return make_room(tx, self._disk, 0, owner=self._owner.id, in_line=False)

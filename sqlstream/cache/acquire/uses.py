@@ -1,0 +1,119 @@
+"""Which objects this process used, and how often they were here: told to the ledger in batches.
+
+Order, times and counters are hints: a process that dies takes at most a batch of them along. So single hits write no row of
+their own. The times of last uses are noted at every fill of the cache, the order only where it matters.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from sqlstream.cache.acquire.owner import Owner
+from sqlstream.cache.ledger.eviction import note_uses
+from sqlstream.cache.ledger.last_uses import note_last_uses
+from sqlstream.cache.ledger.ledger import LedgerTransaction
+from sqlstream.cache.model.policies import Policy
+from sqlstream.process import locks
+
+BATCH = 192
+"""UsageLog written together: three windows of a stream, or many single hits; more would not fit into one page of the ledger."""
+
+
+class _Noted(NamedTuple):
+    """UsageLog that were noted together."""
+
+    num_hits: int
+    num_misses: int
+    policy: Policy | None
+    ranks: Mapping[bytes, int | None]
+    keys: Collection[bytes]
+
+
+class UsageLog:
+    """UsageLog that wait for a transaction. Any thread notes them, in one step and without a lock; transactions gather them.
+
+    Args:
+        owner: Whose transactions they go with.
+    """
+
+    def __init__(self, owner: Owner) -> None:
+        self.after_fork_in_child()
+        locks.call_after_fork(self)
+        owner.defer(self)
+
+    def after_fork_in_child(self) -> None:
+        """The parent tells its own."""
+        self._noted: deque[_Noted] = deque()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._num_hits = self._num_misses = 0
+        self._policy: Policy | None = None
+        self._ranks: dict[bytes, int | None] = {}
+        self._keys: set[bytes] = set()
+        self._is_written = False
+
+    def note(self, hits: Collection[bytes], num_misses: int, policy: Policy, ranks: Mapping[bytes, int | None]) -> None:
+        """Count uses that are committed.
+
+        Args:
+            hits: The objects that were here, by their keys; not changed afterwards.
+            num_misses: How many were not.
+            policy: The eviction policy in force.
+            ranks: What it makes of the hits; empty where the cache is far from full.
+        """
+        self._noted.append(_Noted(len(hits), num_misses, policy, ranks, hits))
+
+    def take_back(self, num_hits: int) -> None:
+        """Uncount hits that were none after all."""
+        self._noted.append(_Noted(-num_hits, 0, None, {}, ()))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are any."""
+        return bool(self._noted or self._num_hits or self._num_misses)
+
+    def _gather(self) -> None:
+        """Add up what was noted; in a transaction."""
+        while self._noted:
+            noted = self._noted.popleft()
+            self._num_hits += noted.num_hits
+            self._num_misses += noted.num_misses
+            self._keys.update(noted.keys)
+            if noted.policy is not None and noted.policy is not self._policy:
+                self._policy, self._ranks = noted.policy, {}
+            for key in self._ranks.keys() & noted.ranks:  # in the order of their last use
+                del self._ranks[key]
+            self._ranks.update(noted.ranks)
+
+    def write(self, tx: LedgerTransaction, *, is_flush: bool) -> None:
+        """Write them if they are worth a row, or if this is a flush."""
+        self._is_written = False
+        self._gather()
+        if is_flush or self._num_hits + self._num_misses >= BATCH:
+            self.write_now(tx)
+
+    def write_now(self, tx: LedgerTransaction) -> None:
+        """Write them, once a transaction: whoever evicts must know what this process used."""
+        if self._is_written:
+            return
+        self._gather()
+        if not self._num_hits and not self._num_misses:
+            return
+        if self._ranks and self._policy is not None:
+            note_uses(tx, self._policy, self._ranks)
+        if self._keys:
+            note_last_uses(tx, self._keys)
+        tx.count({"hits": self._num_hits, "misses": self._num_misses})
+        self._is_written = True
+
+    def written(self) -> None:
+        """They are committed."""
+        if self._is_written:
+            self._forget()
+
+    def give_up(self) -> None:
+        """They are lost."""
+        self.after_fork_in_child()

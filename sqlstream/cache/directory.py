@@ -1,0 +1,140 @@
+"""A cache directory as this process sees it: one object per directory, whoever uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+from sqlstream.cache.acquire.acquirer import Acquirer
+from sqlstream.cache.acquire.bypass import remove_directory
+from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.ledger.database import Database
+from sqlstream.cache.ledger.ledger import Ledger
+from sqlstream.cache.recovery import rebuild, recover
+from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheError
+from sqlstream.process import locks
+
+logger = logging.getLogger(__name__)
+
+
+class CacheDirectory:
+    """Disk, ledger and acquirer of one directory, shared by all datasets and caches of this process that use it."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        database = Database(
+            disk.root / "ledger.sqlite", refill=lambda connection: rebuild.refill(connection, disk), on_full=disk.drop_ballast
+        )
+        self.ledger = Ledger(database)
+        self.acquirer = Acquirer(disk, self.ledger)
+        self.num_users = 0
+        self.identity = _identity(disk.root)
+        self.remove_stand_in: Callable[[], object] | None = None
+        """Ends a directory that only stands in for another one."""
+
+
+_Identity: TypeAlias = tuple[int, int]
+_stores: dict[_Identity, CacheDirectory] = {}
+_turns: dict[_Identity, locks.Turn] = {}
+
+
+def open_store(path: str | os.PathLike[str], *, create: bool, allow_network_fs: bool) -> CacheDirectory:
+    """Return the store of a directory, made on first use; give it back with `close_store`.
+
+    One object per (device, inode) of the directory: two ledgers of one process would not see each other's pins.
+    """
+    locks.occupy_standard_descriptors()
+    disk = Disk(Path(path), allow_network_fs=allow_network_fs)
+    disk.open(create=create)
+    identity = _identity(disk.root)
+    with _turn_of(identity):
+        if identity not in _stores:
+            store = CacheDirectory(disk)
+            try:
+                _settle(store)
+            except BaseException:
+                _close(store)
+                raise
+            disk.restore_ballast()
+            _stores[identity] = store
+        _stores[identity].num_users += 1
+        return _stores[identity]
+
+
+def open_stand_in(path: Path, error: CacheError) -> CacheDirectory:
+    """Return the store of a private temporary directory, in place of one that cannot be used; removed when it is closed."""
+    directory = tempfile.mkdtemp(prefix="sqlstream-stand-in-")
+    logger.error(
+        "the cache directory %s cannot be used (%s): %s stands in for it (on_cache_error='bypass')", path, error, directory
+    )
+    try:
+        store = open_store(f"{directory}/cache", create=True, allow_network_fs=False)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    store.remove_stand_in = weakref.finalize(store, remove_directory, directory, os.getpid())
+    return store
+
+
+def close_store(store: CacheDirectory) -> None:
+    """Give a store back; the last user of the process closes it."""
+    with _turn_of(store.identity):
+        store.num_users -= 1
+        if store.num_users <= 0:
+            if _stores.get(store.identity) is store:
+                del _stores[store.identity]
+            _close(store)
+
+
+@contextlib.contextmanager
+def _turn_of(identity: _Identity) -> Iterator[None]:
+    """Let one thread after the other open or close a directory; those of other directories go on."""
+    with locks.uninterrupted() as section:
+        turn = _turns.setdefault(identity, locks.Turn("the cache directory"))
+        while not turn.take():
+            section.let_through()
+        try:
+            yield
+        finally:
+            turn.give_back()
+
+
+def _settle(store: CacheDirectory) -> None:
+    """Give back what the dead held, as nobody: who only looks is no owner, and has no say in the limit; see to a restart."""
+    for is_last in (False, True):
+        try:
+            rebuild.learn_unit(store.ledger, store.disk)
+            with store.ledger.transaction() as tx:
+                recover.reap(tx, store.disk)
+            rebuild.reconcile(store.ledger, store.disk)
+        except (CacheDamagedError, CacheDiskError):
+            if is_last:
+                raise
+        else:
+            return  # else once more: by now it may have been mended
+
+
+def _close(store: CacheDirectory) -> None:
+    database = store.ledger.database
+    try:
+        with contextlib.suppress(CacheError):  # what cannot be written off is reaped by whoever comes next
+            store.acquirer.close()
+        database.close()
+    except BaseException:  # of a handler, as something waited for another process: that one would let us wait again
+        database.abandon()
+        raise
+    finally:
+        if store.remove_stand_in is not None:
+            store.remove_stand_in()
+
+
+def _identity(root: Path) -> _Identity:
+    status = os.stat(root)
+    return (status.st_dev, status.st_ino)

@@ -1,0 +1,355 @@
+"""The only writer of a cache directory. No SQL here; who calls what in which order is the protocol in `cache.acquire`.
+
+<root>/ FORMAT CACHEDIR.TAG lock gate ledger.sqlite ballast removing
+    data/ab/<32 hex><ext>     whole files, never changed
+    part/<32 hex>.<uuid>      on their way; flocked by their leader and its helper
+    owners/<uuid>             one per process; flocked for its life
+    index/                    immutable index files (see sqlstream.index)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import struct
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from stat import ST_MODE, ST_SIZE
+from typing import NamedTuple
+
+from sqlstream.cache.files import layout, locked_files
+from sqlstream.cache.files.layout import AllocationUnit, allocation_unit
+from sqlstream.cache.model import refs
+from sqlstream.cache.model.rows import ReadyRow
+from sqlstream.errors import CacheDirectoryError
+from sqlstream.process import interrupts, locks
+
+logger = logging.getLogger(__name__)
+
+BALLAST_BYTES = 8 << 20
+"""Given up on a full disk, so that SQLite can write the deletes that free it: a dozen WAL truncations' worth."""
+_LENGTH = struct.Struct("<Q")
+_NOTE = struct.Struct("<qqQ")
+_DATA_NAME = re.compile(r"([0-9a-f]{32})(\.[a-z0-9.]*)?")
+_PART_NAME = re.compile(r"([0-9a-f]{32})\.[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A file on its way, locked through `fd`."""
+
+    name: str
+    fd: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """A file found in data/."""
+
+    key: bytes
+    ext: str
+    size_bytes: int
+    allocated_bytes: int
+    used_at: float
+    """Its access or change time, whichever is later."""
+
+
+class OwnerNote(NamedTuple):
+    """What an owner's file says of it."""
+
+    pid: int
+    limit_bytes: int | None
+    pinned: Collection[bytes]
+
+
+class Disk:
+    """The files of one cache directory.
+
+    Args:
+        root: The directory.
+        allow_network_fs: Do not refuse file systems on which locks are not reliable.
+        unit_of: Returns the allocation unit of a directory.
+    """
+
+    def __init__(self, root: Path, *, allow_network_fs: bool = False, unit_of: Callable[[str], int] = allocation_unit) -> None:
+        self.root = Path(os.path.abspath(root))
+        self.data = f"{self.root}/data"
+        self._part = f"{self.root}/part"
+        self._owners = f"{self.root}/owners"
+        self._allow_network_fs = allow_network_fs
+        self.unit = AllocationUnit(self.data, unit_of)
+        self.is_ballast_dropped = False
+        """This process gave the ballast up and has not got it back yet."""
+        self._published: dict[str, int] = {}
+        """Files in data/ whose part a process (by its id) still has locked, by the hex of their key."""
+
+    def open(self, *, create: bool) -> None:
+        """Check the directory, and make it a cache if it is empty or absent; see `layout`."""
+        layout.open_directory(self.root, create=create, allow_network_fs=self._allow_network_fs)
+        self.restore_ballast()
+
+    # -- data ---------------------------------------------------------------------------------------------------------
+
+    def data_path(self, key: bytes, ext: str) -> str:
+        """Return the path of an entry's file."""
+        name = key.hex()
+        return f"{self.data}/{name[:2]}/{name}{ext}"
+
+    def data_size(self, key: bytes, ext: str) -> int | None:
+        """Return the size in bytes of an entry's file, None when it is absent or not a plain file."""
+        try:
+            status = os.lstat(self.data_path(key, ext))
+        except FileNotFoundError:
+            return None
+        return status.st_size if status.st_mode & 0o170000 == 0o100000 else None
+
+    def remove_data(self, key: bytes, ext: str) -> bool:
+        """Unlink an entry's file, unless somebody reads it under a lock; True when nothing is left. Its row goes after it."""
+        path = self.data_path(key, ext)
+        try:
+            return locked_files.unlink_unread(path, is_ours=self._published.get(key.hex()) == os.getpid())
+        except FileNotFoundError:
+            return True
+        except IsADirectoryError:
+            os.rename(path, f"{path}.foreign-{uuid.uuid4().hex}")  # not ours to delete; no longer a name that we use
+        except OSError as error:
+            logger.warning("cannot remove %s (%s): it stays counted", path, error.strerror)
+            return False
+        return True
+
+    def is_read(self, key: bytes, ext: str) -> bool:
+        """Return whether somebody reads an entry's file under a lock."""
+        return locked_files.is_read(self.data_path(key, ext))
+
+    def announce_removal(self, removed: Sequence[bytes]) -> None:
+        """Write down which files go next; under the write lock, so one note for the whole directory is enough.
+
+        A death between unlink and COMMIT leaves rows without a file: the note says which, without a look at all of them.
+        """
+        body = b"".join(removed)
+        fd = locked_files.open_note(f"{self.root}/removing", self.drop_ballast)
+        try:
+            os.pwrite(fd, _LENGTH.pack(len(body)) + body, 0)
+        finally:
+            os.close(fd)
+
+    def read_removal(self) -> list[bytes]:
+        """Return the keys that were announced last."""
+        with contextlib.suppress(FileNotFoundError), open(f"{self.root}/removing", "rb") as file:
+            raw = file.read()
+            if len(raw) >= _LENGTH.size:
+                return refs.split_keys(raw[_LENGTH.size : _LENGTH.size + _LENGTH.unpack_from(raw)[0]])
+        return []
+
+    def scan_data(self, only: str = "") -> Iterator[DataFile]:
+        """Yield every file in data/, or in one folder of it, that is named as ours; others are not touched by anyone."""
+        for folder in os.scandir(self.data):
+            if not folder.is_dir(follow_symlinks=False) or not folder.name.startswith(only):
+                continue
+            for file in os.scandir(folder.path):
+                match = _DATA_NAME.fullmatch(file.name)
+                if match and file.name[:2] == folder.name:
+                    with contextlib.suppress(FileNotFoundError):
+                        status = file.stat(follow_symlinks=False)
+                        yield DataFile(
+                            key=bytes.fromhex(match[1]),
+                            ext=match[2] or "",
+                            size_bytes=status.st_size,
+                            allocated_bytes=status.st_blocks * 512,
+                            used_at=max(status.st_atime, status.st_mtime),
+                        )
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def create_part(self, key: bytes) -> Part:
+        """Return a new, empty, locked part file; it must exist before its row does."""
+        while True:
+            name = f"{key.hex()}.{uuid.uuid4().hex}"
+            fd = locked_files.create_locked(f"{self._part}/{name}")
+            if fd is not None:
+                return Part(name=name, fd=fd)
+
+    def allocate(self, part: Part, num_bytes: int, *, takes_room: bool = True) -> None:
+        """Have a part's length say how much may be written to it: a rebuild of the ledger counts that.
+
+        With `takes_room`, take the disk for it now, so that a full one shows before the download, not in its middle.
+        """
+        if takes_room and num_bytes:
+            os.posix_fallocate(part.fd, 0, num_bytes)
+        else:
+            os.ftruncate(part.fd, num_bytes)
+
+    def publish(self, part: Part, key: bytes, ext: str, size_bytes: int) -> None:
+        """Make a whole part the entry's file; its lock stays until `close_part`."""
+        if os.fstat(part.fd).st_size != size_bytes:
+            os.ftruncate(part.fd, size_bytes)
+        path = self.data_path(key, ext)
+        try:
+            os.rename(f"{self._part}/{part.name}", path)
+        except FileNotFoundError:  # the first file of its folder
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(os.path.dirname(path), 0o700)
+            os.rename(f"{self._part}/{part.name}", path)
+        self._published[key.hex()] = os.getpid()
+
+    def close_part(self, part: Part) -> None:
+        """Give the part's lock back; waiters wake."""
+        self._published.pop(part.name.partition(".")[0], None)
+        locks.close_descriptor(part.fd)
+
+    def discard_parts(self, parts: Iterable[Part]) -> None:
+        """Remove parts that never got a row."""
+        for part in parts:
+            self.remove_part(part.name)
+            self.close_part(part)
+
+    def remove_part(self, name: str) -> bool:
+        """Unlink a part; True when nothing is left of it. Must come before its row goes."""
+        try:
+            os.unlink(f"{self._part}/{name}")
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            logger.warning("cannot remove %s/%s (%s): it stays counted", self._part, name, error.strerror)
+            return False
+        return True
+
+    def part_is_live(self, name: str) -> bool | None:
+        """Return whether a leader or its helper holds the part; None when the file is gone (renamed or removed)."""
+        return locked_files.is_locked(f"{self._part}/{name}")
+
+    def part_holder(self, name: str) -> int | None:
+        """Return the pid of a part's leader, None where nobody has it or the system does not tell."""
+        return locks.lock_holder(f"{self._part}/{name}")
+
+    def remove_dead_part(self, name: str) -> None:
+        """Unlink a part that has no row, unless somebody holds it: it may have been created a moment ago."""
+        locked_files.unlink_unlocked(f"{self._part}/{name}")
+
+    def part_bytes(self, name: str) -> int:
+        """Return the larger of a part's length and of what it takes on disk."""
+        with contextlib.suppress(FileNotFoundError):
+            return max(os.lstat(f"{self._part}/{name}").st_size, self.allocated_part_bytes(name))
+        return 0
+
+    def allocated_part_bytes(self, name: str) -> int:
+        """Return what a part takes on disk."""
+        return _allocated_bytes(f"{self._part}/{name}")
+
+    def scan_parts(self) -> list[str]:
+        """Return the names of all part files."""
+        return [name for name in os.listdir(self._part) if _PART_NAME.fullmatch(name)]
+
+    # -- owners -------------------------------------------------------------------------------------------------------
+
+    def create_owner(self, owner: str) -> int:
+        """Return the locked descriptor of a new owner file; under the write lock, and before its row exists.
+
+        Raises:
+            CacheDirectoryError: A stranger holds the file's lock.
+        """
+        fd = locked_files.create_locked(f"{self._owners}/{owner}")
+        if fd is None:
+            raise CacheDirectoryError(f"somebody else than sqlstream locks files in {self._owners}: find out who")
+        return locks.raise_descriptor(fd)  # a file that this process reads is closed before its pins are free
+
+    def write_note(self, fd: int, note: OwnerNote) -> None:
+        """Write down what a rebuild of the ledger must know of an owner."""
+        body = b"".join(note.pinned)
+        os.pwrite(fd, _NOTE.pack(note.pid, -1 if note.limit_bytes is None else note.limit_bytes, len(body)) + body, 0)
+
+    def read_note(self, owner: str) -> OwnerNote | None:
+        """Return what an owner wrote down last; None when it has not yet."""
+        with contextlib.suppress(FileNotFoundError), open(f"{self._owners}/{owner}", "rb") as file:
+            raw = file.read()
+            if len(raw) >= _NOTE.size:
+                pid, limit_bytes, length = _NOTE.unpack_from(raw)
+                pinned = refs.split_keys(raw[_NOTE.size : _NOTE.size + length])
+                return OwnerNote(pid=pid, limit_bytes=None if limit_bytes < 0 else limit_bytes, pinned=pinned)
+        return None
+
+    def remove_dead_owner(self, owner: str) -> None:
+        """Unlink an owner file that has no row, unless somebody holds it; only under the write lock."""
+        locked_files.unlink_unlocked(f"{self._owners}/{owner}")
+
+    def owner_is_live(self, owner: str) -> bool:
+        """Return whether the process behind an owner file lives: the kernel holds its lock."""
+        return bool(locked_files.is_locked(f"{self._owners}/{owner}"))
+
+    def remove_owner(self, owner: str) -> None:
+        """Unlink a dead owner's file; only under the write lock."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self._owners}/{owner}")
+
+    def scan_owners(self) -> list[str]:
+        """Return the ids of all owner files."""
+        return [name for name in os.listdir(self._owners) if re.fullmatch(r"[0-9a-f]{32}", name)]
+
+    # -- the rest -----------------------------------------------------------------------------------------------------
+
+    def index_files(self) -> list[Path]:
+        """Return the files below index/."""
+        return sorted(path for path in (self.root / "index").iterdir() if path.is_file())
+
+    def overhead_bytes(self) -> int:
+        """Return the bytes on disk beside data, parts and index files: ledger, WAL, ballast."""
+        names = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ballast")
+        return sum(_allocated_bytes(f"{self.root}/{name}") for name in names)
+
+    def drop_ballast(self) -> None:
+        """Give the ballast's bytes back to a full disk."""
+        self.is_ballast_dropped = True
+        with contextlib.suppress(OSError):  # what cannot be given up is no worse than none
+            os.unlink(self.root / "ballast")
+
+    def restore_ballast(self) -> None:
+        """Take the ballast's bytes again if they are to be had, and as many more stay free."""
+        if (self.root / "ballast").exists():
+            self.is_ballast_dropped = False
+        elif self.free_bytes() >= 2 * BALLAST_BYTES:  # without it the account still holds, only the comfort is gone
+            self.is_ballast_dropped = not _allocate_file(self.root / "ballast", BALLAST_BYTES)
+
+    def free_bytes(self) -> int:
+        """Return what this user may still write to the file system."""
+        return (status := os.statvfs(self.root)).f_bavail * status.f_frsize
+
+
+def changed_files(disk: Disk, rows: Iterable[ReadyRow]) -> list[bytes]:
+    """Return the keys of entries whose file is not what their row says: absent, of another size, or no plain file."""
+    data, lstat, changed = disk.data, os.lstat, []
+    for key, size_bytes, _, ext in rows:
+        name = key.hex()
+        try:
+            status = lstat(f"{data}/{name[:2]}/{name}{ext}")
+        except FileNotFoundError as error:
+            if not interrupts.is_of_system_call(error):
+                raise
+            changed.append(key)
+            continue
+        if status[ST_SIZE] != size_bytes or status[ST_MODE] & 0o170000 != 0o100000:  # by name it takes longer
+            changed.append(key)
+    return changed
+
+
+def _allocated_bytes(path: str) -> int:
+    """Return what a file takes on disk; none if there is no such file."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.lstat(path).st_blocks * 512
+    return 0
+
+
+def _allocate_file(path: Path, num_bytes: int) -> bool:
+    """Make a file of so many bytes; False, and there is none, when the disk does not have them."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, num_bytes)
+    except OSError:
+        os.unlink(path)
+        return False
+    finally:
+        os.close(fd)
+    return True

@@ -1,0 +1,97 @@
+"""Files that a lock keeps: a process removes one under its exclusive lock, or leaves it to the process that has that lock.
+
+What opens a file to look at its lock does so in a section: a descriptor that a signal handler left open would keep the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+
+from sqlstream.process import locks
+
+
+def create_locked(path: str) -> int | None:
+    """Return a descriptor on a new file, locked; None when somebody locked or took the file in between."""
+    fd = locks.open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    if locks.try_lock(fd) and os.fstat(fd).st_nlink > 0:
+        return fd
+    locks.close_descriptor(fd)
+    return None
+
+
+def open_note(path: str, on_full: Callable[[], None]) -> int:
+    """Return a descriptor on a small file of ours; a disk without inodes is given some by `on_full`."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        on_full()
+        return os.open(path, flags, 0o600)
+
+
+def unlink_unlocked(path: str) -> None:
+    """Unlink a file while holding its lock, so that whoever creates and locks it notices."""
+    with locks.uninterrupted(), contextlib.suppress(FileNotFoundError):
+        fd = locks.open_descriptor(path, os.O_RDWR)
+        try:
+            if locks.try_lock(fd):
+                os.unlink(path)
+        finally:
+            locks.close_descriptor(fd)
+
+
+def unlink_unread(path: str, *, is_ours: bool) -> bool:
+    """Unlink a data file under its exclusive lock; False when a process reads it under a shared one (`read_locks.ReadLocks`).
+
+    Rejected: to truncate it, too, so that a reader which has opened and not yet locked it keeps no blocks. Who had the path
+    while it was pinned may still have the file mapped (SIGBUS), open (a lazy decoder) or linked to another name.
+
+    Args:
+        path: The file.
+        is_ours: This process has its exclusive lock: it came a moment ago.
+    """
+    if is_ours:
+        os.unlink(path)
+        return True
+    with locks.uninterrupted():
+        try:
+            fd = locks.open_descriptor(path, os.O_RDWR | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENXIO):
+                raise
+            os.unlink(path)  # a link or a socket: nobody reads it as an object
+            return True
+        try:
+            is_free = locks.try_lock(fd)
+            if is_free:
+                os.unlink(path)
+            return is_free
+        finally:
+            locks.close_descriptor(fd)
+
+
+def is_locked(path: str) -> bool | None:
+    """Return whether somebody holds the lock of the file at `path`; None when there is no file."""
+    with locks.uninterrupted(), contextlib.suppress(FileNotFoundError):
+        fd = locks.open_descriptor(path, os.O_RDWR)
+        try:
+            return locks.is_locked(fd)
+        finally:
+            locks.close_descriptor(fd)
+    return None
+
+
+def is_read(path: str) -> bool:
+    """Return whether somebody reads a data file under a lock."""
+    with locks.uninterrupted(), contextlib.suppress(OSError):
+        fd = locks.open_descriptor(path, os.O_RDWR | os.O_NONBLOCK)
+        try:
+            return not locks.try_lock(fd)
+        finally:
+            locks.close_descriptor(fd)
+    return False

@@ -1,0 +1,400 @@
+"""SQLite as sqlstream uses it: connections, the one write lock, fork safety, upgrades.
+
+Promises:
+- `write_transaction` is the only way to write. Order: this process's queue of threads → `gate`, then `lock` (blocking kernel
+  locks; the gate is given back at once: it is a queue in which no process can overtake) → the files are still the ones that we
+  opened → BEGIN IMMEDIATE → work → COMMIT → unlock. No network and no blocking lock inside. It is a section (`interrupts`).
+- A read waits for this process's own transactions, never for another process. `os.fork` waits for both, since SQLite's mutexes
+  must be free in the child, and for no other process either.
+- SQLite's own busy handler is not used for that: it polls, and starves writers (p99 of the wait 114 times longer).
+- The same lock keeps commits and checkpoints apart, which avoids SQLite's WAL-reset bug (before 3.51.3).
+- A connection is never carried over a fork: the child leaks it on purpose and opens its own.
+- A damaged file is renamed aside and filled anew by its owner, under the write lock and the marker REBUILD: while that file
+  exists, whoever opens the ledger starts the rebuild again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from sqlstream.cache.ledger import damage
+from sqlstream.cache.ledger.write_lock import WriteLock, same_file, write_durably
+from sqlstream.errors import CacheDamagedError, CacheDirectoryError, CacheDiskError, MigrationError, SqlStreamError
+from sqlstream.process import locks
+
+if TYPE_CHECKING:
+    import sqlalchemy
+
+logger = logging.getLogger(__name__)
+
+APPLICATION_ID = 0x73717374
+"""'sqst' in ASCII: what `file` and other tools see in the header."""
+SCHEMA_VERSION = 5
+"""`PRAGMA user_version` of the newest migration in `migrations/versions`."""
+SCHEMA_DIGEST = "61ed431ff11e3654198225314570325a"
+"""`damage.schema_digest` of a ledger of that version."""
+WAL_LIMIT_BYTES = 4 << 20
+"""The WAL is truncated above this; it is overhead that users did not ask for."""
+_PRAGMAS = (
+    "journal_mode=WAL",
+    "synchronous=NORMAL",  # the ledger is rebuildable; FULL costs four times the commits
+    "trusted_schema=OFF",
+    "cell_size_check=ON",
+    "cache_size=-65536",  # KiB, taken page by page as they are read; SQLite's default is 2 MiB: at 10^6 entries 15 % a hit (m)
+    "mmap_size=0",  # a file damaged behind our back must give an error, not SIGBUS
+    "wal_autocheckpoint=1000",
+)
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_CONSTRAINT_DATATYPE = 3091  # SQLITE_CONSTRAINT_DATATYPE of STRICT tables; Python has no name for it
+_IMPOSSIBLE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT_CHECK, _CONSTRAINT_DATATYPE, sqlite3.SQLITE_MISMATCH)
+"""What no statement of ours meets on tables and values as we wrote them: a name that is not there, text that is no UTF-8."""
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+_DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, *_BUSY)
+_MARKER = "REBUILD"
+_ALEMBIC_VERSION = """
+    CREATE TABLE alembic_version (
+        version_num VARCHAR(32) NOT NULL,
+        CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+    )
+"""
+"""As alembic makes it: it looks there for what is to be done."""
+
+
+def migrations_directory() -> Path:
+    """Return the folder of the alembic scripts: inside the wheel, or beside the package in a checkout."""
+    package = Path(__file__).parents[2]
+    inside = package / "migrations"
+    return inside if inside.is_dir() else package.parent / "migrations"
+
+
+Refill = Callable[[sqlite3.Connection], None]
+
+
+class Database:
+    """The ledger's file: one connection per process, opened on first use and again after a fork.
+
+    Args:
+        path: The SQLite file; its directory holds `lock` and `gate`.
+        refill: Fills an empty ledger from what else is known, after the old one was found damaged; called under the write lock.
+        on_full: Called when SQLite finds the disk full; frees what it can, so that the next transaction goes through.
+        busy_seconds: How long to wait for a program that uses the file without our lock.
+
+    Raises:
+        MigrationError: On use, when a newer sqlstream wrote the file, or has upgraded it meanwhile (it is left untouched).
+        CacheDamagedError: On use, when SQLite cannot read it; with `refill`, the next use rebuilds it.
+        CacheDiskError: On use, when there is no room to write it; after `on_full`, the next use may go through.
+    """
+
+    def __init__(
+        self, path: Path, *, refill: Refill | None = None, on_full: Callable[[], None] | None = None, busy_seconds: float = 30.0
+    ) -> None:
+        self.path = path
+        self._busy_seconds = busy_seconds
+        self._name = str(path)
+        self.generation = 0
+        """Grows whenever the file is opened again; what was registered in an older one must be registered anew."""
+        self.num_transactions = 0
+        """Write transactions, for tests and tuning."""
+        self._write_lock = WriteLock(path.parent, when_replaced=self._close_files)
+        self._connection: sqlite3.Connection | None = None
+        self._inode: os.stat_result | None = None
+        self._refill = refill
+        self._on_full = on_full
+        self._damaged: os.stat_result | None = None
+        self._using = locks.ForkLock()
+        """Held by the thread that uses the connection: in a transaction from the lock to its end, in a read."""
+        locks.call_after_fork(self)
+
+    @contextlib.contextmanager
+    def write_transaction(self, *, body_commits: bool = False) -> Iterator[sqlite3.Connection]:
+        """Run the body as a write transaction, whose COMMIT is its own if `body_commits`; an error rolls back, Ctrl-C waits."""
+        with locks.uninterrupted() as section:
+            while not self._comes_in():
+                section.let_through()
+            try:
+                with self._using:
+                    yield from self._transaction(body_commits=body_commits)
+            finally:
+                self._write_lock.leave()
+
+    def _comes_in(self) -> bool:
+        try:
+            return self._write_lock.take()
+        except OSError as error:
+            self._raise_named(error)
+
+    def _transaction(self, *, body_commits: bool) -> Iterator[sqlite3.Connection]:
+        try:
+            if self._connection is None or not self._is_current():
+                self._connect()
+            connection = self._connection
+            assert connection is not None
+            connection.execute("BEGIN IMMEDIATE")
+            if connection.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
+                raise MigrationError(
+                    f"{self.path} was upgraded by a newer sqlstream while this process used it: restart this process with "
+                    "that version (nothing was written)"
+                )
+            yield connection
+            if not body_commits:
+                connection.execute("COMMIT")
+            if not _keep_wal_small(connection, self._name):
+                self._reopen_later()
+            self.num_transactions += 1
+        except (sqlite3.DatabaseError, OSError) as error:
+            self._raise_named(error)
+        finally:
+            # The connection is asked, not a flag: SQLITE_FULL has rolled back already.
+            if self._connection is not None and self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+    def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of a query on the last committed state; never an open cursor (it would stop checkpoints)."""
+        with self._using:
+            connection = self._connection
+            if connection is not None and self._is_current():
+                try:
+                    return self._read_with(connection, sql, parameters)
+                except CacheDamagedError:
+                    if self._refill is None:
+                        raise
+        try:
+            with self.write_transaction() as opened:
+                return opened.execute(sql, parameters).fetchall()
+        except CacheDamagedError:  # found as it was opened: the next one rebuilds it first
+            if self._refill is None:
+                raise
+        with self.write_transaction() as opened:
+            return opened.execute(sql, parameters).fetchall()
+
+    def _read_with(self, connection: sqlite3.Connection, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+        try:
+            return connection.execute(sql, parameters).fetchall()
+        except (sqlite3.DatabaseError, OSError) as error:
+            self._raise_named(error)
+
+    @property
+    def engine(self) -> sqlalchemy.Engine:
+        """A SQLAlchemy engine over this process's connection, for models, tests and tools; hot paths do without it."""
+        self.read("SELECT 1")
+        assert self._connection is not None
+        return _engine_on(self._connection)
+
+    def close(self) -> None:
+        """Close connection and lock files; the next use opens them again."""
+        with locks.uninterrupted():
+            try:
+                if self._connection is not None:
+                    self._write_lock.retake()
+            except BaseException:  # a handler's: to close the last connection checkpoints, and others may commit meanwhile
+                self._leak_connection()
+                raise
+            finally:
+                self._close_files()
+                self._write_lock.leave()
+
+    def abandon(self) -> None:
+        """Close without a wait for other processes; while one of them writes, the connection is leaked."""
+        with self._using:
+            if self._connection is not None and not self._write_lock.try_relock():
+                self._leak_connection()
+            self._close_files()
+
+    def _close_files(self) -> None:
+        """Close them, under the lock."""
+        with self._using:
+            try:
+                if self._connection is not None:
+                    self._connection.close()
+                    self._connection = None
+            finally:
+                self._write_lock.close()
+
+    def after_fork_in_child(self) -> None:
+        """Leak the parent's connection (closing it corrupts) and forget its locks."""
+        self._leak_connection()
+        self._write_lock.forget()
+
+    def _is_current(self) -> bool:
+        return self._inode is not None and same_file(self._name, self._inode)
+
+    def _connect(self) -> None:
+        """Open what is at the path now; a damaged file, and one whose rebuild was cut short, is replaced first."""
+        self._leak_connection()
+        marker = self.path.parent / _MARKER
+        damage.remove_stray_journal(self.path)
+        is_damaged = self._damaged is not None and same_file(self.path, self._damaged)
+        is_new = not self.path.exists()
+        # A migration commits its number with its tables: at 0 the file is empty, or another program's.
+        is_strange = not is_damaged and _stored_version(self.path) == 0
+        if self._refill is None or not (is_damaged or is_new or is_strange or marker.exists()):
+            self._connection = self._opened()
+        else:
+            if not is_new:
+                logger.warning("the cache ledger %s is damaged: rebuilding it from the files of the cache", self.path)
+            write_durably(marker)
+            damage.move_aside(self.path)
+            self._connection = self._opened()
+            try:
+                self._refill(self._connection)
+                marker.unlink()
+            except BaseException:
+                self._reopen_later()
+                raise
+        self._damaged = None
+        self._inode = os.stat(self.path)
+        self.generation += 1
+
+    def _opened(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False, cached_statements=512
+        )
+        try:
+            for pragma in _PRAGMAS:
+                connection.execute(f"PRAGMA {pragma}").fetchall()
+            if not connection.execute("SELECT 1 FROM sqlite_master").fetchall():
+                create_at_head(connection)
+            elif connection.execute("PRAGMA user_version").fetchone()[0] < SCHEMA_VERSION:
+                upgrade_to_head(connection)
+            damage.check(connection, SCHEMA_DIGEST)
+            os.chmod(self.path, 0o600)
+        except UnicodeDecodeError as error:
+            connection.close()
+            raise damage.damaged(str(error)) from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _leak_connection(self) -> None:
+        """Let go of a connection without closing it: its file was renamed or deleted, or it is the parent's."""
+        if self._connection is not None:
+            locks.leak(self._connection)
+            self._connection = None
+
+    def _raise_named(self, error: sqlite3.DatabaseError | OSError) -> NoReturn:
+        """Raise what `error` means for a user, and leave the database fit for the next use."""
+        if isinstance(error, SqlStreamError):
+            raise error
+        if isinstance(error, OSError):
+            raise CacheDiskError(
+                f"cannot work in {self.path.parent} ({error}): look at that disk's room and health, and at `ulimit -n`"
+            ) from error
+        full_code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+        code = full_code & 0xFF
+        is_impossible = full_code in _IMPOSSIBLE and not isinstance(error, sqlite3.ProgrammingError)
+        if code in _DAMAGE or is_impossible or damage.has_another_format(self.path):
+            self._note_damage()
+            raise CacheDamagedError(
+                f"{self.path} is damaged ({error}): the next use rebuilds it from the cached files, or run "
+                f"`sqlstream cache verify --repair {self.path.parent}`"
+            ) from error
+        if code in _DISK:
+            if code != sqlite3.SQLITE_FULL:
+                self._reopen_later()
+            elif self._on_full is not None:
+                self._on_full()
+            cure = "free space on that disk, or look at its health and its rights"
+            if code in _BUSY:
+                cure = "another program has it locked, with SQLite's own locks: find out which, and end it"
+            raise CacheDiskError(f"cannot use {self.path} ({error}): {cure}") from error
+        raise error
+
+    def _note_damage(self) -> None:
+        """Remember the damaged file by its inode: another process may rebuild it before us."""
+        with contextlib.suppress(FileNotFoundError):
+            self._damaged = os.stat(self.path)
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.rollback()  # for as long as the file is at its path, others want its locks
+        self._leak_connection()
+
+    def _reopen_later(self) -> None:
+        """Give up a connection that failed: its files may have been deleted under it."""
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+
+def _stored_version(path: Path) -> int | None:
+    """Look read-only: a file of a newer version must stay as it is, to its last byte; None when there is no file."""
+    if path.is_symlink():
+        raise CacheDirectoryError(f"{path} is a symbolic link, which we never make: give another directory")
+    if not path.exists():
+        return None
+    with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+        version = damage.stored_version(connection, known=SCHEMA_VERSION)
+    if version > SCHEMA_VERSION:
+        raise MigrationError(
+            f"{path} has schema {version}, this sqlstream knows up to {SCHEMA_VERSION}: "
+            "upgrade sqlstream, or use another directory (the file was left untouched; if no later version has ever been "
+            "here, it is damaged: remove it, and it is made anew from the cached files)"
+        )
+    return version
+
+
+def _keep_wal_small(connection: sqlite3.Connection, name: str) -> bool:
+    """Truncate a large WAL; False when it was deleted under us: what is in it goes into the database, which is opened anew."""
+    try:
+        if os.stat(name + "-wal").st_size > WAL_LIMIT_BYTES:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    except FileNotFoundError:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return False
+    return True
+
+
+def create_at_head(connection: sqlite3.Connection) -> None:
+    """Fill an empty file by all migrations in turn, in one transaction; call under the write lock.
+
+    What alembic would do, without it: to import that takes longer than all the rest of a first start (m).
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(_ALEMBIC_VERSION)
+    for path in sorted((migrations_directory() / "versions").glob("[0-9]*.py")):
+        migration = ModuleType(path.stem)
+        SourceFileLoader(path.stem, str(path)).exec_module(migration)  # `runpy` would change `sys.argv` for other threads
+        migration.upgrade(connection)
+    connection.execute("INSERT INTO alembic_version VALUES (?)", (migration.revision,))
+    connection.execute("COMMIT")
+
+
+def upgrade_to_head(connection: sqlite3.Connection) -> None:
+    """Run the migrations that are missing, all in one transaction; call under the write lock."""
+    from alembic import command
+    from alembic.config import Config
+
+    alembic_logger = logging.getLogger("alembic")
+    level = alembic_logger.level
+    alembic_logger.setLevel(logging.WARNING)
+    config = Config()
+    config.set_main_option("script_location", str(migrations_directory()).replace("%", "%%"))
+    try:
+        with _engine_on(connection).connect() as wrapped:
+            config.attributes["connection"] = wrapped
+            command.upgrade(config, "head")
+    finally:
+        alembic_logger.setLevel(level)
+
+
+def _engine_on(connection: sqlite3.Connection) -> sqlalchemy.Engine:
+    """Return an engine whose one connection is `connection`, with real transactions (SQLAlchemy 2.1 docs, SQLite dialect)."""
+    import sqlalchemy
+    from sqlalchemy.pool import StaticPool
+
+    engine = sqlalchemy.create_engine("sqlite+pysqlite://", creator=lambda: connection, poolclass=StaticPool)
+
+    @sqlalchemy.event.listens_for(engine, "begin")
+    def begin(wrapped: sqlalchemy.Connection) -> None:
+        wrapped.exec_driver_sql("BEGIN")  # pysqlite would leave reads outside the transaction
+
+    return engine

@@ -1,0 +1,320 @@
+"""Builds an index from its source, or reuses the one that is there.
+
+`open_index` is the facade; what is to be read is planned by `sources.plan`, written by `file.writer`, filtered by `select`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from sqlstream.config import IndexOptions, check_at_least
+from sqlstream.errors import SchemaError, SourceError
+from sqlstream.index.build import select
+from sqlstream.index.file import versions
+from sqlstream.index.file.index import Index
+from sqlstream.index.file.intact import is_intact
+from sqlstream.index.file.room import IndexRoom, RoomyReader
+from sqlstream.index.file.workplace import Workplace, sweep_dead, workplace
+from sqlstream.index.file.writer import IndexWriter
+from sqlstream.index.sources.base.base import TableFile
+from sqlstream.index.sources.base.derived import DerivedTable
+from sqlstream.index.sources.places.database import is_database
+from sqlstream.index.sources.places.directory import DirectoryTable
+from sqlstream.index.sources.plan.plan import SourcePlan, label, plan_sources, source_items
+from sqlstream.index.sql.expressions import with_where
+from sqlstream.index.types.models import FORMAT_VERSION, SourceFile, fingerprint
+from sqlstream.index.types.values import declared
+from sqlstream.progress import Progress, progress
+from sqlstream.sample_types import SAMPLE_FIELDS
+from sqlstream.storage.base import urls
+from sqlstream.storage.base.checksum import is_content_hash
+from sqlstream.storage.base.identity import Identity, object_name
+from sqlstream.storage.base.protocols import RemoteReader
+
+logger = logging.getLogger(__name__)
+
+
+def open_index(
+    options: IndexOptions,
+    directory: Path,
+    remote: RemoteReader,
+    *,
+    show_progress: bool = True,
+    identity: Identity | None = None,
+) -> Index:
+    """Return the index of a source, built when no earlier run has built it.
+
+    Args:
+        options: The source, what is kept of it, and the filter.
+        directory: Where index files are (`<dst>/index`); exists.
+        remote: Reads what is not local.
+        show_progress: Show a bar while building, if stderr is a terminal.
+        identity: What else than its URL identifies a source; None: nothing.
+
+    Raises:
+        ConfigError: The source is nothing that an index can be made of.
+        SourceError: A file of it is broken, empty, or lacks what is asked for; `StorageError` when it cannot be reached.
+        QueryError: The filter does not run, or keeps no row.
+    """
+    check_limits(options)
+    sweep_dead(directory)
+    remote = RoomyReader(remote, IndexRoom(directory, options))
+    plan = plan_of(options, directory, remote)
+    own_query = None if plan.has_database else options.sql_query  # a database has run it already
+    options = replace(options, sql_query=with_where(own_query, options.where, options.sql_engine), where=None)
+    base = _open_base(plan, options, directory, remote, show_progress=show_progress, identity=identity)
+    if options.sql_query is not None:
+        index = select.open_selection(base, options, directory, show_progress=show_progress)
+        index.provenance = base.provenance
+    elif base.key_problem is not None:
+        raise _key_error(base)
+    else:
+        index = base
+    index.hold()
+    return index
+
+
+def check_limits(options: IndexOptions) -> None:
+    """Raise ConfigError for limits that leave nothing."""
+    for name, limit in (("max_size", options.max_size), ("max_index_files_to_use", options.max_index_files)):
+        if limit is not None:
+            check_at_least(name, limit, 1)
+
+
+def plan_of(options: IndexOptions, directory: Path, remote: RemoteReader) -> SourcePlan:
+    """Return what the source is."""
+    with contextlib.ExitStack() as stack:
+
+        def temporary() -> Path:
+            """Return a path that is swept even if we are killed."""
+            place = stack.enter_context(
+                workplace(directory, fingerprint({"list": [label(item) for item in source_items(options.src)]}))
+            )
+            return place.temporary("list")
+
+        return plan_sources(options, temporary, remote)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The index file that is wanted."""
+
+    key: str
+    """Its fingerprint."""
+    lineage: str | None
+    """Names source and options, whatever the version; None: its content has no versions."""
+    digests: tuple[str, ...]
+    """Of the parts."""
+    max_size: int | None
+
+
+def target_of(plan: SourcePlan, options: IndexOptions, identity: Identity | None = None) -> Target:
+    """Return which index file a plan and options make, read with what `identity` says."""
+    max_size = options.max_size if options.sql_query is None else None
+    digests = plan.digests()
+    settings: dict[str, object] = {
+        "format": FORMAT_VERSION,
+        "src": plan.src,  # the same files by another way: relative paths start elsewhere
+        "base_url": urls.redact(plan.base_url) if plan.has_versions else None,  # else it is where we happen to run
+        "keep": None if options.columns_to_keep is None else sorted(options.columns_to_keep),
+        "download": sorted(options.columns_to_download),
+        "allow_missing": options.allow_missing_columns,
+        "key": plan.key_column,
+        "max_size": max_size,
+    }
+    reading = [options.data_type, options.label_column, options.max_index_files]
+    reading += [options.encoding, options.delimiter, options.quote_char]
+    key, lineage = dict(settings), {**settings, "reading": reading}
+    if identity is not None and (places := _places(plan, identity, has_hashed=False)):
+        key["identity"] = places
+    if names := _names(options):
+        lineage["names"] = names  # `src` leaves out the query, by which a server may tell one table from another
+    if plan.starts_at_tables:
+        lineage["paths"] = "beside their tables"  # what an earlier version made of the same files is no version of this
+    if identity is not None and (places := _places(plan, identity, has_hashed=True)):
+        lineage["identity"] = places  # what lies elsewhere is no version of this source, whatever its ETag
+    if options.lazy is not None:
+        key["chunk_rows"] = lineage["chunk_rows"] = options.lazy.chunk_rows
+    return Target(
+        key=fingerprint({**key, "source": digests}),
+        lineage=fingerprint(lineage) if plan.has_versions else None,
+        digests=tuple(digests),
+        max_size=max_size,
+    )
+
+
+def _names(options: IndexOptions) -> list[str]:
+    """Return what identifies the sources, with what labels leave out; nothing if the labels do."""
+    texts = [item for item in source_items(options.src) if isinstance(item, str) and not is_database(item)]
+    names = list(map(object_name, texts))
+    return [] if names == list(map(urls.redact, names)) else names
+
+
+def _places(plan: SourcePlan, identity: Identity, *, has_hashed: bool) -> list[str]:
+    """Return what options add to the names of the source's files.
+
+    Args:
+        plan: The source.
+        identity: The options.
+        has_hashed: Also to those of files whose ETags tell their content.
+    """
+    sources = [part.source for part in plan.parts]
+    named = {file.url for file in sources if (has_hashed or not is_content_hash(file.etag)) and not is_database(file.url)}
+    return sorted({identity.prefix(url) for url in named if urls.is_remote(url)} - {""})
+
+
+def _open_base(
+    plan: SourcePlan,
+    options: IndexOptions,
+    directory: Path,
+    remote: RemoteReader,
+    *,
+    show_progress: bool,
+    identity: Identity | None,
+) -> Index:
+    """Return the index file of all rows (or of the first `max_size` where no filter comes after)."""
+    target = target_of(plan, options, identity)
+    index = Index(directory / f"{target.key}.sqlite", base_url=plan.paths_base_url)
+    index.provenance = plan.provenance
+    if index.is_usable():
+        return index
+    with workplace(directory, target.key, show_progress=show_progress) as place:
+        if not index.is_usable():  # nobody has built it while we waited
+            temporary = place.temporary()
+            num_known = _start_from_relative(plan, options, target, directory, temporary)
+            _build(plan, options, place, remote, (target, temporary, num_known), show_progress=show_progress)
+    return index
+
+
+def _start_from_relative(plan: SourcePlan, options: IndexOptions, target: Target, directory: Path, temporary: Path) -> int:
+    """Return how many parts are indexed already; `temporary` then is a copy of the index that has them.
+
+    Raises:
+        SourceChangedError: The source changed other than by growing, and that is what was asked for.
+    """
+    relatives = [] if target.lineage is None else versions.find_relatives(directory, target.lineage)
+    relatives = [relative for relative in relatives if relative.path.stem != target.key]  # that one is damaged
+    grown = versions.grown_from(relatives, target.digests) if target.max_size is None else None
+    if grown is None:
+        named = [urls.redact(part.source.url) for part in plan.parts]
+        versions.check_unchanged(relatives, target.digests, named, plan.src, options.on_source_change)
+        return 0
+    logger.info("%s has grown by %d files: indexing these", plan.src, len(target.digests) - len(grown.parts))
+    try:
+        shutil.copyfile(grown.path, temporary)
+    except FileNotFoundError:  # `cache clear --index` was faster
+        return 0
+    if is_intact(temporary, most_bytes=None) is False:
+        logger.warning("the index file %s is damaged: indexing all files of %s again", grown.path, plan.src)
+        temporary.unlink()
+        return 0
+    return len(grown.parts)
+
+
+def _build(
+    plan: SourcePlan,
+    options: IndexOptions,
+    place: Workplace,
+    remote: RemoteReader,
+    start: tuple[Target, Path, int],
+    *,
+    show_progress: bool,
+) -> None:
+    target, temporary, num_known = start
+    max_size = target.max_size
+    room = IndexRoom(temporary.parent, options)
+    with contextlib.closing(IndexWriter(temporary, plan.key_column, room=room)) as writer:
+        with progress(max_size, " rows", f"indexing {plan.src}", show_progress) as bar:
+            for part, digest in zip(plan.parts[num_known:], target.digests[num_known:], strict=True):
+                with part.open(place.temporary, remote) as table:
+                    names = begin_source(part.source, table, writer, options, (plan.key_column, digest))
+                    first_row = writer.num_rows
+                    _copy_rows(table, names, writer, max_size, bar)
+                    if isinstance(table, DirectoryTable | DerivedTable) and options.path_prefix is None:
+                        writer.write_listed(first_row, table.listed())  # of the very files that the rows name
+                if writer.num_rows == max_size:
+                    break
+        add_missing(writer, options, plan)
+        if not writer.num_rows:
+            raise SourceError(f"{plan.src} has no rows: an index needs one at least")
+        own = {"fingerprint": target.key, "lineage": target.lineage, "src": plan.src}
+        writer.finish({**own, "base_url": urls.redact(plan.base_url), "key_column": plan.key_column})
+    place.publish(temporary, f"{target.key}.sqlite")
+
+
+def begin_source(
+    source: SourceFile, table: TableFile, writer: IndexWriter, options: IndexOptions, key_and_digest: tuple[str, str]
+) -> list[str]:
+    """Agree on the columns of one table; return which of them go into the index."""
+    key_column, digest = key_and_digest
+    schema = table.schema()
+    names = kept_names(schema.names, options, key_column)
+    if key_column not in names:
+        raise SchemaError(
+            f"{urls.redact(source.url)} has no index column {key_column!r}: it has {_listed(schema.names)}; "
+            "name the one that identifies a sample with index_col_name"
+        )
+    if taken := [name for name in names if name in SAMPLE_FIELDS]:
+        raise SchemaError(
+            f"{urls.redact(source.url)} has a column {taken[0]!r}, a field that every sample gets, whose values would be lost: "
+            "rename the column, or leave it out with index_cols_to_keep"
+        )
+    writer.begin_source(source, pa.schema([schema.field(at) for at, name in enumerate(schema.names) if name in names]), digest)
+    return names
+
+
+def _copy_rows(table: TableFile, names: Sequence[str], writer: IndexWriter, max_size: int | None, bar: Progress) -> None:
+    """Append the rows of one table, or as many as `max_size` leaves."""
+    for batch in table.batches(names):
+        taken = batch if max_size is None else batch.slice(0, max_size - writer.num_rows)
+        if taken.num_rows:
+            writer.write_batch(taken)
+            bar.update(taken.num_rows)
+        if writer.num_rows == max_size:
+            return
+
+
+def kept_names(names: Sequence[str], options: IndexOptions, key_column: str) -> list[str]:
+    """Return which columns of a file go into the index, each once, in the file's order."""
+    if options.columns_to_keep is None:
+        return list(dict.fromkeys(names))
+    wanted = {key_column, *options.columns_to_download, *options.columns_to_keep}
+    return [name for name in dict.fromkeys(names) if name in wanted]
+
+
+def add_missing(writer: IndexWriter, options: IndexOptions, plan: SourcePlan) -> None:
+    """Add asked for columns that no file has, if that is allowed; they read as None."""
+    for option, names in (
+        ("columns_to_download", options.columns_to_download),
+        ("index_cols_to_keep", options.columns_to_keep),
+    ):
+        for name in names or ():
+            if name in writer.columns:
+                continue
+            if not options.allow_missing_columns:
+                raise SchemaError(
+                    f"{option} names {name!r}, but {plan.src} has no such column: "
+                    f"it has {_listed(list(writer.columns))}; correct the name, "
+                    "or set allow_missing_columns=True to read it as None"
+                )
+            field = pa.field(name, pa.null())
+            writer.add_column(field, declared(field))
+
+
+def _key_error(index: Index) -> SourceError:
+    return SourceError(
+        f"{index.src}: {index.key_problem}: every sample needs a key of its own; "
+        "mend the source, or name another column with index_col_name"
+    )
+
+
+def _listed(columns: Sequence[str]) -> str:
+    names = [repr(column) for column in columns]
+    return ", ".join(names[:30]) + (f" and {len(names) - 30} more" if len(names) > 30 else "") if names else "no columns"

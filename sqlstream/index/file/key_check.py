@@ -1,0 +1,77 @@
+"""Finds sample keys that are missing or come twice, in 8 bytes a row: hashes first, SQL for the few that look equal."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sqlstream.index.types.models import ROW
+
+Fetch = Callable[[Sequence[int]], list[tuple[int, Any]]]
+
+
+class KeyCheck:
+    """Collects the keys of rows 0, 1, 2, … while they are written.
+
+    Args:
+        column: The key column's logical name.
+    """
+
+    def __init__(self, column: str) -> None:
+        self.column = column
+        self._hashes: list[np.ndarray] = []
+        self._num_rows = 0
+        self._first_null: int | None = None
+
+    def add(self, keys: Sequence[Any] | None, num_rows: int) -> None:
+        """Take the stored keys of the next rows; None when these rows have no key column at all."""
+        if self._first_null is None and (keys is None or None in keys):
+            self._first_null = self._num_rows + (0 if keys is None else list(keys).index(None))
+        if keys is not None and self._first_null is None:
+            self._hashes.append(np.fromiter(map(hash, keys), np.int64, num_rows))
+        self._num_rows += num_rows
+
+    def problem(self, connection: sqlite3.Connection, physical: str) -> str | None:
+        """Return what is wrong with the keys, or None.
+
+        Args:
+            connection: Holds the table `rows` with these keys.
+            physical: The key column in it, quoted.
+        """
+        if self._first_null is not None:
+            return f"row {self._first_null} has no value in the index column {self.column!r}"
+
+        def fetch(rows: Sequence[int]) -> list[tuple[int, Any]]:
+            marks = ", ".join("?" * len(rows))
+            return connection.execute(f"SELECT {ROW}, {physical} FROM rows WHERE {ROW} IN ({marks})", rows).fetchall()
+
+        hashes = np.concatenate(self._hashes) if self._hashes else np.empty(0, np.int64)
+        self._hashes.clear()
+        twice = find_duplicate(hashes, fetch)
+        return (
+            None
+            if twice is None
+            else f"rows {twice[0]} and {twice[1]} have the same value {twice[2]!r} in the index column {self.column!r}"
+        )
+
+
+def find_duplicate(hashes: np.ndarray, fetch: Fetch) -> tuple[int, int, Any] | None:
+    """Return two rows with one key, and the key; None if all differ.
+
+    Args:
+        hashes: A 64-bit hash of the key of each row.
+        fetch: Returns (row, key) of the rows asked for.
+    """
+    order = np.argsort(hashes, kind="stable")
+    equal = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
+    for at in equal:  # neighbours in a run of equal hashes: a run of two keys that alternate is found by its third row
+        run = order[at : at + 1000][hashes[order[at : at + 1000]] == hashes[order[at]]]
+        seen: dict[Any, int] = {}
+        for row, key in sorted(fetch([int(r) for r in run])):
+            if key in seen:
+                return seen[key], row, key
+            seen[key] = row
+    return None

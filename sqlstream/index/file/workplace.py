@@ -1,0 +1,170 @@
+"""Where index files grow: one builder a fingerprint, temporary names, and nothing left of builders that died.
+
+Whoever makes or removes temporary files of a fingerprint holds the kernel lock on `<fingerprint>.lock`, from before the first
+of them exists until the last is renamed or gone. So a temporary file whose lock is free belongs to nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from sqlstream.errors import IndexDatabaseError
+from sqlstream.index.file.intact import check_plain
+from sqlstream.process import locks
+from sqlstream.progress import Progress, progress
+
+logger = logging.getLogger(__name__)
+
+_LOCK, _TEMPORARY = ".lock", ".tmp"
+_SPILL = ".d"  # of the directory that DuckDB makes beside a temporary file
+_LOOK_SECONDS = 0.25  # how often a bar for people moves
+
+
+class Workplace:
+    """The right to build one fingerprint, and the temporary files of doing so."""
+
+    def __init__(self, directory: Path, key: str) -> None:
+        self._directory, self._key = directory, key
+
+    def temporary(self, what: str = "part") -> Path:
+        """Return a new path for a temporary file."""
+        return self._directory / f"{self._key}.{uuid.uuid4().hex[:12]}.{what}{_TEMPORARY}"
+
+    def publish(self, temporary: Path, name: str) -> Path:
+        """Rename a whole, synced file to its final name; after this it survives a power cut."""
+        path = self._directory / name
+        os.rename(temporary, path)
+        fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        return path
+
+    def sweep(self) -> None:
+        """Remove this fingerprint's temporary files."""
+        for path in self._directory.glob(f"{self._key}.*{_TEMPORARY}*"):  # SQLite may have left a -journal beside one
+            if path.is_dir() and not path.is_symlink():
+                if path.suffix == _SPILL:
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    logger.warning("%s is a directory, which sqlstream never makes there: remove it", path)
+                continue
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def workplace(directory: Path, key: str, *, show_progress: bool = False, is_brief: bool = False) -> Iterator[Workplace]:
+    """Yield the right to build `key`, after waiting for whoever has it; temporary files that the body leaves are removed.
+
+    Args:
+        directory: Where index files are.
+        key: What is built.
+        show_progress: While waiting, show how far the other one is, if stderr is a terminal.
+        is_brief: The work takes a moment: nothing is said while waiting.
+    """
+    fd = _try_acquire(directory, key)
+    while fd is None:
+        if not is_brief:
+            logger.warning("another process builds the index %s: waiting for it", key)
+        with _shown(directory, key, show_progress and not is_brief):
+            fd = _wait_for(directory, key)
+    place = Workplace(directory, key)
+    try:
+        place.sweep()
+        yield place
+    finally:
+        place.sweep()
+        _release(directory, key, fd)
+
+
+def sweep_dead(directory: Path) -> None:
+    """Remove what builders that died have left in `directory`; those at work are not disturbed."""
+    keys = {path.name.partition(".")[0] for path in directory.iterdir() if _TEMPORARY in path.name or path.suffix == _LOCK}
+    for key in keys:
+        try:
+            fd = _try_acquire(directory, key)
+        except IndexDatabaseError as error:  # a stranger in the place of another index's lock does not concern us
+            logger.warning("%s", error)
+            continue
+        if fd is not None:
+            Workplace(directory, key).sweep()
+            _release(directory, key, fd)
+
+
+def _try_acquire(directory: Path, key: str) -> int | None:
+    """Return the locked descriptor, or None when another one has it."""
+    return _acquire(directory, key, locks.try_lock)
+
+
+def _wait_for(directory: Path, key: str) -> int | None:
+    """Wait for whoever has it; return the locked descriptor, or None when yet another one was faster."""
+
+    def lock(fd: int) -> bool:
+        locks.lock_blocking(fd)
+        return True
+
+    return _acquire(directory, key, lock)
+
+
+def _acquire(directory: Path, key: str, lock: Callable[[int], bool]) -> int | None:
+    path = directory / (key + _LOCK)
+    while True:
+        check_plain(path)
+        fd = locks.open_descriptor(path, os.O_RDWR | os.O_CREAT)
+        try:
+            if not lock(fd):
+                locks.close_descriptor(fd)
+                return None
+            if _is_still(path, fd):  # else its holder has removed it meanwhile, and a newer one counts
+                return fd
+        except BaseException:
+            locks.close_descriptor(fd)
+            raise
+        locks.close_descriptor(fd)
+
+
+@contextlib.contextmanager
+def _shown(directory: Path, key: str, show: bool) -> Iterator[None]:
+    """Show how many bytes another builder has written, while the body waits for it."""
+    if not show:
+        yield
+        return
+    with progress(None, "B", "waiting for the index that another process builds", show) as bar:
+        is_over = threading.Event()
+        watcher = threading.Thread(target=_watch, args=(directory, key, bar, is_over), name="waiting", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            watcher.join()
+
+
+def _watch(directory: Path, key: str, bar: Progress, is_over: threading.Event) -> None:
+    seen = 0
+    while not is_over.wait(_LOOK_SECONDS):
+        written = 0
+        for path in directory.glob(f"{key}.*{_TEMPORARY}"):
+            with contextlib.suppress(FileNotFoundError):
+                written += path.stat().st_size
+        bar.update(max(0, written - seen))
+        seen = max(seen, written)
+
+
+def _release(directory: Path, key: str, fd: int) -> None:
+    (directory / (key + _LOCK)).unlink(missing_ok=True)  # while it is ours
+    locks.close_descriptor(fd)
+
+
+def _is_still(path: Path, fd: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    return False

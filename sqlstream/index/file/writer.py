@@ -1,0 +1,281 @@
+"""Writes one index file: rows in batches, then what the file says of itself.
+
+The file is thrown away unless `finish` returns, so it is built without journal and without syncs. Rows go in with
+multi-row VALUES (1.5 times `executemany`, measured on 10^6 rows of 8 columns), their ids left to SQLite (1.15 times).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.metadata
+import os
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from sqlstream.errors import SourceError
+from sqlstream.index.file.index import read_columns
+from sqlstream.index.file.intact import stamp_sqlite
+from sqlstream.index.file.key_check import KeyCheck
+from sqlstream.index.file.room import IndexRoom
+from sqlstream.index.types.models import (
+    APPLICATION_ID,
+    FORMAT_VERSION,
+    ROW,
+    UUID,
+    VIEWS,
+    Column,
+    SourceFile,
+    identity,
+    physical_name,
+    quote,
+)
+from sqlstream.index.types.schema import TableSchema
+from sqlstream.index.types.values import affinity, declared, encode, encoding
+from sqlstream.storage.base import urls
+
+_PRAGMAS = (
+    "journal_mode=OFF",
+    "synchronous=OFF",
+    "locking_mode=EXCLUSIVE",
+    "cache_size=-16000",
+    f"application_id={APPLICATION_ID}",
+)
+_KEYS_AT_A_TIME = 65_536
+_ROWS_A_STATEMENT = 100  # more is not faster, and the statement grows
+_SCHEMA = """
+CREATE TABLE columns (position INTEGER PRIMARY KEY, name TEXT NOT NULL, physical TEXT NOT NULL,
+    arrow_field BLOB NOT NULL, type TEXT NOT NULL, declared TEXT NOT NULL, has_nan INTEGER NOT NULL) STRICT;
+CREATE TABLE sources (position INTEGER PRIMARY KEY, url TEXT NOT NULL, size_bytes INTEGER, etag TEXT,
+    first_row INTEGER NOT NULL, identity TEXT NOT NULL) STRICT;
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE rows (row INTEGER PRIMARY KEY);
+"""
+
+
+class _Source(NamedTuple):
+    """A source file in the index."""
+
+    file: SourceFile
+    first_row: int
+    digest: str
+
+
+class IndexWriter:
+    """An index file under construction.
+
+    Args:
+        path: Where it grows. A copy of a finished index goes on after its last row.
+        key_column: Its values must be unique and present; the verdict goes into `meta`.
+        first_row: Id of the first row.
+        room: Is asked as the file grows; None: it is small, and thrown away soon.
+    """
+
+    def __init__(self, path: Path, key_column: str, *, first_row: int = 0, room: IndexRoom | None = None) -> None:
+        self._path = path
+        self._first_row = first_row
+        self._room, self._make_room = room, room.on_growth(path) if room is not None else lambda: None
+        self._num_elsewhere = 0
+        goes_on = path.exists()
+        self._connection = sqlite3.connect(path, isolation_level=None)
+        for pragma in _PRAGMAS:
+            self._connection.execute(f"PRAGMA {pragma}")
+        if not goes_on:
+            self._connection.executescript(_SCHEMA)
+            # Ids are given from here on; finish() deletes it.
+            self._connection.execute("INSERT INTO rows (row) VALUES (?)", (first_row - 1,))
+        self._connection.execute("BEGIN")
+        self._schema = TableSchema()
+        self._columns: dict[str, Column] = {}
+        self._taken = {identity(ROW)}
+        self._sources: list[_Source] = []
+        self._keys = KeyCheck(key_column)
+        self.num_rows = 0
+        if goes_on:
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """Go on where a finished index ends: its columns, sources and keys become ours, what it says of itself goes."""
+        db = self._connection
+        for column in read_columns(db):
+            self._columns[column.name] = column
+            self._taken.add(identity(column.physical))
+            self._schema.take(column.field, "the files that were indexed before")
+        for url, size_bytes, etag, first_row, digest in db.execute(
+            "SELECT url, size_bytes, etag, first_row, identity FROM sources ORDER BY position"
+        ):
+            self._sources.append(_Source(SourceFile(url=url, size_bytes=size_bytes, etag=etag), first_row, digest))
+        key = self._columns[self._keys.column]
+        keys = db.execute(f"SELECT {quote(key.physical)} FROM rows ORDER BY {ROW}")
+        while some := keys.fetchmany(_KEYS_AT_A_TIME):
+            self._keys.add([value for (value,) in some], len(some))
+            self.num_rows += len(some)
+        for view in VIEWS:
+            db.execute(f"DROP VIEW {view}")
+        for table in ("columns", "sources", "meta"):
+            db.execute(f"DELETE FROM {table}")
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The file, within the transaction that `finish` commits: for tables beside the rows."""
+        return self._connection
+
+    def count_elsewhere(self, num_rows: int) -> None:
+        """Count rows of the source begun last that stay where they are (a lazy index)."""
+        self.num_rows += num_rows
+        self._num_elsewhere += num_rows
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """Columns so far, by logical name."""
+        return dict(self._columns)
+
+    def begin_source(self, source: SourceFile, schema: pa.Schema, digest: str = "") -> None:
+        """Take in the columns of the next source file; its rows follow with `write_batch`.
+
+        Args:
+            source: The file.
+            schema: Its columns.
+            digest: Names file and version, so that a later build knows it again.
+
+        Raises:
+            SchemaError: They conflict with those of an earlier file.
+        """
+        self._schema.merge(schema, urls.redact(source.url))
+        for name, field in self._schema.fields.items():
+            if name not in self._columns:
+                self.add_column(field, declared(field))
+        self._sources.append(_Source(source, self.num_rows, digest))
+
+    def add_column(self, field: pa.Field[Any], declared_as: str) -> None:
+        """Add an empty column; earlier rows read as None there."""
+        self._schema.fields.setdefault(field.name, field)
+        column = Column(
+            name=field.name,
+            physical=physical_name(field.name, self._taken),
+            position=len(self._columns),
+            arrow_field=b"",  # the type may still widen
+            type="",
+            declared=declared_as,
+        )
+        self._connection.execute(f"ALTER TABLE rows ADD COLUMN {quote(column.physical)} {declared_as}")
+        self._columns[field.name] = column
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        """Append the rows of `batch`, whose columns belong to the source begun last."""
+        columns: dict[str, list[Any]] = {}
+        for name, array in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                encoded = encode(array, self._schema.fields[name])
+            except (ValueError, OverflowError, TypeError) as error:  # pa.ArrowInvalid is a ValueError
+                where = f"{urls.redact(self._sources[-1].file.url)}, column {name!r}"
+                raise SourceError(
+                    f"{where}: a value has no exact form in the index ({error}): leave it out or round it"
+                ) from error
+            columns[name] = encoded.values
+            if encoded.has_nan:
+                self._columns[name] = replace(self._columns[name], has_nan=True)
+        self.write_values(columns)
+
+    def write_values(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Append rows given as columns of stored values, by logical name; the others are NULL."""
+        num_rows = len(next(iter(columns.values())))
+        width = len(columns)
+        names = ", ".join(quote(self._columns[name].physical) for name in columns)
+        limit = self._connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)
+        at_a_time = max(1, min(_ROWS_A_STATEMENT, limit // width))
+        one = f"({', '.join('?' * width)})"
+        flat = list(chain.from_iterable(zip(*columns.values(), strict=True)))
+        for start in range(0, num_rows, at_a_time):
+            count = min(at_a_time, num_rows - start)
+            statement = f"INSERT INTO rows ({names}) VALUES {', '.join([one] * count)}"
+            self._connection.execute(statement, flat[start * width : (start + count) * width])
+        self._keys.add(columns.get(self._keys.column), num_rows)
+        self.num_rows += num_rows
+        self._make_room()
+
+    def write_listed(self, first_row: int, listed: Iterable[str]) -> None:
+        """Note what a listing says of the objects of the rows from `first_row` on, as far as they are written."""
+        rows = zip(range(first_row, self.num_rows), listed, strict=False)
+        if (first := next(rows, None)) is not None:
+            self._connection.execute("CREATE TABLE IF NOT EXISTS listed (row INTEGER PRIMARY KEY, objects TEXT) STRICT")
+            self._connection.executemany("INSERT INTO listed VALUES (?, ?)", chain([first], rows))
+
+    def finish(
+        self, meta: Mapping[str, object], types: Mapping[str, pa.Field[Any]] | None = None, *, is_durable: bool = True
+    ) -> None:
+        """Complete the file and bring it to the disk.
+
+        Args:
+            meta: What the file says of itself, beside what the writer knows.
+            types: Final fields of columns that were added without a source, by logical name.
+            is_durable: Wait for the disk; False for a file that is thrown away soon.
+        """
+        db, first = self._connection, self._first_row
+        db.execute("DELETE FROM rows WHERE row = ?", (first - 1,))
+        found = db.execute("SELECT ifnull(min(row), ?), ifnull(max(row) + 1, ?) FROM rows", (first, first)).fetchone()
+        assert found == (first, first + self.num_rows - self._num_elsewhere)
+        fields = {**self._schema.fields, **(types or {})}
+        columns = [_typed(column, fields[name]) for name, column in self._columns.items()]
+        for c in columns:
+            values = (c.position, c.name, c.physical, c.arrow_field, c.type, c.declared, c.has_nan)
+            db.execute("INSERT INTO columns VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+        for position, (source, first_row, digest) in enumerate(self._sources):
+            origin = (position, urls.redact(source.url), source.size_bytes, source.etag, first_row, digest)
+            db.execute("INSERT INTO sources VALUES (?, ?, ?, ?, ?, ?)", origin)
+        key = self._columns.get(self._keys.column)
+        own = {
+            "format_version": FORMAT_VERSION,
+            "num_rows": self.num_rows,
+            "key_problem": self._keys.problem(db, quote(key.physical)) if key else None,
+            "sqlstream_version": _version(),
+            "created_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        }
+        db.executemany("INSERT INTO meta VALUES (?, ?)", {**own, **meta}.items())
+        for view in VIEWS:
+            db.execute(f"CREATE VIEW {view} AS SELECT {', '.join([ROW, *map(_shown, columns)])} FROM rows")
+        db.execute("COMMIT")
+        self.close()
+        if self._room is not None:
+            self._room.need(0)  # what SQLite held in memory is in the file now
+        if is_durable:
+            stamp_sqlite(self._path)
+            fd = os.open(self._path, os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        self._connection.close()
+
+
+def _typed(column: Column, field: pa.Field[Any]) -> Column:
+    serialised = pa.schema([field]).serialize().to_pybytes()
+    return replace(column, arrow_field=serialised, type=_readable(field))
+
+
+def _readable(field: pa.Field[Any]) -> str:
+    own = encoding(field)
+    return "uuid" if own == UUID else "json" if own else str(field.type)
+
+
+def _shown(column: Column) -> str:
+    """Return the column as users' SQL sees it."""
+    name = quote(column.physical)
+    wanted = affinity(column.field)
+    value = f"CASE typeof({name}) WHEN 'text' THEN NULL ELSE {name} END" if column.has_nan else name
+    if wanted != "BLOB" and (column.has_nan or wanted != column.declared):
+        value = f"CAST({value} AS {wanted})"
+    return value if value == name else f"{value} AS {name}"
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("sqlstream")
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+        return "unknown"

@@ -1,0 +1,110 @@
+"""How sources are reached: local files in place, remote ones through the helper process, errors with the source's name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+
+from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, SourceChangedError, StorageError
+from sqlstream.index.types.models import SourceFile
+from sqlstream.storage.base import urls
+from sqlstream.storage.base.access import OWN, Access
+from sqlstream.storage.base.protocols import RemoteReader, has_own_version
+
+_PROBED_BYTES = 64 << 10
+"""Of either end of a file: the whole of a small table, and the footer of most of the large ones. Arbitrary."""
+
+
+@contextlib.contextmanager
+def named_errors(src: str) -> Iterator[None]:
+    """Say which source it was, and the cure, in what storage or the disk raises."""
+    name = urls.redact(src)
+    try:
+        yield
+    except (ObjectNotFoundError, FileNotFoundError, NotADirectoryError) as error:
+        raise ObjectNotFoundError(
+            f"the source {name} does not exist ({error}): check src and the spelling", url=name
+        ) from error
+    except (AccessDeniedError, PermissionError) as error:
+        raise AccessDeniedError(
+            f"the source {name} may not be read ({error}): check its permissions, or the credentials in storage_options",
+            url=name,
+        ) from error
+    except StorageError as error:
+        raise type(error)(f"the source {name} cannot be read: {error}", **{**error.context, "url": name}) from error
+
+
+def local_file(path: Path) -> SourceFile:
+    """Return a local file with its version."""
+    status = path.stat()
+    return SourceFile(url=str(path), size_bytes=status.st_size, etag=str(status.st_mtime_ns))
+
+
+def reader_for(remote: RemoteReader, access: Access) -> RemoteReader:
+    """Return a reader with this access."""
+    return remote if access == OWN else remote.with_access(access)
+
+
+def stat_file(url: str, remote: RemoteReader, access: Access = OWN) -> SourceFile:
+    """Return one file, local or remote, with its version."""
+    with named_errors(url):
+        if not urls.is_remote(url):
+            path = urls.local_path(url).absolute()
+            os.close(os.open(path, os.O_RDONLY))  # a file that may not be read is refused here, by name
+            return local_file(path)
+        reader = reader_for(remote, access)
+        info = reader.head(url)
+        content = _content(url, info.size_bytes, reader) if info.version is None and info.size_bytes else ""
+        return SourceFile(
+            url=url,
+            size_bytes=info.size_bytes,
+            etag=info.version,
+            content=content,
+            access=access,
+            is_private=info.is_private,
+        )
+
+
+def _content(url: str, size_bytes: int, remote: RemoteReader) -> str:
+    """Return a digest of the first and the last bytes of a file, whose server names neither a version nor a time of change."""
+    spans = {(0, min(size_bytes, _PROBED_BYTES)), (max(0, size_bytes - _PROBED_BYTES), size_bytes)}
+    digest = blake2b(digest_size=16)
+    for data in remote.get_ranges(url, sorted(spans), size_bytes):
+        digest.update(data)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def local_copy(file: SourceFile, temporary: Path, remote: RemoteReader) -> Iterator[Path]:
+    """Yield a local path with the content of `file`: itself if it is local, else a download that is removed afterwards.
+
+    Raises:
+        SourceChangedError: It is not the version that was found before.
+    """
+    if not urls.is_remote(file.url):
+        yield Path(file.url)
+        with named_errors(file.url):
+            _check_same(file, local_file(Path(file.url)))
+        return
+    try:
+        with named_errors(file.url):
+            info = reader_for(remote, file.access).download(file.url, temporary)
+        _check_same(file, SourceFile(url=file.url, size_bytes=info.size_bytes, etag=info.version))
+        if file.is_private and not info.is_private:
+            raise SourceChangedError(f"{urls.redact(file.url)} was found in a private network and came from a public one")
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _check_same(before: SourceFile, now: SourceFile) -> None:
+    etags = (before.etag, now.etag) if has_own_version(before.etag) == has_own_version(now.etag) else (None, None)
+    for was, is_now in (etags, (before.size_bytes, now.size_bytes)):
+        if None not in (was, is_now) and was != is_now:
+            raise SourceChangedError(
+                f"{urls.redact(before.url)} changed while it was indexed ({was} is now {is_now}): "
+                "wait until its writer is done, and start again"
+            )

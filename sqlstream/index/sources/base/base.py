@@ -1,0 +1,104 @@
+"""What every table format does: say its columns, then give its rows in batches."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import pyarrow as pa
+
+from sqlstream.errors import SourceError
+
+BATCH_ROWS = 16_384
+"""Rows converted to Python values at a time: some MiB, and larger is not faster."""
+_BUFFER_BYTES = 1 << 20  # arbitrary: a decompressed block
+_MARKS = (  # UTF-32 first: its mark begins as that of UTF-16
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a file of text is read; formats that are no text ignore it."""
+
+    compression: Literal["gzip", "zstd"] | None = None
+    """By the file's name."""
+    encoding: str | None = None
+    """None: UTF-8, or what a byte order mark says."""
+    delimiter: str | None = None
+    """Of CSV; None: found out."""
+    quote_char: str = '"'
+    """Of CSV; '' quotes nothing."""
+
+    def open_bytes(self, path: Path) -> io.BufferedReader:
+        """Open the content, decompressed."""
+        return io.BufferedReader(self.open_stream(path), _BUFFER_BYTES)
+
+    def open_stream(self, path: Path) -> Any:
+        """Open the content as Arrow reads it, decompressed."""
+        file = pa.OSFile(str(path), "r")
+        return file if self.compression is None else pa.CompressedInputStream(file, self.compression)
+
+    def open_text(self, path: Path, *, errors: str = "strict") -> io.TextIOWrapper:
+        """Open the content as text, lines as they are."""
+        return io.TextIOWrapper(self.open_bytes(path), encoding=self.encoding_of(path), errors=errors, newline="")
+
+    def encoding_of(self, path: Path) -> str:
+        """Return the name of the text's encoding; byte order marks are skipped with it."""
+        if self.encoding is not None:
+            return self.encoding
+        with self.open_bytes(path) as file:
+            start = file.read(4)
+        return next((encoding for mark, encoding in _MARKS if start.startswith(mark)), "utf-8-sig")
+
+
+PLAIN = Reading()
+"""UTF-8, not compressed, commas."""
+
+
+class TableFile(Protocol):
+    """One local table file. Made from (path, name, reading); `name` is the redacted URL, for errors."""
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of the file where that costs nothing to know."""
+        ...
+
+    def schema(self) -> pa.Schema:
+        """Return the columns with types that hold for the whole file (formats without types are read once for it)."""
+        ...
+
+    def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield all rows in order, with the columns `names` (each in the schema), a bounded number of bytes at a time."""
+        ...
+
+
+class OpenTable(Protocol):
+    """The constructor of a format."""
+
+    def __call__(self, path: Path, name: str, reading: Reading = ..., /) -> TableFile:
+        """Open `path`, which errors call `name`."""
+        ...
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the columns without metadata: ours says how values are encoded, which no file may claim."""
+    return pa.schema([field.remove_metadata() for field in schema])
+
+
+@contextlib.contextmanager
+def arrow_errors(name: str, cure: str) -> Iterator[None]:
+    """Turn what Arrow and the disk say about a broken file into a SourceError that names it."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, EOFError) as error:
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SourceError(f"{name} cannot be read: {first_line[:300]}. {cure}") from error

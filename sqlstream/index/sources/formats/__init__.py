@@ -1,0 +1,1 @@
+"""Table formats: each gives the columns and rows of one file."""

@@ -1,0 +1,75 @@
+"""Which extension is which table format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from sqlstream.errors import ConfigError
+from sqlstream.index.sources.base.base import OpenTable, Reading, TableFile
+from sqlstream.index.sources.formats.arrow_file import ArrowTable
+from sqlstream.index.sources.formats.delimited import DelimitedTable, TabDelimitedTable
+from sqlstream.index.sources.formats.json_array import JsonArrayTable
+from sqlstream.index.sources.formats.json_lines import JsonLinesTable
+from sqlstream.index.sources.formats.parquet import ParquetTable
+from sqlstream.storage.base import urls
+
+FORMATS: Mapping[str, OpenTable] = {
+    ".csv": DelimitedTable,
+    ".tsv": TabDelimitedTable,
+    ".json": JsonArrayTable,
+    ".jsonl": JsonLinesTable,
+    ".ndjson": JsonLinesTable,
+    ".parquet": ParquetTable,
+    ".arrow": ArrowTable,
+    ".feather": ArrowTable,
+    ".ipc": ArrowTable,
+}
+COMPRESSIONS: Mapping[str, Literal["gzip", "zstd"]] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+"""Extensions after that of a text format, and what Arrow calls them."""
+_TEXT = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
+PATH_LIST = ".txt"
+"""A text file whose lines are paths of table files."""
+
+
+def format_of(url: str) -> tuple[str, Literal["gzip", "zstd"] | None]:
+    """Return the extension of the format, and the compression.
+
+    Example:
+        >>> format_of("s3://bucket/a.csv.gz"), format_of("a.parquet"), format_of("a.tar.gz")
+        (('.csv', 'gzip'), ('.parquet', None), ('.gz', None))
+    """
+    last = urls.extension(url)
+    if last in COMPRESSIONS:
+        bare = re.split(r"[?#]", url, maxsplit=1)[0] if urls.is_remote(url) else url
+        inner = urls.extension(bare[: -len(last)])
+        if inner in _TEXT:
+            return inner, COMPRESSIONS[last]
+    return last, None
+
+
+def is_table(url: str) -> bool:
+    """Return True if the extension of `url` is one of a table format."""
+    return format_of(url)[0] in FORMATS
+
+
+def check_table(url: str, src: str) -> None:
+    """Raise ConfigError unless `url`, a part of the source `src`, is a table file."""
+    if not is_table(url):
+        found = urls.extension(url)
+        what = f"has the unknown extension {found!r}" if found else "has no extension"
+        of_source = "" if url == src else f" (in {urls.redact(src)})"
+        raise ConfigError(
+            f"{urls.redact(url)}{of_source} {what}: an index is one of {', '.join(FORMATS)} (text also as .gz or .zst), "
+            f"a wildcard over these, a {PATH_LIST} file with one path a line, the URL of a database, "
+            "or a directory of samples (end it with '/' and give data_type)"
+        )
+
+
+def open_table(path: Path, url: str, reading: Reading) -> TableFile:
+    """Open the local file `path`, which holds the table file `url`."""
+    extension, compression = format_of(url)
+    return FORMATS[extension](path, urls.redact(url), replace(reading, compression=compression))

@@ -1,0 +1,1 @@
+"""Places that tables come from: folders, wildcards, lists, databases, memory."""

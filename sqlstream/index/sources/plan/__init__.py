@@ -1,0 +1,1 @@
+"""From what users write as `src` to the parts that make an index."""

@@ -1,0 +1,293 @@
+"""From what users write as `src` to the parts that make the index."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sqlstream.config import IndexOptions
+from sqlstream.errors import ConfigError
+from sqlstream.index.sources.base.access import stat_file
+from sqlstream.index.sources.base.base import Reading
+from sqlstream.index.sources.formats import by_extension
+from sqlstream.index.sources.places import folder, hive, path_list, wildcard
+from sqlstream.index.sources.places.database import is_database
+from sqlstream.index.sources.places.directory import KEY, Listing
+from sqlstream.index.sources.places.memory import as_table
+from sqlstream.index.sources.plan.parts import (
+    DatabasePart,
+    DerivedPart,
+    DirectoryPart,
+    FilePart,
+    MemoryPart,
+    MetadataPart,
+    SourcePart,
+)
+from sqlstream.index.types.models import SourceFile, fingerprint
+from sqlstream.index.types.origins import Provenance, is_local_database
+from sqlstream.sample_types import DataSampleType
+from sqlstream.storage.base import urls
+from sqlstream.storage.base.access import OWN_ROWS, Origin, Rules, origin_at
+from sqlstream.storage.base.credentials import place_of
+from sqlstream.storage.base.protocols import RemoteReader
+
+SOURCE_COLUMN = "__source__"
+"""Which of several sources a row comes from, as the user gave it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePlan:
+    """What will be read."""
+
+    src: str
+    """As the user gave it, without credentials."""
+    base_url: str
+    """Where relative paths in the rows start; credentials included."""
+    key_column: str
+    parts: tuple[SourcePart, ...]
+    paths_base_url: str
+    """Where paths start once the index has them: that of a local source, if there are several. Their paths are absolute by
+    then, and below a remote base an absolute one would be taken for a key of its store."""
+    provenance: Provenance
+    """Who wrote each part, and which places the user named."""
+
+    has_database: bool = False
+    """True: `sql_query` is run there, and not on the index."""
+
+    has_versions: bool = True
+    """False with tables in memory and databases: other content there is another source, not a new version of the same."""
+
+    starts_at_tables: bool = False
+    """Relative paths of remote tables that a local list names start at these tables, not at the list."""
+
+    def digests(self) -> list[str]:
+        """Return for each part a digest of what it is and its version."""
+        return [fingerprint({"part": part.identity()}) for part in self.parts]
+
+
+def plan_sources(options: IndexOptions, temporary: Callable[[], Path], remote: RemoteReader) -> SourcePlan:
+    """Return what `options.src` is.
+
+    Args:
+        options: Source, data type, limits.
+        temporary: Gives a path for a short download (of a list of paths).
+        remote: Heads, lists and downloads.
+
+    Raises:
+        ConfigError: It is nothing that an index can be made of.
+        ObjectNotFoundError: It does not exist.
+        AccessDeniedError: It may not be read.
+    """
+    items = source_items(options.src)
+    plans = [_plan_item(item, options, temporary, remote) for item in items]
+    labels = [label(item, number) for number, item in enumerate(items)]
+    own_base = None if options.path_prefix is None else _absolute(options.path_prefix).rstrip("/") or "/"
+    bases = list(dict.fromkeys(plan.base_url for plan in plans))
+    parts: list[SourcePart] = []
+    for plan, name in zip(plans, labels, strict=True):
+        constants = {SOURCE_COLUMN: name} if len(plans) > 1 else {}
+        base = plan.base_url if len(bases) > 1 and own_base is None else None
+        if base is not None and urls.redact(base) != base:
+            raise ConfigError(
+                f"{urls.redact(base)} is one of several sources and has credentials in its URL, which an index must not hold: "
+                "give them in storage_options"
+            )
+        for part in plan.parts:
+            needs_more = constants or base is not None
+            parts.append(
+                DerivedPart(part=part, constants=constants, base_url=base, path_columns=options.columns_to_download)
+                if needs_more
+                else part
+            )
+    has_database = any(isinstance(item, str) and is_database(item) for item in items)
+    keys = {plan.key_column for plan in plans}
+    assert len(keys) == 1  # a directory refuses another key column than its own
+    return SourcePlan(
+        src=" + ".join(labels),
+        base_url=own_base or bases[0],
+        paths_base_url=own_base or next((base for base in bases if not urls.is_remote(base)), bases[0]),
+        key_column=keys.pop(),
+        parts=tuple(parts),
+        provenance=_merged([plan.provenance for plan in plans], own_base),
+        has_database=has_database,
+        has_versions=all(plan.has_versions for plan in plans),
+        starts_at_tables=any(plan.starts_at_tables for plan in plans),
+    )
+
+
+def source_items(src: Any) -> list[Any]:
+    """Return the sources in `src`: it is one, or a list of them; a list of dicts is one table.
+
+    Raises:
+        ConfigError: It is empty.
+    """
+    if isinstance(src, list | tuple) and not any(isinstance(item, Mapping) for item in src):
+        items = [os.fspath(item) if isinstance(item, os.PathLike) else item for item in src]
+    else:
+        items = [os.fspath(src) if isinstance(src, os.PathLike) else src]
+    if not items or any(isinstance(item, str) and not item for item in items):
+        raise ConfigError("src is empty: give a table file, a wildcard, a text file of paths, or a directory")
+    return items
+
+
+def label(item: Any, number: int = 0) -> str:
+    """Return what a source is called: its URL without credentials, or what kind of table it is."""
+    return urls.redact(item) if isinstance(item, str) else f"{type(item).__name__} {number}"
+
+
+def _plan_item(item: Any, options: IndexOptions, temporary: Callable[[], Path], remote: RemoteReader) -> SourcePlan:
+    """Return the plan of one source."""
+    if not isinstance(item, str):
+        table = as_table(item)
+        return _plan(item, options, os.getcwd(), [MemoryPart(table=table, digest=table.digest())], has_versions=False)
+    if is_database(item):
+        if options.sql_query is None:
+            raise ConfigError(f"{urls.redact(item)} is a database: give sql_query, which it runs: 'SELECT … FROM …'")
+        part = DatabasePart(url=item, query=options.sql_query, version=options.source_version)
+        return _plan(item, options, os.getcwd(), [part], has_versions=False)
+    src = _absolute(item)
+    if wildcard.has_wildcard(src):
+        by_extension.check_table(src, src)
+        root = wildcard.fixed_part(src)
+        return _tables(item, options, wildcard.match_files(src, remote), root.rstrip("/") or urls.parent(src), root)
+    if _is_directory(src, options):
+        return _directory(src, options, remote)
+    if urls.extension(src) == by_extension.PATH_LIST:
+        listed = stat_file(src, remote)
+        paths = path_list.read_paths(listed, temporary(), remote)[: options.max_index_files]
+        rules = Rules(
+            allowed_roots=options.allowed_roots, credential_hosts=options.credential_hosts, places=_places([listed.url])
+        )
+        files = path_list.list_files(listed, paths, rules, remote)
+        return _tables(item, options, files, urls.parent(src), listed=listed)
+    by_extension.check_table(src, src)
+    return _tables(item, options, [stat_file(src, remote)], urls.parent(src))
+
+
+def _absolute(src: str) -> str:
+    return src if urls.is_remote(src) else str(urls.local_path(src).absolute()) + _slash(src)
+
+
+def _plan(
+    item: Any,
+    options: IndexOptions,
+    base_url: str,
+    parts: Iterable[SourcePart],
+    *,
+    has_versions: bool = True,
+    listed: SourceFile | None = None,
+) -> SourcePlan:
+    """Return the plan of one source; `listed` is the list that names its parts, if one does."""
+    parts = tuple(parts)
+    return SourcePlan(
+        src=label(item),
+        base_url=base_url,
+        paths_base_url=base_url,
+        key_column=options.key_column,
+        parts=parts,
+        provenance=_provenance([part.source for part in parts], listed),
+        has_versions=has_versions,
+    )
+
+
+def _provenance(tables: Sequence[SourceFile], listed: SourceFile | None) -> Provenance:
+    """Return who wrote tables: what a remote list names is foreign, wherever it lies."""
+    if listed is None or not urls.is_remote(listed.url):
+        return Provenance(tables=tuple(map(_origin, tables)), places=_places(file.url for file in tables))
+    is_private = _origin(listed).is_private
+    origins = (Origin(is_foreign=True, is_private=is_private and _origin(file).is_private) for file in tables)
+    return Provenance(tables=tuple(origins), places=_places([listed.url]))
+
+
+def _origin(file: SourceFile) -> Origin:
+    return OWN_ROWS if is_local_database(file.url) else origin_at(file.url, is_private=file.is_private)
+
+
+def _places(named: Iterable[str]) -> frozenset[str]:
+    """Return the hosts and buckets that are named."""
+    return frozenset(place_of(url) for url in named if urls.is_remote(url) and not is_database(url)) - {""}
+
+
+def _merged(sources: Sequence[Provenance], own_base: str | None) -> Provenance:
+    """Return the provenance of several sources; the base of relative paths is a place that the user named, too."""
+    return Provenance(
+        tables=tuple(origin for one in sources for origin in one.tables),
+        places=_places([own_base] if own_base else []).union(*(one.places for one in sources)),
+    )
+
+
+def _tables(
+    item: str,
+    options: IndexOptions,
+    files: list[SourceFile],
+    base_url: str,
+    hive_root: str | None = None,
+    *,
+    listed: SourceFile | None = None,
+) -> SourcePlan:
+    chosen = files[: options.max_index_files]
+    parts: list[SourcePart] = [FilePart(source=file, reading=_reading(options)) for file in chosen]
+    if hive_root is not None:
+        constants = hive.partitions([file.url for file in chosen], hive_root)
+        parts = [DerivedPart(part=part, constants=own) if own else part for part, own in zip(parts, constants, strict=True)]
+    is_own_list = listed is not None and not urls.is_remote(listed.url) and options.path_prefix is None
+    if not (is_own_list and any(urls.is_remote(file.url) for file in chosen)):
+        return _plan(item, options, base_url, parts, listed=listed)
+    plan = _plan(item, options, base_url, [_at_its_place(part, options) for part in parts], listed=listed)
+    return replace(plan, starts_at_tables=True)
+
+
+def _at_its_place(part: SourcePart, options: IndexOptions) -> SourcePart:
+    """Return a remote table whose relative paths start beside it: below the local list that names it they were all refused."""
+    url = urls.redact(part.source.url)  # credentials in it are not for an index file
+    columns = options.columns_to_download
+    if not urls.is_remote(url):
+        return part
+    return DerivedPart(part=part, base_url=urls.parent(url), path_columns=columns, keeps_rooted=True)
+
+
+def _reading(options: IndexOptions) -> Reading:
+    return Reading(delimiter=options.delimiter, quote_char=options.quote_char, encoding=options.encoding)
+
+
+def _directory(src: str, options: IndexOptions, remote: RemoteReader) -> SourcePlan:
+    listing = Listing(src, remote)
+    base_url = listing.directory.rstrip("/") or "/"
+    if options.data_type is None:
+        found = sorted((file for file in listing.files() if folder.METADATA.fullmatch(file.url)), key=lambda file: file.url)
+        if found:
+            files = [SourceFile(url=listing.directory + file.url, size_bytes=file.size_bytes, etag=file.etag) for file in found]
+            parts = [
+                MetadataPart(
+                    file=FilePart(source=file, reading=_reading(options)),
+                    root=listing.directory,
+                    key_column=options.key_column,
+                )
+                for file in files[: options.max_index_files]
+            ]
+            return _plan(src, options, base_url, parts)
+        raise ConfigError(
+            f"{urls.redact(src)} is a directory: give data_type, which says whose files make a sample: "
+            f"one of {', '.join(DataSampleType)} (it has no metadata.csv, .jsonl or .parquet that would say it)"
+        )
+    if options.key_column != KEY:
+        raise ConfigError(
+            f"index_col_name={options.key_column!r}: the key column of a directory is always {KEY!r}; leave it out"
+        )
+    kind = DataSampleType.from_str(options.data_type)
+    part = DirectoryPart(listing=listing, kind=kind, version=listing.version(), label_column=options.label_column)
+    return _plan(src, options, base_url, [part])
+
+
+def _is_directory(src: str, options: IndexOptions) -> bool:
+    """Return True for a local directory, a slash at the end, or a remote name without extension when a data_type is given."""
+    if not urls.is_remote(src):
+        return src.endswith("/") or os.path.isdir(urls.local_path(src))
+    return src.endswith("/") or (options.data_type is not None and not urls.extension(src))
+
+
+def _slash(src: str) -> str:
+    return "/" if src.endswith("/") and src != "/" else ""

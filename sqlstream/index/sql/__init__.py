@@ -1,0 +1,1 @@
+"""Users' SQL: checked as a syntax tree, translated for SQLite, and run with limits on time and memory."""

@@ -1,0 +1,160 @@
+"""DuckDB as the engine of users' SQL (`sql_engine="duckdb"`), for what SQLite cannot say; it runs in `query_child` only.
+
+The rows go into a temporary DuckDB file with their Arrow types (lists are lists, times are times). Then files, network,
+extensions and settings are locked, memory, threads and temporary files are bounded, and one SELECT runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sqlstream.errors import QueryError
+from sqlstream.index.file.index import Index, connect
+from sqlstream.index.sql.dialect import does_not_run, shortened
+from sqlstream.index.sql.expressions import without_end
+from sqlstream.index.types import values
+from sqlstream.index.types.arrow import arrays_of, schema_of
+from sqlstream.index.types.models import ROW, VIEWS, quote
+from sqlstream.index.types.schema import normalise
+
+_ROWS_AT_A_TIME = 16_384
+_MOST_THREADS = 4  # arbitrary: other ranks of the node wait for this one, and its trainer may not
+_LOCKS = (
+    "enable_progress_bar=false",
+    "enable_external_access=false",
+    "autoinstall_known_extensions=false",
+    "autoload_known_extensions=false",
+    "python_enable_replacements=false",
+    "lock_configuration=true",
+)
+
+
+def duckdb_select(query: str) -> str:
+    """Return a query without comments and semicolons at its end.
+
+    Raises:
+        ImportError: DuckDB is not installed.
+        QueryError: It is no single SELECT to DuckDB.
+    """
+    duckdb: Any = importlib.import_module("duckdb")
+    why = "give 'SELECT … FROM dataframe WHERE …'"
+    try:
+        statement = without_end(query, "duckdb")
+        for text in (query, statement):
+            statements = duckdb.extract_statements(text)
+            if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+                break
+        else:
+            return statement
+    except (duckdb.Error, ValueError) as error:
+        why = " ".join(str(error).split())[:500]
+    raise QueryError(f"the query {shortened(query)!r} is no single SELECT: {why}", query=query)
+
+
+class DuckdbEngine:
+    """A DuckDB with the rows of an index, for one user query.
+
+    Args:
+        index: Whose file is queried; all rows of it, selected or not.
+        query: The user's SQL, in DuckDB's dialect.
+        scratch: A path for DuckDB's file; its temporary files are in a directory of this name with `.d`.
+        memory_bytes: What DuckDB may hold in memory.
+        spill_bytes: What its temporary files may take.
+
+    Raises:
+        QueryError: No single SELECT.
+    """
+
+    def __init__(self, index: Index, query: str, scratch: Path, *, memory_bytes: int, spill_bytes: int) -> None:
+        self._query = query
+        self.columns = [column.physical for column in index.columns]
+        self.statement = duckdb_select(query)
+        self._duckdb: Any = importlib.import_module("duckdb")
+        settings = {
+            "memory_limit": f"{memory_bytes}B",
+            "threads": min(_MOST_THREADS, os.cpu_count() or 1),
+            "temp_directory": f"{scratch}.d",
+            "max_temp_directory_size": f"{spill_bytes}B",
+        }
+        self._connection = self._duckdb.connect(str(scratch), config=settings)
+        try:
+            with self._errors():
+                self._load(index)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def describe(self) -> list[str]:
+        """Return the names of the query's result columns."""
+        with self._errors():
+            return [column[0] for column in self._connection.execute(f"DESCRIBE {self.statement}").fetchall()]
+
+    def run(self, statement: str, count: int) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
+        """Return the names of the result of `statement`, and its rows as an index stores them, `count` at a time."""
+        with self._errors():
+            reader = self._connection.sql(statement).to_arrow_reader(count)
+            return list(reader.schema.names), self._batches(reader)
+
+    def result_fields(self) -> dict[str, pa.Field[Any]]:
+        """Return the Arrow fields of the query's result by name; runs nothing.
+
+        Raises:
+            SchemaError: A type that no index can hold.
+        """
+        with self._errors():
+            schema = self._connection.sql(f"SELECT * FROM ({self.statement}\n) LIMIT 0").to_arrow_table().schema
+        return {field.name: normalise(field, f"the query {shortened(self._query)!r}") for field in schema}
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _load(self, index: Index) -> None:
+        db = self._connection
+        db.register("incoming", _read(index))
+        db.execute(f"CREATE TABLE {VIEWS[0]} AS SELECT * FROM incoming")
+        db.unregister("incoming")
+        db.execute(f"CREATE VIEW {VIEWS[1]} AS SELECT * FROM {VIEWS[0]}")
+        for lock in _LOCKS:
+            db.execute(f"SET {lock}")
+
+    def _batches(self, reader: Any) -> Iterator[list[tuple[Any, ...]]]:
+        while True:
+            with self._errors():
+                batch = next(reader, None)
+            if batch is None:
+                return
+            fields = [normalise(field, "the query") for field in batch.schema]
+            encoded = [values.encode(column, field) for column, field in zip(batch.columns, fields, strict=True)]
+            stored = [[None if v == values.NAN else v for v in e.values] if e.has_nan else e.values for e in encoded]
+            yield list(zip(*stored, strict=True))
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (self._duckdb.Error, pa.ArrowException, OSError) as error:  # batches come through Arrow: its errors, or OSError
+            raise does_not_run(self._query, " ".join(str(error).split())[:500], self.columns, " in DuckDB") from error
+
+
+def _read(index: Index) -> pa.RecordBatchReader:
+    """Return all rows of the index file."""
+    columns = index.columns
+    schema = schema_of(columns, physical=True)
+    names = ", ".join([ROW, *(quote(column.physical) for column in columns)])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with contextlib.closing(connect(index.path)) as connection:
+            cursor = connection.execute(f"SELECT {names} FROM rows ORDER BY {ROW}")
+            while rows := cursor.fetchmany(_ROWS_AT_A_TIME):
+                ids = pa.array([row[0] for row in rows], pa.int64())
+                yield pa.RecordBatch.from_arrays([ids, *arrays_of(columns, [row[1:] for row in rows])], schema=schema)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())

@@ -1,0 +1,100 @@
+"""Functions that users' SQL has beside SQLite's own; all are pure, so that a filter gives the same rows everywhere."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
+
+from sqlstream.index.sql import duckdb_compat
+
+_SQLITE = frozenset(
+    """
+    abs avg ceil ceiling coalesce count cume_dist date datetime degrees dense_rank exp first_value floor glob
+    group_concat hex ifnull iif instr json json_array json_array_length json_extract json_group_array
+    json_group_object json_object json_quote json_type json_valid julianday lag last_value lead length like ln log log10
+    log2 lower ltrim max min mod nth_value ntile nullif percent_rank pi pow power radians rank
+    replace round row_number rtrim sign sqrt strftime substr substring sum time total trim trunc typeof unicode
+    unixepoch upper -> ->>
+    """.split()
+)
+"""SQLite's own that the sandbox lets through: nothing random, no files, no printf (one call of it can take seconds)."""
+
+
+_BOUNDED = frozenset(
+    """
+    abs ceil ceiling coalesce date datetime degrees exp floor glob ifnull iif json_array_length json_extract json_type
+    json_valid julianday length like ln log log10 log2 lower max min mod nullif pi pow power radians round sign sqrt
+    strftime substr substring time trunc typeof unicode unixepoch upper -> ->>
+    hash random_uniform contains starts_with prefix ends_with suffix left right reverse strlen md5
+    len array_length list_contains array_contains list_has greatest least isnan isinf isfinite
+    year month day hour minute second date_part epoch
+    """.split()
+)
+"""Not in it: what looks at one argument for each byte of another (`instr`, `replace`, `trim`), patterns, and what grows."""
+
+
+def is_allowed(function: str) -> bool:
+    """Return True if users' SQL may call it."""
+    return function.lower() in _SQLITE or function.lower() in _OURS
+
+
+def is_bounded(function: str) -> bool:
+    """Return True if one call takes no longer than a few looks at its arguments, and gives no more than they are."""
+    return function.lower() in _BOUNDED
+
+
+def register(connection: sqlite3.Connection, report: Callable[[Exception], None]) -> None:
+    """Give `connection` our functions.
+
+    Args:
+        connection: Where users' SQL will run.
+        report: Gets what a function raises; SQLite says only that it raised.
+    """
+    for name, function in (*_SCALARS.items(), *duckdb_compat.SCALARS.items()):
+        num_arguments = (
+            2 if name in ("match", "regexp") else -1
+        )  # operators: a built-in MATCH of two wins over one of any number
+        connection.create_function(name, num_arguments, _reporting(name, function, report), deterministic=True)
+    for name, aggregate in duckdb_compat.AGGREGATES.items():
+        finalize = {"finalize": _reporting(name, aggregate.finalize, report)}
+        connection.create_aggregate(name, 1, type(name, (aggregate,), finalize))
+
+
+def hash_value(value: Any, seed: int) -> int:
+    """SQL `hash(x, seed)`: a whole number in [0, 2^63), spread evenly, the same on every machine.
+
+    Args:
+        value: Any SQL value; 1, 1.0 and '1' differ.
+        seed: Another seed gives an unrelated number.
+    """
+    content = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+    text = f"{type(value).__name__}\0{seed}\0".encode() + content
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def random_uniform(row: Any, seed: int) -> float:
+    """SQL `random_uniform(row, seed)`: a number in [0, 1) for each row, the same on every machine."""
+    return (hash_value(row, seed) >> 10) / (1 << 53)
+
+
+def regexp(pattern: str | None, text: str | None) -> int | None:
+    """SQL `text REGEXP pattern`: whether the pattern is found anywhere in the text; see `duckdb_compat.regexp_matches`."""
+    return duckdb_compat.regexp_matches(text, pattern)
+
+
+def _reporting(name: str, function: Callable[..., object], report: Callable[[Exception], None]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> object:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            what = str(error).replace(f"{getattr(function, '__name__', name)}()", f"{name}()")
+            report(ValueError(f"{name.upper() if name == 'regexp' else name} says {what!r}"))
+            raise
+
+    return call
+
+
+_SCALARS: dict[str, Callable[..., object]] = {"hash": hash_value, "random_uniform": random_uniform, "regexp": regexp}
+_OURS = frozenset({*_SCALARS, *duckdb_compat.SCALARS, *duckdb_compat.AGGREGATES})

@@ -1,0 +1,154 @@
+"""Users' SQL on an index, with limits on time and memory that hold whatever it calls.
+
+A SQLite statement that judges each row by itself, with functions whose time and result are bounded by their arguments, runs
+here: it is asked for the time between two rows. Everything else runs in a process of its own (0.3 s), which is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from sqlstream.index.file.index import Index
+from sqlstream.index.sql import functions
+from sqlstream.index.sql.dialect import check_repeatable, has_word
+from sqlstream.index.sql.expressions import judges_rows
+from sqlstream.index.sql.query_process import Job, QueryLimits, QueryProcess
+from sqlstream.index.sql.sqlite_engine import SqliteEngine
+
+DEFAULT_LIMITS = QueryLimits()
+BUDGET_SECONDS = DEFAULT_LIMITS.seconds
+
+
+class SharedProcess:
+    """The process that queries of one owner share, one after the other; started when one needs it."""
+
+    def __init__(self) -> None:
+        self._process: QueryProcess | None = None
+
+    def open(self, job: Job) -> QueryProcess:
+        """Return the process with a new query in it."""
+        if self._process is not None and not self._process.is_alive():
+            self.close()
+        if self._process is None:
+            self._process = QueryProcess(job)
+        else:
+            self._process.open(job)
+        return self._process
+
+    def close(self) -> None:
+        """End it; the next use starts another one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
+
+    def forget(self) -> None:
+        """Drop what a forked child inherited."""
+        if self._process is not None:
+            self._process.forget()
+        self._process = None
+
+
+class Sandbox:
+    """One user query, in SQLite.
+
+    Args:
+        index: Whose file is queried; all rows of it, selected or not.
+        query: The user's SQL.
+        budget_seconds: The query is stopped after this time.
+        limits: What else it may use.
+        shared: Where it runs when it does not run here, beside others of the same owner; None: in a process of its own.
+
+    Raises:
+        QueryError: No single SELECT, or it does not run.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        query: str,
+        *,
+        budget_seconds: float = BUDGET_SECONDS,
+        limits: QueryLimits = DEFAULT_LIMITS,
+        shared: SharedProcess | None = None,
+    ) -> None:
+        check_repeatable(query, [column.name for column in index.columns])
+        self._engine = SqliteEngine(index, query, budget_seconds=budget_seconds)
+        self._shared, self._is_shared = shared or SharedProcess(), shared is not None
+        self._process: QueryProcess | None = None
+        self.columns = self._engine.columns
+        self.statement = self._engine.statement
+        try:
+            self._engine.prepare()
+        except BaseException:
+            self._engine.close()
+            raise
+        limits = replace(limits, seconds=budget_seconds).of(index)
+        self._job = Job(index=index, query=query, engine="sqlite", scratch=None, limits=limits)
+
+    @property
+    def process_id(self) -> int | None:
+        """The process that runs it; None: this one, or not yet."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def columns_read(self) -> set[str]:
+        """Columns that the query looks at, as SQL spells them."""
+        return self._engine.columns_read
+
+    def start(self) -> QueryProcess | SqliteEngine:
+        """Return where the query runs."""
+        if self._is_bounded():
+            return self._engine
+        if self._process is None:
+            self._process = self._shared.open(self._job)
+        return self._process
+
+    def describe(self) -> list[str]:
+        """Return the names of the query's result columns (doubles get a number)."""
+        return self.start().describe()
+
+    def run(self, statement: str, count: int) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
+        """Return the names of the result of `statement` (made from the query's), and its rows, `count` at a time at most."""
+        return self.start().run(statement, count)
+
+    def close(self, *, is_over: bool = False) -> None:
+        """End the query.
+
+        Args:
+            is_over: All rows were read: a shared process may take the next query.
+        """
+        self._engine.close()
+        if not (self._is_shared and is_over):
+            self._shared.close()
+
+    def _is_bounded(self) -> bool:
+        """Return True if no call of the statement takes long, and no value of it is longer than those of the table."""
+        has_growth = has_word(self.statement.replace("||", ";"), ";")
+        return not has_growth and all(map(functions.is_bounded, self._engine.functions)) and judges_rows(self.statement)
+
+
+def run_query(
+    index: Index, sql: str, limit: int | None = None, *, budget_seconds: float = BUDGET_SECONDS
+) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Return column names and rows of a user's query, as SQLite has the values.
+
+    Args:
+        index: All rows of its file are queried.
+        sql: One SELECT on `dataframe`, also called `samples`.
+        limit: At most this many rows.
+        budget_seconds: The query is stopped after this time.
+
+    Raises:
+        QueryError: It is no SELECT, does not run, is not allowed, or takes too long.
+    """
+    with contextlib.closing(Sandbox(index, sql, budget_seconds=budget_seconds)) as sandbox:
+        names, batches = sandbox.run(sandbox.statement, 1000)
+        rows: list[tuple[Any, ...]] = []
+        for batch in batches:
+            rows.extend(batch)
+            if limit is not None and len(rows) >= limit:
+                break
+        return names, rows if limit is None else rows[:limit]

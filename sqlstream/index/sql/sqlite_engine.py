@@ -1,0 +1,189 @@
+"""SQLite as the engine of users' SQL: it runs on an index file so that it can read the rows and nothing else.
+
+Each of these alone has a hole (mode=ro still lets ATTACH create files, query_only still lets it open them): the file is opened
+read-only and immutable, query_only, trusted_schema off, with an authorizer that knows the one table and a list of functions,
+with limits on length, depth and size, and a time budget. One statement, which begins with SELECT or WITH.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+from sqlstream.index.file.index import Index, connect
+from sqlstream.index.sql import functions
+from sqlstream.index.sql.dialect import does_not_run, to_sqlite
+from sqlstream.index.types.models import ROW, VIEWS
+
+_OPERATIONS = 20_000  # of SQLite's machine between two looks at the clock: about a millisecond
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 200_000,  # long IN lists are honest
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 20,
+    sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 32,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 200,
+    sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER: 0,
+    sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 0,
+    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
+}
+_LEAST_LENGTH, _MOST_LENGTH = 1 << 20, 64 << 20
+"""Bounds of a value's or a sorted row's bytes: no value is longer than the file of its table, but a computed one may be."""
+_SLICE_ROWS, _SLICE_BYTES = 256, 16 << 20  # fetched before their bytes are counted; a batch
+_TABLE_FUNCTIONS = ("json_each", "json_tree")
+
+
+class SqliteEngine:
+    """A connection for one user query.
+
+    Args:
+        index: Whose file is queried; all rows of it, selected or not.
+        query: The user's SQL.
+        budget_seconds: The query is stopped after this time; within one function of it, nothing stops it.
+
+    Raises:
+        QueryError: No single SELECT.
+    """
+
+    def __init__(self, index: Index, query: str, *, budget_seconds: float) -> None:
+        self._index, self._query, self._budget = index, query, budget_seconds
+        self.columns = [column.physical for column in index.columns]
+        self.statement = to_sqlite(query, self.columns)
+        self.functions: set[str] = set()
+        """Functions that the statements so far call, in lower case."""
+        self.columns_read: set[str] = set()
+        """Columns that the statements so far look at, as SQL spells them."""
+        self._length = min(max(_LEAST_LENGTH, os.path.getsize(index.path)), _MOST_LENGTH)
+        self._denied: str | None = None
+        self._failed: list[Exception] = []
+        self._raised: BaseException | None = None
+        self._is_late = False
+        self._connection = self._locked_down()
+
+    def prepare(self) -> None:
+        """Find out what the query looks at and calls; runs nothing of it."""
+        with self._errors():
+            self._connection.execute(f"EXPLAIN {self.statement}").close()
+
+    def describe(self) -> list[str]:
+        """Return the names of the query's result columns (doubles get a number); runs nothing."""
+        with self._errors():
+            return _names(self._connection.execute(f"SELECT * FROM ({self.statement}) LIMIT 0"))
+
+    def run(self, statement: str, count: int) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
+        """Return the names of the result of `statement` (made from the query's), and its rows, `count` at a time."""
+        with self._errors():
+            cursor = self._connection.execute(statement)
+        return _names(cursor), self._batches(cursor, count)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _batches(self, cursor: sqlite3.Cursor, count: int) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield rows, as many as are asked for or as many as are some MiB."""
+        if _names(cursor) == [ROW]:  # numbers, or an error a moment later
+            while rows := self._fetched(cursor, count):
+                yield rows
+            return
+        batch: list[tuple[Any, ...]] = []
+        num_bytes, at_a_time = 0, 1
+        while rows := self._fetched(cursor, min(at_a_time, count)):
+            batch += rows
+            size = _num_bytes(rows)
+            num_bytes += size
+            at_a_time = max(1, min(2 * at_a_time, _SLICE_ROWS, _SLICE_BYTES * len(rows) // (size + 1)))
+            if len(batch) >= count or num_bytes >= _SLICE_BYTES:
+                yield batch
+                batch, num_bytes = [], 0
+        if batch:
+            yield batch
+
+    def _fetched(self, cursor: sqlite3.Cursor, count: int) -> list[tuple[Any, ...]]:
+        with self._errors():
+            return cursor.fetchmany(count)
+
+    def _locked_down(self) -> sqlite3.Connection:
+        connection = connect(self._index.path)
+        connection.execute("PRAGMA case_sensitive_like=ON")  # as in DuckDB
+        functions.register(connection, self._failed.append)
+        connection.execute(
+            "SELECT 1 FROM dataframe, json_each('[]'), json_tree('[]') LIMIT 0"
+        )  # the schema is read before the guard stands
+        for limit, value in _LIMITS.items():
+            connection.setlimit(limit, value)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self._length)
+        if sys.version_info >= (3, 12):
+            connection.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE, True)
+        connection.set_authorizer(self._authorize)
+        deadline = time.monotonic() + self._budget
+        connection.set_progress_handler(lambda: self._is_over(deadline), _OPERATIONS)
+        return connection
+
+    def _authorize(self, action: int, one: str | None, two: str | None, _database: str | None, within: str | None) -> int:
+        if action == sqlite3.SQLITE_SELECT:
+            return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_READ:
+            # `rows` only through the views; a read of no column at all (count(*)) names no view.
+            if one in VIEWS or one in _TABLE_FUNCTIONS or (one == "rows" and (within in VIEWS or two == "")):
+                if one in VIEWS and two:
+                    self.columns_read.add(two)
+                return sqlite3.SQLITE_OK
+            self._denied = f"it reads {one!r}, and there is only the table {VIEWS[0]!r} (also called {VIEWS[1]!r})"
+        elif action == sqlite3.SQLITE_FUNCTION:
+            self.functions.add(str(two).lower())
+            if functions.is_allowed(str(two)):
+                return sqlite3.SQLITE_OK
+            self._denied = f"the function {two}() is not allowed" + (
+                ": use random_uniform(row, seed)" if str(two).startswith("random") else ""
+            )
+        else:
+            self._denied = (
+                "it does more than select from the index" if action != sqlite3.SQLITE_RECURSIVE else "it is recursive"
+            )
+        return sqlite3.SQLITE_DENY
+
+    def _is_over(self, deadline: float) -> int:
+        try:
+            self._is_late = time.monotonic() > deadline
+        except BaseException as error:  # Ctrl-C; SQLite would swallow it
+            self._raised = error
+            return 1
+        return int(self._is_late)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, sqlite3.Warning, UnicodeEncodeError, OverflowError) as error:
+            if self._raised is not None:
+                raise self._raised from error
+            why = self._denied or str(error)
+            if self._is_late:
+                why = f"it did not end within {self._budget:g} seconds"
+            elif self._failed:
+                why = str(self._failed[-1])
+            elif "too big" in why:
+                why = f"a value or a row of it has more than {self._length >> 20} MiB"
+            elif "disk I/O error" in why:
+                why += ": its temporary files, for what it sorts or groups, have no room"
+            elif "syntax error" in why or "no such function" in why or "unrecognized token" in why:
+                why += " (what only DuckDB knows needs sql_engine='duckdb')"
+            raise does_not_run(self._query, why, self.columns) from error
+
+
+def _num_bytes(rows: list[tuple[Any, ...]]) -> int:
+    """Return the length of texts and bytes of some rows."""
+    if set(map(type, chain.from_iterable(rows))).isdisjoint((str, bytes)):  # numbers, mostly: a quarter of the time
+        return 0
+    return sum([len(value) for row in rows for value in row if type(value) is str or type(value) is bytes])
+
+
+def _names(cursor: sqlite3.Cursor) -> list[str]:
+    return [column[0] for column in cursor.description]

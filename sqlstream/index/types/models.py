@@ -1,0 +1,161 @@
+"""The values of an index: columns, sources, what an index file says of itself; the names in the file.
+
+An index file is one immutable SQLite database:
+
+    rows      row INTEGER PRIMARY KEY (dense from 0), then one column for each source column
+    columns   position, name (logical), physical (in `rows`), arrow_field, type, declared, has_nan
+    sources   position, url (redacted), size_bytes, etag, first_row
+    meta      key, value
+    listed    row, what a listing said of the objects that the row names (JSON); only where a source is a remote directory
+    dataframe, samples   views over `rows` as users' SQL sees it (NaN reads as NULL, widened columns have one type)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from sqlstream.storage.base.access import OWN, Access
+
+if TYPE_CHECKING:  # pyarrow is slow to import, and most of the command line needs no types
+    import pyarrow as pa
+
+FORMAT_VERSION = 1
+"""Grows when an older sqlstream would misread the file; it is part of every fingerprint."""
+APPLICATION_ID = 0x73717369
+"""'sqsi' in ASCII: the header of an index, as 'sqst' is a ledger's."""
+ROW = "row"
+"""The column of row ids; a source column of this name gets another physical one."""
+VIEWS = ("dataframe", "samples")
+"""Names of the table in users' SQL."""
+ENCODING = b"sqlstream.encoding"
+"""Key in an Arrow field's metadata: how its values are written where the Arrow type alone does not tell."""
+JSON = b"json"
+"""Any JSON value, as JSON text; lists and objects of JSON sources, which have no fixed shape."""
+UUID = b"uuid"
+"""16 bytes that Arrow calls a UUID."""
+BOOL8 = "arrow.bool8"
+"""Arrow's name of the extension type whose values are bytes that stand for true and false."""
+ANY = b"any"
+"""A computed column with values of several SQLite types, given back as SQLite has them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One source column, and where it is in the file."""
+
+    name: str
+    """As the source spells it; the key in a sample."""
+    physical: str
+    """As it is spelled in `rows` and in users' SQL: differs from `name` where SQLite cannot tell two names apart."""
+    position: int
+    """From 0, `row` not counted."""
+    arrow_field: bytes
+    """The Arrow type: a serialised schema with this one field."""
+    type: str
+    """The Arrow type, readable."""
+    declared: str
+    """Its type in `rows`: INTEGER, TEXT or BLOB (none)."""
+    has_nan: bool = False
+    """True: some value is NaN, which `rows` holds as the text 'NaN' (SQLite would store NULL)."""
+
+    @cached_property
+    def field(self) -> pa.Field[Any]:
+        """The Arrow field."""
+        import pyarrow as pa
+
+        return pa.ipc.read_schema(pa.py_buffer(self.arrow_field)).field(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """One table file of a source, with its version."""
+
+    url: str
+    """Credentials included; redacted before it is stored or shown. A local file: its absolute path."""
+    size_bytes: int | None
+    etag: str | None
+    """The server's version; of a local file its modification time in nanoseconds."""
+    content: str = ""
+    """A digest of some of its bytes, where the server names no version that tells contents apart; else empty."""
+    access: Access = field(default=OWN, compare=False)
+    """On whose word it is read."""
+    is_private: bool = field(default=False, compare=False)
+    """It was found over a connection to this machine or a private network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionInfo:
+    """A filter whose result is kept as positions beside its index file."""
+
+    fingerprint: str
+    base: str
+    """Fingerprint of the index file that the positions point into."""
+    query: str
+    max_size: int | None
+    num_selected: int
+    engine: str = "sqlite"
+    """In whose dialect the query is."""
+    format_version: int = FORMAT_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexInfo:
+    """What is known of an index without reading its rows."""
+
+    fingerprint: str
+    path: str
+    src: str
+    key_column: str
+    columns: tuple[Column, ...]
+    num_rows: int
+    num_selected: int
+    size_bytes: int
+    """Of its file, and of its positions when it has some."""
+    sources: tuple[SourceFile, ...]
+    """Redacted."""
+    query: str | None
+    """The user's filter, or None."""
+    created_at: str
+    """UTC, ISO 8601."""
+    is_lazy: bool = False
+    """Its rows are not here: they stay in their files until they are needed."""
+
+
+def fingerprint(parts: dict[str, object]) -> str:
+    """Return 32 hex digits that name `parts` (JSON values)."""
+    return blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def quote(name: str) -> str:
+    """Return `name` as an SQL identifier, whatever is in it.
+
+    Example:
+        >>> quote('a"b')
+        '"a""b"'
+    """
+    return '"' + name.replace('"', '""') + '"'
+
+
+def identity(name: str) -> bytes:
+    """Return what SQLite compares identifiers by: ASCII letters in lower case, all else as it is."""
+    return name.encode("utf-8", "surrogatepass").lower()
+
+
+def physical_name(name: str, taken: set[bytes]) -> str:
+    """Return a name for the column `name` that SQLite can tell from those `taken`, and enter it there.
+
+    Example:
+        >>> physical_name("URL", {b"row", b"url"})
+        'URL_1'
+    """
+    plain = name.replace("\0", "_") or "column"  # SQL text cannot hold NUL; an empty name is legal but unusable
+    candidate, number = plain, 0
+    while identity(candidate) in taken:
+        number += 1
+        candidate = f"{plain}_{number}"
+    taken.add(identity(candidate))
+    return candidate

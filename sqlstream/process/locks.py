@@ -1,0 +1,374 @@
+"""Locks on files and in memory, and what must be right when a process forks.
+
+Words: a *descriptor* is a file descriptor that must not live on in a forked child (a lock, a part file, an
+owner file, one end of the helper's socket): a child that kept it would keep the lock alive after our death,
+or keep the helper from seeing the end of its pipe.
+
+The locks of a thread, in the order in which it may take them; what is not named is taken by itself:
+- `Turn`: the queue of this process's threads before something that other processes may hold. One for each ledger. A signal ends
+  the wait for it. `os.fork` never takes it.
+- the lock of the kernel on a file (`flock`): belongs to the open file, the kernel drops it when the last descriptor is closed,
+  whatever the process died of. Rejected: `lockf` (per process, dropped by any close), pid files and heartbeats (break with pid
+  namespaces, stopped processes and clocks).
+- `ForkLock`: held while a connection to SQLite is used, and by `os.fork`: SQLite has mutexes of its own, which a child would
+  inherit as they are. Taken behind the kernel's lock, so that no thread waits for another process while holding it.
+- `StateLock`: guards what the objects of one cache keep in memory; never held across I/O. `os.fork` does not take it: a child
+  throws away what it guards (`ForkAware`), and gets a new one.
+- `fork_guard()`: the process mutex of descriptors. Every descriptor is created and recorded under it, and `os.fork` takes it,
+  so that the child knows all of them and closes them.
+
+A fork that runs no hooks (a C library's) is noticed by the process id, the next time that a lock is asked for. A lock on a part
+or an owner file is ended by `close_descriptor`, never by an explicit unlock: LOCK_UN would drop it for the helper's duplicate
+of the same open file as well. Signals: see `interrupts`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import resource
+import threading
+import weakref
+from functools import partial
+from types import TracebackType
+from typing import Protocol
+
+import portalocker
+
+from sqlstream.errors import CacheError
+from sqlstream.process import interrupts
+from sqlstream.process.interrupts import here
+
+
+class ForkAware(Protocol):
+    """What holds something that a forked child must not use."""
+
+    def after_fork_in_child(self) -> None:
+        """Forget everything that belongs to the parent; reopen on the next use."""
+
+
+uninterrupted = interrupts.uninterrupted
+
+HIGH_DESCRIPTOR = 4096
+"""Above what programs have open, and small enough for the kernel's table of descriptors: 32 KiB."""
+HIGH_RESERVE = 64
+"""So many below the process's limit, where that is lower: room for the caches of one process."""
+
+_mutex = threading.RLock()
+_pid = os.getpid()
+_descriptors: set[int] = set()
+_fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
+_fork_locks: dict[int, weakref.ref[ForkLock]] = {}
+"""All of them that live, by identity."""
+_leaked: list[object] = []
+
+
+class _Fork(threading.local):
+    """What the fork of this thread holds; others may fork at the same time, and wait for it."""
+
+    def __init__(self) -> None:
+        self.held: list[threading.RLock] = []
+
+
+_fork = _Fork()
+
+
+def fork_guard() -> threading.RLock:
+    """Return the process mutex: held, no other thread forks, or opens or closes a guarded descriptor. The innermost lock.
+
+    Ask for it anew each time (`with fork_guard():`): a forked child gets another one. Whoever makes objects in it that the
+    garbage collector looks at is in a section, too: else a finalizer may wait for a thread that wants the guard.
+    """
+    if os.getpid() != _pid:
+        _after_fork_in_child()
+    return _mutex
+
+
+def is_guarded() -> bool:
+    """Return whether this thread holds the guard."""
+    return fork_guard()._is_owned()  # type: ignore[attr-defined, no-any-return]  # what threading.Condition asks, too
+
+
+def notice_fork() -> None:
+    """Do what the hooks do, in a child that was forked without them."""
+    if os.getpid() != _pid:
+        _after_fork_in_child()
+
+
+class StateLock:
+    """Guards what one object, or several that belong together, keep in memory. Held for moments, inside a section; nests."""
+
+    __slots__ = ("__weakref__", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        call_after_fork(self)
+
+    def __enter__(self) -> None:
+        section = here.section
+        if section.depth == 0:
+            if os.getpid() != _pid:
+                notice_fork()
+            if section.is_main:
+                section.put_off()
+        section.depth += 1  # as `Section.__enter__` does, without its calls: half of those that a hit makes
+        self._lock.acquire()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._lock.release()
+        section = here.section
+        if section.depth == 1 and (section.originals or section.late):
+            section.end()
+        else:
+            section.depth -= 1
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread holds it."""
+        return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]  # what threading.Condition asks, too
+
+    def try_for(self, seconds: float) -> bool:
+        """Take it if it is free in time; then give it back with `__exit__`."""
+        uninterrupted().__enter__()
+        if self._lock.acquire(timeout=seconds):
+            return True
+        uninterrupted().__exit__(None, None, None)
+        return False
+
+    def after_fork_in_child(self) -> None:
+        """Another thread of the parent may have held it; a thread that forks while it holds it goes on holding it."""
+        if not self.is_mine:
+            self._lock = threading.RLock()
+
+
+class ForkLock(StateLock):
+    """The same, and no other thread forks meanwhile."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        key = id(self)
+        _fork_locks[key] = weakref.ref(self, lambda _: _fork_locks.pop(key, None))
+
+
+class Turn:
+    """The queue of this process's threads before something that other processes may hold as well.
+
+    Args:
+        what: Names it in an error.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.after_fork_in_child()
+        call_after_fork(self)
+
+    def after_fork_in_child(self) -> None:
+        """No thread has it in a child."""
+        self._lock = threading.Lock()
+        self._holder = 0
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread has it."""
+        return self._holder == threading.get_ident()
+
+    def take(self) -> bool:
+        """Wait for our turn, inside a section; False if a signal came first, and is to be let through.
+
+        Raises:
+            CacheError: This thread has it: a finalizer or a handler asks in the middle of its work.
+        """
+        notice_fork()
+        if not self._lock.acquire(blocking=False):
+            if self.is_mine:
+                raise CacheError(
+                    f"{self._what} is in use by this very thread, and it was interrupted in the middle: ask again later"
+                )
+            section = uninterrupted()
+            while not self._lock.acquire(timeout=interrupts.JOIN_SECONDS if section.is_main else -1):
+                if section.has_signal:
+                    return False
+        self._holder = threading.get_ident()
+        return True
+
+    def give_back(self) -> None:
+        """Let the next thread in; harmless in a child that was forked meanwhile."""
+        if self.is_mine:
+            self._holder = 0
+            self._lock.release()
+
+
+def call_after_fork(holder: ForkAware) -> None:
+    """Have `holder.after_fork_in_child()` called in every forked child, for as long as it lives."""
+    with uninterrupted(), fork_guard():
+        _fork_aware.add(holder)
+
+
+def leak(thing: object) -> None:
+    """Keep `thing` alive for ever, also while Python tidies up at its end.
+
+    For SQLite connections inherited over a fork: to close one in the child corrupted the database in 10 trials out of 10, and
+    would wait for a mutex that another thread of the parent may have held.
+    """
+    _leaked.append(thing)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def occupy_standard_descriptors() -> None:
+    """Open the null device as descriptors 0 to 2 where this process was started without them.
+
+    Else our files would get these numbers, and whatever prints to standard output or error would write into them.
+    """
+    with uninterrupted(), fork_guard():
+        for fd in range(3):
+            try:
+                os.fstat(fd)
+            except OSError:
+                opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+                os.set_inheritable(opened, True)
+
+
+def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> int:
+    """Return a new descriptor on `path` that forked children close."""
+    with fork_guard():
+        return adopt_descriptor(os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=dir_fd))
+
+
+def adopt_descriptor(fd: int) -> int:
+    """Record `fd` as one that forked children close; call it under `fork_guard()`, where `fd` was created."""
+    _descriptors.add(fd)
+    return fd
+
+
+def raise_descriptor(fd: int) -> int:
+    """Return a recorded descriptor in place of `fd`, of a high number: of a dying process's files, it is closed among the last.
+
+    The kernel closes them in the order of their numbers: whoever finds this one's lock free knows that the others are closed.
+    """
+    with fork_guard():
+        soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        least = HIGH_DESCRIPTOR if soft_limit == resource.RLIM_INFINITY else min(HIGH_DESCRIPTOR, soft_limit - HIGH_RESERVE)
+        try:
+            raised = adopt_descriptor(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(least, fd)))
+        except OSError:  # a limit lower than the numbers in use: the order is a comfort
+            return fd
+        close_descriptor(fd)
+        return raised
+
+
+def close_descriptor(fd: int) -> None:
+    """Close a recorded descriptor, and with it the locks that no other duplicate holds."""
+    with fork_guard():
+        _descriptors.discard(fd)
+        os.close(fd)
+
+
+def lock_blocking(fd: int) -> bool:
+    """Wait for the exclusive lock on `fd`; the wait is in the kernel, first come first served as far as it can be.
+
+    Returns:
+        False if a signal came in a section: then the lock may be ours or not; unlock it, and let the signal through.
+    """
+    if try_lock(fd):  # portalocker's checks cost seven times a free lock
+        return True
+    return uninterrupted().wait_in_kernel(partial(portalocker.lock, fd, portalocker.LockFlags.EXCLUSIVE))
+
+
+def unlock(fd: int) -> None:
+    """Give back a lock that no other process holds a duplicate of (the ledger's lock)."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def try_lock(fd: int) -> bool:
+    """Return True if the exclusive lock on `fd` is ours now, False if someone alive holds it."""
+    return _try(fd, fcntl.LOCK_EX)
+
+
+def is_locked(fd: int) -> bool:
+    """Return whether someone alive holds the exclusive lock of the file behind `fd`; two who ask do not disturb each other."""
+    return not _try(fd, fcntl.LOCK_SH)
+
+
+def open_shared(path: str | os.PathLike[str]) -> int | None:
+    """Return a descriptor that marks the file at `path` as in use until it is closed; None when the file is gone.
+
+    Whoever wants to remove the file tries its exclusive lock (`try_lock`), and leaves it alone when that is refused.
+    """
+    try:
+        fd = open_descriptor(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    if _try(fd, fcntl.LOCK_SH) and os.fstat(fd).st_nlink:
+        return fd
+    close_descriptor(fd)
+    return None
+
+
+def lock_holder(path: str | os.PathLike[str]) -> int | None:
+    """Return the pid of a process that holds the lock of the file at `path`; None where the system does not tell."""
+    with contextlib.suppress(OSError):
+        inode = os.stat(path).st_ino
+        with open("/proc/locks", encoding="ascii") as lines:
+            for fields in map(str.split, lines):
+                if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):
+                    return int(fields[4])
+    return None
+
+
+def _try(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise
+    return True
+
+
+def _before_fork() -> None:
+    uninterrupted().__enter__()
+    notice_fork()
+    for reference in list(_fork_locks.values()):
+        if (lock := reference()) is not None:
+            lock._lock.acquire()
+            _fork.held.append(lock._lock)
+    _mutex.acquire()
+
+
+def _release_after_fork() -> None:
+    while _fork.held:
+        _fork.held.pop().release()
+
+
+def _after_fork_in_parent() -> None:
+    _mutex.release()
+    _release_after_fork()
+    uninterrupted().__exit__(None, None, None)
+
+
+def _after_fork_of_hooks() -> None:
+    """In the child of `os.fork`: this thread holds all that the hook took."""
+    _release_after_fork()
+    _after_fork_in_child()
+    uninterrupted().__exit__(None, None, None)
+
+
+def _after_fork_in_child() -> None:
+    global _mutex, _pid
+    _pid = os.getpid()
+    _mutex = threading.RLock()  # another thread may have waited for the old one
+    interrupts.after_fork_in_child()
+    for fd in _descriptors:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _descriptors.clear()
+    for holder in list(_fork_aware):
+        holder.after_fork_in_child()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_of_hooks)

@@ -1,0 +1,226 @@
+"""http(s) by urllib3; redirects are followed here, one by one, each checked first (`access.check_redirect`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+from urllib.parse import urljoin, urlsplit
+
+import urllib3
+import urllib3.exceptions
+
+from sqlstream.config import StorageOptions
+from sqlstream.errors import AccessDeniedError, SqlStreamError, StorageError, TransientStorageError
+from sqlstream.storage.backends.answers import (
+    NOT_FOR_HEAD,
+    BodyRange,
+    body_length,
+    content_encoding,
+    exact,
+    part_of_answer,
+    range_headers,
+    without_user,
+)
+from sqlstream.storage.backends.coding import check_coding, decoded
+from sqlstream.storage.backends.http_pools import Pools, is_private_answer
+from sqlstream.storage.backends.judged import PrivateAddressError
+from sqlstream.storage.base.access import check_redirect, host_name
+from sqlstream.storage.base.addresses import is_private_literal, origin_of
+from sqlstream.storage.base.protocols import ObjectInfo, RangeBytes, read_range
+from sqlstream.storage.base.retry import error_for_status
+from sqlstream.storage.base.settings import http_headers
+from sqlstream.storage.base.urls import redact, redact_text
+
+_CHUNK_BYTES = 1 << 18  # the largest read; as much as a socket usually has
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MAX_REDIRECTS = 10  # as curl and reqwest, roughly
+
+ERRORS: dict[type[BaseException], type[SqlStreamError]] = {
+    urllib3.exceptions.SSLError: StorageError,  # a bad certificate stays bad
+    urllib3.exceptions.LocationValueError: StorageError,
+    urllib3.exceptions.DecodeError: StorageError,
+    urllib3.exceptions.ResponseError: StorageError,  # too many redirects
+    urllib3.exceptions.ProxySchemeUnknown: StorageError,
+    urllib3.exceptions.UnrewindableBodyError: StorageError,
+    urllib3.exceptions.HTTPError: TransientStorageError,  # the base: connection, DNS, timeout, short body
+}
+"""The first row that an error is an instance of holds."""
+
+
+def map_error(error: Exception, url: str) -> SqlStreamError:
+    """Return our error for one of urllib3's."""
+    if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason is not None:
+        error = error.reason
+    where = redact(url)
+    kind = next((ours for theirs, ours in ERRORS.items() if isinstance(error, theirs)), StorageError)
+    return kind(f"{where}: {redact_text(str(error))}", url=where)
+
+
+class HttpStorage:
+    """Keeps connections alive per host.
+
+    Args:
+        options: What is sent, and how long is waited.
+        pools: Connections that are shared with others; None: own ones.
+        is_judged: Connect to public addresses only. Where a public server sends us by a redirect is always judged.
+    """
+
+    def __init__(self, options: StorageOptions, pools: Pools | None = None, *, is_judged: bool = False) -> None:
+        self._options = options
+        self._pools = pools or Pools(options)
+        self._is_judged = is_judged
+
+    def head(self, url: str) -> ObjectInfo:
+        """Return size and etag of one object."""
+        deadline = time.monotonic() + self._options.total_timeout_seconds
+        answer = self._request("HEAD", url, {}, deadline, accept=NOT_FOR_HEAD)
+        response = answer.response
+        if response.status in NOT_FOR_HEAD:
+            response.close()
+            stream = self.get(url)
+            stream.close()
+            return stream.info
+        try:
+            if response.status != 200:
+                text = f"{redact(url)}: the server answers {response.status} to HEAD"
+                raise StorageError(text, url=redact(url), status=response.status)
+            coded = content_encoding(response.headers)
+            return _info(url, None if coded else body_length(url, response.headers), answer)
+        finally:
+            response.release_conn()
+
+    def get(self, url: str, *, start: int = 0, stop: int | None = None, etag: str | None = None) -> HttpStream:
+        """Open the object, whole or a range."""
+        deadline = time.monotonic() + self._options.total_timeout_seconds
+        answer = self._request("GET", url, range_headers(start, stop, etag), deadline)
+        response = answer.response
+        try:
+            part = part_of_answer(url, response.status, response.headers, start=start, stop=stop)
+            check_coding(url, content_encoding(response.headers))
+        except BaseException as error:
+            response.close()
+            if isinstance(error, StorageError):
+                error.context["num_extra_requests"] = answer.num_redirects
+            raise
+        return HttpStream(url, answer, part)
+
+    def get_range(self, url: str, start: int, stop: int, *, etag: str | None = None) -> RangeBytes:
+        """Return exactly the bytes `[start, stop)`; also from a server that ignores ranges."""
+        return read_range(self, url, start, stop, etag)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Raise: HTTP has no listing."""
+        where = redact(prefix)
+        raise StorageError(f"{where}: an HTTP server has no listing: give a text file of URLs as the source", url=where)
+
+    def _request(
+        self, method: str, url: str, headers: Mapping[str, str], deadline: float, accept: frozenset[int] = frozenset()
+    ) -> _Answer:
+        """Ask, and follow redirects that are allowed.
+
+        Raises:
+            StorageError: With the number of redirects in its context as `num_extra_requests`.
+        """
+        num_redirects, is_judged, is_private = 0, self._is_judged, True
+        own = {"Accept-Encoding": "identity"}
+        target, user = without_user(url)
+        sent = {**user, **own, **http_headers(self._options.storage_options), **headers}
+        try:
+            while True:
+                response = self._send(method, target, sent, url, deadline=deadline, is_judged=is_judged)
+                reached = is_private_answer(response)
+                is_private &= is_private_literal(host_name(target)) if reached is None else reached
+                is_judged |= not is_private
+                location = response.headers.get("Location")
+                if response.status not in _REDIRECTS or not location:
+                    break
+                response.close()
+                source, target = target, urljoin(target, location)
+                if num_redirects == _MAX_REDIRECTS:
+                    raise StorageError(f"{redact(url)}: more than {_MAX_REDIRECTS} redirects", url=redact(url))
+                check_redirect(source, target)
+                num_redirects += 1
+                if urlsplit(target)[:2] != urlsplit(source)[:2]:  # another server: what was meant for the first one stays here
+                    sent = {**own, **headers}
+            _check_status(response, url, accept)
+        except StorageError as error:
+            error.context["num_extra_requests"] = num_redirects
+            raise
+        return _Answer(response, num_redirects, is_private)
+
+    def _send(
+        self, method: str, target: str, headers: Mapping[str, str], url: str, *, deadline: float, is_judged: bool
+    ) -> urllib3.BaseHTTPResponse:
+        try:
+            return self._pools.request(method, target, headers, deadline=deadline, is_judged=is_judged)
+        except PrivateAddressError as error:
+            raise _refused(url, target, str(error)) from error
+        except urllib3.exceptions.HTTPError as error:
+            raise map_error(error, url) from error
+
+
+def _check_status(response: urllib3.BaseHTTPResponse, url: str, accept: frozenset[int]) -> None:
+    if response.status >= 300 and response.status not in accept:
+        response.close()
+        raise error_for_status(
+            response.status, url, detail=response.reason or "", retry_after=response.headers.get("Retry-After")
+        )
+
+
+class _Answer(NamedTuple):
+    """An open answer."""
+
+    response: urllib3.BaseHTTPResponse
+    num_redirects: int
+    is_private: bool
+    """All connections on the way to it led to private addresses."""
+
+
+def _refused(url: str, target: str, fact: str) -> AccessDeniedError:
+    where = redact(url)
+    if target != without_user(url)[0]:
+        text = f"{where} redirects into a private network ({fact}): refused; name that address yourself if you mean it"
+    else:
+        root = redact(origin_of(target)) + "/"
+        text = f"{where} is named by a remote index, but lies in a private network ({fact}): "
+        text += f"pass allowed_roots=[{root!r}] if you trust both"
+    return AccessDeniedError(text, url=where)
+
+
+def _info(url: str, size_bytes: int | None, answer: _Answer) -> ObjectInfo:
+    headers = answer.response.headers
+    etag, changed = headers.get("ETag"), headers.get("Last-Modified")
+    return ObjectInfo(url=url, size_bytes=size_bytes, etag=etag, last_modified=changed, is_private=answer.is_private)
+
+
+class HttpStream:
+    """An open answer of urllib3."""
+
+    def __init__(self, url: str, answer: _Answer, part: BodyRange) -> None:
+        self.info = _info(url, part.total_bytes, answer)
+        self.start = part.start
+        self.num_extra_requests = answer.num_redirects
+        self._url = url
+        self._response = answer.response
+        self._part = part
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Yield the bytes in order, decoded if the server coded them."""
+        received = exact(self._url, self._received(), self._part)
+        encoding = content_encoding(self._response.headers)
+        yield from decoded(self._url, encoding, received) if encoding else received
+
+    def _received(self) -> Iterator[bytes]:
+        try:
+            while chunk := self._response.read1(_CHUNK_BYTES, decode_content=False):
+                yield chunk
+        except urllib3.exceptions.HTTPError as error:
+            raise map_error(error, self._url) from error
+        if getattr(getattr(self._response, "_original_response", None), "has_more", False):  # of `http_pools._Response`
+            raise TransientStorageError(f"{redact(self._url)}: the body is longer than announced", url=redact(self._url))
+        self._response.release_conn()
+
+    def close(self) -> None:
+        """Close the connection if its body was not read to the end."""
+        self._response.close()

@@ -1,0 +1,423 @@
+"""Connections of urllib3: made in one place, few of them idle, none used beyond the deadline of its request.
+
+Proxies and certificates: what the user names goes before the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import math
+import re
+import resource
+import socket
+import ssl
+import threading
+import time
+import urllib.request
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from typing import Any
+from urllib.parse import urlsplit
+
+import urllib3
+import urllib3.connection
+import urllib3.exceptions
+from urllib3.util.connection import allowed_gai_family
+from urllib3.util.response import assert_header_parsing
+from urllib3.util.wait import wait_for_read
+
+from sqlstream.config import StorageOptions
+from sqlstream.storage.backends.judged import check_proxied, public_only
+from sqlstream.storage.base.addresses import is_public
+from sqlstream.storage.base.concurrency import MOST_THREADS
+from sqlstream.storage.base.settings import Network, network_settings
+
+
+def proxy_for(network: Network, scheme: str, host: str) -> str:
+    """Return the URL of the proxy for a host, `''` for none: that of the options, else the environment's."""
+    if any(host == name or host.endswith(f".{name}") for name in network.proxy_excludes):
+        return ""
+    if network.proxy_url:
+        return network.proxy_url
+    return "" if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme, "")
+
+
+def tls_context(network: Network) -> ssl.SSLContext:
+    """Return what certificates are checked with."""
+    context = ssl.create_default_context(cadata=network.root_certificate)
+    if network.root_certificate:
+        context.load_default_certs()
+    if network.allows_invalid_certificates:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+MAX_HOSTS = 256
+"""Hosts whose pools are kept, about 10 KiB each; twice as many as there are threads."""
+MAX_IDLE = 256
+"""Connections that wait for their next request, of all hosts; as many as all downloads of a node."""
+IDLE_SECONDS = 30.0  # arbitrary, below the 60 to 75 s after which servers end them
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?\r?\n")  # RFC 9112, 7.1: blanks before extensions are to be read
+_MAX_INTERIM = 16  # arbitrary: answers 1xx before the answer
+
+_deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
+"""When the request of this thread must be over, by the monotonic clock: urllib3 cannot pass it on to a connection."""
+
+
+class Pools:
+    """One manager of connections for each proxy, and for connections that are judged, made on first use; thread safe.
+
+    With a proxy, the address that is connected to is the proxy's, which the user named: what a host's name leads to is the
+    proxy's to judge. A host that this machine's own resolver knows as private is refused nevertheless.
+
+    Args:
+        options: Timeouts, proxies, certificates.
+        max_idle: Connections that wait for their next request, of all hosts; None: `MAX_IDLE`, and at most a quarter of the
+            descriptors that this process may have.
+    """
+
+    def __init__(self, options: StorageOptions, max_idle: int | None = None) -> None:
+        self._options = options
+        self._network: Network = network_settings(options.storage_options)
+        self._managers: dict[tuple[str, bool], urllib3.PoolManager] = {}
+        self._lock = threading.Lock()
+        most = min(MAX_IDLE, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4) if max_idle is None else max_idle
+        idle = _IdleConnections(most, IDLE_SECONDS)
+        self._classes = {is_judged: _pool_classes(idle, is_judged=is_judged) for is_judged in (False, True)}
+
+    def request(
+        self, method: str, url: str, headers: Mapping[str, str], *, deadline: float, is_judged: bool = False
+    ) -> urllib3.BaseHTTPResponse:
+        """Return the open answer to one request; redirects are not followed.
+
+        Args:
+            method: GET or HEAD.
+            url: Without user and fragment.
+            headers: All of them.
+            deadline: When head and body must have come, by the monotonic clock.
+            is_judged: Connect to a public address only.
+
+        Raises:
+            PrivateAddressError: It is judged, and the host has none.
+            urllib3.exceptions.HTTPError: It failed.
+        """
+        parts = urlsplit(url)
+        manager = self._manager(parts.scheme, parts.hostname or "", is_judged=is_judged)
+        token = _deadline.set(deadline)
+        try:
+            while True:
+                left = max(0.001, deadline - time.monotonic())
+                options = self._options
+                timeout = urllib3.Timeout(
+                    connect=min(left, options.connect_timeout_seconds), read=min(left, options.read_timeout_seconds)
+                )
+                try:
+                    return manager.request(
+                        method, url, headers=headers, timeout=timeout, preload_content=False, redirect=False, retries=False
+                    )
+                except urllib3.exceptions.ClosedPoolError:
+                    continue  # many other hosts came between taking the host's pool and taking a connection out of it
+        finally:
+            _deadline.reset(token)
+
+    def _manager(self, scheme: str, host: str, *, is_judged: bool) -> urllib3.PoolManager:
+        proxy = proxy_for(self._network, scheme, host)
+        if proxy and is_judged:
+            check_proxied(host)
+        with self._lock:
+            if (proxy, is_judged) not in self._managers:
+                self._managers[proxy, is_judged] = self._open(proxy, is_judged=is_judged)
+            return self._managers[proxy, is_judged]
+
+    def _open(self, proxy: str, *, is_judged: bool) -> urllib3.PoolManager:
+        num_threads = self._options.num_threads
+        context = tls_context(self._network)
+        shared: dict[str, Any] = {
+            "num_pools": MAX_HOSTS,
+            "maxsize": MOST_THREADS if num_threads == "auto" else num_threads,
+            "ssl_context": context,
+        }
+        manager = (
+            urllib3.ProxyManager(proxy, proxy_ssl_context=context, proxy_headers=_proxy_headers(proxy), **shared)
+            if proxy
+            else urllib3.PoolManager(**shared)
+        )
+        manager.pool_classes_by_scheme = self._classes[is_judged and not proxy]
+        return manager
+
+
+def _proxy_headers(proxy: str) -> dict[str, str]:
+    """Return the authorization that a proxy's URL carries."""
+    auth = urllib3.util.parse_url(proxy).auth
+    return dict(urllib3.util.make_headers(proxy_basic_auth=auth)) if auth else {}
+
+
+class _IdleConnections:
+    """Connections that wait for their next request: those used last, of all hosts.
+
+    A connection is closed in the pool that has it. The pool opens it again when it takes it out.
+    """
+
+    def __init__(self, limit: int, seconds: float) -> None:
+        self._limit = limit
+        self._seconds = seconds
+        self._since: OrderedDict[Any, float] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, connection: Any) -> None:
+        """Note a connection; close those that are too many or too old."""
+        now = time.monotonic()
+        with self._lock:
+            self._since[connection] = now
+            while self._since:
+                oldest, since = next(iter(self._since.items()))
+                if len(self._since) <= self._limit and now - since <= self._seconds:
+                    return
+                del self._since[oldest]
+                oldest.close()
+
+    def remove(self, connection: Any) -> None:
+        """Forget a connection that is used again; from here on it is closed by its user alone."""
+        with self._lock:
+            self._since.pop(connection, None)
+
+
+class _Pool:
+    """What both kinds of pool add to urllib3's: they tell `idle` of the connections that they keep."""
+
+    idle: _IdleConnections
+
+    def _get_conn(self, timeout: float | None = None) -> Any:
+        connection = super()._get_conn(timeout)  # type: ignore[misc]  # of urllib3's class beside this one
+        self.idle.remove(connection)
+        return connection
+
+    def _put_conn(self, conn: Any) -> None:
+        pool = self.pool  # type: ignore[attr-defined]  # of urllib3's class beside this one
+        if conn is not None and not conn.is_closed:
+            if pool is None or pool.full():
+                conn.close()  # urllib3 does so too, with a warning in the user's log
+            else:
+                self.idle.add(conn)
+        super()._put_conn(conn)  # type: ignore[misc]  # of urllib3's class beside this one
+
+
+def connect(
+    host: str, port: int, *, timeout_seconds: float, deadline: float, options: Iterable[Any], is_judged: bool = False
+) -> socket.socket:
+    """Return a socket that is connected to a host or proxy: the one place where HTTP connections are made.
+
+    Args:
+        host: Name or address, IPv6 in brackets or not.
+        port: Its port.
+        timeout_seconds: For each address of the host.
+        deadline: For all of them, by the monotonic clock.
+        options: For `setsockopt`.
+        is_judged: Connect to a public address only: the one that was judged, without another look-up.
+
+    Raises:
+        PrivateAddressError: It is judged, and the host has none.
+        OSError: No address of it can be reached in time.
+    """
+    error: OSError = OSError(f"{host} has no address")
+    found = socket.getaddrinfo(host.strip("[]"), port, allowed_gai_family(), socket.SOCK_STREAM)
+    for family, kind, protocol, _, address in public_only(host, found) if is_judged else found:
+        left = min(timeout_seconds, deadline - time.monotonic())
+        if left <= 0:
+            raise TimeoutError("the timeout of the request is over")
+        made = socket.socket(family, kind, protocol)
+        try:
+            for option in options:
+                made.setsockopt(*option)
+            made.settimeout(left)
+            made.connect(address)
+        except OSError as caught:
+            made.close()
+            error = caught
+        else:
+            return made
+    raise error
+
+
+class _Connection:
+    """What both kinds of connection add to urllib3's."""
+
+    is_judged = False
+    is_private = False
+    """Whether its peer has no public address."""
+
+    def _new_conn(self: Any) -> socket.socket:
+        try:
+            made = connect(
+                self._dns_host,
+                self.port,
+                timeout_seconds=self.timeout,
+                deadline=_deadline.get(),
+                options=self.socket_options or (),
+                is_judged=self.is_judged,
+            )
+            self.is_private = not is_public(str(made.getpeername()[0]))
+        except (socket.gaierror, UnicodeError) as error:
+            raise urllib3.exceptions.NameResolutionError(self.host, self, error) from error  # type: ignore[arg-type]  # or a name too long
+        except TimeoutError as error:
+            text = f"Connection to {self.host} timed out. (connect timeout={self.timeout})"
+            raise urllib3.exceptions.ConnectTimeoutError(self, text) from error
+        except OSError as error:
+            text = f"Failed to establish a new connection: {error}"
+            raise urllib3.exceptions.NewConnectionError(self, text) from error
+        return made
+
+
+class _Response(http.client.HTTPResponse):
+    """An answer whose head and body end at the deadline; answers 1xx before it are passed over."""
+
+    def __init__(self, sock: Any, *arguments: Any, **options: Any) -> None:
+        super().__init__(sock, *arguments, **options)
+        self.has_more = False
+        self._socket = sock
+        self._reader = _BoundedReader(sock, self.fp.detach(), _deadline.get())
+        self.fp: Any = _Lines(self._reader)
+
+    def begin(self) -> None:
+        """Read the head; one that is cut, or of which a part cannot be read, is no head: what it lacks may be the coding.
+
+        Raises:
+            http.client.HTTPException: It is cut.
+            urllib3.exceptions.HeaderParsingError: A part cannot be read.
+        """
+        super().begin()
+        if self._reader.is_at_end:
+            raise http.client.HTTPException("the connection ended in the head of the answer")
+        assert_header_parsing(self.headers)
+        if self.chunked and self.fp is not None:
+            self.fp.has_chunks = True
+
+    def _close_conn(self) -> None:
+        """Give the connection free at the end of the body; note bytes behind it, which show that its length is wrong."""
+        if self.fp is not None and self.length == 0:
+            self.has_more = self._has_more()
+        super()._close_conn()  # type: ignore[misc]  # not in typeshed
+
+    def _has_more(self) -> bool:
+        self._reader.is_ended = True
+        if self.fp.peek(1):
+            return True
+        if isinstance(self._socket, ssl.SSLSocket):
+            return self._socket.pending() > 0
+        if not isinstance(self._socket, socket.socket) or not wait_for_read(self._socket, timeout=0):
+            return False  # a tunnel in a tunnel shows nothing
+        with contextlib.suppress(OSError):
+            return bool(self._socket.recv(1, socket.MSG_PEEK))  # else it was closed
+        return False
+
+    def _safe_read(self, amt: int) -> bytes:
+        """Read so many bytes: behind a chunk, the end of its line, which http.client throws away whatever it is."""
+        is_behind_chunk = self.chunk_left == 0
+        data: bytes = super()._safe_read(amt)  # type: ignore[misc]  # not in typeshed
+        if is_behind_chunk and data != b"\r\n":
+            raise http.client.HTTPException(f"a chunk is longer than its size: {data!r} follows")
+        return data
+
+    def _read_status(self) -> tuple[str, int, str]:
+        for _ in range(_MAX_INTERIM):
+            version, status, reason = super()._read_status()  # type: ignore[misc]  # not in typeshed
+            if not 100 < status < 200 or status == http.client.SWITCHING_PROTOCOLS:
+                return version, status, reason
+            http.client.parse_headers(self.fp)
+        raise http.client.HTTPException(f"more than {_MAX_INTERIM} answers 1xx")
+
+
+class _Lines(io.BufferedReader):
+    """The bytes of an answer; of its lines, those that say the size of a chunk must be hexadecimal digits.
+
+    http.client and urllib3 read them by `int(…, 16)`, which takes `1_0`, `+10` and ` 0x10` for 16, too: another server on the
+    way may read another size, and what is content to the one is the head of an answer to the other.
+    """
+
+    has_chunks = False
+    """A line is the size of a chunk: set behind the head, and taken back by the last chunk, which trailers follow."""
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """Return a line.
+
+        Raises:
+            http.client.HTTPException: It should be the size of a chunk, and is none.
+        """
+        line = super().readline(size)
+        if self.has_chunks and line:
+            match = _CHUNK_SIZE.match(line)
+            if match is None:
+                raise http.client.HTTPException(f"the size of a chunk is {line[:40]!r}")
+            self.has_chunks = match[1].strip(b"0") != b""
+        return line
+
+
+class _BoundedReader(io.RawIOBase):
+    """The bytes of a socket until a deadline, which bounds each wait for some of them."""
+
+    def __init__(self, sock: Any, raw: Any, deadline: float) -> None:
+        super().__init__()
+        self._socket = sock
+        self._raw = raw
+        self._deadline = deadline
+        self.is_at_end = False
+        """The other side closed the connection."""
+        self.is_ended = False
+        """The body is read: what follows is none of its bytes."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if self.is_ended:
+            return None  # nothing at the moment
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the timeout of the request is over")
+        patience = self._socket.gettimeout()
+        if patience is None or left < patience:
+            self._socket.settimeout(left)
+        num_bytes: int | None = self._raw.readinto(buffer)
+        self.is_at_end = num_bytes == 0
+        return num_bytes
+
+    def close(self) -> None:
+        try:
+            self._raw.close()
+        finally:
+            super().close()
+
+
+class _HttpConnection(_Connection, urllib3.connection.HTTPConnection):
+    response_class = _Response
+
+
+class _HttpsConnection(_Connection, urllib3.connection.HTTPSConnection):
+    response_class = _Response
+
+
+class _JudgedHttpConnection(_HttpConnection):
+    is_judged = True
+
+
+class _JudgedHttpsConnection(_HttpsConnection):
+    is_judged = True
+
+
+def _pool_classes(idle: _IdleConnections, *, is_judged: bool) -> dict[str, Any]:
+    """Return urllib3's classes of pools, by scheme."""
+    plain, tls = (_JudgedHttpConnection, _JudgedHttpsConnection) if is_judged else (_HttpConnection, _HttpsConnection)
+    return {
+        "http": type("_HttpPool", (_Pool, urllib3.HTTPConnectionPool), {"idle": idle, "ConnectionCls": plain}),
+        "https": type("_HttpsPool", (_Pool, urllib3.HTTPSConnectionPool), {"idle": idle, "ConnectionCls": tls}),
+    }
+
+
+def is_private_answer(response: urllib3.BaseHTTPResponse) -> bool | None:
+    """Return whether an open answer came from a private address; None: through a proxy, which alone knows."""
+    connection: Any = response.connection
+    is_direct = isinstance(connection, _Connection) and getattr(connection, "proxy", None) is None
+    return connection.is_private if is_direct else None

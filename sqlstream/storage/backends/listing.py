@@ -1,0 +1,116 @@
+"""Lists the folders below a prefix side by side: one listing of a store gives its pages one after the other.
+
+A small or flat prefix is listed as it is. Else its folders are looked up, and several of them listed at a time, each a bounded
+number of objects ahead. Objects come in the order of their names all the same, as retries need it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeAlias
+
+from sqlstream.storage.base.protocols import ObjectInfo
+
+PAGE = 1000
+"""Objects of one answer, as S3 has it: who has fewer costs one request either way."""
+FOLDERS_AT_A_TIME = 16
+MAX_AHEAD = 16
+"""Pages that each of these is ahead of the reader."""
+_LOOK_SECONDS = 0.2
+
+Listed: TypeAlias = Callable[[str], Iterator[ObjectInfo]]
+"""Lists a prefix, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """What is directly below a prefix."""
+
+    objects: tuple[ObjectInfo, ...]
+    folders: tuple[str, ...]
+    """URLs that end in '/'."""
+
+
+def spread(prefix: str, listed: Listed, level_of: Callable[[str], Level]) -> Iterator[ObjectInfo]:
+    """Yield the objects below `prefix`, by name, its folders listed side by side.
+
+    Args:
+        prefix: Ends in '/'.
+        listed: Lists a prefix, in order.
+        level_of: Looks up what is directly below a prefix; only asked where there are folders.
+    """
+    listing = listed(prefix)
+    first = list(islice(listing, PAGE))
+    if len(first) < PAGE or not _is_nested(first, prefix):
+        yield from first
+        yield from listing
+        return
+    level = level_of(prefix)
+    if len(level.folders) == 1 and not level.objects:
+        yield from spread(level.folders[0], listed, level_of)
+        return
+    places: list[ObjectInfo | str] = sorted((*level.objects, *level.folders), key=lambda p: p if isinstance(p, str) else p.url)
+    yield from _side_by_side(places, listed)
+
+
+def _is_nested(first: list[ObjectInfo], prefix: str) -> bool:
+    return any("/" in info.url.removeprefix(prefix) for info in first)
+
+
+def _side_by_side(places: list[ObjectInfo | str], listed: Listed) -> Iterator[ObjectInfo]:
+    is_over = threading.Event()
+    folders = (_ListedFolder(place, listed, is_over) for place in places if isinstance(place, str))
+    started = list(islice(folders, FOLDERS_AT_A_TIME))
+    try:
+        for place in places:
+            if isinstance(place, str):
+                yield from started[0].objects()
+                del started[0]
+                started += islice(folders, 1)
+            else:
+                yield place
+    finally:
+        is_over.set()
+        for folder in started:
+            folder.thread.join()
+
+
+class _ListedFolder:
+    """A folder that a thread of its own lists."""
+
+    def __init__(self, url: str, listed: Listed, is_over: threading.Event) -> None:
+        self._pages: queue.Queue[list[ObjectInfo] | BaseException] = queue.Queue(MAX_AHEAD)
+        self._is_over = is_over
+        self.thread = threading.Thread(target=self._list, args=(url, listed), name="list", daemon=True)
+        self.thread.start()
+
+    def objects(self) -> Iterator[ObjectInfo]:
+        """Yield what it lists; raise what it raised."""
+        while page := self._pages.get():
+            if isinstance(page, BaseException):
+                raise page
+            yield from page
+
+    def _list(self, url: str, listed: Listed) -> None:
+        try:
+            listing = listed(url)
+            while page := list(islice(listing, PAGE)):
+                if not self._put(page):
+                    return
+            self._put([])
+        except BaseException as error:
+            self._put(error)
+
+    def _put(self, page: list[ObjectInfo] | BaseException) -> bool:
+        """Hand a page over; False when nobody reads on."""
+        while not self._is_over.is_set():
+            try:
+                self._pages.put(page, timeout=_LOOK_SECONDS)
+            except queue.Full:
+                continue
+            return True
+        return False

@@ -1,0 +1,114 @@
+"""URL → backend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from sqlstream.config import StorageOptions
+from sqlstream.errors import AccessDeniedError, StorageError
+from sqlstream.storage.base.access import OWN, Access
+from sqlstream.storage.base.credentials import place_of, without_credentials
+from sqlstream.storage.base.protocols import Storage
+from sqlstream.storage.base.settings import SCHEMES
+from sqlstream.storage.base.urls import redact, scheme
+
+if TYPE_CHECKING:
+    from sqlstream.storage.backends.http_pools import Pools
+
+_DENIED = frozenset({401, 403, 409})  # 409 is Azure's answer where a container may not be read without a signature
+
+
+class Resolver:
+    """Knows which backend reads a URL, on whose word; thread safe.
+
+    obstore serves s3, gs and az; urllib3 http(s). All else, local files too, goes through fsspec, and everything when a file
+    system object is given. fsspec's own http client is not chosen for anybody: it follows redirects into private networks, and
+    gives whole objects for ranges.
+    """
+
+    def __init__(self, options: StorageOptions) -> None:
+        given = options.storage_options
+        self._has_file_system = given.get("filesystem") is not None
+        self._prefers_fsspec = given.get("backend") == "fsspec"
+        self._options = options
+        self._backends: dict[Access, _Backends] = {}
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _pools(self) -> Pools:
+        from sqlstream.storage.backends.http_pools import Pools
+
+        return Pools(self._options)
+
+    def storage(self, url: str, access: Access = OWN) -> Storage:
+        """Return the backend for a URL.
+
+        Raises:
+            AccessDeniedError: The user's file system object would send credentials to a place that they do not belong to.
+        """
+        kind = scheme(url)
+        is_http = SCHEMES.get(kind) == "http"
+        if self._has_file_system and not access.is_signed:
+            where = redact(url)
+            raise AccessDeniedError(
+                f"{where} would be read with the credentials of storage_options['filesystem'], which belong to the source's "
+                f"places: pass storage_options['credential_hosts']=[{redact(place_of(url))!r}] if you trust it",
+                url=where,
+            )
+        with self._lock:
+            if (backends := self._backends.get(access)) is None:
+                backends = self._backends[access] = _Backends(self._options, access, lambda: self._pools)
+            if kind not in SCHEMES or self._has_file_system or (self._prefers_fsspec and not is_http):
+                return backends.fsspec
+            return backends.http if is_http else backends.obstore
+
+
+class _Backends:
+    """The backends for one access: what is read with credentials shares nothing with what is read without.
+
+    Each is imported when a URL first needs it: together they take as long as all the rest of a start (m).
+    """
+
+    def __init__(self, options: StorageOptions, access: Access, pools: Callable[[], Pools]) -> None:
+        self._access, self._pools = access, pools
+        if not access.is_signed:
+            options = replace(options, storage_options=without_credentials(options.storage_options), is_signed=False)
+        self._options = options
+
+    @cached_property
+    def obstore(self) -> Storage:
+        from sqlstream.storage.backends.obstore import ObstoreStorage
+
+        return ObstoreStorage(self._options)
+
+    @cached_property
+    def http(self) -> Storage:
+        from sqlstream.storage.backends.http import HttpStorage
+
+        return HttpStorage(self._options, self._pools(), is_judged=self._access.is_judged)
+
+    @cached_property
+    def fsspec(self) -> Storage:
+        from sqlstream.storage.backends.fsspec import FsspecStorage
+
+        return FsspecStorage(self._options)
+
+
+@contextmanager
+def explained(url: str, access: Access) -> Iterator[None]:
+    """Say, where a place that got no credentials refuses to answer, how it would get them."""
+    try:
+        yield
+    except StorageError as error:
+        if access.is_signed or error.context.get("status") not in _DENIED:
+            raise
+        raise type(error)(
+            f"{error}. It was asked without credentials, since a row of another place names it: pass "
+            f"storage_options['credential_hosts']=[{redact(place_of(url))!r}] to send yours there",
+            **error.context,
+        ) from error

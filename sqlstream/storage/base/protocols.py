@@ -1,0 +1,302 @@
+"""What every storage backend does, and what the rest of sqlstream needs of storage.
+
+`RemoteReader` is the outer face (the index reads through it), `Storage` the inner one: a backend, which lives
+in the helper process. Both are synchronous; concurrency is threads inside the helper process.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from sqlstream.errors import ObjectChangedError, StorageError, TransientStorageError
+from sqlstream.storage.base.access import Access
+from sqlstream.storage.base.coalesce import plan_reads
+from sqlstream.storage.base.urls import redact
+
+RANGE_BEYOND_END = 416
+"""Status of an answer to a range that begins behind the object's end."""
+_BY_TIME = 'W/"modified '  # two changes within a second have one time (RFC 9110, 8.8.2)
+
+
+def _bare(etag: str) -> str:
+    """Return an ETag without quotes and without the mark of a weak one: servers and clients spell them differently."""
+    return etag.removeprefix("W/").strip('"')
+
+
+def has_own_version(version: str | None) -> bool:
+    """Return whether a version is one that the server gives to contents, and not their time of change or nothing."""
+    return version is not None and not version.startswith(_BY_TIME)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """What a server says about one object."""
+
+    url: str
+    """As the caller spelled it, credentials included: redact before it is shown."""
+    size_bytes: int | None
+    """Length of the stored bytes; None when the server does not say it (chunked answers, compressed on the fly)."""
+    etag: str | None
+    """Version of the content as the server names it; None when it gives none, or one that names nothing (`""`, `*`)."""
+    last_modified: str | None = None
+    """Time of its last change in the server's own spelling: to be compared, not to be read."""
+    is_private: bool = field(default=False, compare=False)
+    """It was asked for over a connection to this machine or a private network; http(s) alone says it."""
+
+    def __post_init__(self) -> None:
+        """Drop names that are the same for all versions: else they would stand for the version, before the time of change."""
+        if self.etag is not None and _bare(self.etag.strip()).strip() in ("", "*"):
+            object.__setattr__(self, "etag", None)
+        if self.last_modified is not None and not self.last_modified.strip():
+            object.__setattr__(self, "last_modified", None)
+
+    @property
+    def version(self) -> str | None:
+        """What tells it from its other versions: the ETag, else the time of change, spelled as the weak ETag that it is."""
+        if self.etag is not None or self.last_modified is None:
+            return self.etag
+        return f'{_BY_TIME}{self.last_modified}"'
+
+    def has_version(self, expected: str) -> bool:
+        """Return False if it is known to be another version than `expected`, which is one of `version`'s."""
+        if not has_own_version(expected):
+            return self.last_modified is None or expected == f'{_BY_TIME}{self.last_modified}"'
+        return self.etag is None or _bare(self.etag) == _bare(expected)
+
+    @property
+    def strong_etag(self) -> str | None:
+        """The ETag, if it names one sequence of bytes (If-Match takes no other)."""
+        return None if self.etag is None or self.etag.startswith("W/") else self.etag
+
+    def may_be(self, other: ObjectInfo) -> bool:
+        """Return False if two answers are known to be of different versions of an object."""
+        pairs = (self.etag, other.etag), (self.last_modified, other.last_modified), (self.size_bytes, other.size_bytes)
+        return all(mine is None or theirs is None or mine == theirs for mine, theirs in pairs)
+
+    def is_surely(self, other: ObjectInfo) -> bool:
+        """Return True if two answers are known to be of one version: parts of both may be joined."""
+        has_names = self.strong_etag is not None and self.size_bytes is not None
+        return has_names and (self.etag, self.size_bytes) == (other.etag, other.size_bytes) and self.may_be(other)
+
+
+def same_version(one: str | None, two: str | None) -> bool:
+    """Return whether two ETags name one version, or one of them is not known.
+
+    Servers spell them with and without quotes, weak and strong, in listings and in answers.
+
+    Example:
+        >>> same_version('W/"a"', "a"), same_version('"a"', '"b"'), same_version(None, '"b"')
+        (True, False, True)
+    """
+    return one is None or two is None or one.removeprefix("W/").strip('"') == two.removeprefix("W/").strip('"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeBytes:
+    """A part of an object."""
+
+    data: bytes
+    info: ObjectInfo | None
+    """Of the object that it is a part of; None for no bytes."""
+
+
+class DownloadRoom(Protocol):
+    """What bounds a download that grows."""
+
+    @property
+    def step_bytes(self) -> int:
+        """How much may be written before asking again."""
+        ...
+
+    def need(self, num_bytes: int) -> None:
+        """Make room for so many bytes more, or raise."""
+        ...
+
+
+class RemoteReader(Protocol):
+    """Reads objects by URL; local paths and `file://` work too."""
+
+    def with_access(self, access: Access) -> RemoteReader:
+        """Return a reader of what others than the user name."""
+        ...
+
+    def head(self, url: str) -> ObjectInfo:
+        """Return size and etag of one object.
+
+        Raises:
+            ObjectNotFoundError: No object at this URL.
+            StorageError: It cannot be read.
+        """
+        ...
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Yield every object below `prefix` (ends in '/'), at any depth; none when there is nothing."""
+        ...
+
+    def download(self, url: str, path: Path, room: DownloadRoom | None = None) -> ObjectInfo:
+        """Write the whole object to the local file `path` (created or emptied), streamed, as far as `room` allows it."""
+        ...
+
+    def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]], size_bytes: int | None = None) -> builtins.list[bytes]:
+        """Return small parts of one object, half open, in the order asked, all of one version.
+
+        Raises:
+            ObjectChangedError: It has not the whole size `size_bytes`, if that is known.
+        """
+        ...
+
+
+class ObjectStream(Protocol):
+    """An open answer: what the object is, then its bytes."""
+
+    @property
+    def info(self) -> ObjectInfo:
+        """Size (of the whole object) and etag from the answer's header, before any byte is read."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """Offset of the first byte: as asked for, or 0 when the server ignores ranges."""
+        ...
+
+    @property
+    def num_extra_requests(self) -> int:
+        """Requests so far beside the one that opened it."""
+        ...
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Yield the object's bytes in order, from offset `start`; may be called once."""
+        ...
+
+    def close(self) -> None:
+        """Give the connection back; safe to call twice."""
+        ...
+
+
+class Storage(Protocol):
+    """A backend. Makes one attempt an operation, raises errors of `sqlstream.errors`; `retry` decides what is tried again.
+
+    Ranges are half open: `[start, stop)`.
+    """
+
+    def head(self, url: str) -> ObjectInfo:
+        """Return size and etag of one object."""
+        ...
+
+    def get(self, url: str, *, start: int = 0, stop: int | None = None, etag: str | None = None) -> ObjectStream:
+        """Open the object, whole or a range; its bytes are streamed.
+
+        Args:
+            url: Which object.
+            start: Leave out the bytes before.
+            stop: Leave out the bytes from here on (a server without ranges sends them nevertheless); None: none.
+            etag: The version that it must be (If-Match); None: any.
+
+        Raises:
+            ObjectChangedError: It is another version.
+        """
+        ...
+
+    def get_range(self, url: str, start: int, stop: int, *, etag: str | None = None) -> RangeBytes:
+        """Return exactly the bytes `[start, stop)`, of the version `etag` if that is given; or raise."""
+        ...
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Yield every object below `prefix` (ends in '/'), at any depth, page by page."""
+        ...
+
+
+def check_size(url: str, size_bytes: int | None, expected_bytes: int | None) -> None:
+    """Raise unless an object has the size that an index knows, as far as both are known.
+
+    Raises:
+        ObjectChangedError: It has another one.
+    """
+    if None not in (size_bytes, expected_bytes) and size_bytes != expected_bytes:
+        raise changed(url, f"has {size_bytes} bytes, {expected_bytes} were expected")
+
+
+def changed(url: str, fact: str) -> ObjectChangedError:
+    """Return the error for an object that is not the one that was indexed."""
+    where = redact(url)
+    return ObjectChangedError(f"{where} {fact}: it changed since it was indexed; rebuild the index", url=where)
+
+
+@contextlib.contextmanager
+def range_of(url: str, stop: int, expected_bytes: int | None) -> Iterator[None]:
+    """Take an object that ends before `stop` for another one, where the index says that it is longer.
+
+    Raises:
+        ObjectChangedError: It does.
+    """
+    try:
+        yield
+    except StorageError as error:
+        if error.context.get("status") != RANGE_BEYOND_END or expected_bytes is None or stop > expected_bytes:
+            raise
+        raise changed(url, f"has fewer than {expected_bytes} bytes") from error
+
+
+def check_reaches(url: str, start: int, stop: int, size_bytes: int | None) -> None:
+    """Raise StorageError if an object is known to end before `stop`."""
+    if size_bytes is not None and stop > size_bytes:
+        where = redact(url)
+        text = f"{where}: bytes {start} to {stop} were asked for, it has {size_bytes}"
+        raise StorageError(text, url=where, status=RANGE_BEYOND_END)
+
+
+def read_range(storage: Storage, url: str, start: int, stop: int, etag: str | None) -> RangeBytes:
+    """Return the bytes `[start, stop)` out of `storage.get`; also from a server that ignores ranges.
+
+    Raises:
+        StorageError: The object ends before `stop`.
+    """
+    if start >= stop:
+        return RangeBytes(data=b"", info=None)
+    stream = storage.get(url, start=start, stop=stop, etag=etag)
+    try:
+        check_reaches(url, start, stop, stream.info.size_bytes)
+        data, offset = bytearray(), stream.start
+        for chunk in stream.chunks():
+            data += chunk[max(0, start - offset) : max(0, stop - offset)]
+            offset += len(chunk)
+            if offset >= stop:
+                break
+    finally:
+        stream.close()
+    check_length(url, received=len(data), expected=stop - start)
+    return RangeBytes(data=bytes(data), info=stream.info)
+
+
+def read_ranges(
+    storage: Storage, url: str, ranges: Sequence[tuple[int, int]], size_bytes: int | None = None
+) -> list[memoryview]:
+    """Return the bytes of each range, in the order asked, all of one version; near ones come with one request.
+
+    Raises:
+        ObjectChangedError: The object changed between two requests, or has not the size `size_bytes`, if that is known.
+    """
+    plan = plan_reads(ranges)
+    answers: list[bytes] = []
+    first: ObjectInfo | None = None
+    for start, stop in plan.requests:
+        with range_of(url, stop, size_bytes):
+            answer = storage.get_range(url, start, stop, etag=first.strong_etag if first else None)
+        check_size(url, answer.info.size_bytes if answer.info else None, size_bytes)
+        answers.append(answer.data)
+        first = first or answer.info
+        if first and answer.info and not first.may_be(answer.info):
+            raise ObjectChangedError(f"{redact(url)} changed while it was read: read it again", url=redact(url))
+    return plan.cut(answers)
+
+
+def check_length(url: str, *, received: int, expected: int) -> None:
+    """Raise if an answer held fewer or more bytes than it should."""
+    if received != expected:
+        where = redact(url)
+        raise TransientStorageError(f"{where}: {received} bytes arrived, {expected} were promised", url=where)

@@ -1,0 +1,360 @@
+"""`storage_options` as users write them → settings of an obstore store. Pure but for the AWS profile files.
+
+Keys are taken in fsspec's words (`key`, `secret`, `endpoint_url`, `anon`, …) and in obstore's own. A key that no
+scheme knows is an error; one that another scheme knows is left alone, since one dataset may read from several.
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlstream.config import environment
+from sqlstream.errors import ConfigError
+
+SCHEMES = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gs",
+    "gcs": "gs",
+    "az": "az",
+    "abfs": "az",
+    "abfss": "az",
+    "http": "http",
+    "https": "http",
+}
+"""Schemes that obstore serves, and the family of each."""
+
+OWN_KEYS = frozenset("backend filesystem credential_hosts verify_etag connect_timeout read_timeout timeout".split())
+"""What sqlstream itself acts on, whatever the scheme."""
+_CLIENT = frozenset(
+    "allow_http allow_invalid_certificates http1_only http2_only pool_idle_timeout pool_max_idle_per_host proxy_ca_certificate "
+    "proxy_excludes proxy_url root_certificate user_agent".split()
+)
+_OWN = {
+    "s3": frozenset(
+        "access_key_id secret_access_key session_token region default_region endpoint skip_signature request_payer role_arn "
+        "role_session_name sts_endpoint web_identity_token_file metadata_endpoint imdsv1_fallback virtual_hosted_style_request "
+        "s3_express sse_customer_key_base64 unsigned_payload".split()
+    ),
+    "gs": frozenset("service_account service_account_key base_url bearer_token application_credentials skip_signature".split()),
+    "az": frozenset(
+        "account_name account_key client_id client_secret tenant_id authority_host sas_key use_emulator use_fabric_endpoint "
+        "endpoint msi_endpoint object_id msi_resource_id federated_token_file use_azure_cli skip_signature "
+        "credential_type".split()
+    ),
+    "http": frozenset[str](),
+}
+_ALIASES = {
+    "s3": {
+        "key": "access_key_id",
+        "aws_access_key_id": "access_key_id",
+        "username": "access_key_id",
+        "secret": "secret_access_key",
+        "aws_secret_access_key": "secret_access_key",
+        "password": "secret_access_key",
+        "token": "session_token",
+        "aws_session_token": "session_token",
+        "endpoint_url": "endpoint",
+        "region_name": "region",
+        "anon": "skip_signature",
+        "requester_pays": "request_payer",
+    },
+    "gs": {"endpoint_url": "base_url", "anon": "skip_signature"},
+    "az": {"anon": "skip_signature", "sas_token": "sas_key", "endpoint_url": "endpoint", "account_url": "endpoint"},
+    "http": dict[str, str](),
+}
+_HANDLED = {
+    "s3": {"profile", "client_kwargs", "verify"},
+    "gs": {"token", "project"},
+    "az": set[str](),
+    "http": {"headers", "verify"},
+}
+"""Keys with a meaning of their own; `project` is for billing of writes, reading needs none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """What an obstore store is made with."""
+
+    config: Mapping[str, object] = field(default_factory=dict, repr=False)
+    """Of the store's class (S3Config, …); holds secrets."""
+    client: Mapping[str, object] = field(default_factory=dict, repr=False)
+    """Of its HTTP client (ClientConfig); timeouts are added by the backend."""
+
+
+def store_settings(scheme: str, options: Mapping[str, object]) -> StoreSettings:
+    """Return the settings for a scheme of `SCHEMES`, from the user's options, the environment and the AWS profile.
+
+    Raises:
+        ConfigError: An option that is not known, or a profile that does not exist.
+    """
+    family = SCHEMES[scheme]
+    flat = _flatten(options)
+    _check_known(scheme, flat)
+    config: dict[str, object] = {}
+    client: dict[str, object] = {}
+    for key, value in flat.items():
+        name = _ALIASES[family].get(key, key)
+        if value is None:
+            continue
+        if name in _OWN[family]:
+            config[name] = value
+        elif key in _CLIENT:
+            client[key] = value
+    if flat.get("verify") is False:
+        client["allow_invalid_certificates"] = True
+    elif isinstance(flat.get("verify"), str):
+        client["root_certificate"] = Path(str(flat["verify"])).read_text()
+    if family == "s3":
+        _complete_s3(config, flat)
+    elif family == "gs" and flat.get("token") is not None:
+        config.update(_gcs_token(flat["token"]))
+    endpoint = config.get("endpoint") or config.get("base_url")
+    if scheme == "http" or (isinstance(endpoint, str) and endpoint.startswith("http://")):
+        client["allow_http"] = True
+    return StoreSettings(config=config, client=client)
+
+
+_PLACES = {
+    "s3": ("endpoint", "virtual_hosted_style_request"),
+    "gs": ("base_url", "project"),
+    "az": ("account_name", "endpoint", "use_emulator", "use_fabric_endpoint"),
+}
+"""Settings of a family that choose which server, account or tenant answers; no other does."""
+_PLACE_VARIABLES = {
+    "s3": {"AWS_ENDPOINT": "endpoint", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "virtual_hosted_style_request"},
+    "gs": {"GOOGLE_BASE_URL": "base_url"},
+    "az": {
+        "AZURE_STORAGE_ACCOUNT_NAME": "account_name",
+        "AZURE_STORAGE_ENDPOINT": "endpoint",
+        "AZURE_ENDPOINT": "endpoint",
+        "AZURE_STORAGE_USE_EMULATOR": "use_emulator",
+        "AZURE_USE_FABRIC_ENDPOINT": "use_fabric_endpoint",
+    },
+}
+"""Environment variables of these, as obstore reads them beside `_complete_s3`."""
+_KEY_FILES = (
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "GOOGLE_SERVICE_ACCOUNT",
+    "GOOGLE_SERVICE_ACCOUNT_PATH",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+)
+
+
+def place_settings(scheme: str, options: Mapping[str, object]) -> dict[str, str]:
+    """Return what of options, environment and profile chooses where an object store is: nothing that says who asks.
+
+    Args:
+        scheme: Of `SCHEMES`, not http(s).
+        options: `storage_options`.
+
+    Raises:
+        ConfigError: A profile that does not exist.
+    """
+    family = SCHEMES[scheme]
+    flat = _flatten(options)
+    config = {_ALIASES[family].get(key, key): value for key, value in flat.items() if value is not None}
+    places: dict[str, object] = {}
+    if family == "s3":
+        _complete_s3(config, flat)
+        region = str(config.get("region") or config.get("default_region") or _region_variable())
+        places = {"profile": flat.get("profile"), "partition": _partition(region)}
+    elif family == "gs":
+        places = {"key_file": _gcs_key_place(config)}
+    for name, value in environment(*_PLACE_VARIABLES[family]).items():
+        config.setdefault(_PLACE_VARIABLES[family][name], value)
+    places |= {key: config[key] for key in _PLACES[family] if key in config}
+    texts = {key: str(value).rstrip("/") for key, value in places.items() if value is not None}
+    return {key: text for key, text in texts.items() if text.lower() not in ("", "false", "0")}
+
+
+def _region_variable() -> str:
+    return next(iter(environment("AWS_REGION", "AWS_DEFAULT_REGION").values()), "")
+
+
+def _partition(region: str) -> str:
+    """Return the part of AWS that a region is in, `''` for the usual one: buckets of one name are one in each partition."""
+    for partition, starts in (("aws-cn", ("cn-",)), ("aws-us-gov", ("us-gov-",)), ("aws-iso", ("us-iso", "eu-iso"))):
+        if region.startswith(starts):
+            return partition
+    return ""
+
+
+def _gcs_key_place(config: Mapping[str, object]) -> str:
+    """Return the `gcs_base_url` that a service account's key may hold, as those of emulators do; `''` without one."""
+    env = environment(*_KEY_FILES)
+    keys = [config.get(name) for name in ("token", "service_account_key", "service_account", "application_credentials")]
+    for key in (*keys, *env.values()):
+        values: object = key
+        if isinstance(key, str):
+            text = key
+            if not key.lstrip().startswith("{"):
+                try:
+                    text = Path(key).read_text()
+                except (OSError, ValueError):
+                    continue
+            try:
+                values = json.loads(text)
+            except ValueError:
+                continue
+        if isinstance(values, Mapping) and values.get("gcs_base_url"):
+            return str(values["gcs_base_url"])
+    return ""
+
+
+def connection_place(text: object) -> dict[str, object]:
+    """Return account and endpoint out of an Azure connection string."""
+    fields = dict(field.split("=", 1) for field in str(text or "").split(";") if "=" in field)
+    named = {"account_name": fields.get("AccountName"), "endpoint": fields.get("BlobEndpoint") or fields.get("EndpointSuffix")}
+    if fields.get("UseDevelopmentStorage", "").lower() == "true":
+        named["use_emulator"] = "true"
+    return {key: value for key, value in named.items() if value}
+
+
+def _check_known(scheme: str, flat: Mapping[str, object]) -> None:
+    """Raise for a key that means nothing to any scheme."""
+    family = SCHEMES[scheme]
+    for key in flat.keys() - known_keys():
+        if flat[key] is not None:
+            known = ", ".join(sorted(_OWN[family] | set(_ALIASES[family]) | _HANDLED[family] | _CLIENT | OWN_KEYS))
+            raise ConfigError(f"storage_options[{key!r}] is not known for {scheme}://: use one of {known}; or backend='fsspec'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """How connections are made, for the clients beside obstore."""
+
+    proxy_url: str | None = field(default=None, repr=False)
+    """May hold a password."""
+    proxy_excludes: tuple[str, ...] = ()
+    root_certificate: str | None = None
+    """In PEM form, beside those that the system trusts."""
+    allows_invalid_certificates: bool = False
+
+
+def network_settings(options: Mapping[str, object]) -> Network:
+    """Return how connections are made."""
+    flat = _flatten(options)
+    certificate = flat.get("root_certificate")
+    if isinstance(flat.get("verify"), str):
+        certificate = Path(str(flat["verify"])).read_text()
+    return Network(
+        proxy_url=str(flat["proxy_url"]) if flat.get("proxy_url") else None,
+        proxy_excludes=tuple(name.strip() for name in str(flat.get("proxy_excludes") or "").split(",") if name.strip()),
+        root_certificate=str(certificate) if certificate else None,
+        allows_invalid_certificates=bool(flat.get("allow_invalid_certificates")) or flat.get("verify") is False,
+    )
+
+
+def _flatten(options: Mapping[str, object]) -> dict[str, object]:
+    """Return the options with s3fs's `client_kwargs` lifted to the top, and without `backend`."""
+    flat = {key: value for key, value in options.items() if key not in OWN_KEYS and key != "client_kwargs"}
+    nested = options.get("client_kwargs") or {}
+    if not isinstance(nested, Mapping):
+        raise ConfigError(f"storage_options['client_kwargs'] is a {type(nested).__name__}: give a dict")
+    return {**flat, **nested}
+
+
+def known_keys() -> set[str]:
+    """Return every key of `storage_options` that means something to some scheme that obstore serves."""
+    known = set(_CLIENT | OWN_KEYS)
+    for family, own in _OWN.items():
+        known |= own | set(_ALIASES[family]) | _HANDLED[family]
+    return known
+
+
+def http_headers(options: Mapping[str, object]) -> dict[str, str]:
+    """Return the headers for each request over http(s).
+
+    Raises:
+        ConfigError: They are no dict, one of them would not be one line of a request, or an option is not known.
+    """
+    flat = _flatten(options)
+    if options.get("backend") != "fsspec":  # else they may be meant for any file system
+        _check_known("http", flat)
+    given = flat.get("headers") or {}
+    if not isinstance(given, Mapping):
+        raise ConfigError("storage_options['headers'] is not a dict of names and values")
+    headers = {"User-Agent": str(flat.get("user_agent") or "sqlstream"), **{str(name): str(given[name]) for name in given}}
+    for name, value in headers.items():
+        if not (name + value).isprintable() or not name or ":" in name or max(name + value) > "\xff":
+            raise ConfigError(f"storage_options['headers'] has {name!r}, which or whose value is not one line of Latin-1 text")
+    return headers
+
+
+def _gcs_token(token: object) -> dict[str, object]:
+    """Return what gcsfs's `token` means: 'anon', a path to a key file, a key as a dict, or one of the default ways."""
+    if token == "anon":  # noqa: S105 - gcsfs's word for no token
+        return {"skip_signature": True}
+    if isinstance(token, Mapping):
+        return {"service_account_key": json.dumps(dict(token))}
+    if token in ("google_default", "cloud"):
+        return {}  # obstore's own way: environment, well-known file, metadata server
+    return {"service_account": str(token)}
+
+
+def _complete_s3(config: dict[str, object], flat: Mapping[str, object]) -> None:
+    """Add what the environment and the AWS profile say, where the options say nothing."""
+    env = environment(
+        "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_REGION", "AWS_DEFAULT_REGION"
+    )
+    named = flat.get("profile")
+    has_credentials = "access_key_id" in config or bool(config.get("skip_signature")) or "AWS_ACCESS_KEY_ID" in env
+    profile = read_aws_profile(str(named) if named else None) if named or not has_credentials else {}
+    if named or not has_credentials:
+        for key in ("access_key_id", "secret_access_key", "session_token"):
+            if key in profile:
+                config.setdefault(key, profile[key])
+    if "region" in profile and not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(env):
+        config.setdefault("region", profile["region"])
+    # S3_ENDPOINT_URL is MosaicML Streaming's name for it
+    endpoint = env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or env.get("S3_ENDPOINT_URL")
+    if endpoint := endpoint or profile.get("endpoint"):
+        config.setdefault("endpoint", endpoint)
+
+
+def has_region() -> bool:
+    """Return True if the environment names the AWS region."""
+    return bool(environment("AWS_REGION", "AWS_DEFAULT_REGION"))
+
+
+def read_aws_profile(name: str | None) -> dict[str, str]:
+    """Return access_key_id, secret_access_key, session_token, region and endpoint of an AWS profile, those that it has.
+
+    Args:
+        name: The profile; None: `$AWS_PROFILE`, else the default one, which may be missing.
+
+    Raises:
+        ConfigError: A profile that was named does not exist.
+    """
+    env = environment("AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE")
+    explicit = name or env.get("AWS_PROFILE")
+    profile = explicit or "default"
+    directory = Path.home() / ".aws"
+    files = {
+        env.get("AWS_CONFIG_FILE", str(directory / "config")): (f"profile {profile}", profile),
+        env.get("AWS_SHARED_CREDENTIALS_FILE", str(directory / "credentials")): (profile,),
+    }
+    values: dict[str, str] = {}
+    found = False
+    for path, sections in files.items():
+        parser = configparser.RawConfigParser(strict=False)
+        parser.read(path)
+        for section in filter(parser.has_section, sections):
+            found = True
+            values.update(parser.items(section))
+    if explicit and not found:
+        raise ConfigError(
+            f"AWS profile {explicit!r} is in none of {', '.join(files)}: check storage_options['profile'], AWS_PROFILE"
+        )
+    names = {
+        "aws_access_key_id": "access_key_id",
+        "aws_secret_access_key": "secret_access_key",
+        "aws_session_token": "session_token",
+    }
+    names |= {"region": "region", "endpoint_url": "endpoint"}
+    return {ours: values[theirs] for theirs, ours in names.items() if theirs in values}

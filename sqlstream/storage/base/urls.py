@@ -1,0 +1,177 @@
+"""URLs and local paths as text. Pure: nothing here touches disk or network.
+
+A URL is `scheme://…`; whatever has no scheme is a local path. Names are kept as they are spelled (keys of an object store
+may hold any character): only what is said below is cut off.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
+
+from sqlstream.errors import ConfigError
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)(?:::|://)", re.IGNORECASE)
+_REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*(?:::|://)", re.IGNORECASE)
+_USER_INFO = re.compile(r"(?<=://)[^/?#]*@")
+_PASSWORD = re.compile(r"[^/?#@\[]*:(?![0-9]{1,5}(?:/|$))[^@]*@")
+"""A user and a password with `/`, `#` or `?` in it: behind the colon stands no port."""
+_DATABASE_USER = re.compile(r"[^:/@]*(?::[^@]*)?@")  # as SQLAlchemy reads it
+_QUERY_END = re.compile(r"\?\w[\w.-]*=[^?]*$")
+_URL_IN_TEXT = re.compile(r"[a-z][a-z0-9+.-]*://(?:(?:(?!://)[^\s@])*@)*[^\s'\"<>(){}]*", re.IGNORECASE)
+_SECRET_IN_TEXT = re.compile(
+    r"(?<![a-z])((?:password|passwd|pwd|secret|signature|sig|x-(?:amz|goog)-(?:signature|credential|security-token)|"
+    r"[a-z_-]*(?:token|access_?key(?:_?id)?|api_?key))=)[^\s&,;'\"]+",
+    re.IGNORECASE,
+)
+DATABASES = frozenset(
+    """
+    bigquery clickhouse cockroachdb databricks db2 duckdb mariadb mssql mysql oracle postgres postgresql redshift snowflake
+    sqlite teradatasql trino
+    """.split()
+)
+"""Dialects of SQLAlchemy."""
+_CONTAINER_SCHEMES = ("abfs", "abfss")  # abfs://container@account/…: no user before the @
+_EXTENSION = re.compile(r"\.[a-z0-9.]{1,15}")  # 16 with the dot: longer "extensions" are parts of a name
+
+
+def scheme(url: str) -> str:
+    """Return the scheme in lower case (`'s3'`), `'file'` for a local path; of a chained URL (`a::b://…`) the first.
+
+    Example:
+        >>> scheme("S3://bucket/key"), scheme("data/x.csv")
+        ('s3', 'file')
+    """
+    match = _SCHEME.match(url)
+    return match[1].lower() if match else "file"
+
+
+def is_remote(url: str) -> bool:
+    """Return True if `url` has a scheme other than `file`."""
+    return _REMOTE.match(url) is not None
+
+
+def local_path(url: str) -> Path:
+    """Return the path of a plain path or a `file://` URL (percent escapes of the latter are decoded).
+
+    Raises:
+        ConfigError: The URL is remote, or names another host.
+
+    Example:
+        >>> local_path("file:///data/a%20b.csv")
+        PosixPath('/data/a b.csv')
+    """
+    if not _SCHEME.match(url):
+        return Path(url)
+    host, slash, path = url.partition("://")[2].partition("/")
+    if is_remote(url) or host not in ("", "localhost") or not slash:
+        raise ConfigError(f"{redact(url)} is not a local path: give a path or file:///absolute/path")
+    return Path("/" + unquote(path))
+
+
+def join(base: str, relative: str) -> str:
+    """Return `relative` below the directory `base`; a URL or an absolute path stays as it is below a local base.
+
+    Example:
+        >>> join("s3://bucket/data", "a/b.jpg"), join("/data", "s3://bucket/x"), join("/data/", "/x")
+        ('s3://bucket/data/a/b.jpg', 's3://bucket/x', '/x')
+    """
+    if _SCHEME.match(relative) or (relative.startswith("/") and not is_remote(base)):
+        return relative
+    return f"{base.rstrip('/')}/{relative.lstrip('/')}" if base else relative
+
+
+def parent(url: str) -> str:
+    """Return the directory of `url`, without a slash at its end (but for the root), without query and fragment.
+
+    Example:
+        >>> parent("s3://bucket/a/x.csv"), parent("s3://bucket/x"), parent("/x.csv"), parent("x.csv")
+        ('s3://bucket/a', 's3://bucket', '/', '.')
+    """
+    head, separator, tail = url.rpartition("://")
+    path = PurePosixPath(_without_query(url) if not separator else _without_query(url)[len(head) + 3 :])
+    if not separator:
+        return str(path.parent)
+    if tail.startswith("/"):  # file:///data/x
+        return f"{head}://{path.parent}"
+    return f"{head}://{path.parent}" if len(path.parts) > 1 else f"{head}://{path}"
+
+
+def extension(url: str) -> str:
+    """Return the last extension: lower case, with its dot, query and fragment cut off; `''` if it is none worth keeping.
+
+    Kept only when made of `[a-z0-9.]` and at most 16 characters long, since it becomes part of a local file's name.
+
+    Example:
+        >>> extension("s3://bucket/a/photo.JPG"), extension("https://host/x.tar.gz?sig=1"), extension("/data/README")
+        ('.jpg', '.gz', '')
+    """
+    name = _without_query(url).rstrip("/").rpartition("/")[2]  # what pathlib makes of it takes ten times as long
+    dot = name.rfind(".")
+    return _kept_suffix(name[dot:]) if dot > 0 else ""
+
+
+@lru_cache(maxsize=64)  # the objects of an index have few
+def _kept_suffix(suffix: str) -> str:
+    return suffix.lower() if _EXTENSION.fullmatch(suffix.lower()) else ""
+
+
+def redact(url: str) -> str:
+    """Return `url` fit for logs and errors: no `user:password@`, no query string (signed URLs carry their key there).
+
+    A password may hold `/`, `#` and `?` that should have been escaped: it is known by its colon, behind which no port stands.
+    Not an identity: two URLs that differ only in their query read the same.
+
+    Example:
+        >>> redact("https://me:secret@host/x.jpg?X-Amz-Signature=abc#part"), redact("postgresql://me:sec/r#e?t@host/db")
+        ('https://host/x.jpg#part', 'postgresql://host/db')
+    """
+    if ("@" not in url and "?" not in url) or not _SCHEME.match(url):  # nearly always: of every object, twice
+        return url
+    named = _without_user(url)
+    address, hash_sign, fragment = named.partition("#")
+    return address.partition("?")[0] + hash_sign + fragment
+
+
+def _without_user(url: str) -> str:
+    head, separator, rest = url.partition("://")
+    is_database = head.lower().partition("+")[0] in DATABASES
+    if is_database and _DATABASE_USER.match(rest):
+        named = _QUERY_END.sub("", rest)
+        return f"{head}{separator}{(named if '@' in named else rest).rpartition('@')[2]}"
+    if is_database or head.lower() in _CONTAINER_SCHEMES:
+        return url
+    if "@" not in re.split(r"[/?#]", rest, maxsplit=1)[0] and _PASSWORD.match(rest):
+        return f"{head}{separator}{rest.rpartition('@')[2]}"
+    return _USER_INFO.sub("", url)
+
+
+def host(url: str) -> str:
+    """Return what requests for `url` are made to, for counting: scheme and authority without credentials, or `'file'`.
+
+    Example:
+        >>> host("s3://bucket/a/b"), host("https://me:secret@h:8080/x?sig=1"), host("/data/x")
+        ('s3://bucket', 'https://h:8080', 'file')
+    """
+    if not is_remote(url):
+        return "file"
+    head, separator, tail = redact(url).partition("://")
+    return f"{head}{separator}{tail.partition('/')[0].partition('#')[0]}"
+
+
+def redact_text(text: str) -> str:
+    """Return `text` (a foreign library's message) with every URL in it redacted, and the values of `password=` and the like."""
+    return _SECRET_IN_TEXT.sub(r"\1***", _URL_IN_TEXT.sub(lambda match: redact(match[0]), text))
+
+
+def _without_query(url: str) -> str:
+    if "?" not in url and "#" not in url:
+        return url
+    return re.split(r"[?#]", url, maxsplit=1)[0] if is_remote(url) else url
+
+
+def spells_exactly(url: str) -> bool:
+    """Return True if obstore asks for this very name: it drops or refuses empty and dot segments."""
+    return not {"", ".", ".."} & set(url.partition("://")[2].partition("/")[2].split("/"))

@@ -1,0 +1,379 @@
+"""The way to the helper, and the one thread that hears from it.
+
+Locks, always in this order: `_lock`, then `locks.fork_guard()` (where a helper is started) or the channel's own. `_lock` guards
+the state and is held while sending, so that no grant or cancel overtakes its request (the helper always reads, so a send ends;
+a helper that does not is killed by its receiver thread, without the lock); it is never held while waiting for an answer or
+calling a sink. It is a section (`interrupts`): a handler that raises would leave half a frame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+
+from sqlstream.config import StorageOptions
+from sqlstream.errors import ConfigError, SqlStreamError, StorageError
+from sqlstream.process import interrupts, locks
+from sqlstream.storage.client.outstanding import Answer, Ended, Outstanding, Question, Sink, Unanswered
+from sqlstream.storage.client.process import HelperProcess
+from sqlstream.storage.protocol.channel import MAX_DESCRIPTORS, ChannelClosedError
+from sqlstream.storage.protocol.messages import (
+    Alive,
+    Cancel,
+    EndListing,
+    Fetch,
+    FetchDone,
+    FetchEvent,
+    FetchRequest,
+    Grant,
+    Head,
+    HelperTiming,
+    LogLine,
+    NextPage,
+    Ranges,
+    Reply,
+    ShareNode,
+    ToReader,
+)
+
+_logger = logging.getLogger(__name__)
+
+
+class HelperClient:
+    """Keeps at most one helper at work, started when something is asked; thread safe, fork aware.
+
+    Each helper has a receiver thread, which ends with it.
+    """
+
+    def __init__(self, options: StorageOptions, timing: HelperTiming) -> None:
+        self._options = options
+        self._timing = timing
+        self._lock = locks.StateLock()
+        self._helper: HelperProcess | None = None
+        self._unreaped: dict[HelperProcess, threading.Thread] = {}
+        self._outstanding = Outstanding()
+        self._listings: set[str] = set()
+        """Those that are open in the helper."""
+        self.num_processes = 1
+        """Processes that share the node, as far as we were told."""
+        self._is_closed = False
+        self._num_dispatching = 0
+        """Receiver threads that are calling sinks."""
+        locks.occupy_standard_descriptors()
+        locks.call_after_fork(self)
+        _clients.add(self)
+
+    def after_fork_in_child(self) -> None:
+        """Forget helpers, threads and all that is outstanding: they are the parent's."""
+        for helper in self._unreaped:
+            helper.forget()
+        self._helper = None
+        self._unreaped = {}
+        self._outstanding = Outstanding()
+        self._listings = set()
+        self._num_dispatching = 0
+
+    @property
+    def helper_pid(self) -> int | None:
+        """Process id of the helper, None when none runs."""
+        with self._lock:
+            return self._helper.pid if self._helper is not None else None
+
+    @property
+    def num_pending(self) -> int:
+        """Downloads and calls without their answer."""
+        with self._lock:
+            return len(self._outstanding)
+
+    def fetch(self, requests: Sequence[FetchRequest], sink: Sink) -> None:
+        """Send downloads; the sink gets their events."""
+        self._ask({request.ticket: request for request in requests}, sink)
+
+    def call(self, question: Head | NextPage | Ranges) -> Reply:
+        """Send a question and wait for its answer; raise the error that it may be."""
+        answer: Answer = queue.SimpleQueue()
+        if isinstance(question, NextPage):
+            self._listings.add(question.listing)
+        self._ask({question.call: question}, answer)
+        reply = answer.get()
+        error = reply.error if isinstance(reply, Reply) else reply
+        if isinstance(reply, Reply) and error is None:
+            return reply
+        try:
+            assert error is not None
+            raise error
+        finally:
+            del (
+                answer,
+                reply,
+                error,
+            )  # else the error holds this frame, which holds the error, and the caller's objects with them
+
+    def grant(self, ticket: str, granted_bytes: int) -> None:
+        """Let a download write up to `granted_bytes`; without effect when it has ended."""
+        with self._lock:
+            if (entry := self._outstanding.get(ticket)) is not None:
+                entry.grant(granted_bytes)
+                if entry.helper is not None:
+                    _send(entry.helper, Grant(ticket=ticket, granted_bytes=granted_bytes))
+
+    def cancel(self, tickets: Sequence[str]) -> None:
+        """Give downloads up; each still ends with its FetchDone."""
+        helpers: dict[HelperProcess, list[str]] = {}
+        with self._lock:
+            for ticket in tickets:
+                if (entry := self._outstanding.get(ticket)) is not None:
+                    entry.is_cancelled = True
+                    if entry.helper is not None:
+                        helpers.setdefault(entry.helper, []).append(ticket)
+            for helper, theirs in helpers.items():
+                _send(helper, Cancel(tickets=tuple(theirs)))
+
+    def end_listing(self, listing: str) -> None:
+        """Tell the helper that a listing is not read on."""
+        with self._lock:
+            self._listings.discard(listing)
+            if self._helper is not None:
+                _send(self._helper, EndListing(listing=listing))
+
+    def share_node(self, num_processes: int) -> None:
+        """Tell this helper, and those that follow, how many processes share the node."""
+        if num_processes == self.num_processes:
+            return
+        with self._lock:
+            self.num_processes = num_processes
+            if self._helper is not None:
+                _send(self._helper, ShareNode(num_processes=num_processes))
+
+    def kill(self) -> None:
+        """Kill the helper and wait for nothing: its thread ends what is outstanding. Safe in a finalizer."""
+        if (helper := self._helper) is not None:
+            helper.kill()
+
+    def stop(self) -> None:
+        """Kill the helper; return when it is reaped, its thread has ended and every outstanding request has its error."""
+        with interrupts.uninterrupted():
+            self.kill()  # before the lock: a send to a helper that no longer reads would hold it for ever
+            with self._lock:
+                if self._helper is not None:
+                    self._helper.kill()
+                    self._outstanding.give_up(self._helper)
+                    self._helper = None
+                threads = list(self._unreaped.values())
+            for thread in threads:
+                interrupts.join(thread)
+
+    def close(self) -> None:
+        """Stop, and start no helper any more."""
+        self._is_closed = True
+        self.stop()
+
+    def end_idle(self) -> list[threading.Thread]:
+        """Kill a helper that owes nothing and has no listing open; return the threads that are about to end. Never waits."""
+        if not self._lock.try_for(0.0):
+            return []
+        try:
+            if self._helper is None or len(self._outstanding) or self._listings or self._num_dispatching:
+                return []
+            self._helper.kill()
+            threads = [self._unreaped[self._helper]]
+            self._helper = None
+            return threads
+        finally:
+            self._lock.__exit__(None, None, None)
+
+    def _ask(self, questions: Mapping[str, Question], answer: Sink | Answer) -> None:
+        """Enter the questions as outstanding at the helper, started if need be, and send what may be sent."""
+        with self._lock:
+            helper = self._ensure_helper()
+            self._outstanding.add(questions, answer)
+            try:
+                self._send_on(helper)
+            except BaseException:  # half a frame may be out, and nothing can be read behind it
+                self._outstanding.remove(questions)
+                helper.channel.shutdown()
+                raise
+
+    def _send_on(self, helper: HelperProcess) -> None:
+        """Send what waits and may be sent; the caller holds the lock."""
+        _send_questions(helper, [entry.question for entry in self._outstanding.take_sendable(helper)])
+
+    def _ensure_helper(self) -> HelperProcess:
+        """Return the helper, started if need be; the caller holds the lock."""
+        if self._helper is None:
+            if self._is_closed:
+                raise ConfigError("the dataset or cache was closed: open it again to read more")
+            try:
+                helper = HelperProcess(self._options, self._timing)
+            except OSError as error:
+                raise StorageError(f"the helper process does not start: {error}", errno=error.errno) from error
+            self._unreaped[helper] = _start_receiver(self._receive, helper)
+            self._helper = helper
+            if self.num_processes > 1:
+                _send(helper, ShareNode(num_processes=self.num_processes))
+        return self._helper
+
+    # What follows runs in a receiver thread.
+
+    def _receive(self, helper: HelperProcess) -> None:
+        """Hear a helper until it is gone."""
+        interrupts.be_service()
+        num_silent, has_spoken = 0, False
+        while True:
+            try:  # no name for what came: it would hold errors, and through them the frames of callers, until the next one
+                self._dispatch(helper, helper.channel.receive(self._timing.look_seconds)[0])
+                num_silent, has_spoken = 0, True
+            except TimeoutError:
+                num_silent += 1
+                if num_silent >= self._timing.max_idle_looks:
+                    self.end_idle()
+                if num_silent >= (self._timing.max_silent_looks if has_spoken else self._timing.max_silent_looks_at_start):
+                    self._end_if_hanging(helper)
+            except ChannelClosedError:
+                break
+        helper.close()
+        try:
+            self._after_death(helper, has_spoken=has_spoken)
+        finally:
+            with self._lock:
+                del self._unreaped[helper]
+
+    def _end_if_hanging(self, helper: HelperProcess) -> None:
+        """Kill a silent helper if it owes answers: its requests go to another one."""
+        if self._lock.try_for(self._timing.look_seconds):  # else another thread sends, and it does not read
+            is_idle = not self._outstanding.is_waiting_for(helper)
+            self._lock.__exit__(None, None, None)
+            if is_idle:
+                return
+        _logger.warning("the helper process %d gives no sign of life: it is killed", helper.pid)
+        helper.end()
+
+    def _dispatch(self, helper: HelperProcess, messages: Sequence[ToReader]) -> None:
+        """Give each answer to the one who waits for it; events of one sink go together."""
+        answers: list[FetchEvent | Reply] = []
+        for message in messages:
+            if isinstance(message, LogLine):
+                logging.getLogger(message.name).log(message.level, "%s", message.text)
+            elif not isinstance(message, Alive):
+                answers.append(message)
+        with self._lock:
+            self._outstanding.note_sign_of_life()
+            entries = [self._outstanding.entry_of(answer) for answer in answers]
+            ended = self._outstanding.take_cancelled()
+            with contextlib.suppress(ChannelClosedError):
+                self._send_on(helper)
+            self._num_dispatching += 1
+        try:
+            _tell(answers, entries)
+            _end(ended)
+        finally:
+            with self._lock:
+                self._num_dispatching -= 1
+
+    def _after_death(self, dead: HelperProcess, *, has_spoken: bool) -> None:
+        """Ask a new helper what the dead one left open, and end what is not asked again."""
+        with self._lock:
+            if self._helper is dead:
+                self._helper = None
+                if dead.is_stopping:
+                    self._outstanding.give_up(dead)
+            ended = self._outstanding.after_death(dead, has_spoken=has_spoken)
+            if self._helper is None and len(self._outstanding):
+                try:
+                    self._ensure_helper()
+                except SqlStreamError as error:
+                    ended += self._outstanding.fail_all(error)
+                else:
+                    num_open = len(self._outstanding)
+                    _logger.warning("the helper process %d died; another one gets its %d open requests", dead.pid, num_open)
+            if self._helper is not None:
+                self._send_on(self._helper)
+        _end(ended)
+
+
+def _tell(answers: Sequence[FetchEvent | Reply], entries: Sequence[Unanswered | None]) -> None:
+    """Give each answer to the one who waits for it; events of one sink go together."""
+    batches: dict[int, tuple[Sink, list[FetchEvent]]] = {}
+    for answer, entry in zip(answers, entries, strict=True):
+        if entry is None:
+            continue
+        if isinstance(answer, Reply):
+            assert isinstance(entry.answer, queue.SimpleQueue)
+            entry.answer.put(answer)
+        else:
+            assert not isinstance(entry.answer, queue.SimpleQueue)
+            batches.setdefault(id(entry.answer), (entry.answer, []))[1].append(answer)
+    for sink, events in batches.values():
+        _call_sink(sink, events)
+
+
+def _start_receiver(receive: Callable[[HelperProcess], None], helper: HelperProcess) -> threading.Thread:
+    """Start the thread that hears a helper, before either is noted: a helper without it would never be heard."""
+    thread = threading.Thread(target=receive, args=(helper,), name="sqlstream-fetcher", daemon=True)
+    try:
+        thread.start()
+    except BaseException as error:
+        helper.close()
+        if not isinstance(error, RuntimeError | MemoryError):
+            raise
+        text = f"no thread can be started to read from the helper process ({error}): raise `ulimit -u`"
+        raise StorageError(text) from error
+    return thread
+
+
+def _send(helper: HelperProcess, *messages: object) -> None:
+    """Send to a helper that may just have died: then its receiver thread finds the request outstanding and acts."""
+    with contextlib.suppress(ChannelClosedError):
+        if messages:
+            helper.channel.send(messages)
+
+
+def _send_questions(helper: HelperProcess, questions: Sequence[Question]) -> None:
+    """Send downloads with their descriptors, and calls."""
+    fetches = [question for question in questions if isinstance(question, FetchRequest)]
+    with contextlib.suppress(ChannelClosedError):
+        for start in range(0, len(fetches), MAX_DESCRIPTORS):
+            part = tuple(fetches[start : start + MAX_DESCRIPTORS])
+            helper.channel.send([Fetch(requests=part)], [request.fd for request in part])
+    _send(helper, *[question for question in questions if not isinstance(question, FetchRequest)])
+
+
+def _end(ended: Sequence[Ended]) -> None:
+    """Give entries that end without an answer their error."""
+    for entry, error in ended:
+        if isinstance(entry.question, FetchRequest):
+            assert not isinstance(entry.answer, queue.SimpleQueue)
+            _call_sink(entry.answer, [FetchDone(ticket=entry.question.ticket, error=error)])
+        else:
+            assert isinstance(entry.answer, queue.SimpleQueue)
+            entry.answer.put(error)
+
+
+def _call_sink(sink: Sink, events: Sequence[FetchEvent]) -> None:
+    try:
+        sink(events)
+    except Exception:
+        _logger.exception("a sink of fetch events raised")
+
+
+_clients: weakref.WeakSet[HelperClient] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    """End the helpers that nobody waits for, and their threads: a process that forks should have few, and workers start theirs.
+
+    Runs before the locks of the fork are taken (`locks` was imported first), which those threads want. Who forks while it holds
+    the guard keeps them. None of those that are waited for is in a sink, which may wait for other processes.
+    """
+    if locks.is_guarded() or interrupts.is_inside():
+        return
+    for thread in [thread for client in list(_clients) for thread in client.end_idle()]:
+        interrupts.join(thread)
+
+
+os.register_at_fork(before=_before_fork)

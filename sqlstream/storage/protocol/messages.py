@@ -1,0 +1,197 @@
+"""What the reading process and its helper tell each other; plain values, pickled.
+
+What goes back and forth for every object is a named tuple: Python pickles one in C, a frozen dataclass with slots field by
+field in Python, which was a quarter of the helper's time in the interpreter (m).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sqlstream.config import StorageOptions
+from sqlstream.errors import SqlStreamError
+from sqlstream.storage.base.access import OWN, Access
+from sqlstream.storage.base.protocols import ObjectInfo
+
+
+class FetchRequest(NamedTuple):
+    """Bring one object into an open file."""
+
+    ticket: str
+    """The caller's name for this download; no two outstanding ones may share it."""
+    url: str
+    fd: int
+    """Descriptor open for writing; the helper gets a duplicate. The caller keeps its own open until FetchDone."""
+    granted_bytes: int
+    """The helper writes no byte at or past this offset until it is granted more."""
+    expected_bytes: int | None = None
+    """Size that the object (or its part) must have; None: any."""
+    span: tuple[int, int] | None = None
+    """Bring this part of the object only, half open; it lies in the file from offset 0. None: all of it."""
+    whole_bytes: int | None = None
+    """Size that the object must have of which `span` is a part; None: any."""
+    expected_etag: str | None = None
+    """ETag that the object must have; None: any."""
+    access: Access = OWN
+    """Where connections may lead, and whether credentials are sent."""
+
+
+class FetchDone(NamedTuple):
+    """The end of a download, good or bad; the helper has closed its descriptor before this is sent."""
+
+    ticket: str
+    size_bytes: int = 0
+    """Bytes of the object; the file holds it from offset 0; what lies behind (a preallocated tail) is the caller's to cut."""
+    etag: str | None = None
+    is_private: bool = False
+    """It came from this machine or a private network; http(s) alone says it."""
+    seconds: float = 0.0
+    """From the start of the download, without its time in the queue."""
+    num_requests: int = 0
+    """Requests: exact with obstore and urllib3 (redirects that they follow are not counted); with fsspec at least so many."""
+    num_retries: int = 0
+    downloaded_bytes: int = 0
+    """Bytes that came over the network, those of failed tries included."""
+    pause_seconds: float = 0.0
+    """Waited between tries."""
+    host: str = ""
+    """What the requests were made to: `scheme://authority`, without credentials; `file` for local files."""
+    error: SqlStreamError | None = None
+    """A StorageError (context `errno` when the local write failed, e.g. ENOSPC), ConfigError or MissingDependencyError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantNeeded:
+    """The object does not fit its grant; the helper waits for `grant()` or `cancel()` with the answer open."""
+
+    ticket: str
+    size_bytes: int | None
+    """Whole size, when the server said it; None: grant another step."""
+
+
+FetchEvent = FetchDone | GrantNeeded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelperTiming:
+    """When a helper gives signs of life, and when its reading process takes it for idle or hanging; the same value for both."""
+
+    look_seconds: float = 2.0
+    """A helper that owes answers gives a sign of life this often, and the reading process counts silence in these steps. Steps,
+    not time: a job that was stopped as a whole (SIGSTOP, a suspended machine) must not find its helper overdue afterwards."""
+    max_silent_looks: int = 15
+    """Silent steps after which a helper that owes answers hangs."""
+    max_silent_looks_at_start: int = 60
+    """The same before its first word: its imports may come from a cold network disk."""
+    max_idle_looks: int = 15
+    """Silent steps after which a helper that owes nothing is ended: 30 s give back its 40 MB; the next starts in 0.15 s (m)."""
+
+
+USUAL_TIMING = HelperTiming()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartHelper:
+    """First message to the helper."""
+
+    options: StorageOptions
+    timing: HelperTiming = USUAL_TIMING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Requests whose descriptors came with the same frame, in the same order."""
+
+    requests: tuple[FetchRequest, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """The download may write up to here."""
+
+    ticket: str
+    granted_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """Give these downloads up."""
+
+    tickets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Ask for one ObjectInfo."""
+
+    call: str
+    url: str
+    access: Access = OWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextPage:
+    """Ask for the next objects of a listing; the first time opens it."""
+
+    call: str
+    listing: str
+    prefix: str
+    is_first: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranges:
+    """Ask for parts of one object; the answer comes by message, so they are small."""
+
+    call: str
+    url: str
+    ranges: tuple[tuple[int, int], ...]
+    size_bytes: int | None = None
+    """Size that the object must have; None: any."""
+    access: Access = OWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndListing:
+    """The listing is not read on."""
+
+    listing: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareNode:
+    """So many processes of this node read: take no more than a share of its downloads at a time (only with `"auto"`)."""
+
+    num_processes: int
+
+
+ToHelper = StartHelper | Fetch | Grant | Cancel | Head | NextPage | Ranges | EndListing | ShareNode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """The answer to Head (one object), NextPage (some; none at the end) or Ranges (their bytes), or the error."""
+
+    call: str
+    objects: tuple[ObjectInfo, ...] = ()
+    parts: tuple[bytes, ...] = ()
+    error: SqlStreamError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """A warning or worse that was logged in the helper."""
+
+    name: str
+    level: int
+    text: str
+    """Redacted, with its traceback if it had one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alive:
+    """The first message of a helper, and from then on a sign every few seconds while it has something to do."""
+
+
+ToReader = FetchDone | GrantNeeded | Reply | LogLine | Alive

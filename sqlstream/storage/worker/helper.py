@@ -1,0 +1,267 @@
+"""The helper process: `python -P -m sqlstream.storage.worker.helper SOCKET_FD PARENT_PID`.
+
+Does all remote reading for one process, its only client. Started, fed and ended by `storage.client`; ends by itself when the
+socket ends or its parent is another one. Threads: the main one reads messages and never waits for the network or for the client
+to read, so the client may always send; one sends; the pools download and answer calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+from sqlstream.config import StorageOptions
+from sqlstream.errors import SqlStreamError, StorageError, TransientStorageError
+from sqlstream.storage.backends.resolve import Resolver, explained
+from sqlstream.storage.base.access import Access
+from sqlstream.storage.base.concurrency import DownloadTiming, Observations
+from sqlstream.storage.base.protocols import ObjectInfo, Storage, read_ranges
+from sqlstream.storage.base.retry import RequestCounts, Result, RetryPolicy, list_with_retries, with_retries
+from sqlstream.storage.base.urls import redact, redact_text
+from sqlstream.storage.protocol.channel import Channel, ChannelClosedError
+from sqlstream.storage.protocol.messages import (
+    USUAL_TIMING,
+    Alive,
+    Cancel,
+    EndListing,
+    Fetch,
+    FetchDone,
+    FetchEvent,
+    FetchRequest,
+    Grant,
+    Head,
+    LogLine,
+    NextPage,
+    Ranges,
+    Reply,
+    ShareNode,
+    StartHelper,
+    ToHelper,
+    ToReader,
+)
+from sqlstream.storage.worker.outbox import Outbox
+from sqlstream.storage.worker.transfer import Transfer, TransferContext
+from sqlstream.storage.worker.workers import Job, Workers
+
+_HANG_SECONDS = 60.0  # beyond every timeout: a client that takes longer than that has broken down
+# Started as they are needed, for many listings and footers at a time.
+# head and list have threads of their own: downloads that wait for a grant must not stop them.
+_NUM_CALL_THREADS = 16
+_RESIZE_EVERY = 16  # downloads; to look more often gains nothing
+_PAGE = 1000  # objects of one page of a listing, as S3 has it
+
+_logger = logging.getLogger(__name__)
+
+
+class Helper:
+    """State of the helper process."""
+
+    def __init__(self, channel: Channel, options: StorageOptions) -> None:
+        self._channel = channel
+        self._resolver = Resolver(options)
+        self._policy = RetryPolicy(num_retries=options.num_retries)
+        self._options = options
+        self._observations = Observations()
+        self._num_processes = 1
+        self._num_calls = 0
+        self._downloads = Workers(self._num_threads())
+        self._way = TransferContext(
+            resolver=self._resolver,
+            policy=self._policy,
+            report=self._report,
+            observe=self._observe,
+            checks_etag=bool(options.storage_options.get("verify_etag")),
+        )
+        self._calls = ThreadPoolExecutor(_NUM_CALL_THREADS, thread_name_prefix="call")
+        self._transfers: dict[str, Transfer] = {}
+        self._listings: dict[str, Iterator[ObjectInfo]] = {}
+        self._lock = threading.Lock()
+        self._outbox = Outbox(channel.send, lambda: bool(self._transfers))
+        threading.Thread(target=self._send_loop, name="send", daemon=True).start()
+
+    def post(self, message: ToReader) -> None:
+        """Send a message soon; never blocks."""
+        self._outbox.post(message)
+
+    def handle(self, message: ToHelper, descriptors: list[int]) -> None:
+        """Act on one message of the client."""
+        match message:
+            case Fetch():
+                self._fetch(message.requests, descriptors)
+            case Grant():
+                if transfer := self._transfers.get(message.ticket):
+                    transfer.grant(message.granted_bytes)
+            case Cancel():
+                for ticket in message.tickets:
+                    if transfer := self._transfers.get(ticket):
+                        transfer.cancel()
+            case Head():
+                self._answer(message.call, lambda: self._head(message))
+            case NextPage():
+                self._answer(message.call, lambda: self._next_page(message))
+            case Ranges():
+                self._answer(message.call, lambda: self._ranges(message))
+            case EndListing():
+                self._listings.pop(message.listing, None)
+            case ShareNode():
+                with self._lock:
+                    self._num_processes = message.num_processes
+                    num_threads = self._num_threads()
+                self._downloads.resize(num_threads)
+            case StartHelper():
+                raise AssertionError("the second StartHelper")
+
+    def look(self) -> None:
+        """Give a sign of life if anybody waits; end this process if a client hangs beyond all timeouts."""
+        transfers = list(self._transfers.values())
+        limit = self._options.total_timeout_seconds + self._options.connect_timeout_seconds + _HANG_SECONDS
+        now = time.monotonic()
+        for transfer in transfers:
+            if (since := transfer.active_since) is not None and now - since > limit:
+                sys.stderr.write(f"sqlstream: {redact(transfer.request.url)} hangs beyond all timeouts\n")
+                os._exit(1)
+        if transfers or self._num_calls:
+            self.post(Alive())
+
+    def _fetch(self, requests: Sequence[FetchRequest], descriptors: Sequence[int]) -> None:
+        jobs: list[Job] = []
+        for request, fd in zip(requests, descriptors, strict=False):
+            transfer = Transfer(request, fd, self._way)
+            self._transfers[request.ticket] = transfer
+            jobs.append(transfer.run)
+        self._downloads.submit(jobs)
+        for request in requests[len(descriptors) :]:
+            where = redact(request.url)
+            error = TransientStorageError(f"{where}: the helper process may not open more files: raise `ulimit -n`", url=where)
+            self.post(FetchDone(ticket=request.ticket, error=error))
+
+    def _report(self, event: FetchEvent) -> None:
+        if isinstance(event, FetchDone):
+            self._transfers.pop(event.ticket, None)
+        self.post(event)
+
+    def _observe(self, seen: DownloadTiming) -> None:
+        with self._lock:
+            self._observations.add(seen)
+            is_due = self._observations.num_seen % _RESIZE_EVERY == 0
+            num_threads = self._num_threads() if is_due else self._downloads.limit
+        if num_threads != self._downloads.limit:
+            self._downloads.resize(num_threads)
+
+    def _num_threads(self) -> int:
+        if self._options.num_threads != "auto":
+            return self._options.num_threads
+        return self._observations.threads(self._num_processes)
+
+    def _answer(self, call: str, work: Callable[[], Reply]) -> None:
+        def run() -> None:
+            try:
+                reply = work()
+            except SqlStreamError as error:
+                reply = Reply(call=call, error=error)
+            except Exception as error:
+                _logger.exception("unexpected error in the helper process")
+                text = f"unexpected {type(error).__name__} in the helper process: see the log"
+                reply = Reply(call=call, error=StorageError(text))
+            with self._lock:
+                self._num_calls -= 1
+            self.post(reply)
+
+        with self._lock:
+            self._num_calls += 1
+        self._calls.submit(run)
+
+    def _head(self, message: Head) -> Reply:
+        info = self._with_retries(message.url, message.access, lambda storage: storage.head(message.url))
+        return Reply(call=message.call, objects=(info,))
+
+    def _ranges(self, message: Ranges) -> Reply:
+        parts = self._with_retries(
+            message.url, message.access, lambda storage: read_ranges(storage, message.url, message.ranges, message.size_bytes)
+        )
+        return Reply(call=message.call, parts=tuple(bytes(part) for part in parts))
+
+    def _with_retries(self, url: str, access: Access, operation: Callable[[Storage], Result]) -> Result:
+        with explained(url, access):
+            storage = self._resolver.storage(url, access)
+            return with_retries(lambda: operation(storage), policy=self._policy, tally=RequestCounts(), wait=time.sleep)
+
+    def _next_page(self, message: NextPage) -> Reply:
+        with self._lock:
+            listing = self._listings.get(message.listing)
+            if listing is None:
+                storage = self._resolver.storage(message.prefix)
+                listing = list_with_retries(storage, message.prefix, self._policy, time.sleep)
+                self._listings[message.listing] = listing
+        page = tuple(islice(listing, _PAGE))  # one page at a time is asked for, so no two threads are here
+        if not page:
+            self._listings.pop(message.listing, None)
+        return Reply(call=message.call, objects=page)
+
+    def _send_loop(self) -> None:
+        try:
+            self._outbox.run()
+        except ChannelClosedError:
+            os._exit(0)
+
+
+class _LogForwarder(logging.Handler):
+    """Sends what is logged here to the reading process, with every URL redacted."""
+
+    def __init__(self, helper: Helper) -> None:
+        super().__init__(logging.WARNING)
+        self._helper = helper
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = redact_text(self.format(record))
+        except Exception:
+            self.handleError(record)
+            return
+        self._helper.post(LogLine(name=record.name, level=record.levelno, text=text))
+
+
+def main() -> None:
+    """Serve the client until it is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; our end is the end of the socket
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    descriptor, parent_pid = int(sys.argv[1]), int(sys.argv[2])
+    channel = Channel(socket.socket(fileno=descriptor))
+    helper: Helper | None = None
+    alive_at = 0.0
+    # How often we look at our parent, for what hides the end of the socket (a copy in a process forked without Python's hooks).
+    look_seconds = USUAL_TIMING.look_seconds
+    while os.getppid() == parent_pid:
+        if helper is not None and time.monotonic() - alive_at >= look_seconds:
+            alive_at = time.monotonic()
+            helper.look()
+        try:
+            messages, descriptors = channel.receive(look_seconds)
+        except TimeoutError:
+            continue
+        except ChannelClosedError:
+            break
+        for message in messages:
+            if helper is None:
+                assert isinstance(message, StartHelper)
+                helper = Helper(channel, message.options)
+                look_seconds = message.timing.look_seconds
+                helper.post(Alive())
+                logging.getLogger().addHandler(_LogForwarder(helper))
+            else:
+                helper.handle(message, descriptors)
+    os._exit(0)  # threads may be in the network: nobody waits for them
+
+
+if __name__ == "__main__":
+    main()

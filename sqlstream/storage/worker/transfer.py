@@ -1,0 +1,311 @@
+"""One download inside the helper: from an open answer to the caller's descriptor, never past the grant."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from sqlstream.errors import FetchCancelledError, ObjectChangedError, SqlStreamError, StorageError, TransientStorageError
+from sqlstream.storage.backends.resolve import Resolver, explained
+from sqlstream.storage.base.checksum import EtagDigest
+from sqlstream.storage.base.concurrency import DownloadTiming
+from sqlstream.storage.base.protocols import ObjectInfo, ObjectStream, Storage, changed, check_length, check_size, range_of
+from sqlstream.storage.base.retry import RequestCounts, RetryPolicy, with_retries
+from sqlstream.storage.base.urls import host, redact
+from sqlstream.storage.protocol.messages import FetchDone, FetchEvent, FetchRequest, GrantNeeded
+from sqlstream.storage.worker.workers import WorkPermit
+
+_NO_RANGES = frozenset({200, 400, 412, 416, 501})
+"""Answers to a range or If-Match that an object asked for whole does not get, or not as an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferContext:
+    """How downloads go; the same for all of a helper."""
+
+    resolver: Resolver
+    policy: RetryPolicy
+    report: Callable[[FetchEvent], None]
+    """Takes every event."""
+    observe: Callable[[DownloadTiming], None]
+    """Told of every whole object."""
+    checks_etag: bool = False
+    """Compare the MD5 of the bytes with an ETag that has the form of one."""
+
+
+class _Change:
+    """A lock, and how those who wait hear of what changes under it.
+
+    The condition is made for the first who waits: few do, and to make it takes longer than all else that a transfer begins
+    with.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._condition: threading.Condition | None = None
+
+    def wait_until(self, is_met: Callable[[], bool], timeout_seconds: float | None = None) -> None:
+        """Wait, without the lock, until `is_met`, which is asked under it."""
+        with self.lock:
+            if self._condition is None:
+                self._condition = threading.Condition(self.lock)
+            self._condition.wait_for(is_met, timeout_seconds)
+
+    def notify(self) -> None:
+        """Have whoever waits look again; the caller holds the lock."""
+        if self._condition is not None:
+            self._condition.notify_all()
+
+
+class Transfer:
+    """Owns the helper's duplicate of the descriptor until FetchDone is reported.
+
+    `cancel` closes it at once, also while the network is silent: writes happen under the same lock, so that no byte follows.
+
+    Args:
+        request: What to bring.
+        fd: Where to; ours now.
+        way: How.
+    """
+
+    def __init__(self, request: FetchRequest, fd: int, way: TransferContext) -> None:
+        self.request = request
+        self._fd = fd
+        self._way = way
+        self._change = _Change()
+        self._granted_bytes = request.granted_bytes
+        self._is_over = False
+        self._tally = RequestCounts()
+        self._started_at = time.monotonic()
+        self.active_since: float | None = None
+        """When the request that is under way last brought something, by the monotonic clock; None while none is."""
+        self._slot: WorkPermit | None = None
+        self._kept: tuple[int, ObjectInfo] | None = None  # bytes of which version are in the file, for the next try
+        self._digest: EtagDigest | None = None
+        self._wrong_md5 = ""  # of the last try
+
+    def grant(self, granted_bytes: int) -> None:
+        """Allow writing up to `granted_bytes`; never takes back what was allowed."""
+        with self._change.lock:
+            self._granted_bytes = max(self._granted_bytes, granted_bytes)
+            self._change.notify()
+
+    def cancel(self) -> None:
+        """Close the descriptor and report; the thread at work finds out when it comes back from the network."""
+        where = redact(self.request.url)
+        self._finish(0, None, FetchCancelledError(f"{where}: the download was cancelled", url=where))
+        if (slot := self._slot) is not None:
+            slot.step_aside()  # its thread may be in a silent network for long: others need not wait for it
+
+    def run(self, slot: WorkPermit) -> None:
+        """Download, with retries, and report; returns at once if it was cancelled while it waited in the queue."""
+        self._slot = slot
+        self._started_at = time.monotonic()
+        url = self.request.url
+        try:
+            with explained(url, self.request.access):
+                storage = self._way.resolver.storage(url, self.request.access)
+                attempt = functools.partial(self._attempt, storage)
+                info, size = with_retries(attempt, policy=self._way.policy, tally=self._tally, wait=self._wait)
+        except SqlStreamError as error:
+            self._finish(0, None, error)
+        except Exception as error:
+            where = redact(url)
+            self._finish(0, None, StorageError(f"{where}: unexpected {type(error).__name__}", url=where))
+            raise  # a bug of ours: the caller logs it whole
+        else:
+            self._finish(size, info.version, None, is_private=info.is_private)
+        finally:
+            self.active_since = None
+
+    def _attempt(self, storage: Storage) -> tuple[ObjectInfo, int]:
+        """Download once, on from what an earlier try has kept; return what it is and how many bytes it has."""
+        self._raise_if_over()
+        request = self.request
+        if request.span is not None:
+            return self._attempt_span(storage, *request.span)
+        begun_at = self.active_since = time.monotonic()
+        stream = self._open(storage, 0, None)
+        latency = time.monotonic() - begun_at
+        offset, info = stream.start, stream.info
+        try:
+            _check_version(self.request, info)
+            if offset == 0:
+                self._digest = EtagDigest.of(info.etag) if self._way.checks_etag else None
+            if info.size_bytes is not None:
+                self._wait_for_grant(info.size_bytes, info.size_bytes)
+            for chunk in self._chunks(stream):
+                if self._digest is not None:
+                    self._digest.update(chunk)
+                self._write(chunk, offset, info.size_bytes)
+                offset += len(chunk)
+            if info.size_bytes is not None:
+                check_length(request.url, received=offset, expected=info.size_bytes)
+        except TransientStorageError:
+            self._keep(offset, info)
+            raise
+        finally:
+            stream.close()
+            self._tally.num_requests += stream.num_extra_requests
+        check_size(request.url, offset, request.expected_bytes)
+        self._check_digest()
+        self._way.observe(DownloadTiming(latency_seconds=latency, size_bytes=offset))
+        return info, offset
+
+    def _attempt_span(self, storage: Storage, start: int, stop: int) -> tuple[ObjectInfo, int]:
+        """Download a part of the object once, on from what an earlier try has kept; also from a server that ignores ranges."""
+        begun_at = self.active_since = time.monotonic()
+        with range_of(self.request.url, stop, self.request.whole_bytes):
+            stream = self._open(storage, start, stop)
+        latency, offset = time.monotonic() - begun_at, stream.start
+        try:
+            _check_version(self.request, stream.info)
+            for chunk in self._chunks(stream):
+                within = chunk[max(0, start - offset) : max(0, stop - offset)]
+                self._write(within, max(start, offset) - start, stop - start)
+                offset += len(chunk)
+                if offset >= stop:
+                    break
+            check_length(self.request.url, received=max(0, min(offset, stop) - start), expected=stop - start)
+        except TransientStorageError:
+            self._keep(offset - start, stream.info)
+            raise
+        finally:
+            stream.close()
+            self._tally.num_requests += stream.num_extra_requests
+        self._way.observe(DownloadTiming(latency_seconds=latency, size_bytes=stop - start))
+        return stream.info, stop - start
+
+    def _chunks(self, stream: ObjectStream) -> Iterator[memoryview]:
+        """Yield what comes, counted."""
+        for chunk in stream.chunks():
+            self.active_since = time.monotonic()
+            self._tally.downloaded_bytes += len(chunk)
+            yield chunk
+
+    def _open(self, storage: Storage, start: int, stop: int | None) -> ObjectStream:
+        """Open the rest of the object or span if an earlier try has kept its start, and the rest is surely of that version.
+
+        Else open all of it: what the file holds of the earlier try is written over, and is no part of the size reported.
+        """
+        url, expected = self.request.url, self.request.expected_etag
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            num_bytes, info = kept
+            try:
+                stream = storage.get(url, start=start + num_bytes, stop=stop, etag=info.strong_etag)
+            except StorageError as error:
+                if not isinstance(error, ObjectChangedError) and error.context.get("status") not in _NO_RANGES:
+                    raise
+                self._tally.count_failed(error)
+            else:
+                if stream.start == 0 or stream.info.is_surely(info):
+                    return stream
+                stream.close()
+                self._tally.num_requests += stream.num_extra_requests
+            self._tally.num_requests += 1
+        strong = None if stop is None or expected is None or expected.startswith("W/") else expected
+        return storage.get(url, start=start, stop=stop, etag=strong)
+
+    def _keep(self, num_bytes: int, info: ObjectInfo) -> None:
+        """Have the next try go on behind the first `num_bytes`, if the version that they belong to has a name."""
+        if info.strong_etag is not None and 0 < num_bytes < (info.size_bytes or 0):
+            self._kept = (num_bytes, info)
+            self._tally.furthest_bytes = max(self._tally.furthest_bytes, num_bytes)
+
+    # -- checks -------------------------------------------------------------------------------------------------------
+
+    def _check_digest(self) -> None:
+        """Raise if the bytes have another MD5 than the ETag says; the network does not damage them twice in the same way."""
+        if (digest := self._digest) is None or digest.found == digest.expected:
+            return
+        text = f"has the md5 {digest.found}, its ETag says {digest.expected}"
+        where = redact(self.request.url)
+        if digest.found == self._wrong_md5:
+            raise ObjectChangedError(
+                f"{where} {text}: its ETag is no MD5 of its content: leave storage_options['verify_etag'] out", url=where
+            )
+        self._wrong_md5 = digest.found
+        raise TransientStorageError(f"{where} {text}: it was damaged on its way", url=where)
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def _write(self, chunk: memoryview, offset: int, size_bytes: int | None) -> None:
+        """Write a chunk, the part that fits first when the grant is too small."""
+        while chunk:
+            self._wait_for_grant(offset + 1, size_bytes)
+            with self._change.lock:
+                self._raise_if_over()
+                fitting = chunk[: self._granted_bytes - offset]
+                try:
+                    num_written = os.pwrite(self._fd, fitting, offset)
+                except OSError as error:
+                    where = redact(self.request.url)
+                    text = f"{where}: writing it to disk failed: {os.strerror(error.errno or 0)}"
+                    raise StorageError(text, url=where, errno=error.errno) from error
+            chunk, offset = chunk[num_written:], offset + num_written
+
+    def _wait_for_grant(self, needed_bytes: int, size_bytes: int | None) -> None:
+        """Ask for room, and wait for it in nobody's way, if the grant is below `needed_bytes`."""
+        if self._granted_bytes >= needed_bytes:
+            return
+        assert self._slot is not None
+        self._slot.step_aside()
+        active_since, self.active_since = self.active_since, None
+        while True:
+            with self._change.lock:
+                self._raise_if_over()
+                granted = self._granted_bytes
+                if granted >= needed_bytes:
+                    break
+            self._way.report(GrantNeeded(ticket=self.request.ticket, size_bytes=size_bytes))
+            self._change.wait_until(lambda granted=granted: self._is_over or self._granted_bytes > granted)  # type: ignore[misc]
+        self.active_since = None if active_since is None else time.monotonic()
+        self._slot.come_back()
+
+    def _wait(self, seconds: float) -> None:
+        """Sleep between two tries; a cancel ends it."""
+        self.active_since = None
+        self._tally.pause_seconds += seconds
+        self._change.wait_until(lambda: self._is_over, timeout_seconds=seconds)
+        self._raise_if_over()
+
+    def _raise_if_over(self) -> None:
+        if self._is_over:
+            raise FetchCancelledError(f"{redact(self.request.url)}: the download was cancelled")
+
+    def _finish(self, size_bytes: int, etag: str | None, error: SqlStreamError | None, *, is_private: bool = False) -> None:
+        """Close the descriptor, then report; only the first call counts."""
+        with self._change.lock:
+            if self._is_over:
+                return
+            self._is_over = True
+            os.close(self._fd)
+            self._change.notify()
+        tally = self._tally
+        self._way.report(
+            FetchDone(
+                ticket=self.request.ticket,
+                size_bytes=size_bytes,
+                etag=etag,
+                is_private=is_private,
+                seconds=time.monotonic() - self._started_at,
+                num_requests=tally.num_requests,
+                num_retries=tally.num_retries,
+                downloaded_bytes=tally.downloaded_bytes,
+                pause_seconds=tally.pause_seconds,
+                host=host(self.request.url),
+                error=error,
+            )
+        )
+
+
+def _check_version(request: FetchRequest, info: ObjectInfo) -> None:
+    """Raise if an object is not the one that was asked for."""
+    check_size(request.url, info.size_bytes, request.expected_bytes if request.span is None else request.whole_bytes)
+    if request.expected_etag and not info.has_version(request.expected_etag):
+        raise changed(request.url, f"has the version {info.version}, {request.expected_etag} was expected")

@@ -1,0 +1,143 @@
+"""Hugging Face Accelerate: a prepared StreamingDataLoader gives each row once, and what Accelerate shards again is refused.
+
+`accelerator.prepare(loader)` deals the batches of a DataLoader out to the ranks. A StreamingDataset has done so already: each
+rank would train on a part of its part, in silence. So a StreamingDataLoader says that it is prepared, which Accelerate asks
+first, and does itself what Accelerate would: batches on the device, and word of the last one, for gradient accumulation. A
+plain DataLoader cannot say so: a dataset that one of Accelerate's own shards iterates raises an error with the cure.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlstream.errors import ConfigError
+from sqlstream.order import Tail
+from sqlstream.stream.run.schedule import Schedule
+
+_SHARDING = {
+    "accelerate.data_loader": ("IterableDatasetShard", "DataLoaderDispatcher"),
+    "transformers.trainer_pt_utils": ("IterableDatasetShard",),
+}
+"""Classes that deal a dataset's samples out to ranks, by their module."""
+
+
+def check_not_sharded_again(schedule: Schedule) -> None:
+    """Look through the callers for one that deals out to ranks what this dataset has dealt out.
+
+    The stack is the only place that tells: such a class keeps the dataset, and the dataset knows nothing of it. A forked worker
+    has the stack of its trainer, a spawned one is made from a pickle that is made below it.
+
+    Raises:
+        ConfigError: There is one, and several ranks.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        names = _SHARDING.get(frame.f_globals.get("__name__", ""))
+        if names is not None and (name := type(frame.f_locals.get("self")).__name__) in names:
+            world_size = schedule.layout.whole.world_size
+            if world_size > 1:
+                raise ConfigError(
+                    f"{name} ({frame.f_globals['__name__'].partition('.')[0]}) deals out to {world_size} ranks what this "
+                    f"StreamingDataset has dealt out to them already: 1/{world_size} of the rows would be left. Give "
+                    "accelerator.prepare() a sqlstream.StreamingDataLoader instead of a DataLoader, or leave the loader out of "
+                    "prepare() (docs/frameworks.md)"
+                )
+            return
+        frame = frame.f_back  # type: ignore[assignment]  # None at the end
+
+
+class Destination(NamedTuple):
+    """Where Accelerate wants batches."""
+
+    device: Any
+    """None: where they are."""
+    non_blocking: bool
+
+
+def destination_of(accelerator: Any, device_placement: bool | None, schedule: Schedule) -> Destination:
+    """Return what an Accelerator that prepares a loader wants of it.
+
+    Raises:
+        ConfigError: It wants what a loader of a sharded dataset cannot give.
+    """
+    world_size = schedule.layout.whole.world_size
+    if accelerator.num_processes not in (1, world_size):
+        raise ConfigError(
+            f"Accelerate runs {accelerator.num_processes} processes, but the dataset was told world_size={world_size}: leave "
+            "world= out, then each process takes its own part"
+        )
+    if accelerator.split_batches and accelerator.num_processes > 1:
+        raise ConfigError(
+            "Accelerate's split_batches=True cuts each batch into one part for each process, but batch_size of a "
+            "StreamingDataLoader is that of one process: leave split_batches out, and divide batch_size by their number"
+        )
+    if device_placement is None:
+        device_placement = accelerator.device_placement
+    return Destination(accelerator.device if device_placement else None, bool(accelerator.non_blocking))
+
+
+@dataclass
+class AcceleratedBatches:
+    """A loader's batches, each on its device, taken one ahead: Accelerate steps the optimizer at the last batch in any case.
+
+    Args:
+        batches: Of torch's iterator: each batch with its place in the run.
+        loader: What Accelerate asks whether the end has come; `end_of_dataloader` and `remainder` are set there.
+        place: Where batches go.
+        remainder: Samples of the last global batch without its repeats, 0: it is whole; -1: not known.
+    """
+
+    batches: Any
+    loader: Any
+    place: Destination
+    remainder: int
+
+    def __post_init__(self) -> None:
+        """Begin when the first batch is asked for."""
+        self._ahead = self._one_ahead()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._ahead)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getattr__(self, name: str) -> Any:
+        """Give what else torch's iterator has."""
+        if name in ("batches", "_ahead"):
+            raise AttributeError(name)
+        return getattr(self.batches, name)
+
+    def _one_ahead(self) -> Iterator[Any]:
+        state = importlib.import_module("accelerate.state").GradientState()
+        send: Callable[..., Any] = importlib.import_module("accelerate.utils").send_to_device
+        loader, place = self.loader, self.place
+        nothing: Any = object()
+        loader.end_of_dataloader, loader.remainder = False, self.remainder
+        state._add_dataloader(loader)
+        try:
+            following: Any = next(self.batches, nothing)
+            while following is not nothing:
+                batch, position = following
+                if place.device is not None:
+                    batch = send(batch, place.device, non_blocking=place.non_blocking)
+                following = next(self.batches, nothing)
+                loader.end_of_dataloader = following is nothing
+                yield batch, position
+        finally:
+            state._remove_dataloader(loader)
+
+
+def remainder_of(schedule: Schedule) -> int:
+    """Return how many samples the last global batch has without its repeats, as `gather_for_metrics` wants it."""
+    plan = schedule.plan
+    if plan.num_canonical_nodes > 1 or schedule.is_endless:
+        return -1  # repeats are not at its end
+    return 0 if plan.tail is Tail.DROP else plan.num_samples % schedule.step_size

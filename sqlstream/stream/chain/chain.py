@@ -1,0 +1,91 @@
+"""Runs a chain of transforms with randomness that depends on (seed, epoch, position) alone.
+
+`rng(sample)` draws from the sample's own generator. For code that draws from the global generators of python, numpy and torch,
+these are seeded from the same key while the chain runs, and put back after: the trainer's own draws are not disturbed. That
+costs twice as much as reading a small file (`global_rng.py`); so it is left out for chains of our own transforms, which draw
+from `rng(sample)` alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from sqlstream.stream.chain.global_rng import GlobalGenerators
+from sqlstream.transforms.base import Sample, Transform, apply, may_draw_globally
+from sqlstream.transforms.rng import GENERATOR, begin, begin_stage, end
+
+_UNSEEDED = contextlib.nullcontext()
+
+
+class Chain:
+    """Transforms of one stage.
+
+    Args:
+        transforms: What is applied, in order.
+        seed: Part of every sample's key; None (no shuffle) counts as 0.
+        stage: Tells chains apart: 0 before the download, 1 after it.
+        seeds_globals: Seed the global generators, too.
+    """
+
+    def __init__(self, transforms: Sequence[Transform], *, seed: int | None, stage: int, seeds_globals: bool) -> None:
+        self._transforms = tuple(transforms)
+        self._seed = seed or 0
+        self._stage = stage
+        self._seeds_globals = seeds_globals and any(map(may_draw_globally, self._transforms))
+        self.drew = False
+        """Whether the last run that watched drew random numbers."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it leaves samples as they are."""
+        return not self._transforms
+
+    def run(self, sample: Sample, epoch: int, position: int) -> Sample | Iterator[Sample]:
+        """Return the sample after all transforms, or an iterator of samples if one of them makes several.
+
+        Raises:
+            TransformError: One of them failed.
+        """
+        if not self._transforms:
+            return sample
+        if self._seeds_globals:
+            return self.run_keyed(sample, (self._seed, epoch, position))
+        begin_stage(sample, (self._seed, epoch, position, self._stage))
+        outcome = apply(self._transforms, sample)
+        if not isinstance(outcome, dict):
+            return _each(outcome, _UNSEEDED)
+        end(outcome)
+        return outcome
+
+    def run_keyed(self, sample: Sample, key: tuple[int, int, int], *, watches: bool = False) -> Sample | Iterator[Sample]:
+        """Do what `run` does, with the randomness of `key`; with `watches`, note in `drew` whether it was used."""
+        if not self._transforms:
+            return sample
+        begin(sample, key, self._stage)
+        if not self._seeds_globals:
+            return self._ended(apply(self._transforms, sample), None)
+        generators = GlobalGenerators((*key, self._stage), watches=watches)
+        with generators:
+            outcome = apply(self._transforms, sample)
+            generators.goes_on = not isinstance(outcome, dict)
+        return self._ended(outcome, generators)
+
+    def _ended(self, outcome: Sample | Iterator[Sample], generators: GlobalGenerators | None) -> Sample | Iterator[Sample]:
+        """Take what belongs to the run out of a sample, or of each of several when it is made."""
+        if not isinstance(outcome, dict):
+            return _each(outcome, generators or _UNSEEDED)
+        self.drew = GENERATOR in outcome or (generators is not None and generators.was_drawn_from)
+        end(outcome)
+        return outcome
+
+
+def _each(outcome: Iterator[Sample], generators: contextlib.AbstractContextManager[None]) -> Iterator[Sample]:
+    """Yield the samples of one; they are made while they are asked for, with the generators going on where they were."""
+    while True:
+        with generators:
+            piece = next(outcome, None)
+        if piece is None:
+            return
+        end(piece)
+        yield piece

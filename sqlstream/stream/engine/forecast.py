@@ -1,0 +1,82 @@
+"""When objects are used again, as far as the order of the next epoch tells: what the cache's policy `belady` evicts by."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlstream.cache.model.policies import Policy
+from sqlstream.order import Int64Array, Partition, Plan, Tail
+from sqlstream.stream.engine.slots import PlannedSample
+from sqlstream.stream.run.shares import EpochShare
+
+logger = logging.getLogger(__name__)
+
+
+def is_wanted(policy: Policy, share: EpochShare) -> bool:
+    """Return whether objects shall carry forecasts; warn where the policy asks for them in vain."""
+    if policy.looks_ahead and not _is_foreseeable(share):
+        logger.warning(
+            "the cache evicts by %s, but with weights, epoch_size or a filtered lazy index nobody knows when rows come again: "
+            "it evicts what was not used for longest",
+            policy.name,
+        )
+        return False
+    return policy.looks_ahead
+
+
+def foresee(slots: Sequence[PlannedSample]) -> None:
+    """Note in the objects of planned slots after how many further uses of the cache they are used again."""
+    for share, planned in groupby(slots, key=lambda slot: slot.share):
+        together = list(planned)
+        if share is None:
+            continue
+        distances = next_uses(share, np.array([slot.position for slot in together], dtype=np.int64))
+        for slot, distance in zip(together, [] if distances is None else distances.tolist(), strict=False):
+            next_use = distance * max(1, len(slot.refs))
+            slot.refs = {column: replace(ref, next_use=next_use) for column, ref in slot.refs.items()}
+            slot.stored_refs = tuple(replace(ref, next_use=next_use) for ref in slot.stored_refs)
+            slot.want()
+
+
+def next_uses(share: EpochShare, positions: Int64Array) -> Int64Array | None:
+    """Return after how many further samples of this node the rows at `positions` come again: [n].
+
+    That is in the next epoch; a row that another node takes then, or nobody, counts as two epochs away.
+
+    Returns:
+        None where the order has no inverse.
+    """
+    plan = share.plan
+    if not _is_foreseeable(share):
+        return None
+    partition = plan.partition(share.partition.world)
+    again = plan.positions_of(share.epoch + 1, plan.rows_at(share.epoch, positions))
+    distances = plan.num_samples - positions + again
+    distances[~_are_taken_here(partition, again)] = 2 * plan.num_samples
+    counted: Int64Array = np.maximum(distances // partition.world.num_nodes, 1)
+    return counted
+
+
+def _is_foreseeable(share: EpochShare) -> bool:
+    """Return whether the order has an inverse; one that becomes known on the way is another class of plan."""
+    return type(share.plan) is Plan and share.weighting.is_plain
+
+
+def _are_taken_here(partition: Partition, positions: Int64Array) -> NDArray[np.bool_]:
+    """Return which positions of an epoch this node takes: [n]."""
+    world, step_size = partition.world, partition.step_size
+    places = positions % step_size
+    if partition.num_canonical_nodes > 1:
+        node = places % world.num_nodes
+    else:
+        node = places // (partition.batch_size or 1) // world.local_world_size
+    is_here = (node == world.node) if world.num_nodes > 1 else np.ones(len(positions), dtype=np.bool_)
+    if partition.tail is Tail.DROP:
+        is_here &= positions < partition.num_whole_steps * step_size
+    return is_here

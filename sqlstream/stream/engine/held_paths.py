@@ -1,0 +1,98 @@
+"""Whether a path into the cache leaves with a sample: then its file must stay."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Mapping, Set
+from datetime import date, datetime
+from decimal import Decimal
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, NoneType
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import torch
+
+_NO_PATHS = frozenset((bytes, int, float, bool, NoneType, torch.Tensor))
+"""What most columns hold, and transforms make; asked for first, since every value of every sample is looked at."""
+_SEQUENCES = (list, tuple)
+_LOOKED_INTO = "OUV"
+"""Kinds of numpy's types that may hold text: objects, text, records."""
+_NEVER_LOOKED_INTO = (
+    *(bytearray, memoryview, complex, date, datetime, Decimal, UUID, np.generic, np.dtype, torch.dtype, torch.device, range),
+    *(type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, torch.nn.Module),
+)
+"""Neither holds paths that a trainer would open, or would take long to look through."""
+MAX_LOOKED_AT = 10_000
+"""Containers and objects of a sample; one that has more is taken for one with a path: to keep a file is never wrong."""
+
+
+def holds_path(value: Any, directory: str) -> bool:
+    """Return whether a value of a sample is, or contains, a path below `directory`: in any container, attribute or array."""
+    kind = type(value)
+    if kind in _NO_PATHS:
+        return False
+    if kind is str:
+        return bool(value.startswith(directory))
+    if kind is dict:
+        rest = []
+        for item in value.values():  # most fields of most samples end here: without a call, at a fifth of the time
+            kind = type(item)
+            if kind is str:
+                if item.startswith(directory):
+                    return True
+            elif kind not in _NO_PATHS:
+                if kind is np.ndarray:
+                    if item.dtype.kind not in _LOOKED_INTO:
+                        continue
+                elif kind in _SEQUENCES and set(map(type, item)) <= _NO_PATHS:
+                    continue
+                rest.append(item)
+        return bool(rest) and _any_holds(rest, directory)
+    return _any_holds([value], directory)
+
+
+def _any_holds(values: list[Any], directory: str) -> bool:
+    """Look through values, and what they contain, without recursion: each container and object once."""
+    seen: dict[int, Any] = {}
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            if value.startswith(directory):
+                return True
+            continue
+        if isinstance(value, _NEVER_LOOKED_INTO) or id(value) in seen:
+            continue
+        if len(seen) == MAX_LOOKED_AT:
+            return True
+        seen[id(value)] = value
+        items = _items_of(value)
+        kinds = set(map(type, items))  # a million numbers end here, in C
+        if kinds <= _NO_PATHS:
+            continue
+        if kinds == {str}:
+            if any(item.startswith(directory) for item in items):
+                return True
+            continue
+        values += [item for item in items if type(item) not in _NO_PATHS]
+    return False
+
+
+def _items_of(value: Any) -> Iterable[Any]:
+    """Return what a value contains: of a path its text."""
+    if isinstance(value, list | tuple | Set | deque):
+        return value
+    if isinstance(value, Mapping):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, np.ndarray):
+        return value.ravel().tolist() if value.dtype.kind in _LOOKED_INTO else ()
+    if isinstance(value, os.PathLike):
+        return (os.fsdecode(value),)
+    items = list(getattr(value, "__dict__", {}).values())
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            is_private = name.startswith("__") and not name.endswith("__")
+            items.append(getattr(value, f"_{kind.__name__.lstrip('_')}{name}" if is_private else name, None))
+    return items

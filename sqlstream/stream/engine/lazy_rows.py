@@ -1,0 +1,225 @@
+"""Rows of a lazy index: brings the chunks that are needed, and a few before they are, through the cache like any other object.
+
+A chunk is pinned while it is read into memory, and evictable after; its bytes obey the cache's limit. In memory are the chunks
+of two windows, the one that an epoch is in and the one that it comes to.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from sqlstream.cache.acquire.holds import Hold
+from sqlstream.cache.acquire.put import Putter
+from sqlstream.cache.cache import Cache
+from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.config import LazyOptions
+from sqlstream.errors import QueryError, SourceChangedError
+from sqlstream.index.build.lazy import ChunkRows, LazyIndex
+from sqlstream.order import Int64Array
+from sqlstream.stream.engine.row_source import PlannedSpan
+from sqlstream.stream.run.filtered_plan import FilteredPlan
+from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare
+
+WINDOW_CHUNKS = 4
+"""Chunks whose rows are shuffled together: the first sample waits for all of them, and each process holds two windows."""
+
+
+class LazyRows:
+    """The rows of a lazy index, in this process.
+
+    Args:
+        index: Which chunks there are.
+        cache: Brings their bytes.
+        options: How many chunks are under way.
+        dataset: Id of the dataset in the ledger.
+    """
+
+    def __init__(self, index: LazyIndex, cache: Cache, options: LazyOptions, dataset: int | None) -> None:
+        self._index = index
+        self._cache = cache
+        self._options = options
+        self._dataset = dataset
+        self._loaded: OrderedDict[int, ChunkRows] = OrderedDict()
+        self._ahead: dict[int, Hold] = {}
+
+    # -- the rows of a share ------------------------------------------------------------------------------------------
+
+    def walk(self, share: EpochShare) -> Iterator[PlannedSpan]:
+        """Yield what is left of a share; chunks that it comes to are on their way by then."""
+        taken = share.taken
+        while True:
+            share = self._settled(share, taken)
+            if taken >= share.partition.num_samples:
+                return
+            places, positions = share.planned(taken)
+            row_ids = self.ids_of(share.rows_at(positions))
+            self._look_ahead(share, taken)
+            yield PlannedSpan(share, places, positions, row_ids)
+            taken += PLANNED_TOGETHER
+
+    def _settled(self, share: EpochShare, taken: int) -> EpochShare:
+        """Have the filter run until it is known which rows the next positions of a share are, or where the epoch ends."""
+        plan = share.plan
+        if not isinstance(plan, FilteredPlan):
+            return share
+        while not (order := plan.order(share.epoch)).is_whole:
+            step_size = share.partition.step_size
+            positions = share.partition.positions(taken, taken + PLANNED_TOGETHER)
+            if positions.size and (positions.max() // step_size + 1) * step_size <= order.num_positions:
+                return share
+            sizes = self._index.sizes()
+            for chunk in [chunk for chunk in self._ahead if sizes[chunk] == 0]:  # another process has found that out
+                self._cache.store.acquirer.release(self._ahead.pop(chunk))
+            self._count(self._index.to_count(order.next_blocks.tolist()))
+        if not order.num_positions:
+            raise QueryError(f"the filter {self._index.condition} keeps no row of {self._index.src}: loosen it")
+        if share.partition.num_positions == order.num_positions:
+            return share
+        return replace(share, partition=replace(share.partition, num_positions=order.num_positions))
+
+    def _look_ahead(self, share: EpochShare, taken: int) -> None:
+        """Fetch what this process will need when it has taken the rows of as many chunks as are fetched ahead."""
+        world, order = share.partition.world, None
+        num_rows, num_chunks = self._index.num_rows, len(self._index.bounds) - 1
+        if isinstance(share.plan, FilteredPlan):
+            order = share.plan.order(share.epoch)
+            num_rows, num_chunks = order.num_positions, len(order.first_rows)
+        rows_ahead = num_rows * self._options.num_ahead // num_chunks // (world.world_size * world.num_workers)
+        # One position a stretch: it is soon each of the next window's chunks, and never one that is further away.
+        positions = share.partition.positions(taken + rows_ahead, taken + rows_ahead + 1)
+        if order is not None and positions.size and positions.max() >= order.num_positions:
+            self._fetch(order.next_blocks.tolist())
+        elif positions.size:
+            self._fetch(self._chunks_of(share.rows_at(positions)))
+
+    def _count(self, chunks: list[int]) -> None:
+        for number, chunk in enumerate(chunks):
+            self._fetch(chunks[number:])
+            self._load(chunk)
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def ids_of(self, numbers: Int64Array) -> list[int]:
+        """Return the ids of rows as the plan numbers them (`filtered_plan`)."""
+        if self._index.condition is None:
+            found: list[int] = numbers.tolist()
+            return found
+        row_ids = np.empty(len(numbers), np.int64)  # [n]
+        chunks = self._places(numbers)
+        for chunk in self._chunks_of(numbers):
+            mine = chunks == chunk
+            row_ids[mine] = self._load(chunk).row_ids[numbers[mine] - self._index.bounds[chunk]]
+        return row_ids.tolist()
+
+    def ids_at(self, selected: Sequence[int]) -> list[int]:
+        """Return the ids of selected rows; with a filter, chunks up to them are counted, from the first on.
+
+        Raises:
+            IndexError: There are not so many.
+        """
+        wanted = np.array(selected, dtype=np.int64)  # [n]
+        while True:
+            sizes = self._index.sizes()
+            num_known = int(np.argmax(sizes < 0)) if (sizes < 0).any() else len(sizes)
+            starts = np.concatenate(([0], np.cumsum(sizes[:num_known])))  # [num_known + 1]
+            if not wanted.size or wanted.max() < starts[-1]:
+                break
+            if num_known == len(sizes):
+                raise IndexError(f"index {wanted.max()} is out of range: the dataset has {starts[-1]} samples")
+            self._load(num_known)
+        chunks = np.searchsorted(starts, wanted, side="right") - 1  # [n]
+        return self.ids_of(self._index.bounds[chunks] + wanted - starts[chunks])
+
+    def rows(self, row_ids: Sequence[int]) -> list[dict[str, object]]:
+        """Return rows, in the order asked."""
+        wanted = np.array(row_ids, dtype=np.int64)  # [n]
+        places = self._places(wanted)
+        found: list[dict[str, object]] = [{}] * len(wanted)
+        chunks = self._chunks_of(wanted)
+        for number, chunk in enumerate(chunks):
+            self._fetch(chunks[number:])
+            mine = np.flatnonzero(places == chunk)  # [m]
+            for at, row in zip(mine.tolist(), self._load(chunk).rows(wanted[mine]), strict=True):
+                found[at] = row
+        return found
+
+    def close(self) -> None:
+        """Give back what was fetched for later."""
+        for hold in self._ahead.values():
+            self._cache.store.acquirer.release(hold)
+        self._ahead.clear()
+
+    # -- chunks -------------------------------------------------------------------------------------------------------
+
+    def _places(self, numbers: Int64Array) -> Int64Array:
+        return np.searchsorted(self._index.bounds, numbers, side="right").astype(np.int64) - 1
+
+    def _chunks_of(self, numbers: Int64Array) -> list[int]:
+        """Return the chunks that rows lie in, each once, in the order of their first row."""
+        places, first = np.unique(self._places(numbers), return_index=True)
+        found: list[int] = places[np.argsort(first)].tolist()
+        return found
+
+    def _refs(self, chunk: int) -> list[ObjectRef]:
+        place = self._index.place_of(chunk)
+        return [
+            ObjectRef.part_of(
+                place.file.url,
+                span,
+                place.file.size_bytes,
+                etag=place.file.etag,
+                version=place.version,
+                dataset=self._dataset,
+                identity=self._cache.identity,
+                access=place.file.access,
+            )
+            for span in place.spans
+        ]
+
+    def _fetch(self, chunks: Iterable[int]) -> None:
+        """Have chunks brought that are not in memory, as many as may be under way; waits for nothing."""
+        acquirer = self._cache.store.acquirer
+        for chunk in chunks:
+            num_under_way = sum(not hold.is_settled for hold in self._ahead.values())
+            if num_under_way >= self._options.num_threads or len(self._ahead) >= WINDOW_CHUNKS + self._options.num_ahead:
+                return
+            if chunk in self._loaded or chunk in self._ahead or not (refs := self._refs(chunk)):
+                continue
+            for hold in acquirer.acquire([refs], self._cache.fetcher):
+                self._ahead[chunk] = hold
+
+    def _load(self, chunk: int) -> ChunkRows:
+        """Return a chunk, in memory."""
+        if (rows := self._loaded.get(chunk)) is None:
+            rows = self._loaded[chunk] = self._read(chunk)
+            while len(self._loaded) > 2 * WINDOW_CHUNKS:
+                self._loaded.popitem(last=False)
+        self._loaded.move_to_end(chunk)
+        return rows
+
+    def _read(self, chunk: int) -> ChunkRows:
+        acquirer, refs = self._cache.store.acquirer, self._refs(chunk)
+        if not refs:
+            return self._index.read(chunk, [])
+        hold = self._cache.hold(refs)
+        try:
+            self._check_unchanged(chunk, refs)
+            return self._index.read(chunk, [self._cache.path_of(ref, hold) for ref in refs])
+        finally:
+            acquirer.release(hold)
+            if (ahead := self._ahead.pop(chunk, None)) is not None:
+                acquirer.release(ahead)
+
+    def _check_unchanged(self, chunk: int, refs: Sequence[ObjectRef]) -> None:
+        """Compare a chunk's file with what was indexed; the bytes of another version do not stay in the cache."""
+        try:
+            self._index.place_of(chunk).check_unchanged(self._cache.fetcher)
+        except SourceChangedError:
+            putter = Putter(self._cache.store.acquirer, self._cache.store.disk)
+            for ref in refs:
+                putter.discard(ref)
+            raise

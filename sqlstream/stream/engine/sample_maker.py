@@ -1,0 +1,179 @@
+"""One sample: wait for its objects, keep them in the cache while its transforms run, and give them back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from torch.utils.data import get_worker_info
+
+from sqlstream.cache.acquire.holds import AnyHold, Hold
+from sqlstream.cache.cache import Cache
+from sqlstream.cache.files.read_hold import ReadHold
+from sqlstream.stream.engine.held_paths import holds_path
+from sqlstream.stream.engine.slots import PlannedSample, RowReader
+from sqlstream.stream.engine.stored_samples import CachedChain
+from sqlstream.transforms.base import Sample
+
+
+class SampleMaker:
+    """Makes samples of slots.
+
+    Args:
+        cache: Objects by URL.
+        reader: From slots to samples.
+        chain: What every sample goes through.
+        num_retained: Samples that left with paths in them whose paths stay valid.
+        note_given_up: Called when the paths of one do not any more, because of their number.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        reader: RowReader,
+        chain: CachedChain,
+        num_retained: int,
+        note_given_up: Callable[[], None] | None = None,
+    ) -> None:
+        self._acquirer = cache.store.acquirer
+        self._holdings = self._acquirer.holdings
+        self._fetcher = cache.fetcher
+        self._is_right = self._acquirer.checksums.is_right if cache.verifies_reads else lambda _: True
+        self._reader = reader
+        self._chain = chain
+        self._num_retained = num_retained
+        self._note_given_up = note_given_up
+        self._kept: deque[list[AnyHold]] = deque()
+        """Of each access, the holds of its samples; a stream has one sample an access."""
+        self._num_kept = 0
+        self._promises = get_worker_info() is not None
+        """Samples of a stream are under way to a trainer."""
+        self._data_directory = f"{cache.store.disk.root}/data/"
+        self._is_plain = not chain.has_points
+        self.for_reading = True
+        """No sample has left with a path in it: objects are only read between claim and release."""
+
+    def make(self, slot: PlannedSample) -> Sample | Iterator[Sample]:
+        """Return what transforms make of a slot: a sample, or an iterator of several, which are made when they are asked for.
+
+        Raises:
+            SampleError, StorageError: It cannot be made.
+        """
+        if slot.error is not None:
+            raise slot.error
+        hold = slot.hold
+        if not (isinstance(hold, ReadHold) and self._is_plain):
+            self._settle(slot)
+            hold = slot.hold
+        elif not hold.claim() or not self._is_right(hold):  # nearly all samples of a warm cache are claimed here
+            self.give_back(slot)
+            self._settle(slot)
+            hold = slot.hold
+        try:
+            outcome = self._chain.run(slot, self._reader)
+            if not isinstance(outcome, dict):
+                return self._several(slot, outcome)
+            slot.is_single = True
+            is_kept = hold is not None and self._keeps_path(hold, outcome)
+        except BaseException:
+            self._done_with(slot, is_kept=False)
+            raise
+        if isinstance(hold, ReadHold) and not is_kept:
+            hold.close()  # nothing of it reaches the ledger
+            slot.hold = None  # last: where a handler raises before, `give_back` closes it
+        else:
+            self._done_with(slot, is_kept)
+        return outcome
+
+    def make_all(self, slot: PlannedSample) -> list[Sample]:
+        """Return all samples of a slot."""
+        outcome = self.make(slot)
+        return [outcome] if isinstance(outcome, dict) else list(outcome)
+
+    def give_back(self, slot: PlannedSample) -> None:
+        """Release a slot's objects."""
+        if slot.hold is not None:
+            self._acquirer.release(slot.hold)
+            slot.hold = None
+
+    def close(self, *, release_kept: bool) -> None:
+        """End; with `release_kept`, the paths of samples that left are no longer kept valid."""
+        if release_kept:
+            while self._kept:
+                self._release_oldest()
+
+    def keep(self, holds: list[AnyHold], *, num_accesses: int = 1) -> None:
+        """Keep the paths of an access's samples valid, and let the oldest go, but never one of the last `num_accesses`."""
+        if not holds:
+            return
+        if self._promises or num_accesses > 1:
+            with contextlib.suppress(IndexError):  # another thread has let go the oldest
+                oldest = self._kept[0][0]
+                if isinstance(oldest, Hold) and oldest.is_released:  # by what the share of the limit allows, not by us
+                    self._acquirer.warn_of_paths()
+        self._kept.append(holds)
+        self._num_kept += len(holds)
+        while self._num_kept > self._num_retained and len(self._kept) > num_accesses:
+            if self._note_given_up is not None:
+                self._note_given_up()
+            self._release_oldest()
+
+    def _release_oldest(self) -> None:
+        try:
+            holds = self._kept.popleft()
+        except IndexError:  # another thread did
+            return
+        self._num_kept -= len(holds)
+        for hold in holds:
+            self._acquirer.release(hold)
+
+    def _several(self, slot: PlannedSample, samples: Iterator[Sample]) -> Iterator[Sample]:
+        """Yield samples that are made while they are asked for; the slot's objects are pinned until the last one."""
+        is_kept = False
+        try:
+            for sample in samples:
+                is_kept = is_kept or (slot.hold is not None and self._keeps_path(slot.hold, sample))
+                yield sample
+        finally:
+            self._done_with(slot, is_kept)
+
+    def _settle(self, slot: PlannedSample) -> None:
+        """Wait until what the slot wants is here and claimed; plan and acquire it again when it was revoked or lost."""
+        if self._chain.is_found_now(slot):
+            self.give_back(slot)
+        for_reading = self.for_reading
+        while wanted := slot.wanted:
+            hold = slot.hold
+            if hold is None:
+                hold = slot.hold = self._acquirer.acquire_one(wanted, self._fetcher, for_reading=for_reading)
+            if hold.outstanding or hold.error is not None:
+                self._acquirer.wait(hold)
+                if hold.error is not None:
+                    error = slot.with_own_text(hold.error)
+                    self.give_back(slot)
+                    raise error
+            if self._holdings.claim(hold) and self._is_right(hold) and self._chain.read(slot):
+                return
+            self.give_back(slot)
+            self._chain.look_up([slot])
+            for_reading = False  # the ledger finds out what is wrong with it
+
+    def _keeps_path(self, hold: AnyHold, sample: Sample) -> bool:
+        """Return whether paths in a sample need its hold: they lie in the cache, or past a cache that failed."""
+        return hold.files is not None or holds_path(sample, self._data_directory)
+
+    def _done_with(self, slot: PlannedSample, is_kept: bool) -> None:
+        hold = slot.hold
+        if hold is None:
+            return
+        if is_kept:
+            slot.hold = None
+            self.for_reading = False
+            kept = self._acquirer.retain(hold)
+            if slot.access is None:
+                self.keep([kept])
+            else:
+                slot.access.append(kept)
+        else:
+            self.give_back(slot)

@@ -1,0 +1,249 @@
+"""A chain with cache points: samples are stored there, and what lies before is skipped when they are found again.
+
+Stored samples are entries of the cache's ledger like any object: one account, one limit, evicted and pinned alike. They are
+looked for when a window is planned, before anything is downloaded; one that is found stands for all objects of its row.
+
+A stored sample is named by everything that decides what it holds: the row as the transforms see it (without `__epoch__`), the
+identity of its objects, and the transforms up to the point. Random numbers drawn before a point depend on that name alone: they
+are the same in every epoch, whether the sample was found or made again. Behind the last point they depend on (seed, epoch,
+position) and the number of points, as everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sqlstream.cache.acquire.put import PutItem, Putter
+from sqlstream.cache.cache import Cache
+from sqlstream.cache.model.refs import KEY_BYTES, STORED_SAMPLE_EXTENSION, ObjectRef
+from sqlstream.config import SampleOptions
+from sqlstream.errors import CacheError, ConfigError, DecodeError
+from sqlstream.process import locks
+from sqlstream.stream.chain.chain import Chain
+from sqlstream.stream.engine.held_paths import holds_path
+from sqlstream.stream.engine.slots import PlannedSample, RowReader
+from sqlstream.transforms.base import Sample, Transform
+from sqlstream.transforms.cached import CachePoint, describe, split_at_points
+from sqlstream.transforms.codec import decode_sample, encode_sample
+
+logger = logging.getLogger(__name__)
+
+BATCH = 32
+"""Samples stored in one transaction: half a window; each holds a file open until the next one."""
+BATCH_BYTES = 32 << 20
+"""Fewer samples if they are large: they wait in memory."""
+FIRST_STAGE = 1
+"""Of the samples' generators (`transforms/rng.py`); 0 are the predownload transforms."""
+_EPOCH = "__epoch__"
+_said: set[tuple[str, Path]] = set()
+"""Warnings given, by cache directory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """A cache point, and the transforms between the one before and it."""
+
+    point: CachePoint
+    chain: Chain
+
+
+class CachedChain:
+    """Transforms of all samples of a process, with their cache points.
+
+    Args:
+        transforms: The chain; every `CacheTransform` in it is a point.
+        cache: Where samples are stored.
+        options: Which columns name objects, and how randomness is seeded.
+        seed: Part of every sample's key.
+        dataset: Id of the dataset in the ledger.
+
+    Raises:
+        ConfigError: A point's key cannot be worked out.
+    """
+
+    def __init__(
+        self, transforms: Sequence[Transform], cache: Cache, options: SampleOptions, *, seed: int | None, dataset: int | None
+    ) -> None:
+        points, rest = split_at_points(transforms)
+
+        def chain(part: Sequence[Transform], stage: int) -> Chain:
+            return Chain(part, seed=seed, stage=stage, seeds_globals=options.seed_transforms)
+
+        self._stages = [_Stage(point=point, chain=chain(point.transforms, i)) for i, point in enumerate(points, FIRST_STAGE)]
+        self._rest = chain(rest, FIRST_STAGE + len(points))
+        self._columns = options.columns_to_download
+        self._dataset = dataset
+        self._ledger, self._disk = cache.store.ledger, cache.store.disk
+        self._acquirer = cache.store.acquirer
+        self._cache = cache
+        self._putter = Putter(self._acquirer, self._disk)
+        self._unwritten: dict[bytes, PutItem] = {}
+        self._damaged: set[bytes] = set()
+        """Stored samples that cannot be read, nor removed: others hold them."""
+
+    @property
+    def has_points(self) -> bool:
+        """Whether samples are stored anywhere in it."""
+        return bool(self._stages)
+
+    # -- looking for stored samples -----------------------------------------------------------------------------------
+
+    def look_up(self, slots: Sequence[PlannedSample]) -> None:
+        """Note for each slot the last point whose sample is stored, with one look at the ledger for all of them.
+
+        A hint: it is claimed, or found lost, with the other objects of the window.
+        """
+        if not self._stages:
+            return
+        for slot in slots:
+            if not slot.stored_refs and slot.error is None:
+                slot.stored_refs = self._refs(slot)
+        ready = self._ready({ref.key for slot in slots for ref in slot.stored_refs})
+        for slot in slots:
+            slot.found = max((i for i, ref in enumerate(slot.stored_refs) if ref.key in ready), default=None)
+            slot.want()
+
+    def is_found_now(self, slot: PlannedSample) -> bool:
+        """Look once more for a slot's sample, which may have been stored since the window was planned."""
+        if not self._stages or slot.found is not None:
+            return False
+        self.look_up([slot])
+        return slot.found is not None
+
+    def _ready(self, keys: set[bytes]) -> set[bytes]:
+        """Return the keys of those samples that are stored; what this process has just made is made ready first."""
+        if self._acquirer.bypass.is_cache_left_alone:
+            return set()
+        try:
+            if not keys.isdisjoint(self._unwritten):
+                self.flush()
+            rows = self._ledger.find(list(keys))
+            if any(not row.is_ready and key in self._acquirer.downloads.leads for key, row in rows.items()):
+                self._acquirer.owner.flush()
+                rows = self._ledger.find(list(keys))
+        except CacheError as error:
+            self._say("the ledger of %s could not be asked for stored samples, so they are made again: %s", error)
+            return set()
+        return {key for key, row in rows.items() if row.is_ready} - self._damaged
+
+    def read(self, slot: PlannedSample) -> bool:
+        """Read the stored sample of a slot that holds one; False if its bytes are damaged (then it is made again)."""
+        if slot.found is None:
+            return True
+        ref = slot.stored_refs[slot.found]
+        with locks.uninterrupted():  # what a handler raises is no damage
+            try:
+                sample = decode_sample(Path(self._disk.data_path(ref.key, ref.ext)).read_bytes())
+            except (OSError, DecodeError) as error:
+                self._say("a stored sample in %s (%s) is damaged and made again: %s", ref.url, error)
+                if not self._putter.discard(ref):
+                    self._damaged.add(ref.key)
+                return False
+        if _EPOCH in sample:
+            sample[_EPOCH] = slot.epoch
+        slot.stored = sample
+        return True
+
+    def _refs(self, slot: PlannedSample) -> tuple[ObjectRef, ...]:
+        """Return where the slot's sample is stored, for each point."""
+        row = {name: value for name, value in slot.sample.items() if name != _EPOCH and name not in slot.refs}
+        identities = {column: _object_identity(ref) for column, ref in slot.refs.items()} | {
+            column: _identity(str(row[column])) for column in self._columns if row.get(column) is not None
+        }
+        content = json.dumps([row, identities], default=describe)
+        return tuple(
+            ObjectRef(
+                url=f"{stage.point.name} of {slot.sample.get('__sample_key__')}",
+                key=hashlib.blake2b(f"sample\0{stage.point.key}\0{content}".encode(), digest_size=KEY_BYTES).digest(),
+                ext=STORED_SAMPLE_EXTENSION,
+                dataset=self._dataset,
+                is_stored_sample=True,
+            )
+            for stage in self._stages
+        )
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def run(self, slot: PlannedSample, reader: RowReader) -> Sample | Iterator[Sample]:
+        """Return the sample of a slot whose objects, or whose stored sample, are here.
+
+        Raises:
+            TransformError: A transform failed, or the sample cannot be stored at a point.
+            ConfigError: A transform before a point makes several samples, or leaves the path of a cached file in them.
+        """
+        if not self._stages:
+            return self._rest.run(reader.finish(slot, self._cache), slot.epoch, slot.position)
+        if slot.stored is None or slot.found is None:
+            sample, num_done = reader.finish(slot, self._cache), 0
+        else:
+            sample, num_done = slot.stored, slot.found + 1
+        for stage, ref in zip(self._stages[num_done:], slot.stored_refs[num_done:], strict=True):
+            sample = self._run_stage(stage, ref, sample)
+        return self._rest.run(sample, slot.epoch, slot.position)
+
+    def _run_stage(self, stage: _Stage, ref: ObjectRef, sample: Sample) -> Sample:
+        name = stage.point.name
+        words = int.from_bytes(ref.key[:8], "little"), 0, int.from_bytes(ref.key[8:], "little")
+        result = stage.chain.run_keyed(sample, words, watches=True)
+        if not isinstance(result, dict):
+            raise ConfigError(
+                f"CacheTransform {name!r}: a transform before this point makes several samples of one: put it behind the point"
+            )
+        directories = (f"{self._disk.root}/data/", f"{self._acquirer.bypass.directory}/")
+        for field, value in result.items():
+            if any(holds_path(value, directory) for directory in directories):
+                raise ConfigError(
+                    f"CacheTransform {name!r}: field {field!r} holds the path of a cached file ({value!r}), which may be gone "
+                    "when the sample is found again: read the file before this point, or drop the field"
+                )
+        if stage.chain.drew:
+            self._say(
+                "samples are stored in %s at CacheTransform %r with random numbers drawn before it: these are the same in "
+                "every epoch. Put such transforms behind the point if they should change",
+                name,
+            )
+        self._store(ref, encode_sample(result))
+        return result
+
+    # -- storing ------------------------------------------------------------------------------------------------------
+
+    def _store(self, ref: ObjectRef, data: bytes) -> None:
+        self._unwritten[ref.key] = PutItem(ref=replace(ref, size_bytes=len(data), is_stored_sample=False), data=data)
+        if len(self._unwritten) >= BATCH or sum(len(item.data) for item in list(self._unwritten.values())) >= BATCH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Store what waits, in one transaction; what finds no room is not stored, and the stream goes on."""
+        unwritten, self._unwritten = self._unwritten, {}  # first of all: other threads add to the new one
+        items = list(unwritten.values())
+        if not items or self._acquirer.bypass.is_cache_left_alone:
+            return
+        reason = self._putter.put(items)
+        if reason is not None:
+            self._say("samples are not stored in %s, and made again when they are needed: %s", reason)
+
+    def _say(self, text: str, *arguments: object) -> None:
+        """Log a warning about this cache, once in a process."""
+        if (text, self._disk.root) not in _said:
+            _said.add((text, self._disk.root))
+            logger.warning(text, self._disk.root, *arguments)
+
+
+def _object_identity(ref: ObjectRef) -> object:
+    """Return what names an object, with its version where a listing names it."""
+    return [ref.key.hex(), ref.size_bytes, ref.etag] if ref.is_listed else ref.key.hex()
+
+
+def _identity(path: str) -> list[object]:
+    """Return what tells versions of a local source file apart; it is read in place, and may be changed there."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return [path]
+    return [path, status.st_size, status.st_mtime_ns]

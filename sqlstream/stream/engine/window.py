@@ -1,0 +1,136 @@
+"""What is planned and acquired ahead of the sample that is being yielded."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, islice
+
+from sqlstream.cache.acquire.acquirer import Acquirer
+from sqlstream.cache.cache import Cache
+from sqlstream.cache.files.read_hold import ReadHold
+from sqlstream.config import SampleOptions
+from sqlstream.stream.engine.forecast import foresee, is_wanted
+from sqlstream.stream.engine.slots import PlannedSample
+from sqlstream.stream.run.shares import EpochShare
+
+FIRST_WIDTH = 64
+"""Samples ahead at first, before sizes are known; then it doubles with every half of it that is used."""
+
+SIZES_LOOKED_AT = 32
+"""Samples whose mean size counts for all that are ahead: as many of the last used, and as many of the next."""
+
+
+class Window:
+    """Slots in the order of their positions, as many of them acquired as there is room for.
+
+    Args:
+        planned: Slots, made when they are asked for.
+        acquirer: Brings and pins their objects.
+        cache: Whose objects they are, and whose policy may ask when they are used again.
+        options: Slots ahead at most, and bytes that the acquired ones may have, as far as sizes are known.
+        first: The share that the slots begin with.
+        for_reading: Whether objects are only read between claim and release; see `Acquirer.acquire`.
+    """
+
+    def __init__(
+        self,
+        planned: Iterator[PlannedSample],
+        acquirer: Acquirer,
+        cache: Cache,
+        options: SampleOptions,
+        first: EpochShare,
+        *,
+        for_reading: Callable[[], bool],
+    ) -> None:
+        self._planned = planned
+        self._acquirer = acquirer
+        self._for_reading = for_reading
+        self._fetcher = cache.fetcher
+        self._prefetch = options.prefetch
+        self._prefetch_bytes = options.prefetch_bytes
+        self._foresees = is_wanted(cache.policy, first)
+        self._ahead: deque[PlannedSample] = deque()
+        self._used: deque[Mapping[bytes, int]] = deque(maxlen=SIZES_LOOKED_AT)
+        """What the last slots' objects count on disk: all that is known where samples are used as fast as they come."""
+        self._has_more = True
+        """More slots may be planned."""
+        self._num_acquired = self._num_bare = 0
+        """How many of those ahead have a hold, and how many want one."""
+        self._mean_bytes = 0.0
+        self._width = self._next_width = min(options.prefetch, FIRST_WIDTH)
+
+    @property
+    def next_share(self) -> EpochShare | None:
+        """The share that it goes on with; None: nothing is left."""
+        return self._ahead[0].share if self._ahead else None
+
+    def extend(self, planned: Iterator[PlannedSample]) -> None:
+        """Have further slots follow."""
+        self._planned, self._has_more = chain(self._planned, planned), True
+
+    def pop(self, last_epoch: int | None) -> PlannedSample | None:
+        """Return the next slot; None if there is none, or none up to `last_epoch` (None: any epoch)."""
+        ahead, enough = self._ahead, self._width // 2
+        if (self._has_more and len(ahead) <= enough) or (self._num_bare and self._num_acquired <= enough):
+            self._look_ahead()
+        if not ahead or (last_epoch is not None and ahead[0].epoch > last_epoch):
+            return None
+        slot = ahead.popleft()
+        if slot.hold is not None:
+            self._num_acquired -= 1
+            if not isinstance(slot.hold, ReadHold):  # objects that come; those that are here have their sizes
+                self._used.append(slot.hold.charges)
+        elif slot.wanted:
+            self._num_bare -= 1
+        return slot
+
+    def close(self) -> None:
+        """Give back what is acquired."""
+        for slot in self._ahead:
+            self.give_back(slot)
+        self._ahead.clear()
+        self._num_acquired = self._num_bare = 0
+
+    def give_back(self, slot: PlannedSample) -> None:
+        """Release a slot's objects."""
+        if slot.hold is not None:
+            self._acquirer.release(slot.hold)
+            slot.hold = None
+
+    def _look_ahead(self) -> None:
+        """Keep a window of samples planned, and as many of them acquired as there is room for, half of it at a time."""
+        ahead = self._ahead
+        if self._has_more and len(ahead) <= self._width // 2:
+            num_wanted = self._next_width - len(ahead)
+            planned = list(islice(self._planned, num_wanted))
+            if self._foresees:
+                foresee(planned)
+            ahead.extend(planned)
+            self._has_more = len(planned) == num_wanted
+            self._num_bare += sum(bool(slot.wanted) for slot in planned)
+        if not self._num_bare or self._num_acquired > self._width // 2:
+            return
+        num_missing, num_affordable = self._next_width - self._num_acquired, self._num_affordable()
+        bare = [slot for slot in ahead if slot.hold is None and slot.wanted][:num_affordable]
+        if not bare:
+            return
+        holds = self._acquirer.acquire([slot.wanted for slot in bare], self._fetcher, for_reading=self._for_reading())
+        for slot, hold in zip(bare, holds, strict=False):
+            slot.hold = hold
+        self._num_acquired += len(holds)
+        self._num_bare -= len(holds)
+        # With no room for all, the window shrinks to what there is room for; it grows again as fast.
+        is_short = len(holds) < len(bare) or num_affordable < num_missing
+        self._width = max(1, self._num_acquired) if is_short else self._next_width
+        self._next_width = min(self._prefetch, 2 * self._width)
+
+    def _num_affordable(self) -> int:
+        """Return how many more samples may be acquired: by their number, and by the mean size of those that were here last."""
+        ahead = islice(self._ahead, SIZES_LOOKED_AT)
+        settled = [slot.hold.charges for slot in ahead if slot.hold is not None and slot.hold.is_settled]
+        sizes = [sum(charges.values()) for charges in chain(self._used, settled) if charges]
+        if sizes:
+            self._mean_bytes = sum(sizes) / len(sizes)
+        width = min(self._next_width, int(self._prefetch_bytes / max(self._mean_bytes, 1.0)))
+        return max(width - self._num_acquired, not self._num_acquired)

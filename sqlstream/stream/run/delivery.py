@@ -1,0 +1,207 @@
+"""Where a run begins and how far it has come: in a process that makes samples, and in a loader that hands them out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from torch.utils.data import get_worker_info
+
+from sqlstream.errors import StateError
+from sqlstream.order import Int64Array, Partition, Plan
+from sqlstream.stream.run.epoch_counter import EpochCounter, JobPosition
+from sqlstream.stream.run.partial_steps import DeliveredAhead, DeliveredSpan, PartialRow, stretches_of
+from sqlstream.stream.run.shares import ShareProgress, WorkerPosition
+from sqlstream.stream.run.state import Share
+from sqlstream.world import World
+
+LOOKED_AT = 256
+"""Numbers that are looked at together, to find the first that was not delivered before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where an iteration begins."""
+
+    mark: JobPosition
+    first_worker: int = 0
+    """The worker that takes the first step."""
+    beyond: DeliveredAhead | None = None
+    """What of the rest was delivered before."""
+
+
+class Loaded(NamedTuple):
+    """A state that says more than a mark."""
+
+    serial: int
+    """Of the counter: what was set later holds instead."""
+    mark: JobPosition
+    share: Share | None
+    beyond: DeliveredAhead | None
+
+
+class RunPosition(NamedTuple):
+    """Where a run stands, as far as this process knows."""
+
+    mark: JobPosition
+    share: Share | None = None
+    """What this process alone has taken beyond the mark."""
+    beyond: DeliveredAhead | None = None
+    """What this rank was given beyond the mark."""
+
+
+class Delivery:
+    """What a loader has handed out of an iteration.
+
+    Args:
+        start: Where it began.
+        plan: The order.
+        world: Of the trainer.
+        num_workers: Processes that make batches; 1 also where the trainer does.
+        is_endless: The iteration goes on over epochs.
+    """
+
+    def __init__(self, start: Start, plan: Plan, world: World, num_workers: int, *, is_endless: bool) -> None:
+        self.start = start
+        self.is_over = False
+        """The iteration has ended by itself."""
+        self._plan = plan
+        self._world = world
+        self._num_workers = num_workers
+        self._is_endless = is_endless
+        self._places: dict[int, WorkerPosition] = {}
+        self._next_worker = 0
+
+    def note(self, place: WorkerPosition) -> None:
+        """Count a batch, made by a worker that had come to `place`."""
+        self._places[place.worker] = place
+        self._next_worker = (place.worker + 1) % self._num_workers
+
+    def position(self) -> RunPosition:
+        """Return the end of the last complete step, with what lies beyond it."""
+        first_epoch = self.start.mark.epoch
+        if self.is_over:
+            return RunPosition(JobPosition(first_epoch + 1, 0))
+        workers = range(self._num_workers)
+        places = [self._settled(self._places.get(worker, WorkerPosition(worker, first_epoch, 0, 0))) for worker in workers]
+        under_way = [place for place in places if place.taken < self._partition(place.worker, place.epoch).num_samples]
+        if not under_way:
+            return RunPosition(JobPosition(first_epoch + 1, 0))
+        epoch = min(place.epoch for place in under_way)
+        step = min(self._number(place) // self._batch_size for place in under_way if place.epoch == epoch)
+        mark = JobPosition(epoch, step * self._partition(0, epoch).step_size)
+        return RunPosition(mark, beyond=self._beyond(epoch, step, places))
+
+    def _beyond(self, epoch: int, step: int, places: list[WorkerPosition]) -> DeliveredAhead | None:
+        """Return what is delivered from `step` of `epoch` on; None if nothing is, and that step's worker is asked next."""
+        taken = tuple(self._taken(epoch, step, places))
+        unfinished = {(place.epoch, self._number(place)): place.offset for place in places if place.offset}
+        if self.start.beyond is not None:
+            for old in self.start.beyond.unfinished:
+                is_done = any(s.epoch == old.epoch and s.start <= old.number < s.stop for s in taken)
+                if not is_done and (old.epoch, old.number) >= (epoch, step * self._batch_size):
+                    unfinished.setdefault((old.epoch, old.number), old.num_samples)
+        first_worker = (self._partition(0, epoch).worker_of(step) - self._next_worker) % self._num_workers
+        if not taken and not unfinished and first_worker == 0:
+            return None
+        return DeliveredAhead(
+            rank=self._world.rank,
+            world_size=self._world.world_size,
+            num_workers=self._num_workers,
+            first_worker=first_worker,
+            taken=taken,
+            unfinished=tuple(PartialRow(*key, num_samples) for key, num_samples in sorted(unfinished.items())),
+        )
+
+    def _taken(self, epoch: int, step: int, places: list[WorkerPosition]) -> Iterator[DeliveredSpan]:
+        before = () if self.start.beyond is None else self.start.beyond.taken
+        last_epoch = max(*(place.epoch for place in places), *(stretch.epoch for stretch in before), epoch)
+        for later in range(epoch, last_epoch + 1):
+            first_step = step if later == epoch else 0
+            numbers: list[Int64Array] = []
+            for place in places:
+                partition = self._partition(place.worker, later)
+                stop = partition.num_samples if place.epoch > later else place.taken if place.epoch == later else 0
+                numbers.append(partition.numbers(partition.num_before(first_step), stop))
+            if self.start.beyond is not None:
+                numbers.append(self.start.beyond.numbers(later, first_step * self._batch_size))
+            yield from stretches_of(later, np.concatenate(numbers))
+
+    @property
+    def _batch_size(self) -> int:
+        return self._plan.batch_size or 1
+
+    def _number(self, place: WorkerPosition) -> int:
+        return int(self._partition(place.worker, place.epoch).numbers(place.taken, place.taken + 1)[0])
+
+    def _settled(self, place: WorkerPosition) -> WorkerPosition:
+        """Return the place beyond all that was delivered before, in the next epoch if the iteration goes on with it."""
+        while True:
+            partition = self._partition(place.worker, place.epoch)
+            taken = place.taken
+            while self.start.beyond is not None and not place.offset and taken < partition.num_samples:
+                numbers = partition.numbers(taken, taken + LOOKED_AT)
+                is_left = ~self.start.beyond.is_taken(place.epoch, numbers)
+                taken += int(is_left.argmax()) if is_left.any() else len(numbers)
+                if is_left.any():
+                    break
+            if taken < partition.num_samples or not self._is_endless:
+                return place._replace(taken=taken)
+            place = WorkerPosition(place.worker, place.epoch + 1, 0, 0)
+
+    def _partition(self, worker: int, epoch: int) -> Partition:
+        """Return a worker's share of an epoch of this iteration."""
+        world = self._world.with_worker(worker, self._num_workers)
+        mark = self.start.mark
+        first = self._plan.partition(world, mark.consumed, self.start.first_worker)
+        if epoch == mark.epoch:
+            return first
+        num_steps_between = (epoch - mark.epoch - 1) * first.num_steps
+        return self._plan.partition(world, 0, (first.next_worker + num_steps_between) % self._num_workers)
+
+
+def begun(mark: JobPosition, loaded: Loaded | None, counter: EpochCounter, world: World, num_workers: int) -> Start:
+    """Return where an iteration from `mark` on begins, if need be with what a loaded state says beyond it.
+
+    Raises:
+        StateError: It is where another rank was, or this worker started before the state was loaded.
+    """
+    if loaded is None or loaded.serial != counter.serial:
+        if get_worker_info() is not None and counter.has_more(mark):
+            raise StateError(
+                "persistent workers that run already cannot go on from this state: use StreamingDataLoader, or make a new "
+                "DataLoader"
+            )
+        return Start(mark=mark)
+    if loaded.mark != mark or loaded.beyond is None:
+        return Start(mark=mark)
+    loaded.beyond.check_place(world.rank, world.world_size)
+    first_worker = loaded.beyond.first_worker if loaded.beyond.num_workers == num_workers else 0
+    return Start(mark=mark, first_worker=first_worker, beyond=loaded.beyond)
+
+
+def advanced(mark: JobPosition, num_steps: int, plan: Plan, world: World, *, is_endless: bool) -> JobPosition:
+    """Return the mark `num_steps` later; without endless iteration the next epoch's start at most."""
+    partition = plan.partition(world, mark.consumed)
+    num_left = partition.num_steps - partition.first_step
+    if num_steps < num_left:
+        return JobPosition(mark.epoch, mark.consumed + num_steps * partition.step_size)
+    if not is_endless:
+        return JobPosition(mark.epoch + 1, 0)
+    num_epochs, num_steps = divmod(num_steps - num_left, partition.num_steps)
+    return JobPosition(mark.epoch + 1 + num_epochs, num_steps * partition.step_size)
+
+
+def processed(progress: ShareProgress) -> RunPosition:
+    """Return where this process has come to by itself."""
+    epoch, partition, beyond = progress.share.epoch, progress.share.current_partition, progress.share.beyond
+    if get_worker_info() is not None:
+        return RunPosition(JobPosition(epoch, partition.consumed), Share.of(partition, progress.taken, progress.offset), beyond)
+    if progress.taken >= partition.num_samples:
+        return RunPosition(JobPosition(epoch + 1, 0))
+    num_steps, rest = divmod(progress.taken, partition.batch_size or 1)
+    mark = JobPosition(epoch, partition.consumed + num_steps * partition.step_size)
+    is_within = rest or progress.offset or beyond is not None
+    return RunPosition(mark, Share.of(partition, rest, progress.offset) if is_within else None, beyond)

@@ -1,0 +1,144 @@
+"""Which epoch an iteration is, and where in it it begins, in memory that the trainer shares with its workers (fork and spawn).
+
+Two ways. A StreamingDataLoader decides in the trainer, and its workers read what it announced. Under a plain DataLoader nobody
+decides: it asks every worker for an iterator once per iteration, and the workers of one iteration share its seed. The first
+that starts takes the next epoch and writes it down; the others find it there, or, starting at the same moment, work out the
+same from the same past. Rejected: a counter in each worker (workers that are new in each epoch start again at 0), and a lock (a
+semaphore would bring multiprocessing's resource tracker process).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import get_worker_info
+
+from sqlstream.order import Int64Array
+
+_SLOTS = 256
+"""Workers that can write at once; more share slots, which is harmless as long as they do not start in the same instant."""
+
+
+class JobPosition(NamedTuple):
+    """A place in the run of the whole job."""
+
+    epoch: int
+    consumed: int
+    """Samples of the epoch that the whole job has behind it."""
+
+
+class EpochCounter:
+    """Where the next iteration of a dataset begins."""
+
+    def __init__(self) -> None:
+        self._shared = torch.zeros((_SLOTS + 4, 4), dtype=torch.int64)  # [4 and slots, 4]
+        self._shared.share_memory_()  # type: ignore[no-untyped-call]  # torch annotates it not
+        self._num_started = 0
+        self._pid = os.getpid()
+        self._look()
+
+    def _look(self) -> None:
+        """Take the numbers out of the shared memory: numpy reads and writes them in a tenth of torch's time."""
+        numbers: Int64Array = self._shared.numpy()  # [4 and slots, 4]
+        # Of the next and the announced iteration: epoch and consumed. Flags: the epoch + 1 that workers have started by
+        # themselves, 0 if none; whether some position gave no sample, or several. What was set from outside: how often; whether
+        # the last of it was a state with more than a mark, and its mark.
+        self._next, self._announced, self._flags, self._set = numbers[:4]  # [4]
+        # Per slot: identity of the iteration (seed, count in that worker), its epoch + 1, what is consumed of it.
+        self._table = numbers[4:]  # [slots, 4]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle for a worker, with the memory that it shares."""
+        return {"_shared": self._shared, "_num_started": self._num_started, "_pid": self._pid}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._look()
+
+    @property
+    def next(self) -> JobPosition:
+        """Where the next iteration begins."""
+        return JobPosition(*self._next[:2].tolist())
+
+    @property
+    def announced(self) -> JobPosition:
+        """Where the iteration begins that the trainer announced last."""
+        return JobPosition(*self._announced[:2].tolist())
+
+    @property
+    def epoch_of_workers(self) -> int | None:
+        """The epoch that workers started by themselves; None if the trainer knows better."""
+        return int(self._flags[0]) - 1 if self._flags[0] else None
+
+    def set_next(self, mark: JobPosition) -> None:
+        """Make the next iteration begin at `mark`."""
+        self._next[1] = mark.consumed
+        self._next[0] = mark.epoch
+        self._table[:] = 0
+        self._flags[0] = 0
+
+    @property
+    def serial(self) -> int:
+        """Counts what was set from outside: a state that another one followed holds no more."""
+        return int(self._set[0])
+
+    def has_more(self, mark: JobPosition) -> bool:
+        """Return whether what was set last is `mark` and more; who has no copy of the rest cannot go on there."""
+        return bool(self._set[1]) and mark == JobPosition(int(self._set[2]), int(self._set[3]))
+
+    def set_from_outside(self, mark: JobPosition, *, has_more: bool) -> None:
+        """Make the next iteration begin at `mark`, as the user says."""
+        self._set[2:] = mark
+        self._set[1] = has_more
+        self._set[0] += 1
+        self.set_next(mark)
+
+    def announce(self) -> JobPosition:
+        """Begin an iteration in the trainer, for the workers that it is about to ask."""
+        mark = self.next
+        self._announced[:2] = mark
+        self.set_next(JobPosition(mark.epoch + 1, 0))
+        return mark
+
+    def start(self) -> JobPosition:
+        """Return where the iteration begins that this process, trainer or worker, starts now."""
+        info = get_worker_info()
+        if info is None:
+            mark = self.next
+            self.set_next(JobPosition(mark.epoch + 1, 0))
+            return mark
+        if self._pid != os.getpid():  # a worker that was forked or spawned: it has started nothing yet
+            self._pid, self._num_started = os.getpid(), 0
+        self._num_started += 1
+        candidate = self.next  # read before the table: whoever moved it has written its slot
+        seed, count = info.seed - info.id, self._num_started
+        same = (self._table[:, 0] == seed) & (self._table[:, 1] == count) & (self._table[:, 2] > 0)  # [slots]
+        known = self._table[same]  # [n, 4]
+        mark = JobPosition(int(known[0, 2]) - 1, int(known[0, 3])) if len(known) else candidate
+        slot = 1 + info.id % (_SLOTS - 1)
+        self._table[slot, 2] = 0  # not valid while it is being written
+        self._table[slot, 0], self._table[slot, 1], self._table[slot, 3] = seed, count, mark.consumed
+        self._table[slot, 2] = mark.epoch + 1
+        self.skip_to(mark.epoch)
+        return mark
+
+    def skip_to(self, epoch: int) -> None:
+        """Have this process's iteration be that of `epoch`, so that the one after it is the next."""
+        if get_worker_info() is not None:
+            self._flags[0] = epoch + 1
+        if self._next[0] <= epoch:
+            self._next[1] = 0
+            self._next[0] = epoch + 1
+
+    @property
+    def has_several(self) -> bool:
+        """Some position gave no sample, or several: batches are no steps."""
+        return bool(self._flags[1])
+
+    def note_several(self) -> bool:
+        """Note that; return True for the first of all processes (two, if they come in the same instant)."""
+        is_first = not self._flags[1]
+        self._flags[1] = 1
+        return is_first

@@ -1,0 +1,116 @@
+"""What a rank has behind it beyond the end of a step: where rows give no sample, or several, batches are no steps.
+
+Positions stay the unit of order and state. A rank takes its positions step by step; their numbers in that order are the same
+for any number of workers, so a state that names them can be gone on with by any number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sqlstream.errors import StateError
+from sqlstream.order import Int64Array
+
+
+class DeliveredSpan(NamedTuple):
+    """Numbers `[start, stop)` of an epoch, all of whose samples are delivered."""
+
+    epoch: int
+    start: int
+    stop: int
+
+
+class PartialRow(NamedTuple):
+    """A number of an epoch, some of whose samples are delivered."""
+
+    epoch: int
+    number: int
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveredAhead:
+    """What one rank has delivered beyond the samples that the whole job has behind it."""
+
+    rank: int
+    world_size: int
+    num_workers: int
+    first_worker: int
+    """Of as many workers, counted from the one that is asked next, the one that takes the first step that is not complete."""
+    taken: tuple[DeliveredSpan, ...]
+    """In order."""
+    unfinished: tuple[PartialRow, ...]
+
+    def is_taken(self, epoch: int, numbers: Int64Array) -> NDArray[np.bool_]:
+        """Return which of `numbers` need not come again: [n]."""
+        bounds = [bound for stretch in self.taken if stretch.epoch == epoch for bound in (stretch.start, stretch.stop)]
+        num_passed = np.searchsorted(np.array(bounds, dtype=np.int64), numbers, side="right")
+        is_within: NDArray[np.bool_] = num_passed % 2 == 1
+        return is_within
+
+    def numbers(self, epoch: int, start: int) -> Int64Array:
+        """Return all numbers from `start` on that need not come again: [n]."""
+        ranges = [np.arange(max(s.start, start), s.stop) for s in self.taken if s.epoch == epoch]
+        return np.concatenate([np.empty(0, dtype=np.int64), *ranges])
+
+    def num_delivered(self, epoch: int, number: int) -> int:
+        """Return how many samples of an unfinished position are delivered."""
+        return next((u.num_samples for u in self.unfinished if (u.epoch, u.number) == (epoch, number)), 0)
+
+    def check_place(self, rank: int, world_size: int) -> None:
+        """Raise StateError if another rank delivered this."""
+        if (self.rank, self.world_size) != (rank, world_size):
+            raise StateError(
+                f"the state is that of rank {self.rank} of {self.world_size}, this is rank {rank} of {world_size}: where rows "
+                "give no sample, or several, each rank goes on from a state of its own, on as many ranks; or load it with "
+                "strict=False to go on at the last step that is complete"
+            )
+
+    def to_dict(self) -> dict[str, object]:
+        """Return it as JSON would give it back."""
+        counts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return counts | {name: [list(triple) for triple in counts[name]] for name in ("taken", "unfinished")}
+
+    @classmethod
+    def from_dict(cls, beyond: object) -> DeliveredAhead:
+        """Return what a dict in a state says.
+
+        Raises:
+            StateError: It says something else.
+        """
+        names = {field.name for field in fields(cls)}
+        if not isinstance(beyond, Mapping) or set(beyond) != names:
+            raise StateError(f"beyond={beyond!r} in the state is not a dict of {', '.join(sorted(names))}")
+        lists = {name: _triples(name, beyond[name]) for name in ("taken", "unfinished")}
+        counts = {name: beyond[name] for name in names - set(lists)}
+        if any(type(count) is not int or count < 0 for count in counts.values()):
+            raise StateError(f"beyond={counts!r} in the state are not counts: give 0 or more")
+        return cls(
+            taken=tuple(DeliveredSpan(*triple) for triple in lists["taken"]),
+            unfinished=tuple(PartialRow(*triple) for triple in lists["unfinished"]),
+            **counts,
+        )
+
+
+def stretches_of(epoch: int, numbers: Int64Array) -> list[DeliveredSpan]:
+    """Return `numbers`, which may repeat, as the fewest stretches."""
+    numbers = np.unique(numbers)
+    if not numbers.size:
+        return []
+    breaks = np.flatnonzero(np.diff(numbers) > 1)
+    starts, stops = numbers[np.append(0, breaks + 1)], numbers[np.append(breaks, -1)] + 1
+    return [DeliveredSpan(epoch, start, stop) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
+def _triples(name: str, value: Any) -> Sequence[Sequence[int]]:
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(triple, list | tuple) and len(triple) == 3 and all(type(count) is int and count >= 0 for count in triple)
+        for triple in value
+    ):
+        raise StateError(f"beyond[{name!r}]={value!r} in the state is not a list of [epoch, number, number]")
+    return value

@@ -1,0 +1,373 @@
+"""Order, layout and state of a dataset, without its samples: which process takes which positions when, and how far it is."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch.utils.data import get_worker_info
+
+from sqlstream import distributed
+from sqlstream.config import check_at_least
+from sqlstream.errors import ConfigError, StateError
+from sqlstream.index.weights import WeightsSpec
+from sqlstream.order import Partition, Plan, Tail
+from sqlstream.stream.run.delivery import Delivery, Loaded, RunPosition, advanced, begun, processed
+from sqlstream.stream.run.epoch_counter import EpochCounter, JobPosition
+from sqlstream.stream.run.partial_steps import DeliveredAhead
+from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare, ShareProgress, WorkerPosition
+from sqlstream.stream.run.state import Share
+from sqlstream.stream.run.weighting import Weighting
+from sqlstream.world import World
+
+
+def reweight(schedule: Schedule, weights: WeightsSpec | None, at_step: int | None, prefetch: int) -> None:
+    """Have rows weigh `weights` from the next epoch on, or from a step of the epoch under way.
+
+    Args:
+        schedule: Whose.
+        weights: What rows weigh; None: all the same.
+        at_step: The step, counted from the start of the epoch.
+        prefetch: Samples that each process plans ahead.
+
+    Raises:
+        StateError: The step is handed out already.
+    """
+    is_between_epochs = at_step is None and not schedule.is_endless
+    following = schedule.counter.next if is_between_epochs else first_free(schedule, prefetch)
+    if at_step is None:
+        schedule.weighting.add(following.epoch + (following.consumed > 0), 0, weights)
+        return
+    check_at_least("at_step", at_step, 0)
+    epoch, num_steps = schedule.place.epoch, schedule.num_steps
+    first = following.consumed // schedule.step_size if following.epoch == epoch else num_steps
+    if not first <= at_step < num_steps:
+        possible = f"the first possible one is {first}" if first < num_steps else "no step of it is possible any more"
+        raise StateError(
+            f"the weights cannot change at_step={at_step} of epoch {epoch}, which has {num_steps} steps: {possible}, since "
+            "what comes before is handed out or planned; leave at_step out to change them with the next epoch"
+        )
+    schedule.weighting.add(epoch, at_step * schedule.step_size, weights)
+
+
+def first_free(schedule: Schedule, prefetch: int) -> JobPosition:
+    """Return the first place of the run that no process can have planned, the same on every rank."""
+    if not schedule.is_under_way:
+        return schedule.counter.next
+    if schedule.counter.has_several:
+        raise StateError(
+            "the weights cannot change within an epoch whose rows give no sample, or several: it is not known which positions "
+            "are planned; leave at_step out"
+        )
+    options, batch_size = schedule.batches, schedule.plan.batch_size or 1
+    planned = 1 + -(-(prefetch + PLANNED_TOGETHER) // batch_size)
+    if options is None or options.num_workers == 0:
+        return schedule.place_after(planned)
+    return schedule.place_after(options.num_workers * (options.prefetch_factor + planned))
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOptions:
+    """How a loader takes samples."""
+
+    batch_size: int
+    """Samples of a rank's batch."""
+    drop_last: bool
+    """Leave out the last, incomplete global batch."""
+    num_workers: int
+    """Processes that make batches; 0: the trainer."""
+    prefetch_factor: int
+    """Batches that each worker makes ahead."""
+    is_persistent: bool
+    """Workers run several epochs: they prepare the next one while the last samples of one are taken."""
+    num_held: int = 0
+    """Batches that the trainer takes before they are asked for."""
+
+    @property
+    def num_under_way(self) -> int:
+        """Samples of a worker that may be under way to the trainer: their paths stay valid."""
+        return (self.prefetch_factor + 1 + self.num_held) * self.batch_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where this process stands, as its trainer knows it."""
+
+    world: World | None
+    """None: asked for when it is needed, from torch.distributed or the launcher."""
+    replication: int
+    """So many consecutive ranks take the same samples."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_at_least("replication", self.replication, 1)
+
+    @property
+    def whole(self) -> World:
+        """The place among all ranks."""
+        return self.world or distributed.read_world()
+
+    @property
+    def effective(self) -> World:
+        """The place where ranks that take the same samples count as one."""
+        return self.whole.replicated(self.replication)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle for a worker: it cannot ask torch.distributed for its place, so the trainer's goes along."""
+        return (partial(Layout, world=self.whole, replication=self.replication), ())
+
+
+class Schedule:
+    """Order and state of one dataset in this process.
+
+    Args:
+        plan: The order.
+        weighting: The rows of the plan's slots.
+        layout: Where this process stands.
+        is_endless: An iteration goes on over epochs without end.
+        is_unaligned: Every worker has a shuffle of its own.
+    """
+
+    def __init__(self, plan: Plan, weighting: Weighting, layout: Layout, *, is_endless: bool, is_unaligned: bool) -> None:
+        self.plan = plan
+        self.weighting = weighting
+        self.layout = layout
+        self.is_endless = is_endless
+        self.is_announced = False
+        """A loader in the trainer says where iterations begin; true while it creates its workers, and in those."""
+        self.counter = EpochCounter()
+        self.batches: BatchOptions | None = None
+        self._is_unaligned = is_unaligned
+        self._given_batch_size = plan.batch_size
+        self._loaded: Loaded | None = None
+        self._progress: ShareProgress | None = None
+        self._delivery: Delivery | None = None
+
+    # -- layout -------------------------------------------------------------------------------------------------------
+
+    @property
+    def world(self) -> World:
+        """Where this process stands; ranks that take the same samples count as one."""
+        return self.layout.effective
+
+    @property
+    def global_batch_size(self) -> int | None:
+        """Samples of a step of the whole job; None: not known."""
+        return None if self.plan.batch_size is None else self.plan.batch_size * self.world.world_size
+
+    @property
+    def step_size(self) -> int:
+        """Positions of a step."""
+        return self.global_batch_size or self.world.world_size
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of every rank in an epoch."""
+        return self.plan.num_steps(self.world)
+
+    def expect_batches(self, options: BatchOptions) -> None:
+        """Learn from a loader how it takes samples.
+
+        Raises:
+            ConfigError: The dataset was given another batch size.
+        """
+        batch_size = options.batch_size
+        if self._given_batch_size not in (None, batch_size):
+            raise ConfigError(
+                f"the loader has batch_size={batch_size}, its dataset was given batch_size={self._given_batch_size}: "
+                "give the same to both, or only to the StreamingDataLoader"
+            )
+        self.batches = options
+        self.plan = replace(self.plan, batch_size=batch_size, tail=Tail.DROP if options.drop_last else self.plan.tail)
+
+    # -- an iteration -------------------------------------------------------------------------------------------------
+
+    def begin(self) -> tuple[ShareProgress, Iterator[EpochShare]]:
+        """Begin an iteration in this process; return its progress, and what it takes of its epoch and of those that follow.
+
+        In a persistent worker the next iteration's epoch follows, too: it will most likely run it.
+        """
+        info = get_worker_info()
+        world = self.world if info is None else self.world.with_worker(info.id, info.num_workers)
+        first = self._first_share(self.plan, world)
+        if self._is_unaligned and self.plan.seed is not None:
+            first = replace(first, plan=replace(self.plan, seed=own_seed(self.plan.seed, first, is_endless=self.is_endless)))
+        progress = ShareProgress(first, first.taken)
+        if not self.is_announced:
+            self._delivery = None
+        self._progress = progress
+        looks_ahead = info is not None and self.batches is not None and self.batches.is_persistent
+        return progress, self._from(first, looks_ahead)
+
+    def begin_delivery(self) -> Delivery:
+        """Begin an iteration of a loader in the trainer, which tells its workers where they begin.
+
+        Raises:
+            StateError: The state is that of one process within a step.
+        """
+        share = None if self._loaded is None else self._loaded.share
+        if share is not None:
+            raise StateError(
+                f"the state was taken within a step, {share.taken} samples beyond its start, by {share.place}: loaders go on "
+                "at steps; iterate the dataset itself, or load it with strict=False to go on at the start of that step"
+            )
+        mark = self.counter.next
+        if self._is_over(mark):
+            self.counter.set_next(JobPosition(mark.epoch + 1, 0))
+        num_workers = max(1, self.batches.num_workers if self.batches is not None else 0)
+        world = self.world
+        start = begun(self.counter.announce(), self._loaded, self.counter, world, num_workers)
+        self._progress = None
+        self._delivery = Delivery(start, self.plan, world, num_workers, is_endless=self.is_endless)
+        return self._delivery
+
+    @property
+    def needs_new_workers(self) -> bool:
+        """Workers that run already lack what the next iteration goes on from."""
+        return self.counter.has_more(self.counter.next)
+
+    def place_of_worker(self) -> WorkerPosition:
+        """Return how far this process, a worker or the trainer, has come with the samples that it made."""
+        info, progress = get_worker_info(), self._progress
+        assert progress is not None, "a batch is made of samples"
+        return WorkerPosition(0 if info is None else info.id, progress.share.epoch, progress.taken, progress.offset)
+
+    def _first_share(self, plan: Plan, world: World) -> EpochShare:
+        _, mark, share, beyond = self._loaded or Loaded(0, self.counter.next, None, None)
+        if share is not None:
+            self._loaded = None
+            partition = plan.partition(world, mark.consumed, share.first_worker)
+            ours = Share.of(partition, share.taken, share.offset)
+            if ours != share:
+                raise StateError(
+                    f"the state is that of {share.place}, this process is {ours.place}: go on with as many ranks and workers, "
+                    "or save the state of a StreamingDataLoader, which fits any number of them"
+                )
+            self.counter.skip_to(mark.epoch)
+            return replace(self._share(mark.epoch, plan, partition, beyond), taken=share.taken, offset=share.offset)
+        mark = self.counter.announced if self.is_announced else self.counter.start()
+        if self._is_over(mark):
+            mark = JobPosition(mark.epoch + 1, 0)  # a state from an epoch's end goes on with the next
+            self.counter.skip_to(mark.epoch)
+        start = begun(mark, self._loaded, self.counter, world, world.num_workers)
+        partition = plan.partition(world, mark.consumed, start.first_worker)
+        return self._share(mark.epoch, plan, partition, start.beyond)
+
+    def batches_of(self, epoch: int, batch_size: int) -> EpochShare:
+        """Return what this rank takes of an epoch in batches of `batch_size`, all in one process."""
+        plan = replace(self.plan, batch_size=batch_size)
+        return self._share(epoch, plan, plan.partition(self.world))
+
+    def _share(self, epoch: int, plan: Plan, partition: Partition, beyond: DeliveredAhead | None = None) -> EpochShare:
+        weighting = self.weighting
+        return EpochShare(
+            epoch=epoch, plan=plan, partition=partition, beyond=beyond, weighting=weighting, version=weighting.version
+        )
+
+    def _from(self, share: EpochShare, looks_ahead: bool) -> Iterator[EpochShare]:
+        while True:
+            if self.is_endless and not share.partition.num_steps:
+                raise ConfigError(
+                    f"an epoch of {share.plan.num_samples} samples has no step: lower batch_size, or drop_last=False"
+                )
+            yield share
+            if not self.is_endless and not looks_ahead:
+                return
+            looks_ahead = False
+            ended = share.current_partition
+            partition = share.plan.partition(ended.world, 0, ended.next_worker if self.is_endless else 0)
+            share = self._share(share.epoch + 1, share.plan, partition, share.beyond if self.is_endless else None)
+
+    def _is_over(self, mark: JobPosition) -> bool:
+        if not mark.consumed:
+            return False
+        partition = self.plan.partition(self.world, mark.consumed)
+        return partition.first_step >= partition.num_steps
+
+    def note_several(self) -> None:
+        """Note that a position gave no sample, or several; warn once if ranks may get out of step by that."""
+        if self.counter.note_several() and self.world.world_size > 1 and not self.is_endless:
+            logger.warning(
+                "some rows give no sample, or several, so ranks may make different numbers of steps, and each rank needs a "
+                "state of its own: use infinite_iteration=True and save every rank's state, or make one sample of each row"
+            )
+
+    # -- where it stands ----------------------------------------------------------------------------------------------
+
+    def where(self, num_samples: int | None = None) -> RunPosition:
+        """Return where the whole job stands: after `num_samples` of the epoch, or as far as this process knows.
+
+        A worker, or a process within a step, adds how far its own share is.
+
+        Raises:
+            StateError: Workers of a plain DataLoader iterate: they run ahead of the trainer, who alone knows.
+        """
+        return self._position() if num_samples is None else RunPosition(self._position_after(num_samples))
+
+    def set_next(self, mark: JobPosition, share: Share | None = None, beyond: DeliveredAhead | None = None) -> None:
+        """Make the next iteration begin at `mark`; with `share`, in this process alone, and beyond it."""
+        self._progress = self._delivery = self._loaded = None
+        if share is None or get_worker_info() is None:
+            self.counter.set_from_outside(mark, has_more=beyond is not None)
+        if share is not None or beyond is not None:
+            self._loaded = Loaded(self.counter.serial, mark, share, beyond)
+
+    @property
+    def is_under_way(self) -> bool:
+        """An iteration has begun in this process."""
+        return self._delivery is not None or self._progress is not None
+
+    @property
+    def place(self) -> JobPosition:
+        """Where the whole job stands, at a step's end."""
+        return self._position().mark
+
+    def place_after(self, num_steps: int) -> JobPosition:
+        """Return where the whole job will stand `num_steps` later; without endless iteration the next epoch at most."""
+        return advanced(self.place, num_steps, self.plan, self.world, is_endless=self.is_endless)
+
+    def _position(self) -> RunPosition:
+        loaded = self._loaded
+        is_untouched = self._progress is None and self._delivery is None
+        if loaded is not None and (loaded.share is not None or (is_untouched and loaded.mark == self.counter.next)):
+            return RunPosition(loaded.mark, loaded.share, loaded.beyond)
+        if get_worker_info() is None and self.counter.epoch_of_workers is not None:
+            raise StateError(
+                "workers of a DataLoader run ahead of the trainer, so the dataset cannot know what was delivered: use "
+                "StreamingDataLoader and its state_dict(), or give num_samples=, the samples of the epoch that the whole job "
+                "has consumed"
+            )
+        if self._delivery is not None:
+            return self._delivery.position()
+        if self._progress is not None:
+            return processed(self._progress)
+        return RunPosition(self.counter.next)
+
+    def _position_after(self, num_samples: int) -> JobPosition:
+        """Return where the whole job stands after `num_samples` samples of the epoch under way."""
+        if (started := self.counter.epoch_of_workers) is not None:
+            epoch = started
+        elif self._delivery is not None:
+            epoch = self._delivery.start.mark.epoch
+        else:
+            epoch = self.counter.next.epoch if self._progress is None else self._progress.share.epoch
+        mark = JobPosition(epoch, num_samples)
+        return JobPosition(epoch + 1, 0) if self._is_over(mark) else mark
+
+
+def own_seed(seed: int, share: EpochShare, *, is_endless: bool) -> int:
+    """Return a seed of this worker's own (`unaligned_worker_index`).
+
+    A worker that goes on within an epoch takes the place of the one whose steps it takes, which may have had another number.
+    """
+    partition, world = share.partition, share.partition.world
+    num_steps_before = partition.first_step + (share.epoch * partition.num_steps if is_endless else 0)
+    worker = (world.worker - partition.first_worker + num_steps_before) % world.num_workers
+    number = world.rank * world.num_workers + worker
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,156 @@
+"""Where a run stands: a small JSON-able dict that is checked when it comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from sqlstream.errors import StateError
+from sqlstream.order import PERMUTATION_VERSION, Partition
+from sqlstream.stream.run.partial_steps import DeliveredAhead
+
+STATE_VERSION = 1
+CHANGE_KEYS = frozenset(("epoch", "sample", "expression", "fingerprint"))
+"""What a state holds of each change of weights."""
+COMPARED = (
+    *("fingerprint", "shuffle_seed", "permutation_version", "epoch_size", "first_weights"),
+    *("num_canonical_nodes", "blocks", "global_batch_size"),
+)
+"""What must be equal for the rest of the run to be the same."""
+
+
+def _check_counts(owner: str, names: tuple[str, ...], state: Mapping[str, object]) -> None:
+    for name in names:
+        value = state[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise StateError(f"{name}={value!r} in {owner} is not a count: give 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one process has taken of its own share, where the whole job is not at the end of a step; only it can go on there."""
+
+    rank: int
+    world_size: int
+    worker: int
+    num_workers: int
+    first_worker: int
+    """The worker that takes the step after `sample_in_epoch`."""
+    taken: int
+    """Positions behind it, in the order of its share, beyond `sample_in_epoch`."""
+    offset: int
+    """Samples of the next position behind it."""
+
+    @classmethod
+    def of(cls, partition: Partition, taken: int, offset: int) -> Share:
+        """Return the share after `taken` positions and `offset` samples of the next one."""
+        world = partition.world
+        return cls(
+            rank=world.rank,
+            world_size=world.world_size,
+            worker=world.worker,
+            num_workers=world.num_workers,
+            first_worker=partition.first_worker,
+            taken=taken,
+            offset=offset,
+        )
+
+    @property
+    def place(self) -> str:
+        """Whose share it is, in words."""
+        return f"rank {self.rank} of {self.world_size}, worker {self.worker} of {self.num_workers}"
+
+    @classmethod
+    def from_dict(cls, share: object) -> Share:
+        """Return the share in a dict.
+
+        Raises:
+            StateError: It is none.
+        """
+        names = tuple(field.name for field in fields(cls))
+        if not isinstance(share, Mapping) or set(share) != set(names):
+            raise StateError(f"share={share!r} in the state is not a dict of {', '.join(names)}")
+        _check_counts("the state's share", names, share)
+        return cls(**share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamState:
+    """Epoch and samples consumed, and what they were counted in.
+
+    `epoch` and `sample_in_epoch` are the keys of `sds`; a state of `sds` loads as far as these go.
+    """
+
+    epoch: int
+    sample_in_epoch: int
+    """Samples of the epoch that the whole job has behind it."""
+    fingerprint: str | None = None
+    """The index, with its filter."""
+    shuffle_seed: int | None = None
+    global_batch_size: int | None = None
+    """Samples of a step of the whole job; None: the dataset did not know it."""
+    num_canonical_nodes: int = 1
+    blocks: str | None = None
+    """The layout of a block shuffle, by its fingerprint."""
+    epoch_size: int | None = None
+    """Positions of an epoch."""
+    weights: tuple[Mapping[str, object], ...] = ()
+    """Changes of the rows' weights: epoch and sample from which each holds, its expression and fingerprint."""
+    share: Share | None = None
+    """Set by a process that stands within a step, or knows only its own share (a worker of torchdata's loader)."""
+    beyond: DeliveredAhead | None = None
+    """Set where rows give no sample, or several: what this rank has delivered beyond `sample_in_epoch`."""
+    version: int = STATE_VERSION
+    permutation_version: int = PERMUTATION_VERSION
+
+    @property
+    def first_weights(self) -> object:
+        """The weights that the run began with, by their fingerprint; None: none."""
+        begins = bool(self.weights) and (self.weights[0]["epoch"], self.weights[0]["sample"]) == (0, 0)
+        return self.weights[0]["fingerprint"] if begins else None
+
+    def to_dict(self) -> dict[str, object]:
+        """Return it as a plain dict."""
+        beyond = None if self.beyond is None else self.beyond.to_dict()
+        return asdict(self) | {"weights": list(self.weights), "beyond": beyond}
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, object]) -> StreamState:
+        """Return the state in a dict.
+
+        Raises:
+            StateError: Keys are missing or unknown, counts are not counts, or a newer sqlstream wrote it.
+        """
+        version = state.get("version", STATE_VERSION)
+        if not isinstance(version, int) or version > STATE_VERSION:
+            raise StateError(f"the state has version {version!r}, this sqlstream knows {STATE_VERSION}: upgrade sqlstream")
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(state) - known)
+        missing = sorted({"epoch", "sample_in_epoch"} - set(state))
+        if unknown or missing:
+            raise StateError(f"not a state of this dataset: missing keys {missing}, unknown keys {unknown}")
+        _check_counts("the state", ("epoch", "sample_in_epoch"), state)
+        share, weights = state.get("share"), state.get("weights", ())
+        if not isinstance(weights, list | tuple) or any(set(change) != CHANGE_KEYS for change in weights):
+            raise StateError(f"weights={weights!r} in the state is not a list of dicts with {', '.join(sorted(CHANGE_KEYS))}")
+        beyond = state.get("beyond")
+        parts = {
+            "share": None if share is None else Share.from_dict(share),
+            "beyond": None if beyond is None else DeliveredAhead.from_dict(beyond),
+            "weights": tuple(weights),
+        }
+        return cls(**{**state, **parts})  # type: ignore[arg-type]  # checked above
+
+    def check(self, current: StreamState) -> None:
+        """Raise StateError if this state belongs to another dataset, seed, batch or order than `current`."""
+        if self.fingerprint is None:
+            return  # of sds: it says nothing of its dataset
+        for name in COMPARED:
+            theirs, ours = getattr(self, name), getattr(current, name)
+            if name == "global_batch_size" and (theirs is None or ours is None):
+                continue  # a dataset that learns it later checks when it goes on
+            if theirs != ours:
+                raise StateError(
+                    f"the state has {name}={theirs!r}, this dataset {ours!r}: resume with the dataset, query, weights, seed "
+                    "and global batch size (batch size x ranks) that the state came from, or load it with strict=False"
+                )

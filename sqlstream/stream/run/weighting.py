@@ -1,0 +1,214 @@
+"""Which row stands at a slot of the plan: the slot itself, or what weights and `epoch_size` make of it.
+
+A plan shuffles slots; without weights, and with as many positions as rows, a slot is a row. Changes of weights are facts of
+the run, as its seed is: each holds from a place (epoch, position) on. Workers that run already read them in shared memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sqlstream.config import check_at_least
+from sqlstream.errors import ConfigError, StateError
+from sqlstream.index.build.lazy import LazyIndex
+from sqlstream.index.file.index import Index
+from sqlstream.index.file.sums import SumsFile
+from sqlstream.index.weights import WeightsSpec, WeightTable, open_weights
+from sqlstream.order import Int64Array
+from sqlstream.order.weights import WeightedRows
+
+SHARED_BYTES = 1 << 16
+"""Room for some two hundred changes, which is a few more than anybody makes in a run."""
+_HEADER = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """From a place of the run on, rows come as often as a table says."""
+
+    epoch: int
+    sample: int
+    """Position of the epoch."""
+    expression: str | None
+    """What was given; None: an array, which a state cannot hold, or no weights any more."""
+    fingerprint: str | None
+    """Of index and weights; None: all rows weigh the same."""
+    path: str | None
+    """Where the table is on this node."""
+
+    def to_state(self) -> dict[str, object]:
+        """Return what fits every node."""
+        return {name: getattr(self, name) for name in ("epoch", "sample", "expression", "fingerprint")}
+
+
+class Weighting:
+    """The rows of a plan's slots.
+
+    Args:
+        num_rows: Selected rows.
+        num_positions: Positions of an epoch.
+        weigh: Makes the table of an expression or an array.
+        weights: What rows weigh from the start; None: all the same.
+    """
+
+    def __init__(
+        self, num_rows: int, num_positions: int, weigh: Callable[[WeightsSpec], WeightTable], weights: WeightsSpec | None
+    ) -> None:
+        self._num_rows = num_rows
+        self.num_positions = num_positions
+        """Positions of an epoch."""
+        self._weigh = weigh
+        # Zeros from the start. To fill or copy more than 32768 numbers torch takes threads, for which a process that was forked
+        # from one that did so waits for ever: not `torch.zeros`, nor `share_memory_`.
+        shared = torch.UntypedStorage._new_shared(SHARED_BYTES)  # type: ignore[no-untyped-call]  # torch annotates it not
+        self._shared = torch.empty(0, dtype=torch.uint8).set_(shared)  # [bytes]
+        self._read: tuple[int, tuple[Change, ...]] = (0, ())
+        if weights is not None:
+            self._write((self._change(0, 0, weights),))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle for a worker, with the memory that it shares."""
+        return {name: value for name, value in self.__dict__.items() if name != "_numbers"}
+
+    @cached_property
+    def _numbers(self) -> Int64Array:
+        """Version and length of the text; numpy reads it in a tenth of torch's time: [2]."""
+        numbers: Int64Array = self._shared[:_HEADER].view(torch.int64).numpy()
+        return numbers
+
+    @property
+    def version(self) -> int:
+        """Grows with every change."""
+        return int(self._numbers[0])
+
+    @property
+    def is_plain(self) -> bool:
+        """Every row stands at one position of every epoch."""
+        return self.num_positions == self._num_rows and not any(change.fingerprint for change in self.changes)
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """All changes so far, also those that the trainer makes while this worker runs."""
+        version = self.version
+        if version != self._read[0]:
+            num_bytes = int(self._numbers[1])
+            text = self._shared[_HEADER : _HEADER + num_bytes].numpy().tobytes()
+            self._read = (version, tuple(Change(**change) for change in json.loads(text)))
+        return self._read[1]
+
+    def add(self, epoch: int, sample: int, weights: WeightsSpec | None) -> None:
+        """Have rows weigh `weights` from position `sample` of `epoch` on; changes for later places are dropped.
+
+        Raises:
+            ConfigError: The weights are none, or these are too many changes.
+        """
+        earlier = [change for change in self.changes if (change.epoch, change.sample) < (epoch, sample)]
+        self._write((*earlier, self._change(epoch, sample, weights)))
+
+    def rows_at(self, seed: int | None, epoch: int, positions: Int64Array, slots: Int64Array) -> Int64Array:
+        """Return the selected rows of `slots`, which stand at `positions` of an epoch: [n]."""
+        changes = self.changes
+        before = [change for change in changes if (change.epoch, change.sample) <= (epoch, 0)]
+        rows = self._rows_of(before[-1] if before else None, seed, epoch, slots)
+        for change in changes:
+            if change.epoch == epoch and change.sample > 0 and (late := positions >= change.sample).any():
+                rows[late] = self._rows_of(change, seed, epoch, slots[late])
+        return rows
+
+    # -- in a state ---------------------------------------------------------------------------------------------------
+
+    def to_state(self) -> list[dict[str, object]]:
+        """Return all changes, JSON-able."""
+        return [change.to_state() for change in self.changes]
+
+    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Take over the changes of a state; tables that are not on this node are made.
+
+        Raises:
+            StateError: One was given as an array, which is not here.
+        """
+        if list(state) == self.to_state():
+            return
+        known = {change.fingerprint: change for change in self.changes}
+        restored = []
+        for entry in state:
+            place, fingerprint, expression = (entry["epoch"], entry["sample"]), entry["fingerprint"], entry["expression"]
+            path = known[fingerprint].path if fingerprint in known else None
+            if path is None and fingerprint is not None:
+                if expression is None:
+                    raise StateError(
+                        f"the state has weights {fingerprint} from epoch {place[0]} on that were given as an array, which is "
+                        "not in it: make the dataset with the same weights="
+                    )
+                path = str(self._weigh(expression).path)
+            restored.append(Change(epoch=place[0], sample=place[1], expression=expression, fingerprint=fingerprint, path=path))
+        self._write(tuple(restored))
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _change(self, epoch: int, sample: int, weights: WeightsSpec | None) -> Change:
+        table = None if weights is None else self._weigh(weights)
+        return Change(
+            epoch=epoch,
+            sample=sample,
+            expression=weights if isinstance(weights, str) else None,
+            fingerprint=None if table is None else table.fingerprint,
+            path=None if table is None else str(table.path),
+        )
+
+    def _write(self, changes: tuple[Change, ...]) -> None:
+        text = json.dumps([change.to_state() | {"path": change.path} for change in changes]).encode()
+        if len(text) > SHARED_BYTES - _HEADER:
+            raise ConfigError(f"{len(changes)} changes of weights are too many for one run ({len(text)} bytes): begin another")
+        self._shared[_HEADER : _HEADER + len(text)] = torch.from_numpy(np.frombuffer(text, np.uint8).copy())  # [bytes]
+        self._numbers[1] = len(text)
+        self._numbers[0] += 1  # last: who sees it sees the rest
+
+    def _rows_of(self, change: Change | None, seed: int | None, epoch: int, slots: Int64Array) -> Int64Array:
+        path = None if change is None else change.path
+        if path is None and self.num_positions == self._num_rows:
+            return slots.copy()
+        return _weighted_rows(self._num_rows, self.num_positions, path).rows_at(seed, epoch, slots)
+
+
+def weighting_of(index: Index, directory: Path, epoch_size: int | None, weights: WeightsSpec | None) -> Weighting:
+    """Return the weighting of a dataset.
+
+    Args:
+        index: Its rows.
+        directory: Where tables of weights are kept.
+        epoch_size: Positions of an epoch; None: as many as rows.
+        weights: What rows weigh.
+
+    Raises:
+        ConfigError: The epoch has no position or no row, or these are no weights.
+    """
+    if isinstance(index, LazyIndex):
+        if weights is not None or epoch_size is not None:
+            _refuse_weights(weights)
+        return Weighting(index.num_rows, index.num_rows, _refuse_weights, None)
+    num_rows = len(index)
+    if epoch_size is not None:
+        check_at_least("epoch_size", epoch_size, 1)
+        if num_rows == 0:
+            raise ConfigError(f"epoch_size={epoch_size} needs rows, but the index has none that the query keeps")
+    return Weighting(num_rows, epoch_size or num_rows, partial(open_weights, index, directory=directory), weights)
+
+
+def _refuse_weights(_weights: WeightsSpec | None) -> WeightTable:
+    raise ConfigError("weights and epoch_size need all rows, which a lazy index does not have: leave lazy_index_chunk_size out")
+
+
+@lru_cache(maxsize=8)
+def _weighted_rows(num_rows: int, num_positions: int, path: str | None) -> WeightedRows:
+    """Return the rows of a table, opened once in a process."""
+    cumulative = None if path is None else SumsFile(Path(path))
+    return WeightedRows(num_rows=num_rows, num_positions=num_positions, cumulative=cumulative)

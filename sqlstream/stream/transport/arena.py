@@ -1,0 +1,202 @@
+"""Memory that the workers of a loader share with their trainer: slots, each for one batch, used again and again.
+
+    a slot   free ─ claimed, written, sealed by its worker ─> taken ─ the trainer's last lease of it is gone ─> free
+
+New memory costs more than the copy into it (page faults), so slots are used again. A slot has one writer at a time: its worker
+while it is free, and the trainer, who frees it, while it is taken. A process that the trainer forks has the batches, too, that
+were leased then: their slots are not free before it has ended. The memory has no name in the file system: nothing stays behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import resource
+import threading
+import uuid
+import weakref
+from collections.abc import Sequence
+from ctypes import c_ubyte
+from math import prod
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
+from typing import Any, NamedTuple
+
+import torch
+
+SLOT_BYTES = 64 << 20
+"""Most bytes of a batch; address space, not memory: pages that were never written take none."""
+ALIGNMENT = 64
+"""Where tensors begin: at a cache line, as torch has them."""
+LIMITED_SHARE = 4
+"""Of an address space that is limited (`ulimit -v`) at most one part in so many is reserved: the trainer needs the rest."""
+
+
+class _Heir:
+    """A child that the trainer has forked; it lives while it has the other end of a pipe."""
+
+    def __init__(self) -> None:
+        self._ours, self._its = os.pipe()
+        os.set_blocking(self._ours, False)
+        weakref.finalize(self, os.close, self._ours).atexit = False
+
+    def is_born(self) -> None:
+        """Leave the other end to the child alone."""
+        os.close(self._its)
+
+    def is_gone(self) -> bool:
+        """Return whether the child has ended, with all that it has forked, or runs another program."""
+        try:
+            return not os.read(self._ours, 1)
+        except BlockingIOError:
+            return False
+
+
+class _Cells(c_ubyte * SLOT_BYTES):  # type: ignore[misc]  # ctypes makes the base
+    """A slot's memory in the trainer."""
+
+    heirs: list[_Heir]
+
+
+class Arena:
+    """The memory of the workers of one iteration: a page of flags, then slots. It ends with the last batch that lies in it.
+
+    Args:
+        num_slots: Of all workers together.
+        fd: The memory; None: new memory.
+        token: Its name among the arenas of this process.
+
+    Raises:
+        OSError: The memory, or the address space for it, cannot be had.
+    """
+
+    def __init__(self, num_slots: int, fd: int | None = None, token: str | None = None) -> None:
+        self.num_slots = num_slots
+        self.token = token or uuid.uuid4().hex
+        self._slots_at = -(-num_slots // mmap.PAGESIZE) * mmap.PAGESIZE
+        num_bytes = self._slots_at + num_slots * SLOT_BYTES
+        most_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if fd is None and most_bytes != resource.RLIM_INFINITY and num_bytes > most_bytes // LIMITED_SHARE:
+            raise OSError(errno.ENOMEM, f"the address space of this process is limited to {most_bytes} bytes (RLIMIT_AS)")
+        if fd is None:
+            fd = os.memfd_create("sqlstream-batches")
+            os.ftruncate(fd, num_bytes)
+        self._fd = fd
+        weakref.finalize(self, os.close, fd)
+        self.memory = mmap.mmap(fd, num_bytes)
+        self._leases: weakref.WeakValueDictionary[int, _Cells] = weakref.WeakValueDictionary()
+        self._inherited: list[_Lease] = []
+        _arenas[self.token] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go to a worker that is being started."""
+        if get_spawning_popen() is None:
+            raise TypeError("the memory of a running loader goes to its own workers only: pickle the dataset by itself")
+        return _attached, (self.num_slots, DupFd(self._fd), self.token)
+
+    # -- in a worker --------------------------------------------------------------------------------------------------
+
+    def find_free(self, slots: range) -> int | None:
+        """Return the first free one of a worker's slots: in this order as few as possible are ever touched."""
+        return next((slot for slot in slots if not self.memory[slot]), None)
+
+    def start_of(self, slot: int) -> int:
+        """Return where a slot begins."""
+        return self._slots_at + slot * SLOT_BYTES
+
+    def seal(self, slot: int) -> None:
+        """Hand a written slot over: it is taken until the trainer has no lease of it."""
+        self.memory[slot] = 1
+
+    def tensor(self, slot: int, start: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:  # [...]
+        """Return a tensor in a free slot, to be written."""
+        return _tensor_in(self.memory, self.start_of(slot) + start, dtype, shape)
+
+    # -- in the trainer -----------------------------------------------------------------------------------------------
+
+    def lease(self, slot: int) -> _Cells:
+        """Return a taken slot's memory; the slot is free again when the last object that keeps this one is gone."""
+        for inherited in [inherited for inherited in self._inherited if inherited.is_over()]:
+            self._inherited.remove(inherited)
+            self.memory[inherited.slot] = 0
+        cells = self._leases.get(slot)
+        if cells is None:
+            cells = self._leases[slot] = _Cells.from_buffer(self.memory, self.start_of(slot))
+            cells.heirs = []
+            lease = _Lease(slot, cells.heirs)
+            weakref.finalize(cells, _free, self.memory, lease, os.getpid(), self._inherited).atexit = False
+        return cells
+
+    def bequeath(self, heir: _Heir) -> None:
+        """Keep what is leased now for a child as well."""
+        for cells in list(self._leases.values()):
+            cells.heirs.append(heir)
+
+
+class _Lease(NamedTuple):
+    """A slot, and the children that have it, too."""
+
+    slot: int
+    heirs: list[_Heir]
+
+    def is_over(self) -> bool:
+        return all(heir.is_gone() for heir in self.heirs)
+
+
+_arenas: weakref.WeakValueDictionary[str, Arena] = weakref.WeakValueDictionary()
+
+
+def _attached(num_slots: int, fd: Any, token: str) -> Arena:
+    return Arena(num_slots, fd.detach(), token)
+
+
+def _free(memory: mmap.mmap, lease: _Lease, pid: int, inherited: list[_Lease]) -> None:
+    if os.getpid() != pid:  # a child that was forked later has no say
+        return
+    if lease.is_over():
+        memory[lease.slot] = 0
+    else:
+        inherited.append(lease)
+
+
+def leased_view(token: str, slot: int) -> memoryview:
+    """Return a slot of the arena of that name, to be read."""
+    return memoryview(_arenas[token].lease(slot)).cast("B").toreadonly()
+
+
+def leased_tensor(token: str, slot: int, start: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:  # [...]
+    """Return a tensor in a slot of the arena of that name; it is the trainer's, who may write into it."""
+    return _tensor_in(_arenas[token].lease(slot), start, dtype, shape)
+
+
+def _tensor_in(memory: Any, start: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:  # [...]
+    return torch.frombuffer(memory, dtype=dtype, count=prod(shape), offset=start).view(shape)
+
+
+class _Forks:
+    """What happens when this process forks while batches may be leased."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._heir: _Heir | None = None
+        os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
+
+    def _before(self) -> None:
+        self._lock.acquire()
+        self._heir = _Heir() if _arenas else None
+
+    def _in_parent(self) -> None:
+        heir, self._heir = self._heir, None
+        self._lock.release()
+        if heir is not None:
+            heir.is_born()
+            for arena in list(_arenas.values()):
+                arena.bequeath(heir)
+
+    def _in_child(self) -> None:
+        self._heir = None  # its other end stays open for as long as this process lives
+        self._lock.release()
+
+
+_forks = _Forks()

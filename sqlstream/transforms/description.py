@@ -1,0 +1,219 @@
+"""What decides what a transform makes of a sample, as JSON that is the same in every process.
+
+Classes and functions count by name and byte code, with the constants, functions and classes of the user's own modules that they
+refer to, and so on from there. Not seen: what is looked up by a name made at run time, what an imported package does, what a
+file or a model holds, and objects in global variables (`CacheTransform(version=)` stands for these).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import inspect
+import json
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
+from pathlib import PurePath
+from types import CodeType, ModuleType
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import torch
+
+from sqlstream.errors import ConfigError
+
+_NUMBERS = (bool, int, float, complex, np.generic, Decimal)
+_NAMES = (str, bytes, enum.Enum, torch.dtype, np.dtype, PurePath, UUID, date, time, timedelta)
+_FIXED = (*_NUMBERS, *_NAMES)
+"""Types of values that nothing changes in place."""
+_INSTALLED = tuple({sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_MAIN = ("__main__", "__mp_main__")  # the same script in the trainer and in a worker that was spawned
+
+
+class Describer:
+    """Describes values; one for each key, since it knows what it has met already.
+
+    Args:
+        has_version: The user answers for what has no stable description.
+    """
+
+    def __init__(self, *, has_version: bool) -> None:
+        self._has_version = has_version
+        self._met: set[int] = set()
+
+    def describe(self, value: Any) -> Any:  # noqa: PLR0911 - one line for each kind of value
+        """Return what JSON can say of a transform or a parameter.
+
+        Raises:
+            ConfigError: It has no stable description, and there is no version.
+        """
+        plain = self._plain(value)
+        if plain is not None:
+            return plain
+        if isinstance(value, functools.partial):
+            return ["partial", *map(self.describe, (value.func, value.args, value.keywords))]
+        if inspect.ismethod(value):
+            return ["method", self.describe(value.__self__), value.__name__]
+        if inspect.isfunction(value):
+            return self._function(value)
+        if isinstance(value, type) or inspect.isbuiltin(value):
+            return ["name", _module_of(value), value.__qualname__]
+        if hasattr(value, "__dict__"):
+            return ["object", *self._class(type(value)), self.describe(vars(value))]
+        if self._has_version:
+            return ["opaque", _module_of(type(value)), type(value).__qualname__]
+        raise ConfigError(
+            f"CacheTransform cannot tell whether {value!r} ({type(value).__qualname__}) stays the same from run to run: "
+            "give version=, and change it when what it does changes"
+        )
+
+    def _plain(self, value: Any) -> Any:  # noqa: PLR0911 - as above
+        """Return the description of a value that is no code; None if it is something else."""
+        if value is None or isinstance(value, bool | int | float | str):
+            return [type(value).__name__, value.value if isinstance(value, enum.Enum) else value]
+        if isinstance(value, enum.Enum | torch.dtype | np.dtype | np.generic | PurePath | Decimal | UUID):
+            return [type(value).__name__, str(value)]
+        if isinstance(value, date | time | timedelta):
+            return [type(value).__name__, repr(value)]
+        if isinstance(value, bytes):
+            return ["bytes", hashlib.blake2b(value, digest_size=16).hexdigest()]
+        if isinstance(value, torch.Tensor | np.ndarray):
+            array = np.ascontiguousarray(value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value)  # [...]
+            return ["array", str(array.dtype), list(array.shape), hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest()]
+        if isinstance(value, Mapping):
+            pairs = ([self.describe(key), self.describe(item)] for key, item in value.items())
+            return ["mapping", sorted(pairs, key=json.dumps)]
+        if isinstance(value, set | frozenset):
+            return ["set", sorted(map(self.describe, value), key=json.dumps)]
+        if isinstance(value, list | tuple):
+            return ["list", list(map(self.describe, value))]
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {field.name: self.describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
+            return ["dataclass", *self._class(type(value)), fields]
+        return None
+
+    def _function(self, function: Any) -> list[Any]:
+        held = [self.describe(cell.cell_contents) for cell in function.__closure__ or ()]
+        named = ["function", _module_of(function), function.__qualname__]
+        described = [*named, code_digest(function), self.describe(function.__defaults__), held]
+        if function.__kwdefaults__:
+            described.append(self.describe(function.__kwdefaults__))
+        return described + self._reach(function)
+
+    def _class(self, kind: type) -> list[Any]:
+        """Return a class's name and, if it is the user's, the code of its methods and its constants, its bases included."""
+        described: list[Any] = [_module_of(kind), kind.__qualname__, {}]
+        users = [base for base in kind.__mro__ if base is not object and not base.__module__.startswith("sqlstream.")]
+        constants: dict[str, Any] = {}
+        reach: dict[str, Any] = {}
+        for base in users:
+            for name, item in vars(base).items():
+                label = f"{base.__qualname__}.{name}"
+                for suffix, function in _functions_of(item):
+                    described[2][label + suffix] = code_digest(function)
+                    if found := self._reach(function):
+                        reach[label + suffix] = found
+                if not name.startswith("__") and _is_constant(name, item):
+                    constants[label] = self._try(item)
+        return described + [{key: value} for key, value in (("constants", constants), ("reach", reach)) if value]
+
+    def _reach(self, function: Any) -> list[Any]:
+        """Return what a function refers to by global names, as far as it is the user's own; `[]` if that is nothing."""
+        if id(function) in self._met or not _is_users(_module_of(function)):
+            return []
+        self._met.add(id(function))
+        found: dict[str, Any] = {}
+        names = sorted(_names_in(function.__code__))
+        own = function.__globals__
+        for name in names:
+            if isinstance(value := own.get(name), ModuleType):
+                if _is_users(value.__name__):
+                    for inner in names:
+                        if inner in vars(value):
+                            self._refer(found, inner, vars(value)[inner], f"{name}.{inner}")
+            elif name in own:
+                self._refer(found, name, value, name)
+        return [found] if found else []
+
+    def _refer(self, found: dict[str, Any], name: str, value: Any, label: str) -> None:
+        """Note what a global name stands for: a constant, or a function or class of the user."""
+        if _is_constant(name, value):
+            if (described := self._try(value)) is not None:
+                found[label] = described
+        elif inspect.isfunction(value) and _is_users(_module_of(value)):
+            found[label] = ["again"] if id(value) in self._met else self._function(value)
+        elif isinstance(value, type) and _is_users(_module_of(value)):
+            found[label] = self._class(value)
+        elif isinstance(value, functools.partial):
+            self._refer(found, name, value.func, f"{label}.func")
+
+    def _try(self, value: Any) -> Any:
+        """Return the description of a constant; None if it has none."""
+        try:
+            return self.describe(value)
+        except ConfigError:
+            return None
+
+
+def code_digest(function: Any) -> str:
+    """Return a hash of a function's byte code."""
+    return hashlib.blake2b(_code_bytes(function.__code__), digest_size=16).hexdigest()
+
+
+def _functions_of(item: Any) -> list[tuple[str, Any]]:
+    """Return the functions behind an attribute of a class (of a property, of a wrapper), with what to add to its name."""
+    inner = getattr(item, "__func__", item)
+    found = [("", inner), (".__wrapped__", getattr(inner, "__wrapped__", None))]
+    if isinstance(item, property):
+        found = [(".get", item.fget), (".set", item.fset)]
+    elif isinstance(item, functools.cached_property):
+        found = [(".get", item.func)]
+    return [(suffix, function) for suffix, function in found if hasattr(function, "__code__")]
+
+
+def _is_constant(name: str, value: Any) -> bool:
+    """Return whether a variable of a module or class is a constant: nothing changes it in place, or its name says so."""
+    if isinstance(value, tuple | frozenset):
+        return all(_is_constant(name, item) for item in value)
+    return isinstance(value, _FIXED) or (name.isupper() and isinstance(value, list | dict | set | torch.Tensor | np.ndarray))
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yield the names in byte code, and in the code within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+
+
+def _module_of(value: Any) -> str:
+    module = str(value.__module__)
+    return _MAIN[0] if module in _MAIN else module
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_users(name: str) -> bool:
+    """Return whether a module is the user's own: neither ours, nor installed."""
+    if name in _MAIN:
+        return True
+    if name.partition(".")[0] == "sqlstream" or name.partition(".")[0] in sys.stdlib_module_names:
+        return False
+    path = getattr(sys.modules.get(name), "__file__", None)
+    return path is None or not str(path).startswith(_INSTALLED)
+
+
+def _code_bytes(code: CodeType) -> bytes:
+    """Return byte code, names and constants; constants that are code themselves (lambdas) by the same rule, sets in order."""
+    constants = [
+        _code_bytes(constant).hex()
+        if isinstance(constant, CodeType)
+        else repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
+        for constant in code.co_consts
+    ]
+    return b"\0".join((code.co_code, repr(code.co_names).encode(), repr(constants).encode()))

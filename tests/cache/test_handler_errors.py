@@ -1,0 +1,165 @@
+"""What a signal handler raises comes out as it is, also an error that a disk might give: the `TimeoutError` of an alarm."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sqlstream import StreamingDataset
+from sqlstream.cache import Cache
+from sqlstream.cache.acquire.bypass import Bypass
+from sqlstream.cache.files import read_locks
+from sqlstream.cache.files.disk import changed_files
+from sqlstream.cache.ledger.database import Database
+from sqlstream.cache.ledger.write_lock import WriteLock
+from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.errors import TransformError
+from sqlstream.process import locks
+from sqlstream.testing.invariants import check_invariants
+from sqlstream.testing.servers import FaultyHttpServer
+from sqlstream.testing.storage import ScriptedFetcher
+from tests.cache.test_cache import open_files
+from tests.cache.test_signals import Injector, acquire_hits, handler, read_pinned
+from tests.stream.sources import Photos, check_bytes, make_photos
+from tests.stream.test_stored_samples import num_decoded, opened
+
+ERRORS = pytest.mark.parametrize("error", [TimeoutError, FileNotFoundError])
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Iterator[Photos]:
+    with FaultyHttpServer() as server:
+        yield make_photos(server, tmp_path, num=4)
+
+
+def raised_everywhere(error: type[Exception], inside: str | None, work: Callable[[], object]) -> Iterator[int]:
+    """Have a handler raise at one place after the other, and check that it comes out; yield after each."""
+    num_raised = 0
+
+    def fail() -> None:
+        nonlocal num_raised
+        num_raised += 1
+        raise error
+
+    with handler(fail):
+        for nth in itertools.count(1):
+            num_raised = 0
+            raised: BaseException | None = None
+            try:
+                with Injector(nth, inside) as injector:
+                    work()
+            except Exception as caught:
+                raised = caught.__cause__ if isinstance(caught, TransformError) else caught  # around a call of a transform
+            assert (type(raised) is error) == bool(num_raised), (nth, raised)
+            raised = None
+            yield nth
+            if injector.num_places < nth:
+                assert nth > 3
+                return
+
+
+def pinned_in(cache: Cache) -> list[bytes]:
+    cache.store.acquirer.holdings.collect()
+    return cache.store.acquirer.owner._pinned()
+
+
+@ERRORS
+@pytest.mark.parametrize("inside", ["claim", "add", pytest.param(None, marks=pytest.mark.slow)])
+def test_of_an_access(photos: Photos, tmp_path: Path, error: type[Exception], inside: str | None) -> None:
+    with StreamingDataset(
+        photos.src, dst=tmp_path / "dst", columns_to_download=["image"], transforms=[check_bytes], cache_limit="10mb"
+    ) as dataset:
+        assert dataset[3]["is_right"]
+        for nth in raised_everywhere(error, inside, lambda: dataset[3]):
+            assert not any(fds for _, fds in read_locks._read.values())
+            gc.collect()
+            assert pinned_in(dataset.cache) == [], nth
+        assert dataset[3]["is_right"]
+    check_invariants(tmp_path / "dst", at_rest=True)
+    assert open_files(tmp_path) == []
+
+
+@ERRORS
+@pytest.mark.parametrize("work", [acquire_hits, read_pinned])
+@pytest.mark.parametrize(
+    "inside", ["write_transaction", "_transaction", "changed_files", pytest.param(None, marks=pytest.mark.slow)]
+)
+def test_of_acquiring_and_releasing(
+    tmp_path: Path, work: Callable[[Cache, list[str]], None], error: type[Exception], inside: str | None
+) -> None:
+    urls = [f"s3://bucket/{number}" for number in range(3)]
+    with Cache(tmp_path / "dst", limit="10mb") as cache:
+        cache.fetcher = ScriptedFetcher(dict.fromkeys(urls, b"bytes"))
+        for _ in range(2):  # files that have come are closed with the next transaction
+            acquire_hits(cache, urls)
+        cache.rest()
+        files = len(open_files(tmp_path))
+        for nth in raised_everywhere(error, inside, lambda: work(cache, urls)):
+            if pinned_in(cache):  # it came when they were acquired
+                cache.release_many(urls)
+            cache.rest()
+            assert pinned_in(cache) == [], nth
+            assert len(open_files(tmp_path)) == files
+    check_invariants(tmp_path / "dst", at_rest=True)
+    assert open_files(tmp_path) == []
+
+
+def test_changed_files_are_those_that_the_disk_names(tmp_path: Path) -> None:
+    with Cache(tmp_path / "dst", limit="10mb") as cache:
+        disk, rows = cache.store.disk, [(bytes([number] * 16), 1, 4096, ".bin") for number in range(2)]
+        for _ in raised_everywhere(FileNotFoundError, "changed_files", lambda: changed_files(disk, rows)):
+            assert changed_files(disk, rows) == [row[0] for row in rows]
+
+
+@ERRORS
+@pytest.mark.parametrize("inside", ["read", "decode_sample", "_decode"])
+def test_of_a_stored_sample(photos: Photos, tmp_path: Path, error: type[Exception], inside: str) -> None:
+    with opened(photos, tmp_path) as dataset:
+        assert len(list(dataset)) == photos.num
+        for _ in raised_everywhere(error, inside, lambda: list(dataset)):
+            assert num_decoded(tmp_path / "log") == photos.num
+    check_invariants(tmp_path / "cache", at_rest=True)
+    assert open_files(tmp_path) == []
+
+
+@ERRORS
+@pytest.mark.parametrize("is_known", [False, True], ids=["new", "known"])
+def test_of_the_wait_for_another_process(tmp_path: Path, error: type[Exception], is_known: bool) -> None:
+    database, other = Database(tmp_path / "ledger.sqlite"), WriteLock(tmp_path)
+
+    def fail() -> None:
+        raise error
+
+    if is_known:
+        database.read("SELECT 1")
+    assert other.take()
+    try:
+        with handler(fail), pytest.raises(error) as raised, locks.uninterrupted():  # noqa: PT012 - the wait begins with it
+            signal.raise_signal(signal.SIGUSR1)
+            with database.write_transaction():
+                pass
+        assert raised.type is error
+    finally:
+        other.leave()
+        other.close()
+    assert database.read("SELECT 1") == [(1,)]
+    database.close()
+    assert open_files(tmp_path) == []
+
+
+@ERRORS
+@pytest.mark.parametrize("inside", ["bring", "_file"])
+def test_of_a_read_past_the_cache(tmp_path: Path, error: type[Exception], inside: str) -> None:
+    refs = [ObjectRef.of(f"s3://bucket/{number}") for number in range(2)]
+    with Cache(tmp_path / "dst", limit="10mb", on_cache_error="bypass") as cache:
+        bypass: Bypass = cache.store.acquirer.bypass
+        bypass.directory = str(tmp_path / "private")
+        fetcher = ScriptedFetcher({ref.url: b"bytes" for ref in refs})
+        files = len(open_files(tmp_path))
+        for nth in raised_everywhere(error, inside, lambda: bypass.acquire([refs], fetcher)):
+            assert len(open_files(tmp_path)) == files, nth

@@ -1,0 +1,106 @@
+"""A disk without inodes is a full disk: files are evicted, and the work goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sqlstream import StreamingDataset
+from sqlstream.cache import Cache
+from sqlstream.errors import CacheError
+from sqlstream.testing.invariants import violations
+from sqlstream.testing.servers import FaultyHttpServer
+from tests.cache.actors import body, objects
+
+NUM_INODES, NUM, SIZE = 400, 500, 100  # 256 of them are folders of data/
+
+
+@pytest.fixture
+def few_inodes(tmp_path: Path) -> Iterator[Path]:
+    """A file system that has room for all bytes, and for few files."""
+    mount = tmp_path / "few"
+    mount.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", f"size=64m,nr_inodes={NUM_INODES}", "none", str(mount)]
+    if subprocess.run(mounting, capture_output=True, check=False).returncode:
+        pytest.skip("needs root, to mount a tmpfs")
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", mount], check=True)
+
+
+@pytest.fixture
+def urls(server: FaultyHttpServer) -> list[str]:
+    server.objects.update(objects([SIZE] * NUM))
+    return [f"{server.url}/o/{i}.bin" for i in range(NUM)]
+
+
+@pytest.mark.parametrize("window", [1, 20])
+def test_files_are_evicted_where_no_inode_is_left(few_inodes: Path, urls: list[str], window: int) -> None:
+    with Cache(few_inodes / "cache", limit=None) as cache:
+        for start in range(0, NUM, window):
+            wanted = urls[start : start + window]
+            for url, path in zip(wanted, cache.acquire_many(wanted), strict=True):
+                assert path.read_bytes() == body(url[url.index("/o/") :], SIZE)
+            cache.release_many(wanted)
+        statistics = cache.statistics()
+        assert statistics.failures == 0
+        assert statistics.evictions > 0
+        assert os.statvfs(few_inodes).f_files == NUM_INODES
+    assert violations(few_inodes / "cache", at_rest=True) == []
+
+
+def test_a_stream_goes_on_where_no_inode_is_left(few_inodes: Path, tmp_path: Path, urls: list[str]) -> None:
+    (tmp_path / "t.csv").write_text("index,file\n" + "".join(f"{i},{url}\n" for i, url in enumerate(urls)))
+
+    def read(sample: dict[str, object]) -> dict[str, object]:
+        return {"data": Path(str(sample["file"])).read_bytes()}
+
+    with StreamingDataset(
+        f"{tmp_path}/t.csv",
+        str(few_inodes / "cache"),
+        columns_to_download=["file"],
+        transforms=[read],
+        prefetch=16,
+        on_error="raise",
+    ) as dataset:
+        assert [sample["data"] for sample in dataset] == [body(f"/o/{i}.bin", SIZE) for i in range(NUM)]
+
+
+def test_a_cache_that_cannot_be_made_without_an_inode_is_one_clear_error(few_inodes: Path) -> None:
+    with contextlib.suppress(OSError):
+        for i in range(NUM_INODES):
+            (few_inodes / f"{i}").touch()
+    assert os.statvfs(few_inodes).f_ffree == 0
+    with pytest.raises(CacheError, match=r"inode|[Nn]o space left") as caught:
+        Cache(few_inodes / "cache", limit=None)
+    assert str(few_inodes / "cache") in str(caught.value)
+    (few_inodes / "0").unlink()  # the directory itself finds an inode, and what belongs in it does not
+    with pytest.raises(CacheError, match=r"inode|[Nn]o space left"):
+        Cache(few_inodes / "cache", limit=None)
+    for path in few_inodes.glob("[0-9]*"):
+        path.unlink()
+    Cache(few_inodes / "cache", limit=None).close()
+    assert violations(few_inodes / "cache", at_rest=True) == []
+
+
+def test_a_cache_that_is_there_and_cannot_be_opened_without_an_inode_is_one_clear_error(
+    few_inodes: Path, urls: list[str]
+) -> None:
+    directory = few_inodes / "cache"
+    with Cache(directory, limit=None) as cache, cache.pinned(urls[0]) as path:
+        assert path.read_bytes() == body("/o/0.bin", SIZE)
+    with contextlib.suppress(OSError):
+        for i in range(NUM_INODES):
+            (few_inodes / f"{i}").touch()
+    with pytest.raises(CacheError, match=rf"{directory}.*No space left on device"):
+        Cache(directory, limit=None)
+    for path in few_inodes.glob("[0-9]*"):
+        path.unlink()
+    Cache(directory, limit=None).close()
+    assert violations(directory, at_rest=True) == []

@@ -1,0 +1,160 @@
+"""Few bytes that stand for many: what rows become is counted before they are unfolded, and bounds each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sqlstream.errors import SourceError
+from sqlstream.index.build.row_groups import RowGroupTable
+from sqlstream.index.sources.base.base import TableFile
+from sqlstream.index.sources.base.unfold import BATCH_BYTES, bounded, parquet_batches, row_bytes, together
+from sqlstream.index.sources.formats.arrow_file import ArrowTable
+from sqlstream.index.sources.formats.parquet import ParquetTable
+from tests.index.sources import all_rows, build
+
+arrow: Any = pa  # its stubs refuse arrays made of numpy's
+LONG = "x" * (1 << 20)
+NUM_ROWS = 4000
+MOST_BYTES = 300 << 20
+"""Of Arrow's memory at any time: some batches; unfolded at once, the rows take 4 GiB."""
+
+
+def folded(num_rows: int = NUM_ROWS) -> Any:
+    return arrow.DictionaryArray.from_arrays(pa.array(np.zeros(num_rows, np.int32)), pa.array([LONG]))
+
+
+def write_parquet(path: Path, column: Any, **options: Any) -> Path:
+    pq.write_table(pa.table({"index": pa.array(range(len(column))), "t": column}), path, compression="zstd", **options)
+    return path
+
+
+def read_all(table: TableFile) -> int:
+    """Read a table as the index writer does; return its rows."""
+    num_rows = 0
+    for batch in table.batches(["index", "t"]):
+        assert pa.total_allocated_bytes() < MOST_BYTES
+        sizes = row_bytes(batch.column(1))
+        assert batch.num_rows == 1 or np.sum(sizes) <= BATCH_BYTES
+        num_rows += batch.num_rows
+    return num_rows
+
+
+@pytest.mark.parametrize("form", ["plain", "struct", "list", "map"])
+@pytest.mark.parametrize("reader", ["whole", "row groups"])
+def test_a_dictionary_of_one_long_value_unfolds_in_bounded_batches(form: str, reader: str, tmp_path: Path) -> None:
+    offsets = pa.array(np.arange(NUM_ROWS + 1, dtype=np.int32))
+    column: dict[str, Callable[[], Any]] = {
+        "plain": folded,
+        "struct": lambda: arrow.StructArray.from_arrays([folded()], ["a.b"]),
+        "list": lambda: arrow.ListArray.from_arrays(offsets, folded()),
+        "map": lambda: arrow.MapArray.from_arrays(offsets, pa.array(["k"] * NUM_ROWS), folded()),
+    }
+    path = write_parquet(tmp_path / "t.parquet", column[form]())
+    assert path.stat().st_size < 300_000
+    table: TableFile = ParquetTable(path, "t.parquet")
+    if reader == "row groups":
+        metadata = pq.read_metadata(path)
+        table = RowGroupTable(metadata, "t.parquet", str(path), range(metadata.num_row_groups))
+    assert read_all(table) == NUM_ROWS
+
+
+def test_a_bomb_of_which_two_rows_are_wanted_gives_two_rows(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "t.parquet", folded())
+    assert all_rows(build(tmp_path, path, max_size=2)) == [{"index": 0, "t": LONG}, {"index": 1, "t": LONG}]
+
+
+def test_prefixes_that_repeat_a_long_value_unfold_in_bounded_batches(tmp_path: Path) -> None:
+    encodings = {"index": "PLAIN", "t": "DELTA_BYTE_ARRAY"}
+    few = pa.array([LONG] * 200)
+    path = write_parquet(tmp_path / "t.parquet", few, use_dictionary=False, column_encoding=encodings)
+    assert path.stat().st_size < 10_000
+    del few
+    assert read_all(ParquetTable(path, "t.parquet")) == 200
+
+
+def test_a_row_that_unfolds_to_gigabytes_is_refused_by_name(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "t.parquet", arrow.ListArray.from_arrays(pa.array([0, NUM_ROWS], pa.int32()), folded()))
+    with pytest.raises(SourceError, match=r"t\.parquet: a row unfolds to 4194\d+ bytes.*index_cols_to_keep"):
+        build(tmp_path, path)
+    assert all_rows(build(tmp_path, path, columns_to_keep=())) == [{"index": 0}]
+
+
+def test_a_run_of_numbers_in_one_row_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    zeros = pa.array(np.zeros(1_000_000, np.int8))
+    path = write_parquet(tmp_path / "t.parquet", arrow.ListArray.from_arrays(pa.array([0, len(zeros)], pa.int32()), zeros))
+    batches = parquet_batches(lambda _: pq.ParquetFile(path), [0], ["t"], "t.parquet", most_list_bytes=1 << 20)
+    with pytest.raises(SourceError, match=r"lists in column 't\.list\.element' unfold from \d+ to 8000000 bytes"):
+        next(batches)
+    assert pa.total_allocated_bytes() < MOST_BYTES
+
+
+@pytest.mark.parametrize("form", ["dictionary", "runs", "views"])
+def test_an_arrow_file_unfolds_in_bounded_batches(form: str, tmp_path: Path) -> None:
+    _, view, text = arrow.array([LONG], pa.string_view()).buffers()
+    column: dict[str, Callable[[], Any]] = {
+        "dictionary": folded,
+        "runs": lambda: arrow.RunEndEncodedArray.from_arrays(pa.array([NUM_ROWS], pa.int32()), pa.array([LONG])),
+        "views": lambda: arrow.Array.from_buffers(
+            pa.string_view(), NUM_ROWS, [None, pa.py_buffer(view.to_pybytes() * NUM_ROWS), text]
+        ),
+    }
+    table = pa.table({"index": pa.array(range(NUM_ROWS)), "t": column[form]()})
+    with pa.ipc.new_file(str(tmp_path / "t.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    assert read_all(ArrowTable(tmp_path / "t.arrow", "t.arrow")) == NUM_ROWS
+    assert len(all_rows(build(tmp_path, tmp_path / "t.arrow", max_size=3))) == 3
+
+
+TEXTS = ["", "a", None, "ÄÖ" * 10, "x" * 300]
+ARRAYS = {
+    "strings": pa.array(TEXTS),
+    "large": pa.array(TEXTS, pa.large_string()),
+    "views": pa.array(TEXTS, pa.string_view()),
+    "dictionary": pa.array(TEXTS).dictionary_encode(),
+    "runs": arrow.RunEndEncodedArray.from_arrays(pa.array([2, 3, 5], pa.int32()), pa.array(["ab", None, "cde"])),
+    "lists": pa.array([["a", "bc"], None, [], [None], ["d" * 50]]),
+    "list views": pa.array([["a", "bc"], None, [], [None], ["d" * 50]], pa.list_view(pa.string())),
+    "fixed lists": pa.array([["a", "bc"], None, ["", "d"], [None, "e"], ["f" * 9, "g"]], pa.list_(pa.string(), 2)),
+    "structs": pa.array([{"a": "x", "b": ["yy"]}, None, {"a": None, "b": []}, {"a": "zzz", "b": None}, {"a": "", "b": ["w"]}]),
+    "maps": pa.array([[("k", "v")], None, [], [("kk", None)], [("a", "b"), ("c", "ddd")]], pa.map_(pa.string(), pa.string())),
+}
+
+
+def num_characters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, dict):
+        return num_characters(list(value.values()))
+    return sum(map(num_characters, value)) if isinstance(value, (list, tuple)) else 0
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("piece", [slice(0, 5), slice(1, 4), slice(3, 5)])
+def test_the_bytes_of_a_row_are_those_of_its_texts(name: str, piece: slice) -> None:
+    array = ARRAYS[name][piece]
+    assert (np.zeros(len(array)) + row_bytes(array)).tolist() == [num_characters(value) for value in array.to_pylist()]
+
+
+def test_a_chunk_that_unfolds_to_more_than_memory_holds_is_refused_before_it_is_whole() -> None:
+    batches = [pa.record_batch({"t": pa.array(["x" * 100] * 10)}) for _ in range(50)]
+    taken = iter(batches)
+    with pytest.raises(SourceError, match=r"t\.parquet: a chunk unfolds to more than 20000 bytes.*smaller row groups"):
+        together(taken, "t.parquet", 20_000)
+    assert len(list(taken)) == 29
+    assert together(batches, "t.parquet").num_rows == 500
+
+
+def test_pieces_are_whole_and_in_order() -> None:
+    texts = ["x" * (at % 7) for at in range(1000)]
+    batch = pa.record_batch({"t": pa.array(texts)})
+    pieces = list(bounded(batch, "t", 20))
+    assert [value for piece in pieces for value in piece.column(0).to_pylist()] == texts
+    assert all(sum(num_characters(text) for text in piece.column(0).to_pylist()) <= 20 for piece in pieces)
+    assert len(pieces) < 200

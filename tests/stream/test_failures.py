@@ -1,0 +1,74 @@
+"""How many samples may fail, and who hears of it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sqlstream import StreamingDataset
+from sqlstream.errors import TooManyFailuresError
+from tests.stream.tables import make_table
+
+
+def failing_on(rows: set[int]) -> Any:
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__row__"] in rows:
+            raise ValueError(f"row {sample['__row__']} is bad")
+        return {"row": sample["__row__"]}
+
+    return transform
+
+
+def open_rows(folder: Path, num: int, failing: set[int], **options: Any) -> StreamingDataset:
+    return StreamingDataset(
+        make_table(folder, num), folder / "cache", transforms=[failing_on(failing)], show_progress=False, **options
+    )
+
+
+def test_more_than_three_failures_and_more_than_their_share_stop_a_run_of_few_samples(tmp_path: Path) -> None:
+    with (
+        open_rows(tmp_path, 26, {2, 5, 9, 20}) as dataset,
+        pytest.raises(TooManyFailuresError, match=r"4 of 21 samples.*row 2: .*row 5: .*row 9: .*sqlstream cache failures"),
+    ):
+        list(dataset)
+
+
+def test_few_failures_that_are_too_large_a_share_are_an_error_at_the_end_of_the_epoch(tmp_path: Path) -> None:
+    with open_rows(tmp_path, 8, {2, 5}) as dataset:
+        samples = iter(dataset)
+        assert len([next(samples) for _ in range(8)]) == 8
+        with pytest.raises(TooManyFailuresError, match="2 of 8 samples"):
+            next(samples)
+
+
+@pytest.mark.parametrize(
+    ("num", "ratio", "is_stopped"), [(8, 0.1, False), (8, 0.0, True)], ids=["one-in-eight", "none-may-fail"]
+)
+def test_a_single_failure_stops_only_who_allows_none(tmp_path: Path, num: int, ratio: float, is_stopped: bool) -> None:
+    with (
+        open_rows(tmp_path, num, {2}, max_failure_ratio=ratio) as dataset,
+        pytest.raises(TooManyFailuresError) if is_stopped else contextlib.nullcontext(),
+    ):
+        assert len(list(dataset)) == num
+
+
+def test_an_epoch_with_failures_says_so_once_at_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with open_rows(tmp_path, 40, {2, 9}, infinite_iteration=True) as dataset:
+        samples = iter(dataset)
+        for _ in range(82):
+            next(samples)
+        lines = [message for message in caplog.messages if "samples of" in message]
+        assert len(lines) == 2
+        assert all(f"2 of 40 samples of {dataset.name} failed and were replaced" in line for line in lines)
+        assert f"sqlstream cache failures {tmp_path / 'cache'}" in lines[0]
+
+
+def test_a_sample_without_a_replacement_that_works_names_the_first_failures(tmp_path: Path) -> None:
+    with (
+        open_rows(tmp_path, 40, set(range(1, 40)), max_failure_ratio=1.0) as dataset,
+        pytest.raises(TooManyFailuresError, match=r"none could stand in for position 1 of epoch 0.*row 1: "),
+    ):
+        list(dataset)

@@ -1,0 +1,82 @@
+"""The suite itself: what it collects is the same in every process, at any time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Another day: what writes the time into an id writes another one, also when both processes start within one second.
+COLLECT = """
+import sys, time
+real = time.time
+time.time = lambda: real() + 100_000
+import pytest
+options = ["--collect-only", "-q", "-m", "", "-p", "no:cacheprovider", "--assert=plain"]  # nothing is asserted
+sys.exit(pytest.main([*options, *sys.argv[1:]]))
+"""
+
+
+def collected_later(paths: list[str], directory: Path) -> list[str]:
+    """Ids that a process of another hash seed, time and folder for temporary files collects from these files.
+
+    It runs without pytest's cache, at the root of the repository.
+
+    Args:
+        paths: test files, relative to the root.
+        directory: where the other process puts its temporary files.
+    """
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "TMPDIR": str(directory)}
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECT, *paths],
+        cwd=ROOT,
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return [line for line in done.stdout.splitlines() if "::" in line]
+
+
+def test_another_process_collects_the_same_tests_in_the_same_order(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """This process is one of the two: xdist compares the ids of its workers in the same manner."""
+    ours = [item.nodeid for item in request.session.items]
+    later = collected_later(list(dict.fromkeys(name.partition("::")[0] for name in ours)), tmp_path)
+    missing = sorted(set(ours) - set(later))
+    assert missing == [], "an id of a test holds the time, a random order or an address: give `ids`"
+    asked = set(ours)  # -k, -m and single ids leave some out
+    assert [name for name in later if name in asked] == ours
+
+
+def test_an_id_that_holds_the_time_or_the_order_of_a_set_is_found(tmp_path: Path) -> None:
+    bad = tmp_path / "test_bad.py"
+    bad.write_text(
+        "import gzip, pytest\n"
+        "@pytest.mark.parametrize('data', [gzip.compress(b'x')])\n"
+        "def test_time(data): pass\n"
+        "@pytest.mark.parametrize('name', {f'name {i}' for i in range(20)})\n"
+        "def test_order(name): pass\n"
+    )
+    first = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", str(bad)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "3"},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    ours = [line for line in first.stdout.splitlines() if "::" in line]
+    later = collected_later([str(bad)], tmp_path)
+    assert len(ours) == len(later) == 21
+    assert ours[0] != later[0]
+    assert ours[1:] != later[1:]
+    assert sorted(ours[1:]) == sorted(later[1:])

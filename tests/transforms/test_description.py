@@ -1,0 +1,137 @@
+"""What a transform refers to is part of the key of its samples."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from sqlstream.transforms.cached import CacheTransform, chain_key
+
+HELPER = """
+SCALE = 2
+def inner(x): return x + 1
+"""
+MINE = """
+import functools
+import logging
+import enum
+import mine_helper
+from mine_helper import inner
+
+SIZE = 224
+COLORS = {"red": 1, "blue": [2]}
+mode = "rgb"
+logger = logging.getLogger("mine")
+counts = {}
+MODES = enum.Enum("MODES", {"A": 1})
+
+def helper(x): return inner(x) * SIZE
+def again(n): return n and again(n - 1)
+
+def transform(sample, *, strength=1):
+    counts["seen"] = counts.get("seen", 0) + 1
+    logger.debug("hit")
+    return {**sample, "n": helper(sample["n"]) + COLORS["red"] + again(2), "mode": mode, "scale": mine_helper.SCALE}
+
+class Base:
+    factor = 3
+    def base(self, x): return helper(x)
+
+class Thing(Base):
+    @property
+    def doubled(self): return self.factor * 2
+    @functools.cached_property
+    def kept(self): return 5
+    @staticmethod
+    def free(x): return x - SIZE
+    def __call__(self, sample): return {**sample, "n": self.base(sample["n"]) + self.doubled + self.kept + self.free(1)}
+
+def unused(): return 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    yield
+    for name in ("mine", "mine_helper"):
+        sys.modules.pop(name, None)
+
+
+def load(folder: Path, name: str, text: str) -> ModuleType:
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    exec(compile(text, str(path), "exec"), module.__dict__)
+    return module
+
+
+def keys(folder: Path, mine: str = MINE, helper: str = HELPER) -> tuple[str, str]:
+    load(folder, "mine_helper", helper)
+    module = load(folder, "mine", mine)
+    return chain_key(CacheTransform("c", [module.transform])), chain_key(CacheTransform("c", [module.Thing()]))
+
+
+def test_the_same_modules_give_the_same_keys(tmp_path: Path) -> None:
+    assert keys(tmp_path) == keys(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("SIZE = 224", "SIZE = 256"),
+        ('{"red": 1, "blue": [2]}', '{"red": 1, "blue": [3]}'),
+        ('mode = "rgb"', 'mode = "bgr"'),
+        ("inner(x) * SIZE", "inner(x) + SIZE"),
+        ("strength=1", "strength=2"),
+        ("again(n - 1)", "again(n - 2)"),
+    ],
+)
+def test_an_edited_constant_or_called_function_is_another_key_of_a_function(before: str, after: str, tmp_path: Path) -> None:
+    assert before in MINE
+    assert keys(tmp_path)[0] != keys(tmp_path, MINE.replace(before, after))[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("SIZE = 224", "SIZE = 256"),
+        ("inner(x) * SIZE", "inner(x) + SIZE"),
+        ("factor = 3", "factor = 4"),
+        ("self.factor * 2", "self.factor * 3"),
+        ("return 5", "return 6"),
+        ("return x - SIZE", "return x + SIZE"),
+    ],
+)
+def test_an_edited_constant_or_called_function_is_another_key_of_a_class(before: str, after: str, tmp_path: Path) -> None:
+    assert before in MINE
+    assert keys(tmp_path)[1] != keys(tmp_path, MINE.replace(before, after))[1]
+
+
+@pytest.mark.parametrize(("before", "after"), [("SCALE = 2", "SCALE = 3"), ("return x + 1", "return x + 2")])
+def test_another_module_of_the_user_counts_as_well(before: str, after: str, tmp_path: Path) -> None:
+    assert keys(tmp_path)[0] != keys(tmp_path, helper=HELPER.replace(before, after))[0]
+
+
+def test_what_is_not_referred_to_and_what_changes_in_place_part_nothing(tmp_path: Path) -> None:
+    before = keys(tmp_path)
+    assert keys(tmp_path, MINE.replace("def unused(): return 1", "def unused(): return 2")) == before
+    sys.modules["mine"].transform({"n": 1})
+    assert chain_key(CacheTransform("c", [sys.modules["mine"].transform])) == before[0]
+
+
+def test_a_script_has_one_key_in_the_trainer_and_in_a_spawned_worker(tmp_path: Path) -> None:
+    module = load(tmp_path, "mine", "def transform(sample): return sample\nclass Thing:\n    def __call__(self, s): return s\n")
+    found = set()
+    for name in ("__main__", "__mp_main__"):  # what Python calls the script there and here
+        module.transform.__module__ = module.Thing.__module__ = name
+        found.add(chain_key(CacheTransform("c", [module.transform, module.Thing()])))
+    assert len(found) == 1
