@@ -6,10 +6,8 @@ data one window after the other, needs `window` blocks at a time, and never come
 Blocks may hold fewer rows than they have numbers for (a filter keeps some of them), and how many may not be known yet: the
 order then is known up to the first window with such a block, and does not change when the rest becomes known.
 
-How a plan uses it, `Plan(blocks=BlockLayout(...))`: `plan.rows_at(epoch, positions)` gives rows as ever, and
-`plan.blocks_at(epoch, positions)` the blocks that these rows lie in, in the order of their first need: what to fetch next.
-With canonical nodes each part of the positions has blocks of its own, dealt once for all epochs; at most one block fewer than
-there are parts is cut in two.
+A plan uses it by `Plan(blocks=BlockLayout(...))`. With canonical nodes each part of the positions has blocks of its own, dealt
+once for all epochs; at most one block fewer than there are parts is cut in two.
 """
 
 from __future__ import annotations
@@ -71,11 +69,6 @@ class BlockLayout:
     def fingerprint(self) -> str:
         """Names bounds and window: another one is another order."""
         return _fingerprint(self)
-
-    def blocks_of(self, rows: Int64Array) -> Int64Array:
-        """Return the blocks that hold `rows`, each once, in the order of their first row: [n]."""
-        blocks = np.searchsorted(self.bounds, rows, side="right").astype(np.int64) - 1
-        return blocks[np.sort(np.unique(blocks, return_index=True)[1])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -153,14 +146,6 @@ class BlockOrder:
     def window_of(self, position: int) -> range:
         """Return the positions of the window that a position is in."""
         return range(*self._bounds(int(self._places(np.array([position]))[0]) // self.window))
-
-    def blocks_of(self, start: int, stop: int) -> Int64Array:
-        """Return the blocks that positions `[start, stop)` need, in order of first need: what to fetch next."""
-        if start >= stop:
-            return np.empty(0, dtype=np.int64)
-        first, last = (self._places(np.array([start, stop - 1])) // self.window).tolist()
-        wanted = slice(first * self.window, min((last + 1) * self.window, len(self.first_rows)))
-        return self.blocks[wanted][np.diff(self.starts)[wanted] > 0]
 
     def _bounds(self, window: int) -> tuple[int, int]:
         last = min((window + 1) * self.window, len(self.first_rows))

@@ -28,7 +28,7 @@ class Plan:
         >>> plan = Plan(num_samples=10, seed=42, batch_size=4)
         >>> plan.rows(0, 0, 10).tolist(), plan.rows(1, 0, 10).tolist()
         ([8, 6, 7, 9, 0, 1, 3, 2, 5, 4], [8, 3, 4, 9, 5, 7, 1, 2, 0, 6])
-        >>> [positions.tolist() for positions in plan.worker_positions(World(), consumed=4)]
+        >>> [positions.tolist() for positions in plan.partition(World(), consumed=4).blocks()]
         [[4, 5, 6, 7, 8, 9]]
     """
 
@@ -130,16 +130,6 @@ class Plan:
             rows[mine] = orders[number].rows_at(positions[mine] // parts)
         return rows
 
-    def blocks_at(self, epoch: int, positions: Int64Array) -> Int64Array:
-        """Return the blocks that the rows at `positions` lie in, each once, in the order of first need: what to fetch next.
-
-        Raises:
-            ConfigError: The plan has no blocks.
-        """
-        if self.blocks is None:
-            raise ConfigError("this order has no blocks: make the plan with blocks=BlockLayout(...)")
-        return self.blocks.blocks_of(self.rows_at(epoch, positions))
-
     def replacements(self, epoch: int, position: int) -> Iterator[int]:
         """Yield rows to try instead of the one at `position`, from other positions of the epoch and of its node's part.
 
@@ -179,17 +169,9 @@ class Plan:
             first_worker=first_worker,
         )
 
-    def worker_positions(self, world: World, consumed: int = 0, block: int = 256) -> Iterator[Int64Array]:
-        """Yield the positions that `world`'s worker takes after `consumed` samples, lazily, in arrays of at most `block`."""
-        return self.partition(world, consumed).blocks(block=block)
-
     def num_steps(self, world: World) -> int:
         """Return the steps of an epoch, the same on every rank."""
         return self.partition(world).num_steps
-
-    def num_worker_samples(self, world: World, consumed: int = 0) -> int:
-        """Return how many samples `world`'s worker yields after `consumed` samples."""
-        return self.partition(world, consumed).num_samples
 
     def _part_sizes(self, part: Int64Array) -> Int64Array:
         """Return the number of positions p with p mod parts = part, for each of `part`."""

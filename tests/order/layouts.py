@@ -38,9 +38,9 @@ def rank_batches(plan: Plan, layout: Layout, rank: int, consumed: int = 0) -> It
     assert plan.batch_size is not None
     workers = []
     for world in layout.worlds(rank):
-        own = [np.empty(0, dtype=np.int64), *plan.worker_positions(world, consumed, block=7)]
+        own = [np.empty(0, dtype=np.int64), *plan.partition(world, consumed).blocks(block=7)]
         positions = np.concatenate(own)
-        assert len(positions) == plan.num_worker_samples(world, consumed)
+        assert len(positions) == plan.partition(world, consumed).num_samples
         workers.append(iter([positions[i : i + plan.batch_size] for i in range(0, len(positions), plan.batch_size)]))
     while workers:
         for worker in list(workers):

@@ -33,17 +33,6 @@ def test_an_epoch_holds_each_row_once(sizes: list[int], window: int, seed: int, 
     assert sorted(rows.tolist()) == list(range(sum(sizes)))
 
 
-@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=30), window=st.integers(1, 8), data=st.data())
-def test_a_stretch_of_positions_needs_only_the_blocks_that_are_named(
-    sizes: list[int], window: int, data: st.DataObject
-) -> None:
-    total, plan = sum(sizes), plan_of(sizes, window, parts=data.draw(st.integers(1, 3)))
-    start = data.draw(st.integers(0, total))
-    stop = data.draw(st.integers(start, total))
-    blocks = [int(np.searchsorted(np.cumsum(sizes), row, side="right")) for row in plan.rows(0, start, stop)]
-    assert plan.blocks_at(0, np.arange(start, stop)).tolist() == list(dict.fromkeys(blocks))
-
-
 def test_no_block_comes_back_once_its_window_is_over() -> None:
     blocks = plan_of([10] * 50, window=4).rows(0, 0, 500) // 10
     windows = [set(blocks[start : start + 40].tolist()) for start in range(0, 500, 40)]
@@ -70,8 +59,8 @@ def test_a_node_needs_its_own_blocks_only_in_every_epoch() -> None:
     kept: list[set[int]] = []
     for node in range(6):
         world = World(rank=node, world_size=6, local_rank=0, local_world_size=1, node=node, num_nodes=6)
-        positions = np.concatenate(list(plan.worker_positions(world)))
-        epochs = [set(plan.blocks_at(epoch, positions).tolist()) for epoch in range(3)]
+        positions = np.concatenate(list(plan.partition(world).blocks()))
+        epochs = [set((plan.rows_at(epoch, positions) // 17).tolist()) for epoch in range(3)]
         assert epochs[0] == epochs[1] == epochs[2]
         kept.append(epochs[0])
     assert set().union(*kept) == set(range(60))
@@ -99,7 +88,6 @@ def test_without_a_seed_blocks_come_as_written() -> None:
     layout = BlockLayout.of_size(4, num_rows=10, window=2)
     plan = Plan(num_samples=10, seed=None, batch_size=4, blocks=layout)
     assert plan.rows(3, 0, 10).tolist() == list(range(10))
-    assert plan.blocks_at(0, np.array([9, 3, 4, 2])).tolist() == [2, 0, 1]
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -113,8 +101,6 @@ def test_what_cannot_be_is_refused() -> None:
         Plan(num_samples=6, seed=1, batch_size=4, blocks=BlockLayout(bounds=np.array([0, 5]), window=1))
     with pytest.raises(IndexError, match=r"5 to 5 are not within \[0, 5\)"):
         plan_of([5], 1).rows_at(0, np.array([5]))
-    with pytest.raises(ConfigError, match="no blocks"):
-        Plan(num_samples=6, seed=1, batch_size=4).blocks_at(0, np.array([1]))
 
 
 def test_the_shuffle_comes_nearer_to_a_whole_one_with_every_larger_window() -> None:

@@ -27,20 +27,6 @@ def test_an_epoch_holds_each_row_once(sizes: list[int], window: int, seed: int, 
     assert sorted(rows.tolist()) == list(range(sum(sizes)))
 
 
-@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=30), window=st.integers(1, 8), data=st.data())
-def test_a_stretch_of_positions_needs_only_the_blocks_that_are_named(
-    sizes: list[int], window: int, data: st.DataObject
-) -> None:
-    total = sum(sizes)
-    start = data.draw(st.integers(0, total))
-    stop = data.draw(st.integers(start, total))
-    order, bounds = shuffle_blocks(bounds_of(sizes), window, 5, 0), bounds_of(sizes)
-    touched = set(np.searchsorted(bounds, order.rows_at(np.arange(start, stop)), side="right") - 1)
-    named = order.blocks_of(start, stop).tolist()
-    assert touched <= set(named)
-    assert len(set(named)) == len(named) <= 2 * window + len(touched)
-
-
 def test_no_block_comes_back_once_its_window_is_over() -> None:
     order = shuffle_blocks(bounds_of([10] * 50), window=4, seed=1, epoch=0)
     blocks = order.rows_at(np.arange(500)) // 10

@@ -38,7 +38,7 @@ def steps_of(plan: Plan, layout: Layout) -> tuple[Int64Array, Int64Array]:
     last: list[Int64Array] = []
     for rank in range(layout.num_ranks):
         for world in layout.worlds(rank):
-            blocks = plan.worker_positions(world, block=1 << 16)
+            blocks = plan.partition(world).blocks(block=1 << 16)
             positions = np.concatenate([np.empty(0, dtype=np.int64), *blocks])
             own = whole[world.worker :: world.num_workers, rank]
             own[:] = positions[: own.size].reshape(own.shape)
@@ -98,7 +98,7 @@ class Positions(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         info = get_worker_info()
         world = self.world if info is None else self.world.with_worker(info.id, info.num_workers)
-        for block in self.plan.worker_positions(world, consumed=16):
+        for block in self.plan.partition(world, consumed=16).blocks():
             yield from block.tolist()
 
 
@@ -147,8 +147,8 @@ def test_the_end_of_an_epoch_leaves_nothing_and_more_than_that_is_the_end_too() 
     plan = Plan(num_samples=53, seed=1, batch_size=4)
     world = World(world_size=3)
     for consumed in (53, 54, 60, 1000):
-        assert list(plan.worker_positions(world, consumed)) == []
-        assert plan.num_worker_samples(world, consumed) == 0
+        assert list(plan.partition(world, consumed).blocks()) == []
+        assert plan.partition(world, consumed).num_samples == 0
 
 
 def test_a_worker_goes_on_within_a_batch_after_what_it_has_taken() -> None:
@@ -195,7 +195,7 @@ def test_without_a_batch_size_every_position_is_taken_and_ranks_have_equally_man
     taken: list[Int64Array] = []
     for rank in range(num_ranks):
         workers = Layout(num_ranks, num_workers).worlds(rank)
-        own = [np.concatenate([np.empty(0, dtype=np.int64), *plan.worker_positions(world)]) for world in workers]
+        own = [np.concatenate([np.empty(0, dtype=np.int64), *plan.partition(world).blocks()]) for world in workers]
         assert sum(map(len, own)) == plan.num_steps(workers[0]) == -(-53 // num_ranks)
         steps = [positions[:-1] // num_ranks for positions in own]  # but the last, which may be a repeat
         assert all(np.all(step % len(workers) == worker) for worker, step in enumerate(steps))
@@ -205,7 +205,7 @@ def test_without_a_batch_size_every_position_is_taken_and_ranks_have_equally_man
 
 def test_without_a_batch_size_several_workers_cannot_go_on_and_say_why() -> None:
     plan = Plan(num_samples=53, seed=None, batch_size=None)
-    assert np.concatenate(list(plan.worker_positions(World(), consumed=20))).tolist() == list(range(20, 53))
+    assert np.concatenate(list(plan.partition(World(), consumed=20).blocks())).tolist() == list(range(20, 53))
     with pytest.raises(StateError, match=r"20 samples on 2 workers.*batch_size="):
         plan.partition(World(num_workers=2), consumed=20)
 

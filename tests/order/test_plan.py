@@ -98,7 +98,7 @@ def test_a_billion_rows_take_no_memory() -> None:
     tracemalloc.start()
     try:
         rows = plan.rows(4, 500_000_000, 500_000_064)
-        first = next(plan.worker_positions(World(rank=3, world_size=8, worker=1, num_workers=2), consumed=500_000_000))
+        first = next(plan.partition(World(rank=3, world_size=8, worker=1, num_workers=2), consumed=500_000_000).blocks())
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -79,9 +79,9 @@ def shares() -> Iterator[tuple[str, str]]:
             taken = [
                 positions.tolist()
                 for rank, worker in itertools.product(range(nodes * ranks), range(num_workers))
-                for positions in plan.worker_positions(
+                for positions in plan.partition(
                     world_of(rank, nodes, ranks).with_worker(worker, num_workers), consumed=num_steps * 2 * nodes * ranks
-                )
+                ).blocks()
             ]
             yield f"tail={tail} {nodes} x {ranks} canonical={parts} workers={num_workers} after={num_steps}", digest_of(taken)
 
