@@ -72,3 +72,46 @@ def test_a_handler_that_raises_as_a_section_begins_or_ends_leaves_no_signal_put_
         for num_entered in interrupted_sections(section, inside, came):
             assert came == [signal.SIGUSR2] * num_entered
             assert signal.getsignal(signal.SIGUSR1) is fail
+
+
+@pytest.mark.parametrize("uses_section", [False, True], ids=["returns", "uses a section"])
+@pytest.mark.parametrize("third_raises", [False, True], ids=["returns", "raises"])
+def test_a_third_signal_while_two_are_handed_over_loses_none_and_leaves_the_section_whole(
+    uses_section: bool, third_raises: bool
+) -> None:
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if uses_section:
+            with interrupts.uninterrupted():
+                pass
+
+    def note_third(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if third_raises:
+            raise HandlerError
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGHUP, signal.SIGUSR2)}
+    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, note_third)
+    section = interrupts.uninterrupted()
+    try:
+        for nth in itertools.count(1):
+            came.clear()
+            with contextlib.suppress(HandlerError), section:
+                signal.raise_signal(signal.SIGHUP)
+                signal.raise_signal(signal.SIGUSR2)
+                with contextlib.suppress(HandlerError), Injector(nth) as injector:
+                    section.let_through()
+                num_came = len(came)
+                signal.raise_signal(signal.SIGHUP)
+                assert len(came) == num_came, nth
+            num_third = int(injector.num_places >= nth)
+            assert sorted(came) == [signal.SIGHUP, signal.SIGHUP, *[signal.SIGUSR1] * num_third, signal.SIGUSR2], nth
+            assert signal.getsignal(signal.SIGUSR1) is note_third
+            if not num_third:
+                assert nth > 10
+                return
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -117,7 +117,11 @@ class Section:
         finally:
             self.depth = depth
             if depth:
-                self.put_off()
+                try:
+                    self.put_off()
+                except BaseException:  # of the handler of one signal, before that was put off
+                    self.put_off()
+                    raise
 
     def after_fork_in_child(self) -> None:
         """Become the main thread's if it was another thread that forked, and drop what came for the parent."""
@@ -181,8 +185,10 @@ class Section:
 
     def _hand_over(self) -> None:
         came = self._came
-        while came:
+        while True:
             try:
+                if not came:  # asked here: a signal that comes as the loop goes round has all handed over with it
+                    return
                 signum, frame = came[0], sys._getframe(2)
                 handler = self.originals.get(signum) or _signal.getsignal(signum)
                 if not callable(handler) or handler is self._handler:
