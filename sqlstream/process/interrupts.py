@@ -310,6 +310,16 @@ def is_of_system_call(error: OSError) -> bool:
     return error.__traceback__ is not None and error.__traceback__.tb_next is None
 
 
+def is_of_handler(error: BaseException) -> bool:
+    """Return whether a signal handler raised `error` where the section that has caught it let signals through."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is Section._hand_over.__code__:
+            return True
+        trace = trace.tb_next
+    return False
+
+
 def join(thread: threading.Thread) -> None:
     """Wait for the end of a thread of ours; signals are handed over meanwhile. Not at all where that might be for ever."""
     section = here.section

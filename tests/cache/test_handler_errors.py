@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import itertools
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,13 @@ from sqlstream import StreamingDataset
 from sqlstream.cache import Cache
 from sqlstream.cache.acquire.bypass import Bypass
 from sqlstream.cache.files import read_locks
-from sqlstream.cache.files.disk import changed_files
+from sqlstream.cache.files.disk import Part, changed_files
 from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.ledger.write_lock import WriteLock
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.errors import TransformError
 from sqlstream.process import locks
+from sqlstream.storage.fetcher import FetchEvent, FetchRequest, Sink
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.testing.storage import ScriptedFetcher
@@ -163,3 +165,50 @@ def test_of_a_read_past_the_cache(tmp_path: Path, error: type[Exception], inside
         files = len(open_files(tmp_path))
         for nth in raised_everywhere(error, inside, lambda: bypass.acquire([refs], fetcher)):
             assert len(open_files(tmp_path)) == files, nth
+
+
+class Together(ScriptedFetcher):
+    """Tells of all downloads at once, as what stores samples does."""
+
+    def submit(self, requests: Sequence[FetchRequest], sink: Sink) -> None:
+        events: list[FetchEvent] = []
+        super().submit(requests, events.extend)
+        sink(events)
+
+
+@pytest.mark.parametrize("error", [TimeoutError, FileNotFoundError, KeyboardInterrupt])
+def test_of_the_room_that_is_made_for_what_came_onto_a_full_disk(
+    tmp_path: Path, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refs = [ObjectRef.of(f"s3://bucket/{number}") for number in range(3)]
+    names = [ref.key for ref in refs]
+    with Cache(tmp_path / "dst", limit="10mb") as cache:
+        fetcher, other = Together({ref.url: b"bytes" for ref in refs}), WriteLock(tmp_path / "dst")
+        publish = cache.store.disk.publish
+
+        def publish_on_full_disk(part: Part, key: bytes, ext: str, size_bytes: int) -> None:
+            if key == names[1]:
+                assert other.take()  # who makes room must wait, and lets signals through
+                signal.raise_signal(signal.SIGUSR1)
+                raise OSError(errno.ENOSPC, "no space left")
+            publish(part, key, ext, size_bytes)
+
+        def fail() -> None:
+            other.leave()
+            raise error
+
+        monkeypatch.setattr(cache.store.disk, "publish", publish_on_full_disk)
+        with handler(fail), pytest.raises(error):
+            cache.store.acquirer.acquire([refs], fetcher)
+        other.close()
+        gc.collect()
+        assert pinned_in(cache) == []
+        assert cache.verify() == []
+        monkeypatch.undo()
+        cache.fetcher = fetcher
+        for ref in refs:
+            with cache.pinned(ref.url) as path:
+                assert path.read_bytes() == b"bytes"
+        assert [fetcher.num_gets[ref.url] for ref in refs] == [1, 2, 2]
+    check_invariants(tmp_path / "dst", at_rest=True)
+    assert open_files(tmp_path) == []

@@ -26,7 +26,7 @@ from sqlstream.cache.ledger.ledger import LedgerTransaction
 from sqlstream.cache.model.rows import Publication
 from sqlstream.cache.recovery.free_space import FreeSpace
 from sqlstream.errors import CacheDiskError, CacheError, CacheFullError, SqlStreamError
-from sqlstream.process import locks
+from sqlstream.process import interrupts, locks
 from sqlstream.process.interrupts import Changes
 from sqlstream.storage.base import urls
 from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchRequest, GrantNeeded
@@ -162,31 +162,37 @@ class Downloads:
                     self._on_need(lead, event.size_bytes)
             if len(self._whole) + len(self._failed) > MAX_DEFERRED:
                 self._owner.flush()
-        except Exception:
+        except Exception as error:
+            if interrupts.is_of_handler(error):  # the main thread brings it itself, as `put` does
+                raise
             logger.exception("writing downloads to the cache ledger failed; it is tried again with the next transaction")
 
     def _on_done(self, events: Sequence[FetchDone]) -> None:
         whole: dict[Lead, Publication] = {}
         failed: dict[Lead, SqlStreamError | None] = {}
         again: list[Lead] = []
-        for event in events:
-            lead = self._by_ticket.get(event.ticket)
-            if lead is None:
-                continue
-            if event.error is not None:
-                if _must_be_asked_again(self._disk, lead, event.error):
-                    again.append(lead)
+        try:
+            for event in events:
+                lead = self._by_ticket.get(event.ticket)
+                if lead is None:
                     continue
-                failed[lead] = lead.error or (None if lead.is_given_up else event.error)
-                continue
-            try:
-                despite_full_disk(self._owner.run, self._disk, partial(_publish, self._disk, lead, event.size_bytes))
-                whole[lead] = _publication(self._disk, lead, event, self.checksum_of(lead.ref.key, lead.part.fd))
-            except OSError as error:
-                failed[lead] = _disk_error(self._disk, lead, error)
-        with self._owner.state:
-            self._ended += events
-        self._end(whole, failed)
+                if event.error is not None:
+                    if _must_be_asked_again(self._disk, lead, event.error):
+                        again.append(lead)
+                        continue
+                    failed[lead] = lead.error or (None if lead.is_given_up else event.error)
+                    continue
+                try:
+                    despite_full_disk(self._owner.run, self._disk, partial(_publish, self._disk, lead, event.size_bytes))
+                    whole[lead] = _publication(self._disk, lead, event, self.checksum_of(lead.ref.key, lead.part.fd))
+                except OSError as error:
+                    if interrupts.is_of_handler(error):
+                        raise
+                    failed[lead] = _disk_error(self._disk, lead, error)
+        finally:  # a handler may raise while room is made: the files of those before it are in data/, and must be counted
+            with self._owner.state:
+                self._ended += events
+            self._end(whole, failed)
         self.start(again)
 
     def _on_need(self, lead: Lead, size_bytes: int | None) -> None:
