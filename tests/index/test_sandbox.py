@@ -140,6 +140,30 @@ def test_an_error_shows_the_query_and_the_columns_at_hand(index: Index) -> None:
         run_query(index, "SELECT random() FROM dataframe")
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT rowid FROM dataframe",
+        "SELECT * FROM dataframe WHERE ROWID = 1",
+        "SELECT d.oid FROM samples d",
+        'SELECT "_rowid_" FROM dataframe',
+        "SELECT n FROM (SELECT * FROM dataframe) WHERE [rowid] < 9",
+        "SELECT n AS rowid FROM dataframe ORDER BY rowid",
+    ],
+)
+def test_sqlites_own_row_numbers_are_refused_with_ours_as_the_cure(query: str, index: Index) -> None:
+    with pytest.raises(QueryError, match=r"(?i)reads .*(rowid|oid).* which is no column here: the number of a row is 'row'"):
+        run_query(index, query)
+
+
+def test_a_column_and_a_result_may_be_called_like_sqlites_row_numbers(index: Index, tmp_path: Path) -> None:
+    assert run_query(index, "SELECT n + 5 AS rowid, 'oid' AS x FROM dataframe LIMIT 1") == (["rowid", "x"], [(5, "oid")])
+    own = build(tmp_path, write_csv(tmp_path / "own.csv", "index,RowId\na,7\nb,8\n"))
+    assert run_query(own, "SELECT rowid FROM dataframe WHERE rowid > 7")[1] == [(8,)]
+    with pytest.raises(QueryError, match="reads 'oid'"):
+        run_query(own, "SELECT oid FROM dataframe")
+
+
 def test_names_and_rows_come_with_a_limit(index: Index) -> None:
     names, rows = run_query(index, "SELECT n, n AS n, row FROM dataframe WHERE n > 5", 2)
     assert names == ["n", "n", "row"]

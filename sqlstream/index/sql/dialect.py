@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from sqlstream.errors import QueryError
 from sqlstream.index.types.models import ROW, VIEWS
@@ -42,9 +42,11 @@ _VOLATILE = frozenset(
 """DuckDB's functions that give another value each time (`volatile`, or the same within one query only)."""
 _MOMENTS = frozenset("current_date current_time current_timestamp localtime localtimestamp".split())
 """Those of them that need no brackets."""
+_ROWIDS = frozenset({"rowid", "oid", "_rowid_"})
+"""What SQLite calls the number of a row in a table; of a view some builds of it give NULL."""
 
 
-def to_sqlite(query: str, columns: Iterable[str]) -> str:
+def to_sqlite(query: str, columns: Collection[str]) -> str:
     r"""Return one SELECT statement as SQLite must read it, without comments.
 
     Args:
@@ -52,13 +54,14 @@ def to_sqlite(query: str, columns: Iterable[str]) -> str:
         columns: The names of columns in it.
 
     Raises:
-        QueryError: No single SELECT statement.
+        QueryError: No single SELECT statement, or one that asks for SQLite's own row numbers.
 
     Example:
         >>> to_sqlite('SELECT * FROM dataframe WHERE width / height > 1.5 AND "index" != \'a/b\'; -- wide', ["index"])
         "SELECT * FROM dataframe WHERE width *1.0/ height > 1.5 AND `index` != 'a/b'"
     """
     _check_query(query)
+    _check_rowids(query, columns)
     statement = translated(query, _ONLY_SQLITE & {column.lower() for column in columns}).strip().rstrip("; ")
     if has_word(statement, ";"):
         raise QueryError(f"the query {shortened(query)!r} is more than one statement: give one SELECT")
@@ -195,6 +198,19 @@ def _is_of_now(function: str, arguments: Sequence[str] | None) -> bool:
     if arguments is None:  # a column of that name
         return False
     return not arguments or "'now'" in arguments or (function == "strftime" and "," not in arguments)
+
+
+def _check_rowids(query: str, columns: Collection[str]) -> None:
+    """Raise QueryError for a row number that would be NULL, unless a column has that name, or `AS` gives it to a result."""
+    names, before = {column.lower() for column in columns}, ""
+    for token in words(query):
+        name = token[0].strip('"`[]').lower() if token.lastgroup in ("word", "quoted", "tick") else ""
+        if name in _ROWIDS - names and before != "as":
+            raise QueryError(
+                f"the query {shortened(query)!r} reads {token[0]!r}, which is no column here: the number of a row is {ROW!r}",
+                query=query,
+            )
+        before = token[0].lower()
 
 
 def _check_query(query: str) -> None:
