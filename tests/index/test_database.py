@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy
 
-from sqlstream.errors import ConfigError, MissingDependencyError, QueryError, SourceError
+from sqlstream.errors import ConfigError, MissingDependencyError, QueryError, SchemaError, SourceError
 from sqlstream.index.sources.places import database
 from tests.index import postgres
 from tests.index.sources import all_rows, build
@@ -90,6 +90,21 @@ def test_many_rows_are_streamed_and_typed_by_all_of_them(url: str, tmp_path: Pat
     assert not batches  # not read again …
     build(tmp_path, url, sql_query=query, source_version="tuesday")
     assert batches  # … until told to
+
+
+ODD = ["'12:00:00+02'::timetz", "'101'::bit(3)", "'10.0.0.0/8'::inet", "3::money", "ARRAY['101'::bit(3)]"]
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_a_type_that_a_driver_gives_as_bytes_is_text_or_refused(value: str, url: str, tmp_path: Path) -> None:
+    query = f"SELECT 'a' AS index, ({value}){{}} AS odd"
+    as_text: Any = all_rows(build(tmp_path, url, sql_query=query.format("::text")))[0]["odd"]
+    if "+psycopg" in url:
+        own = all_rows(build(tmp_path, url, sql_query=query.format("")))[0]["odd"]
+        assert own == ([as_text.strip("{}")] if "ARRAY" in value else f"{as_text}:00" if "timetz" in value else as_text)
+    else:
+        with pytest.raises(SchemaError, match=r"column 'odd' has the type .*(cast it|another type)"):
+            build(tmp_path, url, sql_query=query.format(""))
 
 
 def test_the_password_is_in_no_file_and_no_error(url: str, tmp_path: Path) -> None:

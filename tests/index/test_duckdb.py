@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sqlstream.errors import MissingDependencyError, QueryError
+from sqlstream.errors import MissingDependencyError, QueryError, SchemaError, SourceError
 from sqlstream.index.file.index import Index
 from sqlstream.index.sql.duckdb_sandbox import DuckSandbox
 from sqlstream.index.sql.sandbox import run_query
@@ -143,6 +143,34 @@ def test_computed_columns_of_duckdb_have_their_types(path: Path, tmp_path: Path)
         (None, None, "1.00", None),
         ("dog", None, "10.00", 2.5),
     ]
+
+
+LOSSY = [
+    ("TIMETZ '12:00:00+02'", "TIME WITH TIME ZONE"),
+    ("'0101'::BITSTRING", "BIT"),
+    ("340282366920938463463374607431768211455::UHUGEINT", "UHUGEINT"),
+    ("[{'a': TIMETZ '12:00:00+02'}]", r"STRUCT\(a TIME WITH TIME ZONE\)\[\]"),
+    ("MAP {'k': ['1'::BIT]::BIT[1]}", r"MAP\(VARCHAR, BIT\[1\]\)"),
+]
+
+
+@pytest.mark.parametrize(("value", "kind"), LOSSY)
+def test_a_type_that_duckdb_does_not_give_whole_is_refused_with_the_cure(
+    value: str, kind: str, path: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("duckdb")
+    query = f"SELECT index, {value} AS odd FROM dataframe"
+    with pytest.raises(SchemaError, match=rf"column 'odd' has DuckDB's type {kind}, .*CAST\(\"odd\" AS VARCHAR\)"):
+        build(tmp_path, path, sql_query=query, sql_engine="duckdb")
+    as_text = build(tmp_path, path, sql_query=f"SELECT index, ({value})::VARCHAR AS odd FROM dataframe", sql_engine="duckdb")
+    assert isinstance(all_rows(as_text)[0]["odd"], str)
+
+
+@pytest.mark.parametrize("value", ["TIME '24:00:00'", "TIME_NS '12:00:00.123456789'"])
+def test_a_time_that_no_index_can_hold_is_an_error_of_its_column(value: str, path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    with pytest.raises(SourceError, match=r"column 'odd': a value has no exact form in the index \("):
+        build(tmp_path, path, sql_query=f"SELECT index, {value} AS odd FROM dataframe", sql_engine="duckdb")
 
 
 ATTACKS = [

@@ -238,6 +238,11 @@ def test_rows_of_an_iterable_may_lack_keys_but_not_mix_types(tmp_path: Path) -> 
             build_object(tmp_path, empty)
 
 
+def test_times_with_a_zone_which_arrow_would_drop_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="column 'at' has times of a day with a zone"):
+        build(tmp_path, [{"index": 1, "at": None}, {"index": 2, "at": dt.time(12, tzinfo=dt.UTC)}])
+
+
 def test_several_sources_say_which_row_is_whose_and_keep_their_places(tmp_path: Path) -> None:
     write_table(tmp_path / "a/t.csv", [{"index": 1, "url": "x.jpg"}])
     write_table(

@@ -133,6 +133,26 @@ def test_a_moment_that_stands_for_no_time_is_refused(tmp_path: Path) -> None:
         roundtrip(tmp_path, pa.timestamp("us", "UTC"), pa.array([-(2**63)], pa.timestamp("us", "UTC")))  # type: ignore[arg-type]
 
 
+def test_a_day_beyond_datetime_comes_back_as_numpy_and_a_time_beyond_a_day_is_refused(tmp_path: Path) -> None:
+    days = pa.array([2**31 - 1, 0, None], pa.int32()).cast(pa.date32())
+    rows = all_rows(build(tmp_path, pa.table({"index": ["a", "b", "c"], "day": days})))
+    assert [row["day"] for row in rows] == [np.datetime64(2**31 - 1, "D"), dt.date(1970, 1, 1), None]
+    late = pa.array([86_400_000_000], pa.int64()).cast(pa.time64("us"))
+    with pytest.raises(SourceError, match=r"column 'at': .*86400000000 us after midnight is no time of a day"):
+        build(tmp_path, pa.table({"index": ["a"], "at": late}))
+
+
+def test_bytes_whose_type_arrow_cannot_say_are_refused(tmp_path: Path) -> None:
+    odd: Any = pa.opaque(pa.binary(), "inet", "PostgreSQL")
+    own = pa.ExtensionArray.from_storage(odd, pa.array([b"x"]))
+    for values in (own, pa.ListArray.from_arrays([0, 1], own)):
+        with pytest.raises(SchemaError, match=r"column 'odd' has the type .*inet"):
+            build(tmp_path, pa.table({"index": ["a"], "odd": values}))
+    text: Any = pa.opaque(pa.string(), "numeric", "PostgreSQL")
+    rows = all_rows(build(tmp_path, pa.table({"index": ["a"], "n": pa.ExtensionArray.from_storage(text, pa.array(["0.10"]))})))
+    assert rows[0]["n"] == "0.10"
+
+
 def test_a_file_cannot_claim_how_its_values_are_encoded(tmp_path: Path) -> None:
     field: Any = pa.field("t", pa.string(), metadata={"sqlstream.encoding": "json", "PARQUET:field_id": "7"})
     path = tmp_path / "t.parquet"

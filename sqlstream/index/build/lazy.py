@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sqlstream.errors import SourceChangedError, SourceError, UnknownLengthError
+from sqlstream.errors import SourceChangedError, UnknownLengthError
 from sqlstream.index.build.row_groups import Pieces, RowGroupTable, Span, group_spans, has_footer, parse_footer
 from sqlstream.index.file.index import Index, damage_named
 from sqlstream.index.file.kept import KeptRows
@@ -30,7 +30,7 @@ from sqlstream.index.sources.base.unfold import together
 from sqlstream.index.sources.plan.parts import DerivedPart, FilePart
 from sqlstream.index.sql.sandbox import Sandbox, SharedProcess
 from sqlstream.index.types.models import ROW, Column, SourceFile, fingerprint
-from sqlstream.index.types.values import decoder, encode
+from sqlstream.index.types.values import decoder, encode_named
 from sqlstream.order.permute import Int64Array
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader, has_own_version
@@ -103,11 +103,7 @@ class ChunkRows:
             if array is None:
                 columns[column.name] = [None] * len(row_ids)
                 continue
-            try:
-                values = encode(array.take(at), column.field).values
-            except (ValueError, OverflowError, TypeError) as error:
-                where = f"{self._name}, column {column.name!r}"
-                raise SourceError(f"{where}: a value has no exact form ({error}): leave it out or round it") from error
+            values = encode_named(array.take(at), column.field, self._name).values
             columns[column.name] = values if decode is None else [None if value is None else decode(value) for value in values]
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 

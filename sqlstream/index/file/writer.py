@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from sqlstream.errors import SourceError
 from sqlstream.index.file.index import read_columns
 from sqlstream.index.file.intact import stamp_sqlite
 from sqlstream.index.file.key_check import KeyCheck
@@ -36,7 +35,7 @@ from sqlstream.index.types.models import (
     quote,
 )
 from sqlstream.index.types.schema import TableSchema
-from sqlstream.index.types.values import affinity, declared, encode, encoding
+from sqlstream.index.types.values import affinity, declared, encode_named, encoding
 from sqlstream.storage.base import urls
 
 _PRAGMAS = (
@@ -170,13 +169,7 @@ class IndexWriter:
         """Append the rows of `batch`, whose columns belong to the source begun last."""
         columns: dict[str, list[Any]] = {}
         for name, array in zip(batch.schema.names, batch.columns, strict=True):
-            try:
-                encoded = encode(array, self._schema.fields[name])
-            except (ValueError, OverflowError, TypeError) as error:  # pa.ArrowInvalid is a ValueError
-                where = f"{urls.redact(self._sources[-1].file.url)}, column {name!r}"
-                raise SourceError(
-                    f"{where}: a value has no exact form in the index ({error}): leave it out or round it"
-                ) from error
+            encoded = encode_named(array, self._schema.fields[name], urls.redact(self._sources[-1].file.url))
             columns[name] = encoded.values
             if encoded.has_nan:
                 self._columns[name] = replace(self._columns[name], has_nan=True)

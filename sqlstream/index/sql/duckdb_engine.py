@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sqlstream.errors import QueryError
+from sqlstream.errors import QueryError, SchemaError
 from sqlstream.index.file.index import Index, connect
 from sqlstream.index.sql.dialect import does_not_run, shortened
 from sqlstream.index.sql.expressions import without_end
@@ -26,6 +26,8 @@ from sqlstream.index.types.schema import normalise
 
 _ROWS_AT_A_TIME = 16_384
 _MOST_THREADS = 4  # arbitrary: other ranks of the node wait for this one, and its trainer may not
+_NOT_IN_ARROW = frozenset({"time with time zone", "bit", "uhugeint", "bignum", "varint"})
+"""Types of which DuckDB gives Arrow less than the value: no zone, bytes of its own, a number of fewer digits."""
 _LOCKS = (
     "enable_progress_bar=false",
     "enable_external_access=false",
@@ -97,9 +99,20 @@ class DuckdbEngine:
             return [column[0] for column in self._connection.execute(f"DESCRIBE {self.statement}").fetchall()]
 
     def run(self, statement: str, count: int) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
-        """Return the names of the result of `statement`, and its rows as an index stores them, `count` at a time."""
+        """Return the names of the result of `statement`, and its rows as an index stores them, `count` at a time.
+
+        Raises:
+            SchemaError: A type whose values DuckDB does not give whole.
+        """
         with self._errors():
-            reader = self._connection.sql(statement).to_arrow_reader(count)
+            result = self._connection.sql(statement)
+            for name, kind in zip(result.columns, result.types, strict=True):
+                if _has_type(kind, _NOT_IN_ARROW):
+                    raise SchemaError(
+                        f"the query {shortened(self._query)!r}: column {name!r} has DuckDB's type {kind}, whose values do not "
+                        f"come whole into an index: cast it in the query, as CAST({quote(name)} AS VARCHAR)"
+                    )
+            reader = result.to_arrow_reader(count)
             return list(reader.schema.names), self._batches(reader)
 
     def result_fields(self) -> dict[str, pa.Field[Any]]:
@@ -132,7 +145,8 @@ class DuckdbEngine:
             if batch is None:
                 return
             fields = [normalise(field, "the query") for field in batch.schema]
-            encoded = [values.encode(column, field) for column, field in zip(batch.columns, fields, strict=True)]
+            source = f"the query {shortened(self._query)!r}"
+            encoded = [values.encode_named(column, field, source) for column, field in zip(batch.columns, fields, strict=True)]
             stored = [[None if v == values.NAN else v for v in e.values] if e.has_nan else e.values for e in encoded]
             yield list(zip(*stored, strict=True))
 
@@ -142,6 +156,13 @@ class DuckdbEngine:
             yield
         except (self._duckdb.Error, pa.ArrowException, OSError) as error:  # batches come through Arrow: its errors, or OSError
             raise does_not_run(self._query, " ".join(str(error).split())[:500], self.columns, " in DuckDB") from error
+
+
+def _has_type(kind: Any, wanted: frozenset[str]) -> bool:
+    """Return whether a type of DuckDB, or one within it, is among those `wanted`."""
+    if kind.id not in ("list", "array", "struct", "map", "union"):
+        return kind.id in wanted
+    return any(_has_type(child, wanted) for _, child in kind.children if not isinstance(child, int))  # an array's size is one
 
 
 def _read(index: Index) -> pa.RecordBatchReader:

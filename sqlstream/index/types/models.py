@@ -39,6 +39,8 @@ UUID = b"uuid"
 """16 bytes that Arrow calls a UUID."""
 BOOL8 = "arrow.bool8"
 """Arrow's name of the extension type whose values are bytes that stand for true and false."""
+OPAQUE = "arrow.opaque"
+"""Arrow's name of the extension type whose values are another system's own bytes."""
 ANY = b"any"
 """A computed column with values of several SQLite types, given back as SQLite has them."""
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from sqlstream.errors import SchemaError
-from sqlstream.index.types.models import BOOL8, ENCODING, UUID
+from sqlstream.index.types.models import BOOL8, ENCODING, OPAQUE, UUID
 from sqlstream.index.types.values import encoding
 
 _MAX_COLUMNS = 1990  # SQLite allows 2000 in a table
@@ -122,7 +122,8 @@ def _readable(field: pa.Field[Any]) -> str:
 def _normal_type(kind: Any) -> Any:
     """Return the plain form of a type, None where an index cannot hold it."""
     if isinstance(kind, pa.BaseExtensionType):
-        return pa.bool_() if kind.extension_name == BOOL8 else _normal_type(kind.storage_type)
+        is_unsaid = kind.extension_name == OPAQUE and types.is_binary(kind.storage_type)
+        return pa.bool_() if kind.extension_name == BOOL8 else None if is_unsaid else _normal_type(kind.storage_type)
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return _normal_type(kind.value_type)
     if types.is_nested(kind):

@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from sqlstream.errors import SourceError
 from sqlstream.index.types import nested
 from sqlstream.index.types.models import ANY, BOOL8, ENCODING, JSON, UUID, Column
 
@@ -140,6 +141,25 @@ def encode(array: pa.Array[Any], field: pa.Field[Any]) -> Encoded:
     return own.encode(plain, field.type)
 
 
+def encode_named(array: pa.Array[Any], field: pa.Field[Any], source: str) -> Encoded:
+    """Return `encode` of a column.
+
+    Args:
+        array: One column of a batch.
+        field: The column as the table has it.
+        source: Where it is from, for errors.
+
+    Raises:
+        SourceError: A value has no exact form.
+    """
+    try:
+        return encode(array, field)
+    except (ValueError, OverflowError, TypeError) as error:  # pa.ArrowInvalid is a ValueError
+        raise SourceError(
+            f"{source}, column {field.name!r}: a value has no exact form in the index ({error}): leave it out or round it"
+        ) from error
+
+
 def decoder(column: Column) -> Decode | None:
     """Return what turns a stored value (never None) back, or None where it is itself."""
     return codec(column.field).decoder(column.field.type)
@@ -214,11 +234,10 @@ def _timestamps(array: Any, _kind: Any) -> Encoded:
     """Return UTC texts; years that Arrow will not print go through numpy."""
     naive = array.cast(pa.timestamp(array.type.unit))  # drops the zone and keeps the instant
     texts = naive.cast(pa.string()).to_pylist()
-    for at, text in enumerate(texts):
-        if text is not None and text.startswith("<"):  # '<value out of range: …>'
-            texts[at] = str(np.datetime64(naive[at].value, array.type.unit))
-            if texts[at] == "NaT":
-                raise ValueError(f"{naive[at].value} {array.type.unit} stands for no time at all")
+    for at in _unprinted(texts):
+        texts[at] = str(np.datetime64(naive[at].value, array.type.unit))
+        if texts[at] == "NaT":
+            raise ValueError(f"{naive[at].value} {array.type.unit} stands for no time at all")
     return Encoded(texts)
 
 
@@ -240,7 +259,11 @@ def _timestamp_decoder(kind: Any) -> Decode:
 
 
 def _dates(array: Any, _kind: Any) -> Encoded:
-    return Encoded(array.cast(pa.date32()).cast(pa.string()).to_pylist())
+    days = array.cast(pa.date32())
+    texts = days.cast(pa.string()).to_pylist()
+    for at in _unprinted(texts):
+        texts[at] = str(np.datetime64(days[at].value, "D"))
+    return Encoded(texts)
 
 
 def _date_back(text: str) -> object:
@@ -251,7 +274,15 @@ def _date_back(text: str) -> object:
 
 
 def _times(array: Any, _kind: Any) -> Encoded:
-    return Encoded(array.cast(pa.time64("us")).cast(pa.string()).to_pylist())  # the first cast refuses to cut nanoseconds
+    texts = array.cast(pa.time64("us")).cast(pa.string()).to_pylist()  # the first cast refuses to cut nanoseconds
+    if wrong := _unprinted(texts):
+        raise ValueError(f"{array[wrong[0]].value} {array.type.unit} after midnight is no time of a day")
+    return Encoded(texts)
+
+
+def _unprinted(texts: Sequence[str | None]) -> list[int]:
+    """Return which values Arrow could not write as text."""
+    return [at for at, text in enumerate(texts) if text is not None and text.startswith("<")]  # '<value out of range: …>'
 
 
 def _duration_decoder(kind: Any) -> Decode:

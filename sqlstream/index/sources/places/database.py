@@ -13,6 +13,7 @@ last batch), and the database is let go before the index is written.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import importlib
 import importlib.util
 import json
@@ -25,7 +26,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from sqlstream.errors import ConfigError, MissingDependencyError, QueryError, SourceError
+from sqlstream.errors import ConfigError, MissingDependencyError, QueryError, SchemaError, SourceError
 from sqlstream.index.sql.expressions import one_select
 from sqlstream.index.types.models import ENCODING, JSON, fingerprint
 from sqlstream.index.types.schema import TableSchema
@@ -172,6 +173,11 @@ def _of_adbc(array: Any, field: Any) -> tuple[Any, Any]:
         array = _array([None if text is None else Decimal(text) for text in array.to_pylist()])[0]
     elif kind == b"uuid":
         array = pa.array([None if value is None else str(value) for value in array.to_pylist()], pa.string())
+    elif kind == b"money" or (isinstance(array, pa.ExtensionArray) and pa.types.is_binary(array.type.storage_type)):
+        raise SchemaError(
+            f"column {field.name!r} has the type {kind.decode()} of PostgreSQL, whose values do not come whole: cast it in the "
+            f"query, as {field.name}::text"
+        )
     elif isinstance(array, pa.ExtensionArray):
         array = array.storage
     return array, pa.field(field.name, array.type, metadata={ENCODING: JSON} if kind in (b"json", b"jsonb") else None)
@@ -203,7 +209,8 @@ def _array(values: Sequence[Any]) -> tuple[Any, bool]:
     kinds = set(map(type, values))
     if kinds & {dict, list, tuple}:
         return pa.array([None if v is None else json.dumps(v, default=str) for v in values], pa.string()), True
-    if UUID in kinds:  # newer pyarrow makes an extension type of them, which reads back as bytes
+    if UUID in kinds or (dt.time in kinds and any(v is not None and v.tzinfo is not None for v in values)):
+        # newer pyarrow makes an extension type of UUIDs, which reads back as bytes; times lose their zone
         return pa.array([None if v is None else str(v) for v in values], pa.string()), False
     if memoryview in kinds:
         values = [bytes(v) if isinstance(v, memoryview) else v for v in values]

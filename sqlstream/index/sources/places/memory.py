@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice
@@ -93,6 +94,10 @@ def _of_rows(rows: Iterable[object]) -> pa.Table:
 
 def _column(rows: Sequence[Any], name: object) -> Any:
     values = [row.get(name) for row in rows]
+    if any(isinstance(value, dt.time) and value.tzinfo is not None for value in values):
+        raise SchemaError(
+            f"the rows of src: column {name!r} has times of a day with a zone, which Arrow drops: give them as text"
+        )
     try:
         return pa.array(values)
     except (pa.ArrowException, TypeError, OverflowError) as error:
