@@ -90,12 +90,35 @@ def open_weights(index: Index, spec: WeightsSpec, directory: Path, *, show_progr
 
 def _as_array(spec: ArrayLike, index: Index) -> NDArray[np.float64]:
     try:
-        array = np.ascontiguousarray(spec, np.float64)  # [n]
-    except (TypeError, ValueError) as error:
+        given = np.ma.asarray(spec) if isinstance(spec, np.ma.MaskedArray) else np.asarray(spec)  # [n]
+        is_plain = given.dtype.kind in "biuf"
+        wrong = None if is_plain else next((at for at, value in enumerate(given.flat) if not _is_real(value)), None)
+        if wrong is not None:
+            raise ConfigError(
+                f"weights (an array) are no numbers: row {wrong} of the selected ones has {_text(given.flat[wrong])}, which is "
+                "no real number of 64 bits: give an SQL expression, a column, or one number a row"
+            )
+        array = np.ascontiguousarray(np.ma.filled(given.astype(np.float64), np.nan))  # [n]; what is masked has no value
+    except ValueError as error:  # lists of several lengths
         raise ConfigError(f"weights are no numbers ({error}): give an SQL expression, a column, or one number a row") from error
     if array.shape != (len(index),):
         raise ConfigError(f"weights have the shape {array.shape}, but {len(index)} rows are selected: give one number a row")
     return array
+
+
+def _is_real(value: Any) -> bool:
+    if isinstance(value, complex | np.complexfloating | np.datetime64 | np.timedelta64):  # which numpy would cast
+        return False
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _text(value: Any) -> str:
+    """Return a value for a message; Python does not write out integers of thousands of digits."""
+    return f"an integer of {value.bit_length()} bits" if isinstance(value, int) else repr(value)[:80]
 
 
 def _build(

@@ -108,15 +108,30 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     ([1, 2, 3, -1], ConfigError, "row 3 .* has -1"),
     ([0, 0, 0, 0], ConfigError, "add up to 0"),
     (["x"], ConfigError, "no numbers"),
+    ([1, 2, 10**400, 3], ConfigError, "row 2 of the selected ones has an integer of 1329 bits, .*: give an SQL expression"),
+    ([1, 2j, 3, 4], ConfigError, r"row 0 .* has np.complex128\(1\+0j\), which is no real number"),
+    (np.ones(4, complex), ConfigError, "no real number"),
+    (np.array([1, 2, 3j, 4], object), ConfigError, "row 2 .* has 3j"),
+    (np.full(4, "2024-01-01", "datetime64[D]"), ConfigError, "row 0 .*2024-01-01"),
+    (np.ones(4, "timedelta64[s]"), ConfigError, "row 0 "),
+    ([1, np.timedelta64(1, "s"), None, "x"], ConfigError, "row 1 "),
+    ([1, 2, [3], 4], ConfigError, "no numbers"),
+    ([1, 2, 3, "4x"], ConfigError, "row 3 of the selected ones has .*4x"),
+    (np.ma.array([1, 2, 3, 4], mask=[False, False, True, False]), ConfigError, "row 2 .* has no value"),
 ]
 
 
-@pytest.mark.parametrize(("spec", "error", "message"), WRONG, ids=[str(spec[0]) for spec in WRONG])
+@pytest.mark.parametrize(("spec", "error", "message"), WRONG, ids=[str(spec[0])[:60] for spec in WRONG])
 def test_weights_that_are_none_are_refused(spec: Any, error: type[Exception], message: str, path: Path, tmp_path: Path) -> None:
     index = build(tmp_path, path)
     with pytest.raises(error, match=message):
         open_weights(index, spec, tmp_path / "index")
     assert [found.suffix for found in (tmp_path / "index").iterdir()] == [".sqlite"]
+
+
+def test_an_integer_that_python_does_not_write_out_is_refused_like_any_other(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="row 1 of the selected ones has an integer of 33216 bits"):
+        open_weights(build(tmp_path, path), [1, -(10**9999), 2, 3], tmp_path / "index")
 
 
 def test_two_processes_agree_on_every_row(path: Path, tmp_path: Path) -> None:
