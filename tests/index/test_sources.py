@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,25 @@ def test_a_number_too_large_beside_decimals_is_said_once_with_row_and_value(
     assert index.rows([7, 8]) == [{"index": "k7", "n": float(huge)}, {"index": "k8", "n": 8.0}]
     (said,) = caplog.messages
     assert re.search(rf"column 'n' is REAL: row 7 has {re.escape(huge[:30])}.*{fate} \(0 more", said)
+
+
+@pytest.mark.parametrize("extension", ["jsonl", "json"])
+def test_a_json_number_too_large_is_infinite_and_said_once_with_its_place(
+    extension: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    huge = ["1e400", "-1.5E+999", "9" * 400 + ".5"]
+    rows = ['{"index": "Infinity", "x": 1.5, "y": [Infinity, 1e3]}']
+    rows += [f'{{"index": "Infinity{at}", "x": {number}, "y": [1]}}' for at, number in enumerate(huge)]
+    rows.append('{"index": "last", "x": 1, "y": [{"z": 1e400}]}')
+    path = tmp_path / f"t.{extension}"
+    path.write_text("\n".join(rows) if extension == "jsonl" else f"[{','.join(rows)}]")
+    index = build(tmp_path, path)
+    assert [row["x"] for row in all_rows(index)] == [1.5, math.inf, -math.inf, math.inf, 1.0]
+    assert index.rows([0, 4])[0]["y"] == [math.inf, 1000.0]
+    place = "line 2" if extension == "jsonl" else "element 2"
+    assert caplog.messages == [
+        f"{path}, {place}: column 'x' has 1e400, which no float holds, so this is infinite (3 more values are too large)"
+    ]
 
 
 def test_names_that_read_as_numbers_too_large_stay_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from typing import TextIO
 
 from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.base import PLAIN, Reading, arrow_errors
-from sqlstream.index.sources.formats.json_values import CURE, JsonRecords, Record, as_record
+from sqlstream.index.sources.formats.json_values import CURE, MAYBE_HUGE, JsonRecords, Record
 
 _CHUNK = 1 << 20  # characters read at a time
 _LONGEST = 256 << 20  # characters of one element: more is a quote that was never closed
@@ -31,7 +31,7 @@ class JsonArrayTable(JsonRecords):
     def records(self) -> Iterator[Record]:
         """Yield the array's elements."""
         with arrow_errors(self._name, CURE), self._reading.open_text(self._path) as file:
-            window = _Window(file, self._name)
+            window = _Window(file, self._name, self)
             if (start := window.take()) != "[":
                 found = "nothing" if start == "" else repr(start)
                 raise SourceError(
@@ -43,7 +43,7 @@ class JsonArrayTable(JsonRecords):
                 if number and separator != ",":
                     window.fail(f"expected ',' or ']' after element {number}")
                 number += 1
-                yield as_record(window.decode(number), f"element {number}", self._name)
+                yield self.record(window.decode(number), f"element {number}")
             if rest := window.take():
                 window.fail(f"expected the end of the file after ']', found {rest!r}")
 
@@ -51,11 +51,12 @@ class JsonArrayTable(JsonRecords):
 class _Window:
     """The part of a text that is in memory, and a reading position in it."""
 
-    def __init__(self, file: TextIO, name: str) -> None:
-        self._file, self._name = file, name
+    def __init__(self, file: TextIO, name: str, records: JsonRecords) -> None:
+        self._file, self._name, self._huge = file, name, records.huge
         self._text, self._at, self._line = "", 0, 1
         self._is_whole = False
-        self._decoder = json.JSONDecoder()
+        self._usual, self._watching = json.JSONDecoder(), json.JSONDecoder(parse_float=records.parse_float)
+        self._decoder = self._usual
 
     def take(self) -> str:
         """Return the next character that is not blank, '' at the end."""
@@ -76,6 +77,7 @@ class _Window:
         self._skip_blank()
         size = _CHUNK
         while True:
+            self._huge.clear()  # of an attempt that came to the window's end
             try:
                 value, self._at = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
@@ -115,3 +117,4 @@ class _Window:
             ) from error
         self._is_whole = not more
         self._text, self._at = self._text[self._at :] + more, 0
+        self._decoder = self._watching if MAYBE_HUGE.search(self._text) else self._usual

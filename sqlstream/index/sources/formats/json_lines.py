@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.base import PLAIN, Reading, arrow_errors
-from sqlstream.index.sources.formats.json_values import CURE, JsonRecords, Record, as_record
+from sqlstream.index.sources.formats.json_values import CURE, JsonRecords, Record
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -45,7 +44,7 @@ class JsonLinesTable(JsonRecords):
 
     def _record(self, number: int, text: bytes) -> Record:
         try:
-            value = json.loads(text.decode())
+            value = self.parse(text.decode())
         except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
             raise SourceError(f"{self._name}, line {number}: no JSON object ({error}): mend or remove the line") from error
-        return as_record(value, f"line {number}", self._name)
+        return self.record(value, f"line {number}")

@@ -7,6 +7,9 @@ others. Here text stays text, and lists and objects are kept as JSON, so they co
 from __future__ import annotations
 
 import json
+import logging
+import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -17,6 +20,10 @@ import pyarrow as pa
 from sqlstream.errors import SchemaError, SourceError
 from sqlstream.index.types.models import ENCODING, JSON
 
+logger = logging.getLogger(__name__)
+
+MAYBE_HUGE = re.compile(r"[0-9.][eE]\+?[0-9]{3}|[0-9]{300}")
+"""What every text has that holds a number too large for a float."""
 CURE = "If it was cut short while it was written or copied, write it again"
 _ROWS = 4096
 _EXACT_INTEGER = 2**53  # that a float64 always holds
@@ -29,6 +36,13 @@ class Record(NamedTuple):
     place: str
     """For errors: 'line 3', 'element 3'."""
     values: dict[str, Any]
+    huge: tuple[str, ...] = ()
+    """Numbers in it that no float holds, as they are written."""
+
+    def holds_infinity(self, name: str) -> bool:
+        """Return whether the value of a column is infinite, or has a part that is."""
+        value = self.values[name]
+        return not isinstance(value, str) and "Infinity" in json.dumps(value)
 
 
 class JsonRecords(ABC):
@@ -39,6 +53,8 @@ class JsonRecords(ABC):
     def __init__(self, name: str) -> None:
         self._name = name
         self._schema: pa.Schema = pa.schema([])
+        self.huge: list[str] = []
+        """Numbers of the record under way that no float holds, as they are written."""
 
     @abstractmethod
     def records(self) -> Iterator[Record]:
@@ -51,10 +67,18 @@ class JsonRecords(ABC):
     def schema(self) -> pa.Schema:
         """Return the columns; reads the file once."""
         columns: dict[str, _Kinds] = {}
+        huge: list[Record] = []
         for rows in batched(self.records(), _ROWS):
+            huge += [row for row in rows if row.huge]
             for name in dict.fromkeys(chain.from_iterable(row.values for row in rows)):
                 columns.setdefault(name, _Kinds()).add([row.values.get(name) for row in rows], rows)
         self._schema = pa.schema([self._decide(name, kinds) for name, kinds in columns.items()])
+        if huge:
+            first, count = huge[0], sum(len(row.huge) for row in huge)
+            logger.warning(
+                "%s, %s: column %r has %.40s, which no float holds, so this is infinite (%d more values are too large)",
+                self._name, first.place, next(filter(first.holds_infinity, first.values)), first.huge[0], count - 1,
+            )  # fmt: skip
         return self._schema
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -63,6 +87,29 @@ class JsonRecords(ABC):
         for rows in batched(self.records(), _ROWS):
             arrays = [self._array(field, [row.values.get(field.name) for row in rows], rows) for field in fields]
             yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+    def parse(self, text: str) -> Any:
+        """Return the value of a JSON text; what no float holds is noted for `record`."""
+        return json.loads(text, parse_float=self.parse_float) if MAYBE_HUGE.search(text) else json.loads(text)
+
+    def parse_float(self, text: str) -> float:
+        """Return a number; what no float holds is noted for `record`."""
+        number = float(text)
+        if math.isinf(number):
+            self.huge.append(text)
+        return number
+
+    def record(self, value: object, place: str) -> Record:
+        """Return the JSON value that was parsed last as a row.
+
+        Raises:
+            SourceError: It is no object.
+        """
+        if not isinstance(value, dict):
+            raise SourceError(f"{self._name}, {place}: a JSON {type(value).__name__}, not an object: give one object a row")
+        huge = tuple(self.huge)
+        self.huge.clear()
+        return Record(place, value, huge)
 
     def _array(self, field: pa.Field[Any], values: list[Any], rows: Sequence[Record]) -> Any:
         if field.metadata:
@@ -114,17 +161,6 @@ class _Kinds:
         if int in kinds:
             whole = values if len(kinds) == 1 else [value for value in values if type(value) is int]
             self.least, self.most = min(self.least, *whole), max(self.most, *whole)
-
-
-def as_record(value: object, place: str, name: str) -> Record:
-    """Return a parsed JSON value as a row.
-
-    Raises:
-        SourceError: It is no object.
-    """
-    if not isinstance(value, dict):
-        raise SourceError(f"{name}, {place}: a JSON {type(value).__name__}, not an object: give one object a row")
-    return Record(place, value)
 
 
 def batched(rows: Iterable[Record], count: int) -> Iterator[list[Record]]:
