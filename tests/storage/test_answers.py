@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import zlib
 from pathlib import Path
@@ -102,6 +103,8 @@ REFUSED = [
     (ALL, 200, {"content-length": "9" * 30}),
     (ALL, 200, {"content-length": "10", "transfer-encoding": "chunked"}),
     (ALL, 200, {"transfer-encoding": "gzip, chunked"}),
+    (ALL, 200, {"transfer-encoding": "chunked "}),  # http.client reads it as no chunks
+    (ALL, 200, {"transfer-encoding": ""}),
     (ALL, 200, {"transfer-encoding": "gzip"}),
     (ALL, 200, {"content-length": "5", "content-range": "bytes 5-9/10"}),
     (ALL, 206, {"content-length": "10"}),
@@ -175,6 +178,7 @@ CHUNKED = "Transfer-Encoding: chunked"
         b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n",
         answer(b"xxxxx", "Content-Length: 5", "no header", "Content-Encoding: gzip"),
         answer(b"xxxxx", "Content-Length: 5", " Content-Encoding : gzip"),
+        answer(b"xxxxx", "X-Name: a\rContent-Length: 5", "Connection: close"),
         b"",
     ],
 )
@@ -188,6 +192,37 @@ def test_sizes_of_chunks_may_have_zeros_blanks_extensions_and_trailers(storage: 
     with RawServer(sent, sent) as server:
         assert [read(storage, server.url)[1] for _ in range(2)] == [b"whole and right"] * 2
         assert server.num_connections == 1
+
+
+@pytest.mark.parametrize("coding", ["chunked ", "chunked\t", "\r\n chunked", "chunked\x0b", "\xa0chunked", "\x1cchunked", ""])
+def test_sizes_of_chunks_are_no_content_where_their_announcement_is_spelled_otherwise(
+    storage: HttpStorage, coding: str
+) -> None:
+    head = f"Connection: close\r\nTransfer-Encoding: {coding}\r\n\r\n".encode("latin-1")
+    with RawServer(OK + head + b"5\r\nright\r\n0\r\n\r\n") as server, pytest.raises(StorageError, match="Transfer-Encoding"):
+        read(storage, server.url)
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [
+        answer(b"whole?", "Content-Length: 5"),
+        answer(b"5\r\nwhole\r\n0\r\n\r\n?", CHUNKED),
+        answer(b"?", "Content-Length: 0", status=b"HTTP/1.1 404 Not Found\r\n"),
+        answer(b"", status=b"HTTP/1.1 101 Switching Protocols\r\n"),
+    ],
+    ids=["behind a length", "behind chunks", "behind an error", "another protocol"],
+)
+@pytest.mark.parametrize("is_head", [False, True], ids=["get", "head"])
+def test_a_connection_with_bytes_that_belong_to_no_answer_is_not_kept(
+    storage: HttpStorage, stray: bytes, is_head: bool
+) -> None:
+    """What comes next there may be the rest of them, and not the answer to the next question."""
+    with RawServer(stray, answer(b"right", "Content-Length: 5"), cut=1 << 20) as server:
+        with contextlib.suppress(StorageError):
+            storage.head(server.url) if is_head else read(storage, server.url)
+        assert read(storage, server.url)[1] == b"right"
+        assert server.num_connections == 2
 
 
 @pytest.mark.parametrize("body", [b"", b"xxxxx"])

@@ -71,8 +71,8 @@ def body_length(url: str, headers: Mapping[str, str]) -> int | None:
         TransientStorageError: Two headers that contradict each other, or a length that is not one number.
         StorageError: A transfer coding that is not known.
     """
-    length, coding = headers.get("content-length"), headers.get("transfer-encoding", "").strip().lower()
-    if coding not in ("", "chunked"):
+    length, coding = headers.get("content-length"), headers.get("transfer-encoding")
+    if coding is not None and coding.lower() != "chunked":  # to the letter, as http.client knows it: `chunked ` it reads raw
         raise StorageError(
             f"{redact(url)}: the answer has the Transfer-Encoding {coding!r}, which is not known", url=redact(url)
         )

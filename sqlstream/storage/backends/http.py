@@ -88,7 +88,7 @@ class HttpStorage:
             coded = content_encoding(response.headers)
             return _info(url, None if coded else body_length(url, response.headers), answer)
         finally:
-            response.release_conn()
+            response.close()  # not kept: some servers send the body nevertheless, and the next answer would begin with it
 
     def get(self, url: str, *, start: int = 0, stop: int | None = None, etag: str | None = None) -> HttpStream:
         """Open the object, whole or a range."""

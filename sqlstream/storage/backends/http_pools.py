@@ -296,9 +296,16 @@ class _Response(http.client.HTTPResponse):
             self.fp.has_chunks = True
 
     def _close_conn(self) -> None:
-        """Give the connection free at the end of the body; note bytes behind it, which show that its length is wrong."""
-        if self.fp is not None and self.length == 0:
+        """Give the connection free at the end of the body; note bytes behind it, which show that its length is wrong.
+
+        Such a connection is shut down, so that its pool drops it: the next answer there could be what else was left.
+        """
+        if self.fp is not None and (self.length == 0 or (self.chunked and not self.fp.has_chunks)):
             self.has_more = self._has_more()
+            if self.has_more:
+                outer = getattr(self._socket, "socket", self._socket)  # of a tunnel in a tunnel
+                with contextlib.suppress(OSError):  # it is closed already
+                    outer.shutdown(socket.SHUT_RDWR)
         super()._close_conn()  # type: ignore[misc]  # not in typeshed
 
     def _has_more(self) -> bool:
@@ -331,10 +338,11 @@ class _Response(http.client.HTTPResponse):
 
 
 class _Lines(io.BufferedReader):
-    """The bytes of an answer; of its lines, those that say the size of a chunk must be hexadecimal digits.
+    """The bytes of an answer; its lines have no carriage return within, and the size of a chunk is hexadecimal digits.
 
-    http.client and urllib3 read them by `int(…, 16)`, which takes `1_0`, `+10` and ` 0x10` for 16, too: another server on the
-    way may read another size, and what is content to the one is the head of an answer to the other.
+    Else another server on the way reads another answer, and what is content to the one is a head to the other. Python ends a
+    header at a bare carriage return. http.client and urllib3 read a size by `int(…, 16)`, which takes `1_0`, `+10` and ` 0x10`
+    for 16, too.
     """
 
     has_chunks = False
@@ -344,9 +352,11 @@ class _Lines(io.BufferedReader):
         """Return a line.
 
         Raises:
-            http.client.HTTPException: It should be the size of a chunk, and is none.
+            http.client.HTTPException: It should be the size of a chunk, and is none; or it has a carriage return within.
         """
         line = super().readline(size)
+        if b"\r" in line.removesuffix(b"\r\n"):
+            raise http.client.HTTPException(f"a carriage return within the line {line[:40]!r}")
         if self.has_chunks and line:
             match = _CHUNK_SIZE.match(line)
             if match is None:
