@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import pytest
@@ -11,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlstream.config import StorageOptions
-from sqlstream.errors import TransientStorageError
+from sqlstream.errors import StorageError, TransientStorageError
 from sqlstream.storage.backends import listing
 from sqlstream.storage.backends.listing import Level, spread
+from sqlstream.storage.backends.obstore import ObstoreStorage
 from sqlstream.storage.base.protocols import ObjectInfo
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.servers import LocalS3
+from tests.storage.raw import RawServer
 
 NAMES = st.lists(st.text(alphabet="ab-./", min_size=1, max_size=6).map(lambda name: name.strip("/") or "a"), max_size=60)
 
@@ -92,6 +95,68 @@ def test_what_a_folder_raises_comes_out_in_its_place() -> None:
     with pytest.raises(TransientStorageError, match="broken off"):
         next(objects)
     assert whole_pages == tree.urls[:19]
+
+
+NAMED = [f"p/{number:04}" for number in range(2500)]
+
+
+def page(names: Sequence[str], token: str = "", *, is_cut: bool = False) -> bytes:
+    """Return an answer to ListObjectsV2."""
+    following = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+    dated = "<LastModified>2024-01-01T00:00:00.000Z</LastModified><ETag>&quot;1&quot;</ETag><Size>1</Size>"
+    objects = "".join(f"<Contents><Key>{name}</Key>{dated}</Contents>" for name in names)
+    body = f"<ListBucketResult><IsTruncated>{str(is_cut).lower()}</IsTruncated>{following}{objects}</ListBucketResult>"
+    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def names_of(server: RawServer, prefix: str = "s3://bucket/p/", most: int = 10_000) -> list[str]:
+    endpoint = server.url.removesuffix("/bucket/x")
+    storage = ObstoreStorage(StorageOptions(storage_options={"endpoint_url": endpoint, "region": "r", "anon": True}))
+    return [info.url.removeprefix("s3://bucket/") for info in islice(storage.list(prefix), most)]
+
+
+def test_a_listing_without_a_token_goes_on_behind_its_last_name() -> None:
+    """So answers a server that knows only the first version of ListObjects, or a proxy that drops what it does not know."""
+
+    def answer(request: str) -> bytes:
+        after = re.search(r"start-after=p%2F(\d+)", request)
+        start = int(after[1]) + 1 if after else 0
+        return page(NAMED[start : start + 1000], is_cut=start + 1000 < len(NAMED))
+
+    with RawServer(always=answer) as server:
+        assert names_of(server) == NAMED
+        assert len(server.requests) == 3
+
+
+def test_a_whole_page_is_the_last_one_if_nothing_follows() -> None:
+    with RawServer(page(NAMED[:1000]), page([])) as server:
+        assert names_of(server) == NAMED[:1000]
+
+
+@pytest.mark.parametrize(("size", "token"), [(1000, ""), (1000, "again"), (700, "again"), (2500, "again")])
+def test_a_server_that_gives_the_same_page_again_is_refused(size: int, token: str) -> None:
+    with RawServer(always=page(NAMED[:size], token, is_cut=True)) as server, pytest.raises(StorageError, match="same page"):
+        names_of(server)
+
+
+def test_a_server_that_gives_the_same_page_again_is_not_asked_for_folders() -> None:
+    """obstore gathers all pages of them before it answers."""
+    nested = page([f"p/a/{number}" for number in range(1000)], "again", is_cut=True)
+    with RawServer(always=lambda request: page([]) if "delimiter" in request else nested) as server:
+        with pytest.raises(StorageError, match="same page"):
+            names_of(server)
+        assert len(server.requests) == 2
+
+
+def test_objects_of_pages_that_overlap_come_once() -> None:
+    with RawServer(page(NAMED[:1000], "x", is_cut=True), page(NAMED[990:1500])) as server:
+        assert names_of(server) == NAMED[:1500]
+
+
+def test_what_is_not_below_the_prefix_is_not_listed() -> None:
+    """The mark of an empty folder, to obstore an object of the folder's own name; what a server adds that ignores prefixes."""
+    with RawServer(page(["p/", "p/x", "p/x/", "q/y", "p"])) as server:
+        assert names_of(server) == ["p/x"]
 
 
 def test_a_bucket_of_folders_is_listed_whole(s3: LocalS3) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
+from sqlstream.errors import StorageError
 from sqlstream.storage.base.protocols import ObjectInfo
+from sqlstream.storage.base.urls import redact
 
 PAGE = 1000
 """Objects of one answer, as S3 has it: who has fewer costs one request either way."""
@@ -44,8 +46,8 @@ def spread(prefix: str, listed: Listed, level_of: Callable[[str], Level]) -> Ite
         level_of: Looks up what is directly below a prefix; only asked where there are folders.
     """
     listing = listed(prefix)
-    first = list(islice(listing, PAGE))
-    if len(first) < PAGE or not _is_nested(first, prefix):
+    first = list(islice(listing, PAGE + 1))  # one more: a server that cannot go on shows it here, for the folders as well
+    if len(first) <= PAGE or not _is_nested(first, prefix):
         yield from first
         yield from listing
         return
@@ -55,6 +57,30 @@ def spread(prefix: str, listed: Listed, level_of: Callable[[str], Level]) -> Ite
         return
     places: list[ObjectInfo | str] = sorted((*level.objects, *level.folders), key=lambda p: p if isinstance(p, str) else p.url)
     yield from _side_by_side(places, listed)
+
+
+def once(prefix: str, pages: Iterable[Sequence[ObjectInfo]]) -> Iterator[ObjectInfo]:
+    """Yield the objects of pages that are below `prefix`, each once.
+
+    A page is compared with the one before it, and with the first names of all: that needs little memory.
+
+    Raises:
+        StorageError: The server gives the same pages again, and would for ever.
+    """
+    firsts: set[str] = set()
+    before: set[str] = set()
+    for page in pages:
+        new: dict[str, ObjectInfo] = {}
+        for info in page:
+            if info.url not in before:
+                new.setdefault(info.url, info)  # the second is the mark of a folder, to obstore an object of the folder's name
+        if not new or page[0].url in firsts:
+            where = redact(prefix)
+            text = f"{where}: the server gives the same page of its listing again and again (it does not do ListObjectsV2)"
+            raise StorageError(f"{text}: give a table or a text file of URLs as the source", url=where)
+        firsts.add(page[0].url)
+        before = {info.url for info in page}
+        yield from (info for info in new.values() if info.url.startswith(prefix))
 
 
 def _is_nested(first: list[ObjectInfo], prefix: str) -> bool:

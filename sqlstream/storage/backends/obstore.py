@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from sqlstream.errors import (
 from sqlstream.storage.backends.answers import BodyRange, check_part, exact
 from sqlstream.storage.backends.coding import check_uncoded
 from sqlstream.storage.backends.http_pools import Pools
-from sqlstream.storage.backends.listing import PAGE, Level, spread
+from sqlstream.storage.backends.listing import PAGE, Level, once, spread
 from sqlstream.storage.base.credentials import without_credentials
 from sqlstream.storage.base.protocols import ObjectInfo, RangeBytes, read_range
 from sqlstream.storage.base.retry import error_for_status
@@ -192,12 +192,27 @@ class ObstoreStorage:
         yield from spread(prefix, self._listed, self._level)
 
     def _listed(self, prefix: str) -> Iterator[ObjectInfo]:
+        yield from once(prefix, self._pages(prefix))
+
+    def _pages(self, prefix: str) -> Iterator[Sequence[ObjectInfo]]:
+        """Yield the pages of one listing.
+
+        S3 that ends with a whole page is asked what follows: obstore takes an answer without a token for the last one, and one
+        to ListObjects, the first version, has none, whatever follows.
+        """
         store, key = self._locate(prefix, is_prefix=True)
         root = prefix[: len(prefix) - len(key)] if key else prefix
+        is_ordered = SCHEMES[scheme(prefix)] == "s3" and not prefix.split("/")[2].endswith(
+            "--x-s3"
+        )  # a directory bucket is not
+        last: str | None = None
+        num_objects = PAGE
         with _mapped(prefix):
-            for page in obstore.list(store, prefix=key or None, chunk_size=PAGE):
-                for meta in page:
-                    yield _info(root, meta)
+            while num_objects == PAGE:
+                num_objects = 0
+                for metas in obstore.list(store, prefix=key or None, offset=last, chunk_size=PAGE):
+                    last, num_objects = metas[-1]["path"], len(metas) if is_ordered else 0
+                    yield [_info(root, meta) for meta in metas]
 
     def _level(self, prefix: str) -> Level:
         store, key = self._locate(prefix, is_prefix=True)
@@ -205,7 +220,7 @@ class ObstoreStorage:
         with _mapped(prefix):
             found = obstore.list_with_delimiter(store, prefix=key or None)
         return Level(
-            objects=tuple(_info(root, meta) for meta in found["objects"]),
+            objects=tuple(info for meta in found["objects"] if (info := _info(root, meta)).url.startswith(prefix)),
             folders=tuple(f"{root}{folder}/" for folder in found["common_prefixes"]),
         )
 
