@@ -354,3 +354,32 @@ def test_objects_of_a_store_come_as_they_are_stored(tmp_path: Path, scheme: str,
         fetcher.stop()
     assert (tmp_path / "x").read_bytes() == GZIP
     assert f"accept-encoding: {accepted}\r\n" in server.requests[-1].lower()
+
+
+# -- redirects ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("location", "asked"),
+    [
+        (b"/caf\xe9.jpg", "/caf%E9.jpg"),
+        ("/café.jpg".encode(), "/caf%C3%A9.jpg"),
+        (b"/caf%e9.jpg", "/caf%E9.jpg"),
+        (b"/x \t", "/x"),
+        (b"x y", "/bucket/x%20y"),
+        (b"/a%2Fb?x=%20#y", "/a%2Fb?x=%20"),
+        (b"/a\x7fb", "/a%7Fb"),
+    ],
+)
+def test_a_redirect_leads_to_the_very_name_that_the_server_says(storage: HttpStorage, location: bytes, asked: str) -> None:
+    found = b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: " + location + b"\r\n\r\n"
+    with RawServer(found, answer(b"right", "Content-Length: 5")) as server:
+        assert read(storage, server.url)[1] == b"right"
+        assert server.requests[1].split(" ")[1] == asked
+
+
+@pytest.mark.parametrize("location", ["http://[", "//[::1/x", "http://[zz]/"])
+def test_a_redirect_to_what_is_no_url_is_an_error_of_ours(storage: HttpStorage, location: str) -> None:
+    found = answer(b"", "Content-Length: 0", f"Location: {location}", status=b"HTTP/1.1 302 Found\r\n")
+    with RawServer(found) as server, pytest.raises(StorageError, match="redirects"):
+        read(storage, server.url)

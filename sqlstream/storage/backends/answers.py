@@ -10,15 +10,16 @@ import base64
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from sqlstream.errors import StorageError, TransientStorageError
 from sqlstream.storage.base.protocols import check_length
-from sqlstream.storage.base.urls import redact
+from sqlstream.storage.base.urls import redact, redact_text
 
 NOT_FOR_HEAD = frozenset({400, 403, 405, 501})
 """Answers to a HEAD that a GET may not get: signed for GET only, or not built."""
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)", re.IGNORECASE)
+_ASCII = "".join(map(chr, range(32, 127)))
 _LENGTH = re.compile(r"[0-9]{1,18}")  # of one number: a list, a sign or an exponent is read in several ways
 
 
@@ -46,6 +47,24 @@ def without_user(url: str) -> tuple[str, dict[str, str]]:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl(), headers
+
+
+def redirect_target(url: str, location: str) -> str:
+    r"""Return where the header Location leads from `url`; bytes beyond ASCII stay what they are.
+
+    Raises:
+        StorageError: To nothing that is a URL.
+
+    Example:
+        >>> redirect_target("https://h/a/b", "../caf\xe9.jpg "), redirect_target("https://h/a", "//h2?x=%20")
+        ('https://h/caf%E9.jpg', 'https://h2?x=%20')
+    """
+    try:
+        return urljoin(url, quote(location.strip(" \t\r\n").encode("latin-1"), safe=_ASCII))
+    except ValueError as error:
+        raise StorageError(
+            f"{redact(url)} redirects to {redact_text(location)[:100]!r}, which is no URL", url=redact(url)
+        ) from error
 
 
 def range_headers(start: int, stop: int | None, etag: str | None) -> dict[str, str]:

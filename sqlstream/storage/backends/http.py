@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 import urllib3
 import urllib3.exceptions
@@ -20,6 +20,7 @@ from sqlstream.storage.backends.answers import (
     exact,
     part_of_answer,
     range_headers,
+    redirect_target,
     without_user,
 )
 from sqlstream.storage.backends.coding import check_coding, decoded
@@ -136,7 +137,7 @@ class HttpStorage:
                 if response.status not in _REDIRECTS or not location:
                     break
                 response.close()
-                source, target = target, urljoin(target, location)
+                source, target = target, redirect_target(target, location)
                 if num_redirects == _MAX_REDIRECTS:
                     raise StorageError(f"{redact(url)}: more than {_MAX_REDIRECTS} redirects", url=redact(url))
                 check_redirect(source, target)
