@@ -10,7 +10,7 @@ import pytest
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ObjectChangedError, TransientStorageError
 from sqlstream.storage.backends.http import HttpStorage
-from sqlstream.storage.base.protocols import read_ranges
+from sqlstream.storage.base.protocols import ObjectInfo, read_ranges, same_version
 from sqlstream.storage.fetcher import Fetcher, FetchRequest
 from tests.storage.downloads import PLENTY, Downloads
 from tests.storage.raw import RawServer
@@ -186,3 +186,31 @@ def test_ranges_of_two_versions_are_an_error_without_etags_too(data: bytes, date
     first, second = not_cut((DATES[0],)), not_cut((date,), data)
     with RawServer(first, second) as server, pytest.raises(ObjectChangedError):
         read_ranges(HttpStorage(StorageOptions()), server.url, [(0, 10), (1_400_000, 1_400_010)])
+
+
+@pytest.mark.parametrize(
+    ("unsaid", "one", "other"),
+    [
+        (("*",), ("2000000",), ("3000000",)),
+        (("2000000",), ("2000000", DATES[0]), ("2000000", DATES[1])),
+        (("2000000",), ("2000000", tag("1")), ("2000000", tag("2"))),
+    ],
+    ids=["total", "date", "etag"],
+)
+def test_ranges_of_two_versions_are_an_error_where_the_first_answer_does_not_say_which(
+    unsaid: tuple[str, ...], one: tuple[str, ...], other: tuple[str, ...]
+) -> None:
+    ranges = [(start, start + 10) for start in (0, 700_000, 1_400_000)]
+    answers = [
+        head("206 Partial Content", 10, f"Content-Range: bytes {start}-{stop - 1}/{total}", *headers) + bytes(10)
+        for (start, stop), (total, *headers) in zip(ranges, (unsaid, one, other), strict=True)
+    ]
+    with RawServer(*answers) as server, pytest.raises(ObjectChangedError):
+        read_ranges(HttpStorage(StorageOptions()), server.url, ranges)
+
+
+def test_parts_are_not_joined_by_a_weak_etag_however_its_mark_is_written() -> None:
+    for etag, strong in (('W/"a"', None), ('w/"a"', None), ('"W/a"', '"W/a"'), ("a", "a")):
+        info = ObjectInfo(url="http://h/x", size_bytes=1, etag=etag)
+        assert (info.strong_etag, info.is_surely(info)) == (strong, strong is not None)
+    assert same_version('w/"a"', '"a"')

@@ -23,9 +23,14 @@ RANGE_BEYOND_END = 416
 _BY_TIME = 'W/"modified '  # two changes within a second have one time (RFC 9110, 8.8.2)
 
 
+def is_weak(etag: str) -> bool:
+    """Return whether an ETag is marked as the name of several sequences of bytes; some servers write the mark in lower case."""
+    return etag[:2].upper() == "W/"
+
+
 def _bare(etag: str) -> str:
     """Return an ETag without quotes and without the mark of a weak one: servers and clients spell them differently."""
-    return etag.removeprefix("W/").strip('"')
+    return etag[2 * is_weak(etag) :].strip('"')
 
 
 def has_own_version(version: str | None) -> bool:
@@ -71,7 +76,7 @@ class ObjectInfo:
     @property
     def strong_etag(self) -> str | None:
         """The ETag, if it names one sequence of bytes (If-Match takes no other)."""
-        return None if self.etag is None or self.etag.startswith("W/") else self.etag
+        return None if self.etag is None or is_weak(self.etag) else self.etag
 
     def may_be(self, other: ObjectInfo) -> bool:
         """Return False if two answers are known to be of different versions of an object."""
@@ -93,7 +98,7 @@ def same_version(one: str | None, two: str | None) -> bool:
         >>> same_version('W/"a"', "a"), same_version('"a"', '"b"'), same_version(None, '"b"')
         (True, False, True)
     """
-    return one is None or two is None or one.removeprefix("W/").strip('"') == two.removeprefix("W/").strip('"')
+    return one is None or two is None or _bare(one) == _bare(two)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,15 +288,18 @@ def read_ranges(
     """
     plan = plan_reads(ranges)
     answers: list[bytes] = []
-    first: ObjectInfo | None = None
+    infos: list[ObjectInfo] = []
+    """What the answers say, each once; one says the ETag, and another the size."""
     for start, stop in plan.requests:
         with range_of(url, stop, size_bytes):
-            answer = storage.get_range(url, start, stop, etag=first.strong_etag if first else None)
+            answer = storage.get_range(url, start, stop, etag=infos[0].strong_etag if infos else None)
         check_size(url, answer.info.size_bytes if answer.info else None, size_bytes)
         answers.append(answer.data)
-        first = first or answer.info
-        if first and answer.info and not first.may_be(answer.info):
+        if answer.info is None or answer.info in infos:
+            continue
+        if not all(info.may_be(answer.info) for info in infos):
             raise ObjectChangedError(f"{redact(url)} changed while it was read: read it again", url=redact(url))
+        infos.append(answer.info)
     return plan.cut(answers)
 
 

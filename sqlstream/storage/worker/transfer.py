@@ -13,7 +13,16 @@ from sqlstream.errors import FetchCancelledError, ObjectChangedError, SqlStreamE
 from sqlstream.storage.backends.resolve import Resolver, explained
 from sqlstream.storage.base.checksum import EtagDigest
 from sqlstream.storage.base.concurrency import DownloadTiming
-from sqlstream.storage.base.protocols import ObjectInfo, ObjectStream, Storage, changed, check_length, check_size, range_of
+from sqlstream.storage.base.protocols import (
+    ObjectInfo,
+    ObjectStream,
+    Storage,
+    changed,
+    check_length,
+    check_size,
+    is_weak,
+    range_of,
+)
 from sqlstream.storage.base.retry import RequestCounts, RetryPolicy, with_retries
 from sqlstream.storage.base.urls import host, redact
 from sqlstream.storage.protocol.messages import FetchDone, FetchEvent, FetchRequest, GrantNeeded
@@ -208,7 +217,7 @@ class Transfer:
                 stream.close()
                 self._tally.num_requests += stream.num_extra_requests
             self._tally.num_requests += 1
-        strong = None if stop is None or expected is None or expected.startswith("W/") else expected
+        strong = None if stop is None or expected is None or is_weak(expected) else expected
         return storage.get(url, start=start, stop=stop, etag=strong)
 
     def _keep(self, num_bytes: int, info: ObjectInfo) -> None:
