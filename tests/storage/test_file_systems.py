@@ -10,7 +10,9 @@ import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 
 from sqlstream.config import StorageOptions
-from sqlstream.errors import ConfigError, ObjectNotFoundError
+from sqlstream.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, TransientStorageError
+from sqlstream.storage.backends.fsspec import FsspecStorage
+from sqlstream.storage.base.protocols import read_ranges
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.servers import FaultyHttpServer, LocalS3
 from tests.storage.downloads import Downloads
@@ -78,3 +80,60 @@ def test_requests_of_fsspec_http_are_counted_exactly(server: FaultyHttpServer, t
     downloads.submit(f"{server.url}/x")
     (done,) = downloads.wait_done()
     assert (done.error, done.num_requests, len(server.requests("/x"))) == (None, 2, 2)
+
+
+class Changing(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """One object, which is another one from the `num_calls`-th call on."""
+
+    protocol = "changing"
+    cachable = False
+
+    def __init__(self, *versions: bytes, num_calls: int) -> None:
+        super().__init__()
+        self.versions, self.num_calls = versions, num_calls
+
+    def _version(self) -> bytes:
+        self.num_calls -= 1
+        return self.versions[self.num_calls < 0]
+
+    def info(self, path: str, **_: object) -> dict[str, object]:
+        data = self._version()
+        return {"name": path, "type": "file", "size": len(data), "ETag": data[:1].decode()}
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: object) -> bytes:
+        return self._version()[start:end]
+
+
+def read_changing(*versions: bytes, num_calls: int, stop: int | None = None, etag: str | None = None) -> bytes:
+    file_system = Changing(*versions, num_calls=num_calls)
+    storage = FsspecStorage(StorageOptions(storage_options={"filesystem": file_system}))
+    return b"".join(bytes(chunk) for chunk in storage.get("changing://x", stop=stop, etag=etag).chunks())
+
+
+def test_a_longer_object_is_not_cut_to_the_length_of_the_one_before_it() -> None:
+    with pytest.raises(TransientStorageError, match="6 bytes arrived, 5 were promised"):
+        read_changing(b"a" * 5, b"b" * 10, num_calls=1)
+    assert read_changing(b"a" * 5, b"b" * 5, num_calls=1) == b"b" * 5, "whole, and of one version"
+
+
+def test_a_part_of_a_named_version_is_of_that_version_when_it_comes_in_one_block() -> None:
+    with pytest.raises(ObjectChangedError, match="changed while it was read"):
+        read_changing(b"a" * 10, b"b" * 10, num_calls=1, stop=5, etag="a")
+    assert read_changing(b"a" * 10, num_calls=9, stop=5, etag="a") == b"a" * 5
+
+
+@pytest.mark.parametrize("num_calls", [1, 2, 3, 4])
+def test_ranges_of_an_object_that_is_replaced_between_two_calls_are_of_one_version(num_calls: int) -> None:
+    file_system = Changing(b"a" * 400_000, b"b" * 400_000, num_calls=num_calls)
+    storage = FsspecStorage(StorageOptions(storage_options={"filesystem": file_system}))
+    with pytest.raises(ObjectChangedError, match="changed while it was read"):
+        read_ranges(storage, "changing://x", [(0, 5), (390_000, 390_005)])
+
+
+def test_a_local_file_that_grew_is_not_cut(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"a" * 5)
+    stream = FsspecStorage(StorageOptions()).get(str(path))
+    path.write_bytes(b"b" * 10)
+    with pytest.raises(TransientStorageError, match="6 bytes arrived, 5 were promised"):
+        list(stream.chunks())

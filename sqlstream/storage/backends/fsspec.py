@@ -139,7 +139,9 @@ class FsspecStorage:
             part = BodyRange(start=start, stop=end, total_bytes=size)
             check_part(url, part, start=start, stop=stop, is_whole=size is None and start == 0)
             blocks = _blocks(file_system, path, part, deadline)
-        return FsspecStream(info, exact(url, blocks, part), lambda: self.head(url), start=start, deadline=deadline)
+        return FsspecStream(
+            info, exact(url, blocks, part), lambda: self.head(url), start=start, is_pinned=etag is not None, deadline=deadline
+        )
 
     def get_range(self, url: str, start: int, stop: int, *, etag: str | None = None) -> RangeBytes:
         """Return exactly the bytes `[start, stop)`; also from a server that ignores ranges."""
@@ -148,13 +150,12 @@ class FsspecStorage:
         with _mapped(url):
             file_system, path = self._locate(url)
             deadline = time.monotonic() + self._options.total_timeout_seconds
+            before = None if etag else _object_info(url, _bounded(file_system, "info", deadline)(path))
             data: bytes = _bounded(file_system, "cat_file", deadline)(path, start=start, end=stop)
-            info = _object_info(
-                url, _bounded(file_system, "info", deadline)(path)
-            )  # after the bytes: what changed meanwhile shows
+            info = _object_info(url, _bounded(file_system, "info", deadline)(path))
             if len(data) > stop - start and len(data) == info.size_bytes:
                 data = data[start:stop]
-        if etag and info.etag != etag:
+        if (etag and info.etag != etag) or (before and not before.may_be(info)):
             raise ObjectChangedError(f"{redact(url)} changed while it was read: read it again", url=redact(url))
         check_reaches(url, start, stop, info.size_bytes)
         check_length(url, received=len(data), expected=stop - start)
@@ -242,13 +243,14 @@ def _bounded(file_system: Any, name: str, deadline: float) -> Callable[..., Any]
 def _blocks(file_system: Any, path: str, part: BodyRange, deadline: float) -> Iterator[bytes]:
     """Yield the bytes of a part: one range request for each block, which a file object would not promise.
 
+    At the object's end one byte more is asked for: of another object that is longer by now, the start would be the whole.
     Local files and objects of unknown length are read as files.
     """
     start, stop = part.start, part.stop
     if stop is not None and "file" not in file_system.protocol:
         while start < stop:
             end = min(start + _BLOCK_BYTES, stop)
-            block: bytes = _bounded(file_system, "cat_file", deadline)(path, start=start, end=end)
+            block: bytes = _bounded(file_system, "cat_file", deadline)(path, start=start, end=end + (end == part.total_bytes))
             if len(block) > end - start and len(block) == part.total_bytes:  # a server without ranges sent the whole object
                 block = block[start:end]
             check_length(path, received=len(block), expected=end - start)
@@ -264,6 +266,8 @@ def _blocks(file_system: Any, path: str, part: BodyRange, deadline: float) -> It
                 return
             yield block
             start += len(block)
+        if stop is not None and stop == part.total_bytes:
+            check_length(path, received=stop + len(file.read(1)), expected=stop)
 
 
 class FsspecStream:
@@ -276,6 +280,7 @@ class FsspecStream:
         head_again: Callable[[], ObjectInfo],
         *,
         start: int,
+        is_pinned: bool,
         deadline: float,
     ) -> None:
         self.info = info
@@ -283,6 +288,7 @@ class FsspecStream:
         self.num_extra_requests = 0
         self._blocks = blocks
         self._head_again = head_again
+        self._is_pinned = is_pinned
         self._deadline = deadline
 
     def chunks(self) -> Iterator[memoryview]:
@@ -298,7 +304,7 @@ class FsspecStream:
             yield block
             if time.monotonic() > self._deadline:
                 raise TransientStorageError(f"{redact(self.info.url)}: it took too long", url=redact(self.info.url))
-        if num_blocks > 1 or self.start:  # else one block is of one version, whichever
+        if num_blocks > 1 or self.start or self._is_pinned:  # else one block is of one version, whichever
             self.num_extra_requests += 1
             if not self._head_again().may_be(self.info):
                 where = redact(self.info.url)
