@@ -268,6 +268,13 @@ def close_descriptor(fd: int) -> None:
         os.close(fd)
 
 
+def close_descriptors(fds: list[int]) -> None:
+    """Close recorded descriptors and take them out of the list; a handler that raises finds all of it done, or nothing."""
+    with uninterrupted():
+        while fds:
+            close_descriptor(fds.pop())
+
+
 def lock_blocking(fd: int) -> bool:
     """Wait for the exclusive lock on `fd`; the wait is in the kernel, first come first served as far as it can be.
 

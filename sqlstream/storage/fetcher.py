@@ -169,8 +169,11 @@ class Fetcher:
             StorageError: It cannot be read, or not be written.
         """
         batches: queue.SimpleQueue[Sequence[FetchEvent]] = queue.SimpleQueue()
-        fd = locks.open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        fds: list[int] = []
         try:
+            with locks.uninterrupted():  # what a handler raises comes when the descriptor is noted
+                fds.append(locks.open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666))
+            (fd,) = fds
             granted = 0 if room is None else room.step_bytes
             request = FetchRequest(ticket=uuid.uuid4().hex, url=url, fd=fd, granted_bytes=granted or _UNLIMITED, access=access)
             if room is not None:
@@ -197,7 +200,11 @@ class Fetcher:
             path.unlink(missing_ok=True)
             raise
         finally:
-            locks.close_descriptor(fd)
+            try:
+                locks.close_descriptors(fds)
+            except BaseException:  # of a handler before it
+                locks.close_descriptors(fds)
+                raise
         return ObjectInfo(url=url, size_bytes=done.size_bytes, etag=done.etag, is_private=done.is_private)
 
     def stop(self) -> None:

@@ -18,6 +18,7 @@ from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.ledger.database import SCHEMA_VERSION
 from sqlstream.cache.model.rows import NO_LIMIT
 from sqlstream.errors import CacheDamagedError, CacheDirectoryError, MigrationError
+from sqlstream.process import locks
 
 BUSY_SECONDS = 5
 """How long to wait for somebody who opens or closes the ledger; both take milliseconds."""
@@ -170,14 +171,15 @@ def _owner(disk: Disk, row: tuple[str, int, str, str, int | None, int, int, int 
 def _download(disk: Disk, url: str, part: str, reserved_bytes: int) -> DownloadActivity | None:
     """Look at a part file; None when it was renamed or removed since: it is no download any more."""
     path = disk.root / "part" / part
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    try:
-        received_bytes = min(_written_bytes(fd), reserved_bytes)
-    finally:
-        os.close(fd)
+    with locks.uninterrupted():  # a handler that raised between two lines would leave it open
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        try:
+            received_bytes = min(_written_bytes(fd), reserved_bytes)
+        finally:
+            os.close(fd)
     return DownloadActivity(url=url, pid=disk.part_holder(part), received_bytes=received_bytes, reserved_bytes=reserved_bytes)
 
 

@@ -75,7 +75,7 @@ class Index:
         self._mapped: np.ndarray | None = None
         self._in_use: list[int] = []
         """Descriptors that keep `sqlstream cache clear --index` from removing our files."""
-        weakref.finalize(self, _let_go, self._in_use)
+        weakref.finalize(self, locks.close_descriptors, self._in_use)
         locks.call_after_fork(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -231,7 +231,7 @@ class Index:
         """Open now: from here on nobody removes the files, nor `others`, until `close`."""
         with self._lock:
             self._opened()
-            self._in_use += [fd for path in others if (fd := locks.open_shared(path)) is not None]
+            self._mark_in_use(others)
 
     def close(self) -> None:
         """Close the file; the next use opens it again."""
@@ -239,7 +239,7 @@ class Index:
             if self._open is not None:
                 self._open.connection.close()
             self._open = self._mapped = None
-            _let_go(self._in_use)
+            locks.close_descriptors(self._in_use)
 
     def after_fork_in_child(self) -> None:
         """Leak the parent's connection; open an own one on the next use."""
@@ -259,9 +259,18 @@ class Index:
                 )
                 for path in paths:
                     check_plain(path)
-                self._in_use += [fd for path in paths if (fd := locks.open_shared(path)) is not None]
-                self._open = _open(self.path)
+                with locks.uninterrupted():  # a handler's OSError in the middle would say that the file is damaged
+                    try:
+                        self._mark_in_use(paths)
+                        self._open = _open(self.path)
+                    except BaseException:
+                        locks.close_descriptors(self._in_use)
+                        raise
             return self._open
+
+    def _mark_in_use(self, paths: Sequence[Path]) -> None:
+        with locks.uninterrupted():  # a descriptor that a handler left open would keep the file for ever
+            self._in_use += [fd for path in paths if (fd := locks.open_shared(path)) is not None]
 
     def _records(self, ids: Sequence[int]) -> tuple[_Open, dict[int, tuple[Any, ...]]]:
         """Return the open file, and stored rows by id, with the id at their end; ids without a row are left out."""
@@ -286,11 +295,6 @@ class Index:
 
     def _damaged_positions(self, reason: object) -> IndexDatabaseError:
         return IndexDatabaseError(f"{self.positions_path} cannot be read ({reason}): remove it, it is built again")
-
-
-def _let_go(in_use: list[int]) -> None:
-    while in_use:
-        locks.close_descriptor(in_use.pop())
 
 
 def positions_path(directory: Path, fingerprint: str) -> Path:

@@ -51,9 +51,8 @@ class IndexRoom:
         """
         if not self._missing_bytes(num_bytes):
             return
-        for path in self._unused():
-            path.unlink(missing_ok=True)
-            if not self._missing_bytes(num_bytes):
+        for path in self._longest_unused_first():
+            if _remove_unused(path) and not self._missing_bytes(num_bytes):
                 return
         used, free = self._used_bytes(), self._on_disk_free_bytes()
         raise CacheFullError(
@@ -93,17 +92,22 @@ class IndexRoom:
                     if entry.is_file(follow_symlinks=False):
                         yield Path(entry.path), entry.stat(follow_symlinks=False)
 
-    def _unused(self) -> Iterator[Path]:
-        """Yield index files that no process has open, locked, the longest unused first."""
+    def _longest_unused_first(self) -> list[Path]:
         files = [(status.st_mtime_ns, path) for path, status in self._files() if not path.name.endswith(_KEPT_SUFFIXES)]
-        for _, path in sorted(files):
-            with contextlib.suppress(OSError):
-                fd = locks.open_descriptor(path, os.O_RDWR | os.O_NONBLOCK)
-                try:
-                    if locks.try_lock(fd):
-                        yield path
-                finally:
-                    locks.close_descriptor(fd)
+        return [path for _, path in sorted(files)]
+
+
+def _remove_unused(path: Path) -> bool:
+    """Remove an index file under its exclusive lock; False if a process has it open, or it cannot be removed."""
+    with locks.uninterrupted(), contextlib.suppress(OSError):  # a descriptor that a handler left open would keep the lock
+        fd = locks.open_descriptor(path, os.O_RDWR | os.O_NONBLOCK)
+        try:
+            if locks.try_lock(fd):
+                path.unlink(missing_ok=True)
+                return True
+        finally:
+            locks.close_descriptor(fd)
+    return False
 
 
 class RoomyReader:

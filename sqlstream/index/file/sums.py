@@ -11,6 +11,7 @@ import numpy as np
 from sqlstream.errors import IndexDatabaseError
 from sqlstream.index.file.npy import load_npy
 from sqlstream.order.permute import Int64Array
+from sqlstream.process import locks
 
 NUM_KEYS = 1 << 17
 """Sums that are kept, evenly spread: 1 MiB. What lies between two of them is read: 600 bytes of the file of 10^7 rows."""
@@ -31,12 +32,13 @@ class SumsFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            mapped = load_npy(path)  # [n]
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except (OSError, ValueError) as error:
-            raise self._unreadable(error) from error
-        weakref.finalize(self, os.close, self._fd).atexit = False
+        with locks.uninterrupted():  # a handler that raised between two lines would leave it open
+            try:
+                mapped = load_npy(path)  # [n]
+                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except (OSError, ValueError) as error:
+                raise self._unreadable(error) from error
+            weakref.finalize(self, os.close, self._fd).atexit = False
         self._num = len(mapped)
         self._start = int(mapped.offset)
         self._stride = max(1, -(-self._num // NUM_KEYS))

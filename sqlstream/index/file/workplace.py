@@ -41,11 +41,7 @@ class Workplace:
         """Rename a whole, synced file to its final name; after this it survives a power cut."""
         path = self._directory / name
         os.rename(temporary, path)
-        fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync(self._directory)
         return path
 
     def sweep(self) -> None:
@@ -70,65 +66,81 @@ def workplace(directory: Path, key: str, *, show_progress: bool = False, is_brie
         show_progress: While waiting, show how far the other one is, if stderr is a terminal.
         is_brief: The work takes a moment: nothing is said while waiting.
     """
-    fd = _try_acquire(directory, key)
-    while fd is None:
-        if not is_brief:
-            logger.warning("another process builds the index %s: waiting for it", key)
-        with _shown(directory, key, show_progress and not is_brief):
-            fd = _wait_for(directory, key)
-    place = Workplace(directory, key)
+    held: list[int] = []
     try:
-        place.sweep()
-        yield place
+        is_ours = _acquire(directory, key, held, locks.try_lock)
+        while not is_ours:
+            if not is_brief:
+                logger.warning("another process builds the index %s: waiting for it", key)
+            with _shown(directory, key, show_progress and not is_brief):
+                is_ours = _acquire(directory, key, held, _wait_for)
+        place = Workplace(directory, key)
+        try:
+            place.sweep()
+            yield place
+        finally:
+            place.sweep()
     finally:
-        place.sweep()
-        _release(directory, key, fd)
+        try:
+            _release(directory, key, held)
+        except BaseException:  # of a handler before it: this process would wait for its own lock for ever
+            _release(directory, key, held)
+            raise
 
 
 def sweep_dead(directory: Path) -> None:
     """Remove what builders that died have left in `directory`; those at work are not disturbed."""
     keys = {path.name.partition(".")[0] for path in directory.iterdir() if _TEMPORARY in path.name or path.suffix == _LOCK}
     for key in keys:
+        held: list[int] = []
         try:
-            fd = _try_acquire(directory, key)
+            if _acquire(directory, key, held, locks.try_lock):
+                Workplace(directory, key).sweep()
         except IndexDatabaseError as error:  # a stranger in the place of another index's lock does not concern us
             logger.warning("%s", error)
-            continue
-        if fd is not None:
-            Workplace(directory, key).sweep()
-            _release(directory, key, fd)
+        finally:
+            try:
+                _release(directory, key, held)
+            except BaseException:  # of a handler before it
+                _release(directory, key, held)
+                raise
 
 
-def _try_acquire(directory: Path, key: str) -> int | None:
-    """Return the locked descriptor, or None when another one has it."""
-    return _acquire(directory, key, locks.try_lock)
-
-
-def _wait_for(directory: Path, key: str) -> int | None:
-    """Wait for whoever has it; return the locked descriptor, or None when yet another one was faster."""
-
-    def lock(fd: int) -> bool:
-        locks.lock_blocking(fd)
-        return True
-
-    return _acquire(directory, key, lock)
-
-
-def _acquire(directory: Path, key: str, lock: Callable[[int], bool]) -> int | None:
-    path = directory / (key + _LOCK)
-    while True:
-        check_plain(path)
-        fd = locks.open_descriptor(path, os.O_RDWR | os.O_CREAT)
+def sync(path: Path) -> None:
+    """Have a file, or the names in a directory, survive a power cut."""
+    with locks.uninterrupted():  # a handler that raised between two lines would leave it open
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if not lock(fd):
-                locks.close_descriptor(fd)
-                return None
-            if _is_still(path, fd):  # else its holder has removed it meanwhile, and a newer one counts
-                return fd
-        except BaseException:
-            locks.close_descriptor(fd)
-            raise
-        locks.close_descriptor(fd)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _wait_for(fd: int) -> bool:
+    """Wait for whoever has the lock; signals are handed over meanwhile."""
+    section = locks.uninterrupted()
+    while not locks.lock_blocking(fd):
+        locks.unlock(fd)
+        section.let_through()
+    return True
+
+
+def _acquire(directory: Path, key: str, held: list[int], lock: Callable[[int], bool]) -> bool:
+    """Open and lock the lock file; put the descriptor into `held`, before a handler can raise. False if `lock` refuses."""
+    path = directory / (key + _LOCK)
+    with locks.uninterrupted():
+        while True:
+            check_plain(path)
+            fd = locks.open_descriptor(path, os.O_RDWR | os.O_CREAT)
+            try:
+                if not lock(fd):
+                    return False
+                if _is_still(path, fd):  # else its holder has removed it meanwhile, and a newer one counts
+                    held.append(fd)
+                    return True
+            finally:
+                if fd not in held:
+                    locks.close_descriptor(fd)
 
 
 @contextlib.contextmanager
@@ -159,9 +171,14 @@ def _watch(directory: Path, key: str, bar: Progress, is_over: threading.Event) -
         seen = max(seen, written)
 
 
-def _release(directory: Path, key: str, fd: int) -> None:
-    (directory / (key + _LOCK)).unlink(missing_ok=True)  # while it is ours
-    locks.close_descriptor(fd)
+def _release(directory: Path, key: str, held: list[int]) -> None:
+    """Give the lock back, if it is held; safe to call twice."""
+    with locks.uninterrupted():
+        if held:
+            try:
+                (directory / (key + _LOCK)).unlink(missing_ok=True)  # while it is ours
+            finally:
+                locks.close_descriptor(held.pop())
 
 
 def _is_still(path: Path, fd: int) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import importlib.metadata
-import os
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from sqlstream.index.file.index import read_columns
 from sqlstream.index.file.intact import stamp_sqlite
 from sqlstream.index.file.key_check import KeyCheck
 from sqlstream.index.file.room import IndexRoom
+from sqlstream.index.file.workplace import sync
 from sqlstream.index.types.models import (
     APPLICATION_ID,
     FORMAT_VERSION,
@@ -238,9 +238,7 @@ class IndexWriter:
             self._room.need(0)  # what SQLite held in memory is in the file now
         if is_durable:
             stamp_sqlite(self._path)
-            fd = os.open(self._path, os.O_RDONLY)
-            os.fsync(fd)
-            os.close(fd)
+            sync(self._path)
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
