@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from sqlstream import StreamingDataset
 from sqlstream.cache import Cache
 from sqlstream.cache.acquire.checksums import num_without
+from sqlstream.cache.admin.clear import clear
+from sqlstream.cache.files.read_hold import ReadHold
+from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.errors import CacheError, ConfigError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
@@ -31,6 +35,11 @@ def fill(directory: Path, urls: list[str], verify_reads: str) -> list[Path]:
         paths = cache.acquire_many(urls)
         cache.release_many(urls)
         return paths
+
+
+def read_without_checksums(_: Connection, directory: Path, url: str) -> None:
+    with Cache(directory) as cache, cache.pinned(url):
+        pass
 
 
 def flip(path: Path) -> None:
@@ -98,6 +107,33 @@ def test_a_file_without_a_checksum_gets_one_at_the_first_look(directory: Path, u
     flip(paths[0])
     with Cache(directory, verify_reads="crc") as cache, cache.pinned(urls[0]) as path:
         assert path.read_bytes() == body("/o/0.bin", SIZE)
+
+
+def test_a_checksum_that_is_noted_late_is_none_of_the_object_that_came_since(
+    directory: Path, urls: list[str], server: FaultyHttpServer, stage: Stage
+) -> None:
+    fill(directory, urls, "never")
+    with Cache(directory, verify_reads="crc") as cache:
+        acquirer, ref = cache.store.acquirer, ObjectRef.of(urls[0], identity=cache.identity)
+        with cache.pinned(urls[1]):  # from here on the ledger knows this process, and it may read under locks
+            pass
+        acquirer.flush()
+        hold = acquirer.acquire_one([ref], cache.fetcher, for_reading=True)
+        assert isinstance(hold, ReadHold)
+        assert acquirer.holdings.claim(hold)
+        acquirer._background.stop()  # which writes what waits, now and then
+        assert acquirer.checksums.is_right(hold)
+        acquirer.holdings.release(hold)
+        server.objects["/o/0.bin"] = b"other" * (SIZE // 5)
+        clear(cache.store.ledger, cache.store.disk, dataset=None, older_than_seconds=None, index=False)
+        stage.start(read_without_checksums, directory, urls[0]).end()
+        acquirer.flush()
+    with Cache(directory, verify_reads="crc") as cache:
+        with cache.pinned(urls[0]) as path:
+            assert path.read_bytes() == server.objects["/o/0.bin"]
+        assert cache.statistics().quarantined == 0
+        assert cache.verify(deep=True) == []
+    assert num_gets(server) == NUM + 1
 
 
 def test_each_process_compares_a_file_once(directory: Path, urls: list[str], server: FaultyHttpServer) -> None:

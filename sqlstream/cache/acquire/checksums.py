@@ -16,7 +16,7 @@ from typing import NamedTuple
 from sqlstream.cache.acquire.downloads import Downloads
 from sqlstream.cache.acquire.holds import AnyHold
 from sqlstream.cache.acquire.owner import Owner
-from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.files.disk import Disk, FileIdentity
 from sqlstream.cache.files.read_hold import ReadHold
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction, positions
 from sqlstream.cache.recovery import recover
@@ -80,6 +80,15 @@ def _running_crc32(fd: int) -> Iterator[int]:
         yield crc
 
 
+class _Unwritten(NamedTuple):
+    """A checksum that the ledger does not have yet."""
+
+    crc32: int
+    ext: str
+    seen: FileIdentity | None
+    """The file that it is of: by the time that it is written, another process may have evicted and fetched the object anew."""
+
+
 class Checksums:
     """What this process has compared, and what it is to note.
 
@@ -103,7 +112,7 @@ class Checksums:
     def after_fork_in_child(self) -> None:
         """Another process looks for itself."""
         self._compared: set[bytes] = set()
-        self._unwritten: dict[bytes, int] = {}
+        self._unwritten: dict[bytes, _Unwritten] = {}
         self._num_writing = 0
 
     def ask(self, user: int, *, verifies: bool) -> None:
@@ -137,9 +146,10 @@ class Checksums:
         return False
 
     def _agrees(self, known: Known) -> bool:
+        seen = self._disk.identity_of_data(known.key, known.ext)
         found = read_crc32(self._disk, known)
         if found is not None and known.crc32 is None:
-            self._unwritten[known.key] = found
+            self._unwritten[known.key] = _Unwritten(found, known.ext, seen)
         elif found != known.crc32:
             return False
         self._compared.add(known.key)
@@ -159,8 +169,11 @@ class Checksums:
         if unwritten:
             tx.connection.executemany(
                 "UPDATE entry SET crc32 = ? WHERE key = ? AND state = 'ready' AND crc32 IS NULL",
-                [(crc, key) for key, crc in unwritten],
+                [(noted.crc32, key) for key, noted in unwritten if self._is_still(key, noted)],
             )
+
+    def _is_still(self, key: bytes, noted: _Unwritten) -> bool:
+        return noted.seen is not None and self._disk.identity_of_data(key, noted.ext) == noted.seen
 
     def written(self) -> None:
         """They are committed; those that came since wait on."""
@@ -212,8 +225,8 @@ def quarantine(tx: LedgerTransaction, disk: Disk, known: Known, owner: str | Non
     Raises:
         CacheError: Others than `owner` pin it, or a process reads it under a lock.
     """
-    row = tx.find([known.key]).get(known.key)
-    if row is None or not row.is_ready or read_crc32(disk, known) == known.crc32:
+    row, crc = tx.find([known.key]).get(known.key), _crc32_in(tx, known.key)  # it may have come anew since
+    if row is None or crc is None or read_crc32(disk, known) == crc:
         return
     if tx.pinned_by_others(row.key, owner) or not recover.remove(tx, disk, [row]):
         raise CacheError(
@@ -222,6 +235,12 @@ def quarantine(tx: LedgerTransaction, disk: Disk, known: Known, owner: str | Non
         )
     tx.count({"quarantined": 1})
     logger.warning("the cached file of %s does not have the bytes that came: fetching it again", row.url)
+
+
+def _crc32_in(tx: LedgerTransaction, key: bytes) -> int | None:
+    """Return the checksum that the ledger has of a whole object, None if it has none."""
+    row = tx.connection.execute("SELECT crc32 FROM entry WHERE key = ? AND state = 'ready'", (key,)).fetchone()
+    return None if row is None else row[0]
 
 
 def verify_content(ledger: Ledger, disk: Disk, *, repair: bool) -> list[Finding]:
@@ -241,9 +260,13 @@ def verify_content(ledger: Ledger, disk: Disk, *, repair: bool) -> list[Finding]
 def _verify_once_more(ledger: Ledger, disk: Disk, known: Known, *, repair: bool) -> list[Finding]:
     with ledger.transaction() as tx:
         row = tx.find([known.key]).get(known.key)
-        now = tx.connection.execute("SELECT crc32 FROM entry WHERE key = ? AND state = 'ready'", (known.key,)).fetchone()
         size_bytes = disk.data_size(known.key, known.ext)
-        if row is None or now != (known.crc32,) or size_bytes != known.size_bytes or read_crc32(disk, known) == known.crc32:
+        if (
+            row is None
+            or _crc32_in(tx, known.key) != known.crc32
+            or size_bytes != known.size_bytes
+            or read_crc32(disk, known) == known.crc32
+        ):
             return []  # gone, fetched again, or of another size, which is a finding of its own
         is_free = not (row.key in tx.pinned() or disk.is_read(row.key, row.ext))
         cure = "a repair forgets it, and it is fetched again when it is wanted"

@@ -58,6 +58,13 @@ class DataFile:
     """Its access or change time, whichever is later."""
 
 
+class FileIdentity(NamedTuple):
+    """What tells a file from another one that takes its name later, also with its inode."""
+
+    inode: int
+    changed_ns: int
+
+
 class OwnerNote(NamedTuple):
     """What an owner's file says of it."""
 
@@ -106,6 +113,14 @@ class Disk:
         except FileNotFoundError:
             return None
         return status.st_size if status.st_mode & 0o170000 == 0o100000 else None
+
+    def identity_of_data(self, key: bytes, ext: str) -> FileIdentity | None:
+        """Return which file is an entry's now; None when there is none."""
+        try:
+            status = os.lstat(self.data_path(key, ext))
+        except FileNotFoundError:
+            return None
+        return FileIdentity(status.st_ino, status.st_ctime_ns)
 
     def remove_data(self, key: bytes, ext: str) -> bool:
         """Unlink an entry's file, unless somebody reads it under a lock; True when nothing is left. Its row goes after it."""
