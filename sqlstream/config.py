@@ -39,10 +39,10 @@ def environment_starting(start: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(start)}
 
 
-def child_environment(package_root: Path) -> dict[str, str]:
-    """Return the environment for a Python child that imports the same packages from `package_root` as we do."""
-    inherited = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{package_root}{os.pathsep}{inherited}" if inherited else str(package_root)}
+def child_environment() -> dict[str, str]:
+    """Return the environment for a Python child that imports the same `sqlstream` as we do."""
+    package_root, inherited = str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{package_root}{os.pathsep}{inherited}" if inherited else package_root}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

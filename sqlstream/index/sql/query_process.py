@@ -11,21 +11,18 @@ import os
 import pickle
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import sqlstream
 from sqlstream.config import child_environment
 from sqlstream.errors import QueryError
 from sqlstream.index.file.index import Index
 from sqlstream.index.sql.dialect import does_not_run
 from sqlstream.process import locks
+from sqlstream.process.children import forget_child, start_child
 
 _START_SECONDS = 300.0  # an interpreter takes 0.3 s
 _LEAST_ROWS_A_SECOND = 20_000  # that DuckDB copies: a tenth of what it does
@@ -77,8 +74,6 @@ class Job:
 class QueryProcess:
     """One run of `sqlstream.index.sql.query_child`.
 
-    A process group of its own keeps Ctrl-C away from it: the owner's `close` ends it.
-
     Args:
         job: Index, query and limits in numbers.
 
@@ -88,18 +83,8 @@ class QueryProcess:
     """
 
     def __init__(self, job: Job) -> None:
-        with locks.uninterrupted(), locks.fork_guard():
-            ours, theirs = socket.socketpair()
-            locks.adopt_descriptor(ours.fileno())
-            locks.adopt_descriptor(theirs.fileno())
-            try:
-                self._process = self._start(theirs.fileno())
-            except OSError:
-                locks.close_descriptor(ours.detach())
-                raise
-            finally:
-                locks.close_descriptor(theirs.detach())
-        self._socket = ours
+        with locks.uninterrupted():
+            self._process, self._socket = start_child("sqlstream.index.sql.query_child", child_environment() | _ONE_THREAD)
         try:
             self.open(job)
         except BaseException:
@@ -151,7 +136,7 @@ class QueryProcess:
 
     def forget(self) -> None:
         """Drop what a forked child inherited: the process is the parent's, the socket is closed already."""
-        self._process.returncode = 0  # else Popen warns, and waits for a process that is no child of ours
+        forget_child(self._process)
         self._socket.detach()
 
     def _batches(self) -> Iterator[list[tuple[Any, ...]]]:
@@ -219,19 +204,6 @@ class QueryProcess:
     def _error(self, why: str) -> QueryError:
         engine = " in DuckDB" if self._job.engine == "duckdb" else ""
         return does_not_run(self._job.query, why, [column.physical for column in self._job.index.columns], engine)
-
-    @staticmethod
-    def _start(descriptor: int) -> subprocess.Popen[bytes]:
-        # -P: neither the script's nor the working directory may shadow a module; the environment says where sqlstream is
-        command = [sys.executable, "-P", "-m", "sqlstream.index.sql.query_child", str(descriptor), str(os.getpid())]
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env={**child_environment(Path(sqlstream.__file__).resolve().parents[1]), **_ONE_THREAD},
-            pass_fds=[descriptor],
-            process_group=0,
-        )
 
 
 def remove_scratch(scratch: Path) -> None:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
-import sqlstream
 from sqlstream.config import StorageOptions, child_environment
 from sqlstream.process import locks
+from sqlstream.process.children import forget_child, start_child
 from sqlstream.storage.protocol.channel import Channel, ChannelClosedError
 from sqlstream.storage.protocol.messages import HelperTiming, StartHelper
 
 
 class HelperProcess:
     """One run of `sqlstream.storage.worker.helper`.
-
-    A process group of its own keeps Ctrl-C and other signals to the terminal's group away from it.
 
     Raises:
         OSError: No more processes or descriptors.
@@ -30,18 +23,9 @@ class HelperProcess:
         """Its end is wanted: what it was asked ends with it."""
         self.is_dead = False
         """It is reaped."""
-        with locks.uninterrupted(), locks.fork_guard():
-            ours, theirs = socket.socketpair()
-            locks.adopt_descriptor(ours.fileno())
-            locks.adopt_descriptor(theirs.fileno())
-            try:
-                self._process = self._start(theirs.fileno())
-            except OSError:
-                locks.close_descriptor(ours.detach())
-                raise
-            finally:
-                locks.close_descriptor(theirs.detach())
-        self.channel = Channel(ours)
+        with locks.uninterrupted():
+            self._process, ours = start_child("sqlstream.storage.worker.helper", child_environment())
+            self.channel = Channel(ours)
         with contextlib.suppress(ChannelClosedError):  # dead already: its reader will see that
             self.channel.send([StartHelper(options=options, timing=timing)])
 
@@ -69,18 +53,5 @@ class HelperProcess:
 
     def forget(self) -> None:
         """Drop what a forked child inherited: the process is the parent's, the socket is closed already."""
-        self._process.returncode = 0  # else Popen warns, and waits for a process that is no child of ours
+        forget_child(self._process)
         self.channel.forget()
-
-    @staticmethod
-    def _start(descriptor: int) -> subprocess.Popen[bytes]:
-        # -P: neither the script's nor the working directory may shadow a module; the environment says where sqlstream is
-        command = [sys.executable, "-P", "-m", "sqlstream.storage.worker.helper", str(descriptor), str(os.getpid())]
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # standard error stays: a crash of the interpreter is written there
-            env=child_environment(Path(sqlstream.__file__).resolve().parents[1]),
-            pass_fds=[descriptor],
-            process_group=0,
-        )
