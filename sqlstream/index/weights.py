@@ -21,10 +21,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sqlstream.errors import ConfigError, IndexDatabaseError, QueryError
+from sqlstream.errors import ConfigError, QueryError
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.intact import check_plain, is_intact
-from sqlstream.index.file.npy import finish_npy, load_npy, npy_header
+from sqlstream.index.file.npy import finish_npy, load_npy, write_header
 from sqlstream.index.file.workplace import Workplace, workplace
 from sqlstream.index.sql.dialect import bracketed
 from sqlstream.index.sql.duckdb_sandbox import DuckSandbox
@@ -57,7 +57,7 @@ class WeightTable:
 
     def cumulative(self) -> Int64Array:
         """Return the sums, mapped: [num_rows]."""
-        return _map(self.path, self.num_rows)
+        return load_npy(self.path, self.num_rows)
 
 
 def open_weights(index: Index, spec: WeightsSpec, directory: Path, *, show_progress: bool = False) -> WeightTable:
@@ -83,7 +83,7 @@ def open_weights(index: Index, spec: WeightsSpec, directory: Path, *, show_progr
             if not _is_usable(path):  # no other process has done it while we waited
                 _build(index, spec, array, place, path.name, show_progress=show_progress)
     index.hold(path)
-    sums = _map(path, len(index))
+    sums = load_npy(path, len(index))
     os.utime(path)  # last used
     return WeightTable(path=path, num_rows=len(sums), total=int(sums[-1]), fingerprint=key)
 
@@ -143,7 +143,7 @@ def _build(
         raise ConfigError(f"weights {_shown(spec)} add up to {total:g}: give at least one row a weight above 0, and none huge")
     temporary, scale, last = place.temporary("sums"), scale_of(total), 0
     with open(temporary, "wb") as file:
-        file.write(npy_header(len(index)))
+        write_header(file, len(index))
         for chunk in chunks():
             sums = np.cumsum(scale_weights(chunk, scale)) + last  # [n]
             last = int(sums[-1])
@@ -222,10 +222,3 @@ def _is_usable(path: Path) -> bool:
         logger.warning("the weights %s are damaged: making them again", path)
         return False
     return True
-
-
-def _map(path: Path, count: int) -> Int64Array:
-    try:
-        return load_npy(path, count)
-    except (OSError, ValueError) as error:
-        raise IndexDatabaseError(f"{path} cannot be read ({error}): remove it, it is built again") from error

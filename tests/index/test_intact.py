@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from sqlstream.errors import IndexDatabaseError, SqlStreamError
 from sqlstream.index.build.lazy_build import open_lazy_index
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.intact import CHECKED_BYTES, is_intact
+from sqlstream.index.sql.sandbox import run_query
 from sqlstream.index.weights import open_weights
 from tests.index.sources import NoReader, all_rows, build, options, write_csv
 from tests.index.test_sources import write_table
@@ -159,6 +162,55 @@ def test_a_stranger_in_the_place_of_an_index_file_is_named(kind: str, suffix: st
         read_all(tmp_path, source)
     place.rmdir() if place.is_dir() and not place.is_symlink() else place.unlink()
     place.write_bytes(good)
+    assert read_all(tmp_path, source) == expected
+
+
+def open_lazy(source: Path, tmp_path: Path) -> Any:
+    lazy = options(source, where="n % 3 < 2", lazy=LazyOptions(chunk_rows=8))
+    (tmp_path / "index").mkdir(exist_ok=True)
+    return open_lazy_index(lazy, tmp_path / "index", NoReader(), show_progress=False)
+
+
+@pytest.mark.parametrize("kind", [*STRANGERS, "a symbolic link to nothing"])
+def test_a_stranger_in_the_place_of_kept_rows_is_named(kind: str, source: Path, tmp_path: Path) -> None:
+    kept = open_lazy(source, tmp_path).kept_path
+    kept.unlink()
+    kept.symlink_to("/nonexistent") if kind not in STRANGERS else STRANGERS[kind](kept)
+    with pytest.raises(IndexDatabaseError, match=rf"{kept.name} is a .*which sqlstream never makes there: remove it"):
+        open_lazy(source, tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".positions.npy", ".weights.npy"])
+def test_numbers_that_change_between_open_and_read_are_not_read(suffix: str, source: Path, tmp_path: Path) -> None:
+    chosen = build(tmp_path, source, sql_query=QUERY)
+    weights = open_weights(build(tmp_path, source, sql_query=QUERY), "1 + n", tmp_path / "index")
+    (path,) = (tmp_path / "index").glob(f"*{suffix}")
+    with open(path, "r+b") as file:
+        file.seek(136)
+        file.write(bytes(8))
+    with pytest.raises(IndexDatabaseError, match=rf"{path.name} cannot be read \(its checksum is another one\): remove it"):
+        all_rows(chosen) if suffix == ".positions.npy" else weights.cumulative()
+
+
+def test_an_index_file_that_is_emptied_while_it_is_open_is_one_clear_error(source: Path, tmp_path: Path) -> None:
+    index, lazy = build(tmp_path, source), open_lazy(source, tmp_path)
+    with open(index.path, "r+b") as file:
+        file.truncate()
+    with pytest.raises(IndexDatabaseError, match="remove it, the next run builds it again"):
+        run_query(index, "SELECT sum(n) FROM dataframe")
+    lazy.close()
+    footers = sqlite3.connect(lazy.path)
+    with contextlib.closing(footers), footers:
+        footers.execute("UPDATE footers SET footer = zeroblob(length(footer))")
+    with pytest.raises(IndexDatabaseError, match=r"the footer of .*t\.parquet cannot be read: .*remove it"):
+        lazy.read(0, [])
+
+
+def test_another_index_under_the_name_of_the_one_is_built_again(source: Path, tmp_path: Path) -> None:
+    expected = read_all(tmp_path, source)
+    one = build(tmp_path, source).path
+    other = build(tmp_path, source, sql_query="SELECT index, n + 1 AS n FROM dataframe").path
+    one.write_bytes(other.read_bytes())
     assert read_all(tmp_path, source) == expected
 
 

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sqlstream.errors import SourceChangedError, UnknownLengthError
+from sqlstream.errors import SourceChangedError, SourceError, UnknownLengthError
 from sqlstream.index.build.row_groups import Pieces, RowGroupTable, Span, group_spans, has_footer, parse_footer
-from sqlstream.index.file.index import Index, damage_named
+from sqlstream.index.file.index import Index, damage_named, damaged
 from sqlstream.index.file.kept import KeptRows
 from sqlstream.index.file.workplace import workplace
 from sqlstream.index.file.writer import IndexWriter
@@ -253,7 +253,10 @@ class LazyIndex(Index):
         known = self._last_footer
         if known is not None and known[0] == source:
             return known[1]
-        metadata = parse_footer(self._footer_bytes(source), urls.redact(self._parts[source].source.url))
+        try:
+            metadata = parse_footer(self._footer_bytes(source), f"the footer of {urls.redact(self._parts[source].source.url)}")
+        except SourceError as error:  # it was whole when it was written here
+            raise damaged(self.path, error) from error
         self._last_footer = (source, metadata)
         return metadata
 

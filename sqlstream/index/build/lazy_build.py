@@ -15,6 +15,7 @@ from sqlstream.index.build.build import Target, add_missing, begin_source, check
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.row_groups import RowGroupTable, parse_footer, read_footer
 from sqlstream.index.file import versions
+from sqlstream.index.file.intact import check_plain
 from sqlstream.index.file.kept import KeptRows
 from sqlstream.index.file.room import IndexRoom, RoomyReader
 from sqlstream.index.file.workplace import Workplace, sweep_dead, workplace
@@ -82,6 +83,7 @@ def open_lazy_index(
         index.hold()
         return index
     index.check_condition()
+    check_plain(index.kept_path)
     if not index.kept_path.exists():
         with workplace(directory, index.kept_path.stem, is_brief=True) as place:
             if not index.kept_path.exists():

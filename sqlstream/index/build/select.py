@@ -19,7 +19,7 @@ from sqlstream.errors import QueryError, SchemaError, SourceError
 from sqlstream.index.file.index import Index, positions_path, read_selection, selection_path
 from sqlstream.index.file.intact import check_plain, is_intact
 from sqlstream.index.file.key_check import find_duplicate
-from sqlstream.index.file.npy import finish_npy, npy_header
+from sqlstream.index.file.npy import finish_npy, write_header
 from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.file.workplace import Workplace, workplace
 from sqlstream.index.file.writer import IndexWriter
@@ -141,7 +141,7 @@ class _Positions:
             statement = f"SELECT {ROW} FROM ({statement})"
         temporary, room = self._place.temporary("positions"), IndexRoom(directory, self._options)
         with open(temporary, "wb") as file:
-            file.write(npy_header(0))
+            write_header(file, 0)
             count = 0
             _, batches = sandbox.run(statement, _POSITIONS_AT_A_TIME)
             make_room = room.on_growth(temporary)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sqlstream.errors import IndexDatabaseError
 from sqlstream.index.file.intact import check_plain, is_intact
-from sqlstream.index.file.npy import load_npy, unload
+from sqlstream.index.file.npy import load_npy, unload, unreadable
 from sqlstream.index.types import values
 from sqlstream.index.types.models import APPLICATION_ID, FORMAT_VERSION, ROW, Column, SelectionInfo, quote
 from sqlstream.index.types.origins import Origins, Provenance
@@ -162,7 +162,8 @@ class Index:
         mapped = self._positions()
         found = np.asarray(mapped[wanted], np.int64)  # [n]
         if found.size and not (found.min() >= 0 and found.max() < self.num_rows):
-            raise self._damaged_positions(f"it holds row {found.max()}, and the index has {self.num_rows} rows")
+            assert self.positions_path is not None
+            raise unreadable(self.positions_path, f"it holds row {found.max()}, and the index has {self.num_rows} rows")
         if mapped.nbytes > _MAPPED_BYTES:
             unload(mapped)
         return found
@@ -180,7 +181,7 @@ class Index:
             rows: list[dict[str, object]] = [dict(zip(names, records[row_id])) for row_id in ids]  # noqa: B905 (a fifth slower)
         except KeyError as missing:
             if 0 <= missing.args[0] < self.num_rows:
-                raise _damaged(self.path, f"row {missing} is missing") from None
+                raise damaged(self.path, f"row {missing} is missing") from None
             raise IndexError(f"{self.path} has no row {missing}: its rows are 0 to {self.num_rows - 1}") from None
         try:
             for name, decode in opened.decoders:
@@ -188,7 +189,7 @@ class Index:
                     if row[name] is not None:
                         row[name] = decode(row[name])
         except (ValueError, TypeError, ArithmeticError, LookupError) as error:
-            raise _damaged(self.path, f"column {name!r} holds what it never does: {error}") from error
+            raise damaged(self.path, f"column {name!r} holds what it never does: {error}") from error
         return rows
 
     def stored_rows(self, row_ids: Sequence[int]) -> list[tuple[Any, ...]]:
@@ -223,7 +224,11 @@ class Index:
             logger.warning("the index file %s is damaged: building it again", self.path)
             return False
         if not set(self._opened().meta).issuperset(_NAMED):
-            raise _damaged(self.path, f"it does not say its {', '.join(_NAMED)}")
+            raise damaged(self.path, f"it does not say its {', '.join(_NAMED)}")
+        if self._opened().meta["fingerprint"] != self.path.stem:
+            self.close()
+            logger.warning("the index file %s is another index under this name: building it again", self.path)
+            return False
         os.utime(self.path)  # last used, for those who clear old indexes
         return True
 
@@ -257,8 +262,6 @@ class Index:
                 paths = (
                     [self.path] if self.selection is None else [self.path, *selection_files(self.path.parent, self.selection)]
                 )
-                for path in paths:
-                    check_plain(path)
                 with locks.uninterrupted():  # a handler's OSError in the middle would say that the file is damaged
                     try:
                         self._mark_in_use(paths)
@@ -269,6 +272,8 @@ class Index:
             return self._open
 
     def _mark_in_use(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            check_plain(path)
         with locks.uninterrupted():  # a descriptor that a handler left open would keep the file for ever
             self._in_use += [fd for path in paths if (fd := locks.open_shared(path)) is not None]
 
@@ -287,14 +292,8 @@ class Index:
     def _positions(self) -> np.ndarray:
         if self._mapped is None:
             assert self.positions_path is not None
-            try:
-                self._mapped = load_npy(self.positions_path, len(self))
-            except (OSError, ValueError) as error:
-                raise self._damaged_positions(error) from error
+            self._mapped = load_npy(self.positions_path, len(self))
         return self._mapped
-
-    def _damaged_positions(self, reason: object) -> IndexDatabaseError:
-        return IndexDatabaseError(f"{self.positions_path} cannot be read ({reason}): remove it, it is built again")
 
 
 def positions_path(directory: Path, fingerprint: str) -> Path:
@@ -362,10 +361,11 @@ class damage_named:  # noqa: N801 (used like a function; a class costs a tenth o
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Translate."""
         if isinstance(error, (sqlite3.DatabaseError, UnicodeError)):  # the latter of a name that is no UTF-8
-            raise _damaged(self._path, error) from error
+            raise damaged(self._path, error) from error
 
 
-def _damaged(path: Path, reason: object) -> IndexDatabaseError:
+def damaged(path: Path, reason: object) -> IndexDatabaseError:
+    """Return the error of an index file that is not as it was written."""
     return IndexDatabaseError(f"the index file {path} cannot be read ({reason}): remove it, the next run builds it again")
 
 
@@ -380,7 +380,7 @@ def _open(path: Path) -> _Open:
             return _described(connection)
     except (ValueError, TypeError, LookupError, AttributeError, OSError, pa.ArrowException) as error:
         connection.close()
-        raise _damaged(path, f"it says of itself what makes no sense: {error!r}") from error
+        raise damaged(path, f"it says of itself what makes no sense: {error!r}") from error
     except BaseException:
         connection.close()
         raise

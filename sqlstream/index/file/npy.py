@@ -9,22 +9,20 @@ from typing import BinaryIO
 
 import numpy as np
 
-from sqlstream.index.file.intact import check_plain, npy_trailer
+from sqlstream.errors import IndexDatabaseError
+from sqlstream.index.file.intact import check_plain, is_intact, npy_trailer
+from sqlstream.process import locks
 
-_NPY_HEADER_BYTES = 128  # of format 1.0: room for any count
 
-
-def npy_header(count: int) -> bytes:
-    """Return the header of a .npy file of `count` int64; its length does not depend on the count."""
-    text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({count},), }}"
-    length = _NPY_HEADER_BYTES - 10
-    return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + text.ljust(length - 1).encode() + b"\n"
+def write_header(file: BinaryIO, count: int) -> None:
+    """Write the header of a .npy file of `count` int64; numpy leaves room in it for any count."""
+    np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": (count,)})
 
 
 def finish_npy(file: BinaryIO, count: int) -> None:
     """Write the header of a file whose numbers are all there, and its checksum; bring it to the disk."""
     file.seek(0)
-    file.write(npy_header(count))
+    write_header(file, count)
     file.flush()
     file.seek(0, os.SEEK_END)
     file.write(npy_trailer(Path(file.name)))
@@ -36,18 +34,24 @@ def load_npy(path: Path, count: int | None = None) -> np.memmap:
     """Return the int64 of a .npy file, mapped; of any number of them if no `count` is given.
 
     Raises:
-        ValueError: It is damaged, or holds something else; OSError: it cannot be read.
+        IndexDatabaseError: It is damaged, holds something else, or cannot be read.
     """
     check_plain(path)
-    try:
-        found: np.memmap = np.load(path, mmap_mode="r", allow_pickle=False)  # [count]
-    except OSError:
-        raise
-    except Exception as error:  # numpy evaluates the header as Python, whose parser raises many things
-        raise ValueError(str(error)) from error
-    if found.shape != ((len(found) if count is None else count),) or found.dtype != np.dtype("<i8"):
-        raise ValueError(f"it holds numbers of {found.dtype} in the shape {found.shape}, not {count} of int64")
+    with locks.uninterrupted():  # what a handler raises in the middle would say that the file is damaged
+        try:
+            if is_intact(path) is False:
+                raise ValueError("its checksum is another one")
+            found: np.memmap = np.load(path, mmap_mode="r", allow_pickle=False)  # [count]
+            if found.shape != ((len(found) if count is None else count),) or found.dtype != np.dtype("<i8"):
+                raise ValueError(f"it holds numbers of {found.dtype} in the shape {found.shape}, not {count} of int64")
+        except Exception as error:  # numpy evaluates the header as Python, whose parser raises many things
+            raise unreadable(path, error) from error
     return found
+
+
+def unreadable(path: Path, reason: object) -> IndexDatabaseError:
+    """Return the error of a file that is not as it was written."""
+    return IndexDatabaseError(f"{path} cannot be read ({reason}): remove it, it is built again")
 
 
 def unload(mapped: np.ndarray) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sqlstream.errors import IndexDatabaseError
-from sqlstream.index.file.npy import load_npy
+from sqlstream.index.file.npy import load_npy, unreadable
 from sqlstream.order.permute import Int64Array
 from sqlstream.process import locks
 
@@ -32,12 +31,9 @@ class SumsFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        mapped = load_npy(path)  # [n]
         with locks.uninterrupted():  # a handler that raised between two lines would leave it open
-            try:
-                mapped = load_npy(path)  # [n]
-                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except (OSError, ValueError) as error:
-                raise self._unreadable(error) from error
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             weakref.finalize(self, os.close, self._fd).atexit = False
         self._num = len(mapped)
         self._start = int(mapped.offset)
@@ -65,10 +61,7 @@ class SumsFile:
         fd, num_bytes, pread = self._fd, 8 * self._stride, os.pread
         read = b"".join([pread(fd, num_bytes, at) for at in (self._start + 8 * starts).tolist()])
         if len(read) != num_bytes * len(starts):
-            raise self._unreadable("it ends too early")
+            raise unreadable(self._path, "it ends too early")
         sums = np.frombuffer(read, "<i8").reshape(len(starts), self._stride)  # [n, stride]
         found: Int64Array = starts + (sums <= points[:, None]).sum(axis=1)  # [n]
         return found
-
-    def _unreadable(self, reason: object) -> IndexDatabaseError:
-        return IndexDatabaseError(f"{self._path} cannot be read ({reason}): remove it, it is built again")

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from sqlstream.index.file.index import Index, connect
+from sqlstream.index.file.index import Index, connect, damage_named
 from sqlstream.index.sql import functions
 from sqlstream.index.sql.dialect import does_not_run, to_sqlite
 from sqlstream.index.types.models import ROW, VIEWS
@@ -113,9 +113,8 @@ class SqliteEngine:
         connection = connect(self._index.path)
         connection.execute("PRAGMA case_sensitive_like=ON")  # as in DuckDB
         functions.register(connection, self._failed.append)
-        connection.execute(
-            "SELECT 1 FROM dataframe, json_each('[]'), json_tree('[]') LIMIT 0"
-        )  # the schema is read before the guard stands
+        with damage_named(self._index.path):  # the schema is read before the guard stands
+            connection.execute("SELECT 1 FROM dataframe, json_each('[]'), json_tree('[]') LIMIT 0")
         for limit, value in _LIMITS.items():
             connection.setlimit(limit, value)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self._length)
