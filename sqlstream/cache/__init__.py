@@ -3,7 +3,7 @@
 Promises (each has a test named after it):
 L1 charged ≥ bytes on disk, always. L2 charged ≤ limit, always. L3 totals equal the sums, in every transaction.
 L4 a file in data/ is complete. L5 a pinned file is never unlinked. L6 at most one live leader per key.
-L7 at rest, after reaping, charged equals the disk. L8 nobody waits for room while holding pins of unyielded samples.
+L7 at rest, after reaping, charged equals the disk. L8 no process waits for room while holding pins of unyielded samples.
 
 Words: entry, key, pin, owner (a process), reserve → publish | abandon, evict, reap, hold (the pins of one sample).
 

@@ -51,7 +51,7 @@ class Cache:
         storage_options: Backend settings as fsspec users write them, or a `StorageOptions` value.
         eviction_policy: Who goes first when room is needed: `'lru'`, `'fifo'`, `'lfu'` or `'belady'`; None: as it is.
         on_cache_error: With a broken (not: a full) cache, `'raise'`, or `'bypass'` it: read past it, to private files.
-        min_free_bytes: So much of the directory's file system stays free, whoever fills it. A count or a text.
+        min_free_bytes: So much of the directory's file system stays free, whatever fills it. A count or a text.
         cache_namespace: A text that parts what different users see under one URL (docs/cache.md); None: nothing to part.
         verify_reads: `'crc'`: compare each file with its checksum before its first use by this process; `'never'`.
         create: False: refuse a directory that is not a cache yet.

@@ -1,4 +1,4 @@
-"""A cache directory as this process sees it: one object per directory, whoever uses it."""
+"""A cache directory as this process sees it: one object per directory, for all its users."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _turn_of(identity: _Identity) -> Iterator[None]:
 
 
 def _settle(store: CacheDirectory) -> None:
-    """Give back what the dead held, as nobody: who only looks is no owner, and has no say in the limit; see to a restart."""
+    """Give back what the dead held, without an owner: a process that only looks has no say in the limit. See to a restart."""
     for is_last in (False, True):
         try:
             rebuild.learn_unit(store.ledger, store.disk)
@@ -124,7 +124,7 @@ def _settle(store: CacheDirectory) -> None:
 def _close(store: CacheDirectory) -> None:
     database = store.ledger.database
     try:
-        with contextlib.suppress(CacheError):  # what cannot be written off is reaped by whoever comes next
+        with contextlib.suppress(CacheError):  # what cannot be written off is reaped by the next process
             store.acquirer.close()
         database.close()
     except BaseException:  # of a handler, as something waited for another process: that one would let us wait again

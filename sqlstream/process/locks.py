@@ -79,7 +79,7 @@ _fork = _Fork()
 def fork_guard() -> threading.RLock:
     """Return the process mutex: held, no other thread forks, or opens or closes a guarded descriptor. The innermost lock.
 
-    Ask for it anew each time (`with fork_guard():`): a forked child gets another one. Whoever makes objects in it that the
+    Ask for it anew each time (`with fork_guard():`): a forked child gets another one. Code that makes objects in it that the
     garbage collector looks at is in a section, too: else a finalizer may wait for a thread that wants the guard.
     """
     if os.getpid() != _pid:
@@ -248,7 +248,7 @@ def adopt_descriptor(fd: int) -> int:
 def raise_descriptor(fd: int) -> int:
     """Return a recorded descriptor in place of `fd`, of a high number: of a dying process's files, it is closed among the last.
 
-    The kernel closes them in the order of their numbers: whoever finds this one's lock free knows that the others are closed.
+    The kernel closes them in the order of their numbers: once this one's lock is free, the others are closed.
     """
     with fork_guard():
         soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -304,7 +304,7 @@ def is_locked(fd: int) -> bool:
 def open_shared(path: str | os.PathLike[str]) -> int | None:
     """Return a descriptor that marks the file at `path` as in use until it is closed; None when the file is gone.
 
-    Whoever wants to remove the file tries its exclusive lock (`try_lock`), and leaves it alone when that is refused.
+    A process that wants to remove the file tries its exclusive lock (`try_lock`), and leaves it alone when that is refused.
     """
     try:
         fd = open_descriptor(path, os.O_RDONLY)

@@ -123,7 +123,7 @@ class FaultyHttpServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Stop serving, close every connection, and wait for the threads that answered: whoever counts threads sees none."""
+        """Stop serving, close every connection, and wait for the threads that answered: tests count threads."""
         assert self._server is not None
         assert self._thread is not None
         self._server.stopping.set()

@@ -1,8 +1,8 @@
 """The promises of a cache directory, checked from outside: what the ledger says against what the disk holds.
 
 L1 charged ≥ bytes on disk. L2 charged ≤ limit. L3 totals equal the sums. L4 a file in data/ is complete. L5 a pinned file is
-there. L6 at most one live leader per key. L7 at rest, after reaping, charged equals the disk. (L8, nobody waits for room while
-holding pins of unyielded samples, is a property of processes; it shows as a deadlock.)
+there. L6 at most one live leader per key. L7 at rest, after reaping, charged equals the disk. (L8, no process waits for room
+while it holds pins of unyielded samples, is a property of processes; it shows as a deadlock.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_invariants(directory: str | os.PathLike[str], *, at_rest: bool = False
 
     Args:
         directory: The cache directory.
-        at_rest: Nobody uses it any more: reap first, then L7 must hold, too.
+        at_rest: No process uses it any more: reap first, then L7 must hold, too.
     """
     found = violations(directory, at_rest=at_rest)
     assert not found, f"{directory}: " + "; ".join(found)

@@ -6,11 +6,11 @@ import random
 import socket
 
 _PORTS = range(20_000, 32_000)
-"""Below those that Linux gives to whoever connects or asks for any: nobody takes one between our look and the server's."""
+"""Below those that Linux gives out by itself: none is taken between the look and the server's start."""
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens on.
+    """Return a port of 127.0.0.1 that no server listens on.
 
     Raises:
         OSError: There is none to be found.

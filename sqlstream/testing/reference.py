@@ -1,4 +1,4 @@
-"""The cache's account as one would keep it if nothing ever failed and nobody ever raced: dicts and sums, obviously right.
+"""The cache's account as one would keep it if nothing ever failed and no two processes raced: dicts and sums, obviously right.
 
 It does not choose whom to evict (policies are data, and several are right); it says what may be evicted, what must fit, and
 what is there afterwards. A model test drives a real cache and this one side by side and compares.
@@ -70,7 +70,7 @@ class ReferenceLedger:
         return {key for (pinner, key) in self._pins if owner in (None, pinner)}
 
     def evictable(self) -> set[str]:
-        """Return what may go: whole, and pinned by nobody."""
+        """Return what may go: whole, and pinned by no owner."""
         return self.ready.keys() - self.pinned()
 
     def fits(self, charges: Mapping[str, int]) -> bool:
@@ -88,7 +88,7 @@ class ReferenceLedger:
         self.limits[owner] = limit_bytes
 
     def leave(self, owner: str) -> None:
-        """An owner goes, in order or by a kill: nothing of it is left but its limit, until somebody comes."""
+        """An owner goes, in order or by a kill: nothing of it is left but its limit, until another owner comes."""
         self._limit_at_rest = self.limits.pop(owner)
         self._pins = {pin: count for pin, count in self._pins.items() if pin[0] != owner}
         for key in [key for key, leader in self.filling.items() if leader == owner]:

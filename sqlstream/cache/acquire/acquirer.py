@@ -3,7 +3,7 @@
 What is here is pinned, what is not is led by one process of the node. Others that find a download under way look at its
 part's lock: the death of a leader (and its helper) frees it, and the next acquirer takes over with a new part.
 
-Nobody waits for room while it keeps anything from others: before waiting, a process gives up what it prefetched and then
+No process waits for room while it keeps room from others: before waiting, a process gives up what it prefetched and then
 what it retained; and a process that sleeps in its trainer does the same when it sees others in line (`_watch_others`).
 """
 
@@ -97,7 +97,7 @@ class Acquirer:
     ) -> Sequence[AnyHold]:
         """Return holds on the longest prefix of `groups` (the objects of one sample each) for which there is room now.
 
-        With `for_reading`, the caller only reads the files between claim and release, and gives their paths to nobody: where
+        With `for_reading`, the caller only reads the files between claim and release, and hands no path out: where
         all objects are here and the cache is far from full, no transaction is needed (`ReadHold`).
         """
         if for_reading and not self._expects_misses and (holds := self._read_hits.acquire(groups, fetcher)) is not None:
@@ -122,7 +122,7 @@ class Acquirer:
         """Return a hold on one sample's objects, waiting for room if need be; for `for_reading` see `acquire`.
 
         Raises:
-            CacheFullError: Nobody gave room back in time.
+            CacheFullError: No process gave room back in time.
         """
         if for_reading and (holds := self._read_hits.acquire([group], fetcher)) is not None:
             self._background.wake()

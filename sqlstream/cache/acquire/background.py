@@ -174,7 +174,7 @@ class BackgroundThread:
                 return
 
     def _ends(self) -> bool:
-        """Return whether nobody has woken us: the thread ends, and the next wake starts another one."""
+        """Return whether there was no wake: the thread ends, and the next wake starts another one."""
         with self._state:
             if self._is_awake.is_set():
                 return False

@@ -1,4 +1,4 @@
-"""What `on_cache_error="bypass"` does: objects that a broken cache cannot take are brought to private files.
+"""What `on_cache_error="bypass"` does: objects that a broken cache cannot take are downloaded to private files.
 
 A private file belongs to the hold on it and goes with it. So a failing disk, a ledger that cannot be rebuilt or a directory
 that is gone stops no step that can read remotely. That the cache is full is no fault of it: `CacheFullError` is raised as ever.
@@ -42,7 +42,7 @@ class _Awaited:
 
     file: PrivateFile
     hold: weakref.ref[Hold]
-    """Dropped by whoever waited: then only the file is closed."""
+    """The waiting thread has dropped it: then only the file is closed."""
 
 
 class Bypass:
@@ -98,7 +98,7 @@ class Bypass:
             self.note(error)
 
     def close(self) -> None:
-        """Remove all private files: nobody uses the cache any more."""
+        """Remove all private files: the last user has closed the cache."""
         self._remove()
 
     def join(self, directory: str) -> None:
@@ -152,7 +152,7 @@ class Bypass:
         return False
 
     def write(self, tx: LedgerTransaction, *, is_flush: bool) -> None:  # noqa: ARG002 - one row, whatever the occasion
-        """Count what was brought past the cache."""
+        """Count objects that were read past the cache."""
         self._num_counting = self._num_objects
         tx.count({"bypassed": self._num_counting})
 

@@ -1,7 +1,7 @@
 """The objects that this process leads: their parts, their way through the helper, their publication.
 
-`start` runs in whoever acquires, the rest in the fetcher's receiver thread. A whole object is renamed to data/ and handed to
-the samples of this process at once; that its row becomes ready is deferred to the next transaction of this process, so that
+`start` runs in a thread that acquires, the rest in the fetcher's receiver thread. A whole object is renamed to data/ and handed
+to the samples of this process at once; that its row becomes ready is deferred to the next transaction of this process, so that
 publishing costs none of its own (others who wait for it see the renamed file). Until then its part stays locked.
 
 A download never waits for room. One that turns out larger than its reservation extends it in place; if that fails, it is
@@ -63,7 +63,7 @@ class Downloads:
         locks.call_after_fork(self)
 
     def after_fork_in_child(self) -> None:
-        """Leads, and whoever waits for them, stay with the parent."""
+        """Leads, and the threads that wait for them, stay with the parent."""
         self.leads: dict[bytes, Lead] = {}
         self._by_ticket: dict[str, Lead] = {}
         self.sizes = Sizes(self._disk)
@@ -125,7 +125,7 @@ class Downloads:
                 for lead in theirs:
                     del unsent[lead]
         finally:
-            if unsent:  # Ctrl-C: nobody would ever hear of them again
+            if unsent:  # Ctrl-C: no event would ever come for them
                 self._end(failed=dict.fromkeys(unsent))
 
     def cancel(self, fetcher: Fetcher) -> None:

@@ -4,11 +4,12 @@
          └────────────── revoke ────────────────┴───────────^
 
 A prefetched hold may be revoked at any time (its sample is then acquired again), a retained one when others need room; one
-in use never. That is how nobody waits for room while somebody else sleeps on pins that he does not use. A hold that is
+in use never. So no process waits for room while another one sleeps on pins that it does not use. A hold that is
 dropped without a release (Ctrl-C between two steps) is released when Python forgets it.
 
 A `Hold` pins in the ledger. A `ReadHold` pins nothing until it is claimed, and from then on by a lock of the kernel on each
-file: for samples whose objects are all here, and whose paths nobody gets. Retained, it becomes one that pins in the ledger.
+file: for samples whose objects are all here, and whose paths are not handed out. Retained, it becomes one that pins in the
+ledger.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ class Holds:
             owner = self.owner.id
             while released:
                 hold = released.popleft()
-                # Else it was released twice, pinned by our parent, or the collector of cycles has told of it already.
+                # Else it was released twice, pinned by our parent, or the collector of cycles has noted it already.
                 if self._watched.pop(hold.number, None) is not None and hold.owner == owner:
                     keys += hold.charges
                     held_bytes += hold.num_bytes
@@ -215,7 +216,7 @@ class Holds:
     def release(self, hold: AnyHold) -> None:
         """Give a hold's pins back; they reach the ledger with the next transaction. Safe to call twice.
 
-        One in use, which nobody else may touch, is only noted: one atomic step, no lock, and Ctrl-C comes before or after it.
+        One in use, which no other thread may touch, is only noted: one atomic step, no lock; Ctrl-C comes before or after it.
         """
         if isinstance(hold, ReadHold):
             hold.close()

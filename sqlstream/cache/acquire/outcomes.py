@@ -44,7 +44,7 @@ class Lead:
         """Tell the samples that wait for it how it ended."""
         for reference in self.waiting:
             hold = reference()
-            if hold is None or hold.files is not None:  # dropped, or brought past the cache
+            if hold is None or hold.files is not None:  # dropped, or downloaded past the cache
                 continue
             if charge is not None:
                 holdings.arrive(hold, self.ref.key, charge)
@@ -95,7 +95,7 @@ class Outcomes(NamedTuple):
         if self.whole:
             tx.publish(self.whole.values())
         for lead in self.failed:
-            if disk.remove_part(lead.part.name):  # else it stays counted, until somebody can reap it
+            if disk.remove_part(lead.part.name):  # else it stays counted, until a process can reap it
                 tx.remove_filling(lead.ref.key, lead.part.name)
         errors = {lead: error for lead, error in self.failed.items() if error is not None}
         if errors:

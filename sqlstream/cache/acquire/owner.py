@@ -70,7 +70,7 @@ class Owner:
         self.limit_bytes: int | None = None
         """The smallest limit that a user in this process gave, `NO_LIMIT` among them; None: none was given."""
         self._policy: str | None = None
-        """The eviction policy that somebody in this process asked for by name."""
+        """The eviction policy that a user in this process asked for by name."""
         self.is_closed = False
         self._fd: int | None = None
         self._deferred: list[Deferred] = []
@@ -136,7 +136,7 @@ class Owner:
             current = standing(tx).policy.name
         if current != name:
             logger.warning(
-                "the cache %s evicts by %s, which somebody who uses it asked for: eviction_policy=%r takes effect when it is "
+                "the cache %s evicts by %s, which another user of it asked for: eviction_policy=%r takes effect when it is "
                 "opened after that one has ended",
                 self._disk.root,
                 current,
@@ -177,7 +177,7 @@ class Owner:
     def transaction(self, *, is_flush: bool = False) -> Iterator[LedgerTransaction]:
         """Run the body in the ledger as this owner: registered, what was deferred written first, and its pins last.
 
-        They are written once, or once more before whoever must know all pins reads them (`LedgerTransaction.pinned`).
+        They are written once, or once more before a transaction reads all pins (`LedgerTransaction.pinned`).
         """
         with locks.uninterrupted():
             if self.is_closed:
@@ -212,7 +212,7 @@ class Owner:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether anything waits for a transaction, whoever needs it."""
+        """Whether anything waits for a transaction."""
         self.collect()
         return self.num_changes != self.num_committed or any(work.is_waiting for work in self._deferred)
 
@@ -256,7 +256,7 @@ class Owner:
                     recover.reap_owners(tx, self._disk)  # else the limit that stays with the last row would be one of the dead
                     self._disk.remove_owner(self.id)
                     tx.remove_owners([self.id])
-            finally:  # without its file locked, whoever comes next reaps what is left of us
+            finally:  # without its file locked, the next process reaps what is left of this one
                 for work in self._deferred:
                     work.give_up()
                 if self._fd is not None:

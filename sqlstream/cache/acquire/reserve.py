@@ -108,7 +108,7 @@ class AcquireTransaction:
                     refs = tuple({ref.key: ref for ref in group}.values())
                 num_bytes = sum(charges.values())
                 held_bytes += num_bytes
-                if held_bytes > share_bytes and held_bytes > num_bytes:  # whoever holds nothing may have one
+                if held_bytes > share_bytes and held_bytes > num_bytes:  # a process that holds nothing may have one
                     break
                 holds.append(Hold(refs, owner, charges, NOTHING, num_bytes))
         self.holdings.add(holds)
@@ -195,7 +195,7 @@ class AcquireTransaction:
         )
 
     def _append_bare(self, hold: Hold) -> None:
-        """A hold that pins nothing: whoever claims it finds out why."""
+        """Append a hold that pins nothing: its claim raises the error."""
         self.room = Room.ENOUGH
         hold.refs, hold.charges, hold.outstanding = (), {}, NOTHING
         self.holdings.add([hold])

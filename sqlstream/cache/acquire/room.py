@@ -48,7 +48,7 @@ class Room(Enum):
     AGAIN = auto()
     """Progress was made, but one transaction may not do more: commit, then ask again."""
     NONE = auto()
-    """Everything left is pinned or on its way: somebody must give something back first."""
+    """Everything left is pinned or on its way: a process must give something back first."""
 
 
 def make_room(
@@ -69,7 +69,7 @@ def make_room(
         need_bytes: What is to be counted.
         owner: Who asks.
         keep: Keys that are about to be pinned in this transaction.
-        in_line: Leave room for owners that have waited longer; False for whoever has waited long enough.
+        in_line: Leave room for owners that have waited longer; False for a process that has waited long enough.
         free_space: What must stay free; None: nothing.
     """
     account = tx.account()
@@ -112,7 +112,7 @@ def evict(tx: LedgerTransaction, disk: Disk, num_bytes: int, *, keep: Set[bytes]
         gone = recover.remove(tx, disk, free, num_bytes=num_bytes, at_most=MAX_EVICTIONS)
         if gone or len(rows) < width or width >= MAX_LOOKED_AT:
             break
-        width *= 4  # somebody reads all of these, or they cannot be removed: look further
+        width *= 4  # all of these are read, or cannot be removed: look further
     freed = sum(row.charged_bytes for row in gone)
     tx.count({"evictions": len(gone), "evicted_bytes": freed})
     return freed

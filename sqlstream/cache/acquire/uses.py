@@ -96,7 +96,7 @@ class UsageLog:
             self.write_now(tx)
 
     def write_now(self, tx: LedgerTransaction) -> None:
-        """Write them, once a transaction: whoever evicts must know what this process used."""
+        """Write them, once a transaction: a process that evicts must know what this one used."""
         if self._is_written:
             return
         self._gather()

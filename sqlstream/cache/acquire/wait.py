@@ -47,7 +47,7 @@ class RoomQueue:
         locks.call_after_fork(self)
 
     def after_fork_in_child(self) -> None:
-        """Nobody waits in the child."""
+        """No thread waits in the child."""
         self._places: weakref.WeakSet[Ticket] = weakref.WeakSet()
         self._is_entered = False
 
@@ -71,7 +71,7 @@ class RoomQueue:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the ledger says that we wait and nobody does (Ctrl-C between two steps)."""
+        """Whether the ledger says that this process waits, and no thread does (Ctrl-C between two steps)."""
         return self._is_entered and not self._need_bytes
 
     def leave_if_nobody_waits(self, tx: LedgerTransaction) -> None:
@@ -190,7 +190,7 @@ class DownloadWaiter:
         if size_bytes is not None:  # whole and renamed, its row follows; our pin is on it already
             self._holdings.arrive(hold, key, self._disk.unit.charge(size_bytes))
         elif not is_live:
-            hold.is_void = True  # its leader gave up or died: whoever acquires next leads
+            hold.is_void = True  # its leader gave up or died: the next process that acquires it leads
 
 
 def wait_for_change(ledger: Ledger, downloads: Downloads) -> None:

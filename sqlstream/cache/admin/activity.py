@@ -21,7 +21,7 @@ from sqlstream.errors import CacheDamagedError, CacheDirectoryError, MigrationEr
 from sqlstream.process import locks
 
 BUSY_SECONDS = 5
-"""How long to wait for somebody who opens or closes the ledger; both take milliseconds."""
+"""How long to wait for a process that opens or closes the ledger; both take milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +33,12 @@ class OwnerActivity:
     host: str
     name: str
     is_alive: bool
-    """False: it died, and nobody has needed what it held."""
+    """False: it died, and no process has needed what it held."""
     limit_bytes: int | None
     pinned_entries: int
     pinned_bytes: int
     waiting_bytes: int | None
-    """What it waits for; None: it does not wait for room."""
+    """Room that it waits for; None: it does not wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +47,11 @@ class DownloadActivity:
 
     url: str
     pid: int | None
-    """Who leads it; None: nobody any more, or the system does not tell."""
+    """The process that downloads it; None: none any more, or the system does not tell."""
     received_bytes: int
-    """What has arrived, in whole pages."""
+    """Bytes that have arrived, in whole pages."""
     reserved_bytes: int
-    """What is counted for it: its size where that is known, rounded up to whole blocks."""
+    """Bytes counted for it: its size where that is known, rounded up to whole blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class CacheActivity:
     entries: int
     pinned_entries: int
     pinned_bytes: int
-    """What is pinned, each entry once."""
+    """Bytes of pinned entries, each counted once."""
     hits: int
     misses: int
     evictions: int
@@ -103,7 +103,7 @@ def look(directory: Path) -> CacheActivity:
 def _reader(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection that cannot write, on one state of the ledger.
 
-    Without a WAL nobody has the ledger open: then it is read as it lies there, for SQLite would make that file to read it.
+    Without a WAL no process has the ledger open: then it is read as it lies there, for SQLite would make that file to read it.
     """
     mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "mode=ro&immutable=1"
     with contextlib.closing(

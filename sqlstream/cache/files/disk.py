@@ -123,7 +123,7 @@ class Disk:
         return FileIdentity(status.st_ino, status.st_ctime_ns)
 
     def remove_data(self, key: bytes, ext: str) -> bool:
-        """Unlink an entry's file, unless somebody reads it under a lock; True when nothing is left. Its row goes after it."""
+        """Unlink an entry's file, unless a process reads it under a lock; True when nothing is left. Its row goes after it."""
         path = self.data_path(key, ext)
         try:
             return locked_files.unlink_unread(path, is_ours=self._published.get(key.hex()) == os.getpid())
@@ -137,7 +137,7 @@ class Disk:
         return True
 
     def is_read(self, key: bytes, ext: str) -> bool:
-        """Return whether somebody reads an entry's file under a lock."""
+        """Return whether a process reads an entry's file under a lock."""
         return locked_files.is_read(self.data_path(key, ext))
 
     def announce_removal(self, removed: Sequence[bytes]) -> None:
@@ -238,11 +238,11 @@ class Disk:
         return locked_files.is_locked(f"{self._part}/{name}")
 
     def part_holder(self, name: str) -> int | None:
-        """Return the pid of a part's leader, None where nobody has it or the system does not tell."""
+        """Return the pid of a part's leader, None where no process has it or the system does not tell."""
         return locks.lock_holder(f"{self._part}/{name}")
 
     def remove_dead_part(self, name: str) -> None:
-        """Unlink a part that has no row, unless somebody holds it: it may have been created a moment ago."""
+        """Unlink a part that has no row, unless a process holds it: it may have been created a moment ago."""
         locked_files.unlink_unlocked(f"{self._part}/{name}")
 
     def part_bytes(self, name: str) -> int:
@@ -288,7 +288,7 @@ class Disk:
         return None
 
     def remove_dead_owner(self, owner: str) -> None:
-        """Unlink an owner file that has no row, unless somebody holds it; only under the write lock."""
+        """Unlink an owner file that has no row, unless a process holds it; only under the write lock."""
         locked_files.unlink_unlocked(f"{self._owners}/{owner}")
 
     def owner_is_live(self, owner: str) -> bool:

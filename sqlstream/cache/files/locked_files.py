@@ -14,7 +14,7 @@ from sqlstream.process import locks
 
 
 def create_locked(path: str) -> int | None:
-    """Return a descriptor on a new file, locked; None when somebody locked or took the file in between."""
+    """Return a descriptor on a new file, locked; None when another process locked or took the file in between."""
     fd = locks.open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     if locks.try_lock(fd) and os.fstat(fd).st_nlink > 0:
         return fd
@@ -35,7 +35,7 @@ def open_note(path: str, on_full: Callable[[], None]) -> int:
 
 
 def unlink_unlocked(path: str) -> None:
-    """Unlink a file while holding its lock, so that whoever creates and locks it notices."""
+    """Unlink a file while holding its lock, so that a process that creates and locks it notices."""
     with locks.uninterrupted(), contextlib.suppress(FileNotFoundError):
         fd = locks.open_descriptor(path, os.O_RDWR)
         try:
@@ -64,7 +64,7 @@ def unlink_unread(path: str, *, is_ours: bool) -> bool:
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENXIO):
                 raise
-            os.unlink(path)  # a link or a socket: nobody reads it as an object
+            os.unlink(path)  # a link or a socket: no reader takes it for an object
             return True
         try:
             is_free = locks.try_lock(fd)
@@ -76,7 +76,7 @@ def unlink_unread(path: str, *, is_ours: bool) -> bool:
 
 
 def is_locked(path: str) -> bool | None:
-    """Return whether somebody holds the lock of the file at `path`; None when there is no file."""
+    """Return whether any process holds the lock of the file at `path`; None when there is no file."""
     with locks.uninterrupted(), contextlib.suppress(FileNotFoundError):
         fd = locks.open_descriptor(path, os.O_RDWR)
         try:
@@ -87,7 +87,7 @@ def is_locked(path: str) -> bool | None:
 
 
 def is_read(path: str) -> bool:
-    """Return whether somebody reads a data file under a lock."""
+    """Return whether any process reads a data file under a lock."""
     with locks.uninterrupted(), contextlib.suppress(OSError):
         fd = locks.open_descriptor(path, os.O_RDWR | os.O_NONBLOCK)
         try:

@@ -25,13 +25,14 @@ class ReadLockPool:
         self.data = data
         self.was_missed = was_missed
         self.unused: list[read_locks.ReadLocks] = []
-        """Nobody's locks, none of them on a file: to be taken by the next claim."""
+        """Locks without a user, none of them on a file: the next claim takes them."""
 
 
 class ReadHold:
     """Objects of one sample that were all here when it was planned; claimed, it keeps them there by locks on their files.
 
-    It pins nothing, and nobody counts it; what of it reads like a `Hold` is what those need who wait for both and read them.
+    A read hold has no row in the ledger; the shared lock on the file keeps it from eviction. It has those attributes of a
+    `Hold` that waiting and reading need.
 
     Args:
         refs: Its objects.
@@ -62,7 +63,7 @@ class ReadHold:
 
     @property
     def open_files(self) -> Mapping[str, tuple[int, int]]:
-        """Descriptor and size by path, from the claim to the release: whoever reads an object need not open it again."""
+        """Descriptor and size by path, from the claim to the release: a reader of the object need not open it again."""
         return _NO_FILES if self._locks is None else self._locks.files
 
     def claim(self) -> bool:

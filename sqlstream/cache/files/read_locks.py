@@ -19,7 +19,7 @@ _read: dict[int, tuple[weakref.ref[ReadLocks], list[int]]] = {}
 
 
 class ReadLocks:
-    """Files, open for reading, that nobody removes meanwhile: whoever wants to tries their exclusive lock first (`try_lock`).
+    """Files, open for reading, that no process removes meanwhile: it tries their exclusive lock first (`try_lock`).
 
     The kernel gives them back when the process dies, Python when it forgets this, and a forked child closes its copies. To be
     used again and again: a new one takes longer than to open a file. Opening and closing run in C from the system call to the
@@ -45,7 +45,7 @@ class ReadLocks:
             size_bytes: What it must have.
 
         Returns:
-            False if it cannot be opened, is something else than such a plain file, or somebody removes it.
+            False if it cannot be opened, is something else than such a plain file, or a process removes it.
         """
         fds = self._fds
         opening = map(os.open, (path,), (_READ_PLAIN,))  # in the guard, no object is made that the garbage collector looks at

@@ -10,7 +10,7 @@ Promises:
 - The same lock keeps commits and checkpoints apart, which avoids SQLite's WAL-reset bug (before 3.51.3).
 - A connection is never carried over a fork: the child leaks it on purpose and opens its own.
 - A damaged file is renamed aside and filled anew by its owner, under the write lock and the marker REBUILD: while that file
-  exists, whoever opens the ledger starts the rebuild again.
+  exists, the next process that opens the ledger starts the rebuild again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who goes first: uses noted in the touch log, drained into the entries' ranks by whoever needs room. SQL only.
+"""Who goes first: uses noted in the touch log, drained into the entries' ranks by the process that needs room. SQL only.
 
 A hit writes no entry: a window of uses is one row of `touch` (updates in place cost ten times the pins). `belady` adds
 8 bytes a key: when it is used next, on a clock that counts the uses of this cache.
@@ -41,7 +41,7 @@ def standing(tx: LedgerTransaction) -> EvictionState:
 
 
 def choose(tx: LedgerTransaction, owner: str, wish: str | None) -> str:
-    """Note which policy an owner asks for, put it in force if nobody objects, and return the one in force."""
+    """Note which policy an owner asks for, put it in force if no other owner objects, and return the one in force."""
     execute = tx.connection.execute
     current = str(execute("SELECT policy FROM meta").fetchone()[0])
     rival = execute("SELECT 1 FROM owner WHERE policy IS NOT NULL AND id <> ?", (owner,)).fetchone()

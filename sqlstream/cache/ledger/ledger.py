@@ -122,7 +122,7 @@ class LedgerTransaction:
         )
 
     def extend(self, key: bytes, part: str, charged_bytes: int) -> bool:
-        """Set the charge of an object on its way; False when nobody counts it."""
+        """Set the charge of an object on its way; False when it has no row."""
         sql = "UPDATE entry SET charged_bytes = ? WHERE key = ? AND part = ?"
         return self._execute(sql, (charged_bytes, key, part)).rowcount == 1
 
@@ -142,7 +142,7 @@ class LedgerTransaction:
         self.connection.executemany("DELETE FROM entry WHERE key = ?", [(key,) for key in keys])
 
     def remove_filling(self, key: bytes, part: str) -> None:
-        """Uncount an object on its way, unless somebody else leads it by now."""
+        """Uncount an object on its way, unless another process leads it by now."""
         self._execute("DELETE FROM entry WHERE key = ? AND part = ?", (key, part))
 
     def enter_files(self, found: Mapping[Publication, int]) -> None:

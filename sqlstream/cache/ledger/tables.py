@@ -126,7 +126,7 @@ class HostModel(Base):
 
 
 class FailureModel(Base):
-    """A URL that could not be brought, or a row that gave no sample, and how often."""
+    """A URL that could not be downloaded, or a row that gave no sample, and how often."""
 
     __tablename__ = "failure"
     __table_args__ = ({"sqlite_with_rowid": False, "sqlite_strict": True},)

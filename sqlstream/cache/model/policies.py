@@ -35,7 +35,7 @@ class Policy:
 
 _NONE_IS_KNOWN = "-9223372036854775808"
 _PASSED_LONG_AGO = "min(0, (SELECT entries FROM totals) - (SELECT uses FROM meta))"
-"""A forecast that passed by as many uses as the cache has entries: whoever gave it has stopped, or reads far slower."""
+"""A forecast that passed by as many uses as the cache has entries: its process has stopped, or reads far slower."""
 POLICIES = {
     policy.name: policy
     for policy in (

@@ -81,7 +81,7 @@ def reconcile(ledger: Ledger, disk: Disk) -> None:
         recorded, newest = tx.boot_id(), tx.newest()
         if recorded == current or not current:
             return
-        for row in tx.fillings():  # nobody of that boot lives; a renamed file may be torn
+        for row in tx.fillings():  # no process of that boot lives; a renamed file may be torn
             if not disk.part_is_live(row.part or ""):
                 disk.remove_data(row.key, row.ext)
                 recover.settle_filling(tx, disk, row)

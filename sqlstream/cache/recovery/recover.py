@@ -47,12 +47,12 @@ def reap(tx: LedgerTransaction, disk: Disk) -> int:
 def remove(
     tx: LedgerTransaction, disk: Disk, rows: Sequence[EntryRow], *, num_bytes: int | None = None, at_most: int | None = None
 ) -> list[EntryRow]:
-    """Remove files, then their rows, and return those that are gone; in a transaction that decided that nobody pins them.
+    """Remove files, then their rows, and return those that are gone; in a transaction that saw that no owner pins them.
 
     Args:
         tx: That transaction.
         disk: Where the files are.
-        rows: What may go, in this order; what somebody reads under a lock is left.
+        rows: What may go, in this order; what a process reads under a lock is left.
         num_bytes: Stop when so many charged bytes are gone; None: remove all.
         at_most: Stop after so many files.
     """
@@ -92,7 +92,7 @@ def quarantine(tx: LedgerTransaction, disk: Disk, key: bytes, owner: str | None)
 
 
 def settle_removal(tx: LedgerTransaction, disk: Disk) -> int:
-    """Uncount files that somebody unlinked before it died; return how many."""
+    """Uncount files that a process unlinked before it died; return how many."""
     rows = tx.find(disk.read_removal()).values()
     pinned = tx.pinned()
     ghosts = [row.key for row in rows if row.is_ready and row.key not in pinned and disk.data_size(row.key, row.ext) is None]
