@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -275,6 +276,10 @@ class StreamingDataset(RunState, ByRow, IterableDataset[Sample]):
         own = self._pipeline.options
         retained_samples = max(options.num_under_way, own.least_retained)
         self._pipeline.options = replace(own, retained_samples=retained_samples, is_retention_known=True)
+
+    def handover_of(self, loader: object) -> contextlib.AbstractContextManager[None]:
+        """Have workers that start in the body keep the paths of this loader's batches (`StreamingDataLoader` calls this)."""
+        return self._pipeline.handover_of(loader)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

@@ -151,7 +151,8 @@ class StreamingDataLoader(DataLoader[Sample]):
         schedule.is_announced = True
         self.collate_fn = _CollateWithPlace(self._packing or _quicker(collate_fn), schedule, loan)
         try:
-            batches = super().__iter__()
+            with self.dataset.handover_of(self) if self.num_workers else contextlib.nullcontext():
+                batches = super().__iter__()
         finally:
             schedule.is_announced, self.collate_fn, self.dataset.packing = False, collate_fn, None
         if self._accelerated is not None:

@@ -24,7 +24,7 @@ from sqlstream.stream.engine.row_source import IndexRows, RowSource
 from sqlstream.stream.engine.slots import KnownObjects, RowJudge, RowReader
 from sqlstream.stream.engine.stored_samples import CachedChain
 from sqlstream.stream.plain_loader import warn_of_paths
-from sqlstream.stream.transport.handover import Handover
+from sqlstream.stream.transport.handover import Handover, LoaderHandovers
 from sqlstream.transforms.base import Transform
 
 TEXT_TYPES = frozenset(("string", "large_string", "string_view"))
@@ -50,6 +50,7 @@ class Pipeline:
     num_iterating: int = field(default=0, compare=False)
     handover: Handover | None = field(default=None, compare=False)
     """Where DataLoader workers leave their pins as they end; None: none has any."""
+    loader_handovers: LoaderHandovers = field(default_factory=LoaderHandovers, compare=False)
     worker_engine: Engine | None = field(default=None, compare=False)
     """A DataLoader worker's engine: it outlives an iteration, with what it has prepared for the next one."""
 
@@ -89,6 +90,17 @@ class Pipeline:
         engine.close(release_kept=not is_worker)
         if not is_worker and not self.num_iterating:
             self.cache.rest()
+
+    @contextlib.contextmanager
+    def handover_of(self, loader: object) -> Iterator[None]:
+        """Have the workers that start in the body leave their pins apart from those of other loaders."""
+        shared = self.handover
+        if shared is not None:
+            self.handover = self.loader_handovers.of(loader) or shared
+        try:
+            yield
+        finally:
+            self.handover = shared
 
     def make_engine(self, num_retained: int, note_given_up: Callable[[], None] | None = None) -> Engine:
         """Return an engine that keeps the paths of `num_retained` samples valid, noting when it gives one up beyond these."""
@@ -133,6 +145,7 @@ class Pipeline:
         """Give everything back."""
         if self.handover is not None:
             self.handover.close()
+        self.loader_handovers.close()
         self.cache.close()
         self.index.close()
 

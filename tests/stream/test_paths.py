@@ -101,6 +101,30 @@ def test_what_ended_workers_left_goes_with_the_next_iteration_and_with_the_datas
         assert cache.statistics().entries == 0
 
 
+def test_what_the_workers_of_one_loader_left_stays_when_another_begins(photos: Photos, tmp_path: Path) -> None:
+    with open_photos(photos, tmp_path / "cache") as dataset:
+
+        def new_loader() -> StreamingDataLoader:
+            return StreamingDataLoader(dataset, batch_size=4, num_workers=1, multiprocessing_context="fork", collate_fn=paths)
+
+        def num_ended() -> int:
+            return [owner.pid for owner in dataset.cache.statistics().owners].count(0)
+
+        one, other = new_loader(), new_loader()
+        *_, last = one
+        list(other)
+        assert num_ended() == 2
+        dataset.cache.clear()
+        assert all(map(os.path.exists, last))
+        list(one)
+        assert num_ended() == 2, "what it left before is gone"
+        del one
+        gc.collect()
+        assert num_ended() == 2, "its last batch may be in hand"
+        list(other)
+        assert num_ended() == 1
+
+
 def test_a_rebuilt_ledger_still_has_what_ended_workers_left(photos: Photos, tmp_path: Path) -> None:
     with open_photos(photos, tmp_path / "cache") as dataset:
         loader = StreamingDataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context="fork", collate_fn=paths)

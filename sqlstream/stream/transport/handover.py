@@ -4,7 +4,8 @@ A worker pins what it gave away, as one owner of the cache, which lives for as l
 ends, it sends a duplicate of that descriptor into a socket that the trainer has had since the dataset was made. The trainer
 need not read it: the kernel keeps what lies in the socket open, and closes it with the socket, whatever the trainer dies of. So
 one way serves every kind of loader and start of workers, and nothing of the trainer's runs. The workers of the next iteration
-throw away what those of earlier ones have sent; so does the trainer when the dataset is closed or forgotten.
+throw away what those of earlier ones have sent; so does the trainer when the dataset is closed or forgotten. Each
+StreamingDataLoader has a socket of its own; torch's own loaders of a dataset share one, since a worker cannot tell them apart.
 
 A worker that is killed sends nothing: its batches are lost, too. Rejected: to hand pins over in the ledger, to an owner of the
 trainer's, which has none in an iteration; and a read lock for each file, which takes a descriptor each.
@@ -114,6 +115,39 @@ class Handover:
     def close(self) -> None:
         """Let all go that ended workers have left."""
         self._close()
+
+
+class LoaderHandovers:
+    """One `Handover` for each loader of a dataset that says which it is: the workers of one let nothing of another's go.
+
+    That of a loader which was forgotten stays until the next iteration of any: its last batch may be in hand.
+    """
+
+    def __init__(self) -> None:
+        self._of: list[tuple[weakref.ref[object], Handover]] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Workers have the one that they leave their pins in."""
+        return (LoaderHandovers, ())
+
+    def of(self, loader: object) -> Handover | None:
+        """Return a loader's, as it begins an iteration; None where there are no descriptors left."""
+        living: list[tuple[weakref.ref[object], Handover]] = []
+        for reference, handover in self._of:
+            if reference() is None:
+                handover.close()
+            else:
+                living.append((reference, handover))
+        self._of = living
+        found = next((handover for reference, handover in living if reference() is loader), None)
+        if found is None and (found := Handover.new()) is not None:
+            living.append((weakref.ref(loader), found))
+        return found
+
+    def close(self) -> None:
+        """Let all go that ended workers have left."""
+        while self._of:
+            self._of.pop()[1].close()
 
 
 def _attached(sender: Any, receiver: Any) -> Handover:
