@@ -310,8 +310,12 @@ def open_shared(path: str | os.PathLike[str]) -> int | None:
         fd = open_descriptor(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
-    if _try(fd, fcntl.LOCK_SH) and os.fstat(fd).st_nlink:
-        return fd
+    try:
+        if _try(fd, fcntl.LOCK_SH) and os.fstat(fd).st_nlink:
+            return fd
+    except OSError:  # the kernel has no room for more locks
+        close_descriptor(fd)
+        raise
     close_descriptor(fd)
     return None
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sqlstream.cache import Cache
 from sqlstream.cache.acquire import checksums
 from sqlstream.cache.files import locked_files
+from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.errors import CacheDiskError
+from sqlstream.process import locks
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.test_cache import open_files
 from tests.cache.test_signals import HandlerError, Injector, fail, handler
@@ -65,3 +72,35 @@ def test_a_handler_that_raises_as_a_checksum_is_read_leaves_no_file_open(tmp_pat
             assert open_files(tmp_path) == opened
 
         interrupt_everywhere(lambda: checksums.read_crc32(cache.store.disk, known), check)
+
+
+def no_more_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the kernel refuse every lock, as it does when it has no room for more."""
+
+    def flock(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(locks, "fcntl", SimpleNamespace(**{**vars(fcntl), "flock": flock}))
+
+
+def test_a_file_that_cannot_be_locked_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_more_locks(monkeypatch)
+    with pytest.raises(OSError, match="No locks available"):
+        locked_files.create_locked(str(tmp_path / "new"))
+    with pytest.raises(OSError, match="No locks available"):
+        locks.open_shared(tmp_path / "new")
+    assert open_files(tmp_path) == []
+
+
+def test_a_ledger_whose_lock_cannot_be_had_closes_with_an_error_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(tmp_path / "ledger.sqlite")
+    database.read("SELECT 1")
+    no_more_locks(monkeypatch)
+    with pytest.raises(CacheDiskError, match="No locks available"):
+        database.close()
+    monkeypatch.undo()
+    assert not [path for path in open_files(tmp_path) if path.endswith("lock")]
+    assert database.read("SELECT 1") == [(1,)]
+    database.close()

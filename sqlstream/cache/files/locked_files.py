@@ -16,8 +16,12 @@ from sqlstream.process import locks
 def create_locked(path: str) -> int | None:
     """Return a descriptor on a new file, locked; None when another process locked or took the file in between."""
     fd = locks.open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    if locks.try_lock(fd) and os.fstat(fd).st_nlink > 0:
-        return fd
+    try:
+        if locks.try_lock(fd) and os.fstat(fd).st_nlink > 0:
+            return fd
+    except OSError:  # the kernel has no room for more locks
+        locks.close_descriptor(fd)
+        raise
     locks.close_descriptor(fd)
     return None
 

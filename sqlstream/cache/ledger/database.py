@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from sqlstream.cache.ledger import damage
 from sqlstream.cache.ledger.write_lock import WriteLock, same_file, write_durably
 from sqlstream.errors import CacheDamagedError, CacheDirectoryError, CacheDiskError, MigrationError, SqlStreamError
-from sqlstream.process import locks
+from sqlstream.process import interrupts, locks
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -194,8 +194,10 @@ class Database:
             try:
                 if self._connection is not None:
                     self._write_lock.retake()
-            except BaseException:  # a handler's: to close the last connection checkpoints, and others may commit meanwhile
+            except BaseException as error:  # without the lock: to close the last connection checkpoints, and others may commit
                 self._leak_connection()
+                if isinstance(error, OSError) and not interrupts.is_of_handler(error):
+                    self._raise_named(error)
                 raise
             finally:
                 self._close_files()
