@@ -11,12 +11,12 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.ledger.database import SCHEMA_VERSION
-from sqlstream.cache.model.rows import NO_LIMIT
 from sqlstream.errors import CacheDamagedError, CacheDirectoryError, MigrationError
 from sqlstream.process import locks
 
@@ -120,52 +120,32 @@ def _reader(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _look(connection: sqlite3.Connection, disk: Disk) -> CacheActivity:
-    query = connection.execute
-    entries, used_bytes, filling_bytes = query("SELECT entries, ready_bytes, filling_bytes FROM totals").fetchone()
-    (limit_bytes,) = query(f"SELECT nullif(limit_bytes, {NO_LIMIT}) FROM meta").fetchone()
-    pinned_entries, pinned_bytes = query(
-        "SELECT count(*), coalesce(sum(charged_bytes), 0) FROM entry WHERE key IN (SELECT key FROM pin)"
-    ).fetchone()
-    stats = dict(query("SELECT name, value FROM stat").fetchall())
-    owners = query(
-        f"SELECT o.id, o.pid, o.host, o.name, nullif(o.limit_bytes, {NO_LIMIT}), count(e.key), "
-        "coalesce(sum(e.charged_bytes), 0), o.waiting_bytes "
-        "FROM owner o LEFT JOIN pin p ON p.owner = o.id LEFT JOIN entry e ON e.key = p.key GROUP BY o.id ORDER BY o.pid, o.id"
-    ).fetchall()
-    fillings = query("SELECT url, part, charged_bytes FROM entry WHERE state = 'filling' ORDER BY url, key").fetchall()
-    query("ROLLBACK")  # an open reader keeps the WAL from being truncated: what follows looks at files
-    seen = tuple(_owner(disk, row) for row in owners)
-    downloads = tuple(_download(disk, *row) for row in fillings)
+    from sqlstream.cache.ledger import queries
+
+    meta, totals, pinned = queries.meta(connection), queries.totals(connection), queries.pinned(connection)
+    counters, owners, fillings = queries.counters(connection), queries.owners(connection), queries.fillings(connection)
+    connection.execute("ROLLBACK")  # an open reader keeps the WAL from being truncated: what follows looks at files
     return CacheActivity(
         seen_at=time.monotonic(),
-        limit_bytes=limit_bytes,
-        used_bytes=used_bytes,
-        filling_bytes=filling_bytes,
-        entries=entries,
-        pinned_entries=pinned_entries,
-        pinned_bytes=pinned_bytes,
-        hits=stats.get("hits", 0),
-        misses=stats.get("misses", 0),
-        evictions=stats.get("evictions", 0),
-        downloaded_bytes=stats.get("downloaded_bytes", 0),
-        failures=stats.get("failures", 0),
-        owners=seen,
-        downloads=tuple(download for download in downloads if download is not None),
+        limit_bytes=meta["limit_bytes"],
+        used_bytes=totals["ready_bytes"],
+        filling_bytes=totals["filling_bytes"],
+        entries=totals["entries"],
+        pinned_entries=pinned["entries"],
+        pinned_bytes=pinned["bytes"],
+        hits=counters["hits"],
+        misses=counters["misses"],
+        evictions=counters["evictions"],
+        downloaded_bytes=counters["downloaded_bytes"],
+        failures=counters["failures"],
+        owners=tuple(_owner(disk, row) for row in sorted(owners, key=lambda row: (row["pid"], row["id"]))),
+        downloads=tuple(download for row in fillings if (download := _download(disk, **row)) is not None),
     )
 
 
-def _owner(disk: Disk, row: tuple[str, int, str, str, int | None, int, int, int | None]) -> OwnerActivity:
-    return OwnerActivity(
-        id=row[0],
-        pid=row[1],
-        host=row[2],
-        name=row[3],
-        is_alive=disk.owner_is_live(row[0]),
-        limit_bytes=row[4],
-        pinned_entries=row[5],
-        pinned_bytes=row[6],
-        waiting_bytes=row[7],
-    )
+def _owner(disk: Disk, row: dict[str, Any]) -> OwnerActivity:
+    shown = {field.name: row[field.name] for field in fields(OwnerActivity) if field.name in row}
+    return OwnerActivity(**shown, is_alive=disk.owner_is_live(row["id"]))
 
 
 def _download(disk: Disk, url: str, part: str, reserved_bytes: int) -> DownloadActivity | None:

@@ -42,20 +42,21 @@ def clear(ledger: Ledger, disk: Disk, *, dataset: str | None, older_than_seconds
     Raises:
         ConfigError: There is no dataset of this name.
     """
-    where = "TRUE"
-    parameters: tuple[int, ...] = ()
+    from sqlstream.cache.ledger import queries
+
+    dataset_id: int | None = None
     with ledger.transaction() as tx:
         recover.reap(tx, disk)
         if dataset is not None:
-            names = dict(tx.connection.execute("SELECT name, id FROM dataset").fetchall())
-            if dataset not in names:
-                raise ConfigError(f"no dataset {dataset!r} in this cache: it has {', '.join(sorted(names)) or 'none'}")
-            where, parameters = "dataset = ?", (names[dataset],)
+            ids = queries.dataset_ids(tx.connection)
+            if dataset not in ids:
+                raise ConfigError(f"no dataset {dataset!r} in this cache: it has {', '.join(sorted(ids)) or 'none'}")
+            dataset_id = ids[dataset]
     removed_entries = removed_bytes = 0
     read: list[EntryRow] = []
     recent = RecentUses(time.time() - older_than_seconds) if older_than_seconds else None
     after = b""
-    while rows := ledger.matching_after(after, MAX_EVICTIONS, where, parameters):
+    while rows := ledger.ready_after(after, MAX_EVICTIONS, dataset_id):
         after = rows[-1].key
         with ledger.transaction() as tx:
             keys = [row.key for row in rows]
@@ -68,20 +69,14 @@ def clear(ledger: Ledger, disk: Disk, *, dataset: str | None, older_than_seconds
         removed_entries += len(gone)
         removed_bytes += sum(row.charged_bytes for row in gone)
     with ledger.transaction() as tx:
-        kept = tx.connection.execute(
-            "SELECT count(*), coalesce(sum(charged_bytes), 0) FROM entry WHERE state = 'ready' "
-            f"AND key IN (SELECT key FROM pin) AND {where}",
-            parameters,
-        ).fetchone()
-        filling = tx.connection.execute(
-            f"SELECT count(*) FROM entry WHERE state = 'filling' AND {where}", parameters
-        ).fetchone()
+        pinned = queries.ready_and_pinned(tx.connection, dataset_id)
+        num_filling = queries.num_filling(tx.connection, dataset_id)
     return ClearReport(
         removed_entries=removed_entries,
         removed_bytes=removed_bytes,
-        kept_pinned_entries=kept[0] + len(read),
-        kept_pinned_bytes=kept[1] + sum(row.charged_bytes for row in read),
-        kept_filling_entries=filling[0],
+        kept_pinned_entries=pinned["entries"] + len(read),
+        kept_pinned_bytes=pinned["bytes"] + sum(row.charged_bytes for row in read),
+        kept_filling_entries=num_filling,
         removed_index_files=_clear_index(disk) if index else 0,
     )
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from sqlstream.cache.files.disk import Disk
-from sqlstream.cache.ledger.damage import typed
 from sqlstream.cache.ledger.ledger import Ledger
 from sqlstream.cache.ledger.reports import HostUse, hosts
-from sqlstream.cache.model.refs import KEY_BYTES, STORED_SAMPLE_EXTENSION
-from sqlstream.cache.model.rows import NO_LIMIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,63 +80,41 @@ class CacheStatistics:
 
 def collect(ledger: Ledger, disk: Disk) -> CacheStatistics:
     """Return the statistics of one moment."""
+    from sqlstream.cache.ledger import queries
+
     with ledger.transaction() as tx:
-        query = tx.connection.execute
-        account = tx.account()
-        (policy,) = query("SELECT policy FROM meta").fetchone()
-        stats: dict[str, int] = dict(typed(query("SELECT name, value FROM stat"), str, int))
-        pinned_entries = query("SELECT count(*) FROM entry WHERE key IN (SELECT key FROM pin)").fetchone()[0]
-        stored_samples, stored_sample_bytes = query(
-            "SELECT count(*), coalesce(sum(charged_bytes), 0) FROM entry WHERE ext = ?", (STORED_SAMPLE_EXTENSION,)
-        ).fetchone()
-        datasets = query(
-            "SELECT d.name, d.src, count(e.key), coalesce(sum(e.charged_bytes), 0), d.last_used FROM dataset d "
-            "LEFT JOIN entry e ON e.dataset = d.id GROUP BY d.id ORDER BY d.name"
-        ).fetchall()
-        typed(datasets, str, str, int, int, int)
-        owners = query(
-            "SELECT id, pid, host, name, started_at, nullif(limit_bytes, ?), length(pins) / ? FROM owner "
-            "ORDER BY started_at, id",
-            (NO_LIMIT, KEY_BYTES),
-        ).fetchall()
-        typed(owners, str, int, str, str, int, int | None, int)
-        used_hosts = hosts(tx)
-    living = [row for row in owners if disk.owner_is_live(row[0])]
+        connection = tx.connection
+        meta, totals = queries.meta(connection), queries.totals(connection)
+        counters, pinned, stored = queries.counters(connection), queries.pinned(connection), queries.stored_samples(connection)
+        datasets, owners, used_hosts = queries.datasets(connection), queries.owners(connection), hosts(tx)
     return CacheStatistics(
-        limit_bytes=account.limit_bytes,
-        eviction_policy=policy,
-        used_bytes=account.ready_bytes,
-        filling_bytes=account.filling_bytes,
+        limit_bytes=meta["limit_bytes"],
+        eviction_policy=meta["policy"],
+        used_bytes=totals["ready_bytes"],
+        filling_bytes=totals["filling_bytes"],
         overhead_bytes=disk.overhead_bytes(),
         index_bytes=sum(path.stat().st_size for path in disk.index_files()),
-        entries=account.entries,
-        pinned_entries=pinned_entries,
-        stored_samples=stored_samples,
-        stored_sample_bytes=stored_sample_bytes,
-        bypassed_objects=stats.get("bypassed", 0),
-        unstored_samples=stats.get("unstored", 0),
-        hits=stats.get("hits", 0),
-        misses=stats.get("misses", 0),
-        quarantined=stats.get("quarantined", 0),
-        evictions=stats.get("evictions", 0),
-        evicted_bytes=stats.get("evicted_bytes", 0),
-        requests=stats.get("requests", 0),
-        downloaded_bytes=stats.get("downloaded_bytes", 0),
-        retries=stats.get("retries", 0),
-        failures=stats.get("failures", 0),
-        wait_seconds=stats.get("wait_microseconds", 0) / 1e6,
-        datasets=tuple(DatasetUse(name=row[0], src=row[1], entries=row[2], bytes=row[3], last_used=row[4]) for row in datasets),
+        entries=totals["entries"],
+        pinned_entries=pinned["entries"],
+        stored_samples=stored["entries"],
+        stored_sample_bytes=stored["bytes"],
+        bypassed_objects=counters["bypassed"],
+        unstored_samples=counters["unstored"],
+        hits=counters["hits"],
+        misses=counters["misses"],
+        quarantined=counters["quarantined"],
+        evictions=counters["evictions"],
+        evicted_bytes=counters["evicted_bytes"],
+        requests=counters["requests"],
+        downloaded_bytes=counters["downloaded_bytes"],
+        retries=counters["retries"],
+        failures=counters["failures"],
+        wait_seconds=counters["wait_microseconds"] / 1e6,
+        datasets=tuple(DatasetUse(**row) for row in datasets),
         owners=tuple(
-            OwnerUse(
-                id=row[0],
-                pid=row[1],
-                host=row[2],
-                name=row[3],
-                started_at=row[4],
-                limit_bytes=row[5],
-                pinned_entries=row[6],
-            )
-            for row in living
+            OwnerUse(**{field.name: row[field.name] for field in fields(OwnerUse)})
+            for row in owners
+            if disk.owner_is_live(row["id"])
         ),
         hosts=used_hosts,
     )

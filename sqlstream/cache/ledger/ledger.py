@@ -321,18 +321,12 @@ class Ledger:
         """Return the bytes charged, the limit and the name of the policy in force."""
         return self.database.read(_FULLNESS)[0]
 
-    def ready_after(self, key: bytes, limit: int) -> list[EntryRow]:
-        """Return up to `limit` ready entries in the order of their keys, beyond `key`."""
+    def ready_after(self, key: bytes, limit: int, dataset: int | None = None) -> list[EntryRow]:
+        """Return up to `limit` ready entries beyond `key`, of one dataset or of all, in the order of their keys."""
         rows = self.database.read(
-            f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE key > ? AND state = 'ready' ORDER BY key LIMIT ?", (key, limit)
-        )
-        return [EntryRow._make(row) for row in rows]
-
-    def matching_after(self, key: bytes, limit: int, where: str, parameters: Sequence[object]) -> list[EntryRow]:
-        """Return up to `limit` ready entries beyond `key` that match `where`, in the order of their keys, pinned or not."""
-        rows = self.database.read(
-            f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE key > ? AND state = 'ready' AND {where} ORDER BY key LIMIT ?",
-            (key, *parameters, limit),
+            f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE key > ?1 AND state = 'ready' AND (?2 IS NULL OR dataset = ?2) "
+            "ORDER BY key LIMIT ?3",
+            (key, dataset, limit),
         )
         return [EntryRow._make(row) for row in rows]
 

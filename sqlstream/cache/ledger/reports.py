@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sqlstream.cache.ledger.damage import typed
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
 from sqlstream.storage.base.urls import redact, redact_text
 from sqlstream.storage.fetcher import FetchDone
@@ -39,7 +38,7 @@ class FailureRecord:
     """The object's URL, without credentials; for a sample whose objects are here, the dataset and its row."""
     error: str
     row: int | None
-    """Row of the index that met it last; None: whoever asked for the object named none (`Cache.pinned`)."""
+    """Row of the index that met it last; None: no row was named (`Cache.pinned`)."""
     step: int | None
     """Global step that met it last."""
     count: int
@@ -60,13 +59,10 @@ def record_failures(tx: LedgerTransaction, failed: Iterable[Failure]) -> None:
 
 def failures(ledger: Ledger) -> list[FailureRecord]:
     """Return what failed since the cache was made, the most frequent first."""
+    from sqlstream.cache.ledger import queries
+
     with ledger.transaction() as tx:
-        rows = tx.connection.execute(
-            "SELECT url, error, row, step, count, last_at FROM failure WHERE count > 0 "
-            "ORDER BY count DESC, last_at DESC, url, error"
-        ).fetchall()
-        typed(rows, str, str, int | None, int | None, int, int)
-    return [FailureRecord(url=r[0], error=r[1], row=r[2], step=r[3], count=r[4], last_at=r[5]) for r in rows]
+        return [FailureRecord(**row) for row in queries.failures(tx.connection)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +102,7 @@ def record_hosts(tx: LedgerTransaction, downloads: Iterable[FetchDone]) -> None:
 
 def hosts(tx: LedgerTransaction) -> tuple[HostUse, ...]:
     """Return the counters, the host that sent most first."""
-    rows = tx.connection.execute(
-        "SELECT host, requests, downloaded_bytes, retries, wait_microseconds FROM host ORDER BY downloaded_bytes DESC, host"
-    ).fetchall()
-    return tuple(
-        HostUse(host=row[0], requests=row[1], downloaded_bytes=row[2], retries=row[3], wait_seconds=row[4] / 1e6)
-        for row in typed(rows, str, int, int, int, int)
-    )
+    from sqlstream.cache.ledger import queries
+
+    rows = queries.hosts(tx.connection)
+    return tuple(HostUse(wait_seconds=row.pop("wait_microseconds") / 1e6, **row) for row in rows)

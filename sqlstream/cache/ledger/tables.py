@@ -1,11 +1,12 @@
-"""The ledger's tables as SQLAlchemy models: the schema's description, for tools, verification and tests.
+"""The ledger's tables as SQLAlchemy models: the one description of the schema.
 
-The migrations create the tables (a test compares them with these models); hot statements are SQL in `ledger.py`.
+The migrations create the tables (a test compares them with these models), reports read through them (`queries`), and hot
+statements are SQL in `ledger.py`.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import Index, Integer, LargeBinary, Text, text
+from sqlalchemy import Index, Integer, LargeBinary, Text, column, table, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
@@ -69,7 +70,7 @@ class OwnerModel(Base):
 
 
 class TouchModel(Base):
-    """Keys used together, 16 bytes each; drained into `entry` by whoever needs room."""
+    """Keys used together, 16 bytes each; drained into `entry` by the process that needs room."""
 
     __tablename__ = "touch"
     __table_args__ = ({"sqlite_strict": True},)
@@ -174,3 +175,7 @@ class MetaModel(Base):
     """What a file of one byte takes on this file system, at least 4096; 0: not looked at yet."""
     filesystem: Mapped[str] = mapped_column(server_default=text("''"))
     """The file system on which that was seen."""
+
+
+PIN_VIEW = table("pin", column("key", LargeBinary), column("owner", Text))
+"""The view that shows `owner.pins` as rows."""
