@@ -10,11 +10,13 @@ import pytest
 from sqlstream.config import StorageOptions
 from sqlstream.errors import AccessDeniedError, StorageError, TransientStorageError
 from sqlstream.storage.backends.http import HttpStorage
-from sqlstream.storage.backends.http_pools import Pools
+from sqlstream.storage.backends.http_pools import Pools, proxy_for
 from sqlstream.storage.backends.obstore import discover_region
+from sqlstream.storage.base.settings import network_settings
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.storage.downloads import Downloads
+from tests.storage.raw import RawServer
 from tests.storage.tunnel import Tunnel
 
 DATA = b"data" * 1000
@@ -116,6 +118,47 @@ def test_the_proxy_of_the_environment_is_used_but_for_its_exceptions(
     assert read(make(), f"http://far-away.invalid{path}", tmp_path) == DATA
     with FaultyHttpServer({"/x": b"direct"}) as other:
         assert read(make(), other.url + path, tmp_path) == b"direct"
+
+
+@pytest.mark.parametrize("is_environment", [False, True], ids=["option", "environment"])
+@pytest.mark.parametrize(
+    ("excludes", "host", "is_excluded"),
+    [
+        ("corp", "corp", True),
+        (".corp", "a.corp", True),
+        ("corp, Example.ORG", "a.example.org", True),
+        ("corp", "notcorp", False),
+        ("*", "far.org", True),
+        ("10.0.0.0/8", "10.1.2.3", True),
+        ("10.0.0.0/8", "11.1.2.3", False),
+        ("fd00::/8", "fd00::1", True),
+        ("10.1.2.3", "10.1.2.3", True),
+        ("", "10.1.2.3", False),
+    ],
+)
+def test_hosts_without_a_proxy_are_named_in_one_way_everywhere(
+    monkeypatch: pytest.MonkeyPatch, excludes: str, host: str, is_excluded: bool, is_environment: bool
+) -> None:
+    options = {} if is_environment else {"proxy_url": "http://p:1", "proxy_excludes": excludes}
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, excludes if is_environment else "")
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "p:1")
+    assert proxy_for(network_settings(options), "http", host) == ("" if is_excluded else "http://p:1")
+
+
+def test_the_exceptions_of_the_environment_are_not_those_of_the_user_s_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "far.org")
+    assert proxy_for(network_settings({"proxy_url": "http://p:1"}), "http", "far.org") == "http://p:1"
+    monkeypatch.setenv("http_proxy", "http://q:1")
+    assert proxy_for(network_settings({"proxy_excludes": "own.org"}), "http", "own.org") == ""
+
+
+def test_a_user_in_a_redirect_is_not_sent_to_the_proxy(make: Make, tmp_path: Path) -> None:
+    found = b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: http://me:hush@8.8.4.4/y\r\n\r\n"
+    with RawServer(found, always=b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nsent") as server:
+        assert read(make(proxy_url=server.url.removesuffix("/bucket/x")), "http://8.8.8.8/x", tmp_path) == b"sent"
+    assert server.requests[1].startswith("GET http://8.8.4.4/y HTTP/1.1\r\n")
 
 
 def test_a_password_of_the_proxy_is_sent_to_it_and_shown_nowhere(make: Make, server: FaultyHttpServer, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ class HttpStorage:
                 if response.status not in _REDIRECTS or not location:
                     break
                 response.close()
-                source, target = target, redirect_target(target, location)
+                source, target = target, without_user(redirect_target(target, location))[0]
                 if num_redirects == _MAX_REDIRECTS:
                     raise StorageError(f"{redact(url)}: more than {_MAX_REDIRECTS} redirects", url=redact(url))
                 check_redirect(source, target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import io
+import ipaddress
 import math
 import re
 import resource
@@ -37,12 +38,33 @@ from sqlstream.storage.base.settings import Network, network_settings
 
 
 def proxy_for(network: Network, scheme: str, host: str) -> str:
-    """Return the URL of the proxy for a host, `''` for none: that of the options, else the environment's."""
-    if any(host == name or host.endswith(f".{name}") for name in network.proxy_excludes):
+    """Return the URL of the proxy for a host, `''` for none: that of the options, else the environment's.
+
+    Both lists of exceptions are read in the same way, and as obstore reads them: `*`, names with or without a dot before them,
+    in any case, addresses and their networks (10.0.0.0/8).
+    """
+    proxies = urllib.request.getproxies()
+    of_environment = "" if network.proxy_url else proxies.get("no", "")
+    excludes = (*network.proxy_excludes, *map(str.strip, of_environment.split(",")))
+    if "*" in excludes or _is_in(host, excludes) or any(_is_name_in(host, name) for name in excludes if name):
         return ""
-    if network.proxy_url:
-        return network.proxy_url
-    return "" if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme, "")
+    proxy = network.proxy_url or proxies.get(scheme, "")
+    return proxy if "://" in proxy or not proxy else f"http://{proxy}"
+
+
+def _is_name_in(host: str, domain: str) -> bool:
+    return f".{host.lower()}".endswith(f".{domain.lower().lstrip('.')}")
+
+
+def _is_in(host: str, networks: Iterable[str]) -> bool:
+    """Return whether a host is an address in one of some networks; what is no network has none."""
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host.strip("[]"))
+        for name in networks:
+            with contextlib.suppress(ValueError):
+                if address in ipaddress.ip_network(name, strict=False):
+                    return True
+    return False
 
 
 def tls_context(network: Network) -> ssl.SSLContext:
