@@ -233,10 +233,10 @@ def occupy_standard_descriptors() -> None:
                 os.set_inheritable(opened, True)
 
 
-def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> int:
+def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
     """Return a new descriptor on `path` that forked children close."""
     with fork_guard():
-        return adopt_descriptor(os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=dir_fd))
+        return adopt_descriptor(os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode))
 
 
 def adopt_descriptor(fd: int) -> int:

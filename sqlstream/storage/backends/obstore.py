@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import obstore
 import obstore.exceptions
@@ -41,9 +41,6 @@ from sqlstream.storage.base.protocols import ObjectInfo, RangeBytes, read_range
 from sqlstream.storage.base.retry import error_for_status
 from sqlstream.storage.base.settings import SCHEMES, StoreSettings, has_region, store_settings
 from sqlstream.storage.base.urls import redact, redact_text, scheme, spells_exactly
-
-if TYPE_CHECKING:
-    from sqlstream.storage.backends.http_pools import Pools
 
 _HEADER = "x-amz-bucket-region"
 
@@ -251,8 +248,6 @@ class ObstoreStorage:
         shared: dict[str, Any] = {"client_options": self._client(SCHEMES[kind], settings), "retry_config": {"max_retries": 0}}
         if SCHEMES[kind] == "s3":
             if not {"region", "default_region", "endpoint"} & config.keys() and not has_region():
-                from sqlstream.storage.backends.obstore import discover_region
-
                 config["region"] = discover_region(authority, self._pools)
                 config = {key: value for key, value in config.items() if value is not None}
             return obstore.store.S3Store(authority, config=config, **shared)
@@ -265,8 +260,6 @@ class ObstoreStorage:
 
     @cached_property
     def _pools(self) -> Pools:
-        from sqlstream.storage.backends.http_pools import Pools
-
         return Pools(self._options)
 
     def _client(self, family: str, settings: StoreSettings) -> dict[str, object]:

@@ -116,11 +116,9 @@ class DownloadRoom(Protocol):
     @property
     def step_bytes(self) -> int:
         """How much may be written before asking again."""
-        ...
 
     def need(self, num_bytes: int) -> None:
         """Make room for so many bytes more, or raise."""
-        ...
 
 
 class RemoteReader(Protocol):
@@ -128,7 +126,6 @@ class RemoteReader(Protocol):
 
     def with_access(self, access: Access) -> RemoteReader:
         """Return a reader of what others than the user name."""
-        ...
 
     def head(self, url: str) -> ObjectInfo:
         """Return size and etag of one object.
@@ -137,15 +134,12 @@ class RemoteReader(Protocol):
             ObjectNotFoundError: No object at this URL.
             StorageError: It cannot be read.
         """
-        ...
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield every object below `prefix` (ends in '/'), at any depth; none when there is nothing."""
-        ...
 
     def download(self, url: str, path: Path, room: DownloadRoom | None = None) -> ObjectInfo:
         """Write the whole object to the local file `path` (created or emptied), streamed, as far as `room` allows it."""
-        ...
 
     def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]], size_bytes: int | None = None) -> builtins.list[bytes]:
         """Return small parts of one object, half open, in the order asked, all of one version.
@@ -153,7 +147,6 @@ class RemoteReader(Protocol):
         Raises:
             ObjectChangedError: It has not the whole size `size_bytes`, if that is known.
         """
-        ...
 
 
 class ObjectStream(Protocol):
@@ -162,25 +155,20 @@ class ObjectStream(Protocol):
     @property
     def info(self) -> ObjectInfo:
         """Size (of the whole object) and etag from the answer's header, before any byte is read."""
-        ...
 
     @property
     def start(self) -> int:
         """Offset of the first byte: as asked for, or 0 when the server ignores ranges."""
-        ...
 
     @property
     def num_extra_requests(self) -> int:
         """Requests so far beside the one that opened it."""
-        ...
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the object's bytes in order, from offset `start`; may be called once."""
-        ...
 
     def close(self) -> None:
         """Give the connection back; safe to call twice."""
-        ...
 
 
 class Storage(Protocol):
@@ -191,7 +179,6 @@ class Storage(Protocol):
 
     def head(self, url: str) -> ObjectInfo:
         """Return size and etag of one object."""
-        ...
 
     def get(self, url: str, *, start: int = 0, stop: int | None = None, etag: str | None = None) -> ObjectStream:
         """Open the object, whole or a range; its bytes are streamed.
@@ -205,15 +192,12 @@ class Storage(Protocol):
         Raises:
             ObjectChangedError: It is another version.
         """
-        ...
 
     def get_range(self, url: str, start: int, stop: int, *, etag: str | None = None) -> RangeBytes:
         """Return exactly the bytes `[start, stop)`, of the version `etag` if that is given; or raise."""
-        ...
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield every object below `prefix` (ends in '/'), at any depth, page by page."""
-        ...
 
 
 def check_size(url: str, size_bytes: int | None, expected_bytes: int | None) -> None:

@@ -6,7 +6,6 @@ so they are here before the frame is whole.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import pickle
 import select
@@ -20,7 +19,6 @@ from typing import Any
 _HEADER = struct.Struct("<QI")  # bytes of the pickle, number of descriptors
 MAX_DESCRIPTORS = 200  # of one frame; the kernel takes 253
 _READ_BYTES = 1 << 16
-_ANCILLARY_BYTES = socket.CMSG_SPACE(256 * array.array("i").itemsize)
 
 
 class ChannelClosedError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import threading
 import time
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from sqlstream.errors import FetchCancelledError, ObjectChangedError, SqlStreamError, StorageError, TransientStorageError
 from sqlstream.storage.backends.resolve import Resolver, explained
-from sqlstream.storage.base.checksum import EtagDigest
+from sqlstream.storage.base.checksum import md5_of
 from sqlstream.storage.base.concurrency import DownloadTiming
 from sqlstream.storage.base.protocols import (
     ObjectInfo,
@@ -94,7 +95,7 @@ class Transfer:
         """When the request that is under way last brought something, by the monotonic clock; None while none is."""
         self._slot: WorkPermit | None = None
         self._kept: tuple[int, ObjectInfo] | None = None  # bytes of which version are in the file, for the next try
-        self._digest: EtagDigest | None = None
+        self._md5 = hashlib.md5(usedforsecurity=False)  # of what is in the file, if ETags are checked
         self._wrong_md5 = ""  # of the last try
 
     def grant(self, granted_bytes: int) -> None:
@@ -144,12 +145,12 @@ class Transfer:
         try:
             _check_version(self.request, info)
             if offset == 0:
-                self._digest = EtagDigest.of(info.etag) if self._way.checks_etag else None
+                self._md5 = hashlib.md5(usedforsecurity=False)
             if info.size_bytes is not None:
                 self._wait_for_grant(info.size_bytes, info.size_bytes)
             for chunk in self._chunks(stream):
-                if self._digest is not None:
-                    self._digest.update(chunk)
+                if self._way.checks_etag:
+                    self._md5.update(chunk)
                 self._write(chunk, offset, info.size_bytes)
                 offset += len(chunk)
             if info.size_bytes is not None:
@@ -161,7 +162,8 @@ class Transfer:
             stream.close()
             self._tally.num_requests += stream.num_extra_requests
         check_size(request.url, offset, request.expected_bytes)
-        self._check_digest()
+        if self._way.checks_etag:
+            self._check_md5(info.etag)
         self._way.observe(DownloadTiming(latency_seconds=latency, size_bytes=offset))
         return info, offset
 
@@ -228,17 +230,18 @@ class Transfer:
 
     # -- checks -------------------------------------------------------------------------------------------------------
 
-    def _check_digest(self) -> None:
+    def _check_md5(self, etag: str | None) -> None:
         """Raise if the bytes have another MD5 than the ETag says; the network does not damage them twice in the same way."""
-        if (digest := self._digest) is None or digest.found == digest.expected:
+        expected, found = md5_of(etag), self._md5.hexdigest()
+        if expected is None or found == expected:
             return
-        text = f"has the md5 {digest.found}, its ETag says {digest.expected}"
+        text = f"has the md5 {found}, its ETag says {expected}"
         where = redact(self.request.url)
-        if digest.found == self._wrong_md5:
+        if found == self._wrong_md5:
             raise ObjectChangedError(
                 f"{where} {text}: its ETag is no MD5 of its content: leave storage_options['verify_etag'] out", url=where
             )
-        self._wrong_md5 = digest.found
+        self._wrong_md5 = found
         raise TransientStorageError(f"{where} {text}: it was damaged on its way", url=where)
 
     # -- writing ------------------------------------------------------------------------------------------------------
