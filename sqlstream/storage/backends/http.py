@@ -218,7 +218,7 @@ class HttpStream:
                 yield chunk
         except urllib3.exceptions.HTTPError as error:
             raise map_error(error, self._url) from error
-        if getattr(getattr(self._response, "_original_response", None), "has_more", False):  # of `http_pools._Response`
+        if getattr(getattr(self._response, "_original_response", None), "has_more", False):  # of `http_response`
             raise TransientStorageError(f"{redact(self._url)}: the body is longer than announced", url=redact(self._url))
         self._response.release_conn()
 
