@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sqlstream.cli import top
 from sqlstream.cli.options import Subcommands, add_command, add_group
-from sqlstream.cli.output import Size, moment, percent, print_facts, print_json, print_table
+from sqlstream.cli.output import Size, moment, percent, print_facts, print_json, print_section, print_table
 from sqlstream.config import parse_duration
 from sqlstream.errors import ConfigError
 
@@ -52,20 +52,18 @@ def run_stats(options: argparse.Namespace) -> int:
 def print_statistics(statistics: CacheStatistics) -> None:
     """Print the account of a cache: its facts, then its datasets and its owners."""
     print_facts(_facts(statistics))
-    if statistics.datasets:
-        print()
-        rows = ([use.name, use.entries, Size(use.bytes), moment(use.last_used), use.src] for use in statistics.datasets)
-        print_table(["dataset", "entries", "bytes", "last used", "source"], rows)
-    if statistics.hosts:
-        print()
-        hosts = (
-            [use.host, use.requests, Size(use.downloaded_bytes), use.retries, use.wait_seconds] for use in statistics.hosts
-        )
-        print_table(["storage", "requests", "downloaded", "retries", "wait s"], hosts)
-    if statistics.owners:
-        print()
-        owners = ([use.pid, use.host, use.name, use.pinned_entries, moment(use.started_at)] for use in statistics.owners)
-        print_table(["process", "host", "name", "pinned entries", "since"], owners)
+    print_section(
+        ["dataset", "entries", "bytes", "last used", "source"],
+        ([use.name, use.entries, Size(use.bytes), moment(use.last_used), use.src] for use in statistics.datasets),
+    )
+    print_section(
+        ["storage", "requests", "downloaded", "retries", "wait s"],
+        ([use.host, use.requests, Size(use.downloaded_bytes), use.retries, use.wait_seconds] for use in statistics.hosts),
+    )
+    print_section(
+        ["process", "host", "name", "pinned entries", "since"],
+        ([use.pid, use.host, use.name, use.pinned_entries, moment(use.started_at)] for use in statistics.owners),
+    )
 
 
 def free_bytes(statistics: CacheStatistics) -> int | None:

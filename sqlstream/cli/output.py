@@ -38,6 +38,13 @@ def print_table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         print("  ".join(aligned).rstrip())
 
 
+def print_section(names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table below an empty line, and nothing where it has no rows."""
+    if rows := list(rows):
+        print()
+        print_table(names, rows)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Size:
     """A number of bytes that prints as people read it."""

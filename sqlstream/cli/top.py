@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlstream.cli.options import Subcommands, add_command
-from sqlstream.cli.output import Size, percent, print_facts, print_json, print_table
+from sqlstream.cli.output import Size, percent, print_facts, print_json, print_section
 from sqlstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,13 +60,8 @@ def run_top(options: argparse.Namespace) -> int:
 def print_activity(activity: CacheActivity, before: CacheActivity | None = None) -> None:
     """Print one look: facts, then processes, then downloads; with an earlier look, what happened since in a second."""
     print_facts([*_facts(activity), *(_rates(activity, before) if before is not None else ())])
-    if activity.owners:
-        print()
-        owners = [_owner_cells(owner) for owner in activity.owners]
-        print_table(["process", "name", "pinned", "bytes", "limit", "state"], owners)
-    if activity.downloads:
-        print()
-        print_table(["leader", "received", "of", "progress", "url"], map(_download_cells, activity.downloads))
+    print_section(["process", "name", "pinned", "bytes", "limit", "state"], map(_owner_cells, activity.owners))
+    print_section(["leader", "received", "of", "progress", "url"], map(_download_cells, activity.downloads))
 
 
 def _facts(activity: CacheActivity) -> Iterator[tuple[str, str]]:
@@ -101,8 +96,7 @@ def _owner_cells(owner: OwnerActivity) -> list[object]:
 
 def _download_cells(download: DownloadActivity) -> list[object]:
     received, reserved = download.received_bytes, download.reserved_bytes
-    leader = "nobody" if download.pid is None else str(download.pid)
-    return [leader, Size(received), Size(reserved), _bar(received, reserved), download.url]
+    return [download.pid, Size(received), Size(reserved), _bar(received, reserved), download.url]
 
 
 def _bar(part: int, whole: int) -> str:

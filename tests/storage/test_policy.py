@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from sqlstream.errors import AccessDeniedError
-from sqlstream.storage.base.access import OWN, Access, Origin, Rules, check_allowed, check_redirect
+from sqlstream.storage.base.access import OWN, Access, Origin, Rules, check_redirect, origin_at
 from sqlstream.storage.base.addresses import is_private_literal
+from sqlstream.storage.base.credentials import place_of
 
 REMOTE = "https://data.example.org/index.parquet"
+
+
+def check_allowed(url: str, *, index_url: str, allowed_roots: Sequence[str] = ()) -> str:
+    """Return what is read for `url`, which the table at `index_url` names."""
+    rules = Rules(allowed_roots=tuple(allowed_roots), places=frozenset((place_of(index_url),)))
+    return rules.judge(url, origin_at(index_url), named_by=index_url).url
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -90,6 +90,15 @@ class Rules:
 
         Raises:
             AccessDeniedError: It may not.
+
+        Example:
+            >>> rules, origin = Rules(allowed_roots=("s3://bucket",)), origin_at("s3://bucket/index.parquet")
+            >>> rules.judge("s3://bucket/meta/../a.jpg", origin, named_by="the index").url
+            's3://bucket/a.jpg'
+            >>> rules.judge("/etc/passwd", origin, named_by="the index")
+            Traceback (most recent call last):
+                ...
+            sqlstream.errors.AccessDeniedError: /etc/passwd is named by the remote index the index, but ...
         """
         if not origin.is_foreign:
             return Allowed(url, OWN if not self.credential_hosts or not is_remote(url) else Access(is_signed=self._signs(url)))
@@ -151,31 +160,6 @@ def origin_at(url: str, *, is_private: bool = False) -> Origin:
         is_private: It was read over a connection to a private address.
     """
     return Origin(is_foreign=is_remote(url), is_private=is_private or is_private_literal(host_name(url)))
-
-
-def check_allowed(url: str, *, index_url: str, allowed_roots: Sequence[str] = ()) -> str:
-    """Return what is read for `url`: itself, or without its dots; raise unless the index at `index_url` may name it.
-
-    Args:
-        url: What a row names, already joined to the index's directory if it was relative.
-        index_url: Where the row comes from.
-        allowed_roots: Local directories and URL prefixes that any index may name.
-
-    Raises:
-        AccessDeniedError: It may not.
-
-    Example:
-        >>> check_allowed("s3://bucket/a.jpg", index_url="s3://bucket/index.parquet")
-        's3://bucket/a.jpg'
-        >>> check_allowed("s3://bucket/meta/../a.jpg", index_url="s3://bucket/index.parquet", allowed_roots=["s3://bucket"])
-        's3://bucket/a.jpg'
-        >>> check_allowed("/etc/passwd", index_url="s3://bucket/index.parquet", allowed_roots=["/data"])
-        Traceback (most recent call last):
-            ...
-        sqlstream.errors.AccessDeniedError: /etc/passwd is named by the remote index s3://bucket/index.parquet, ...
-    """
-    rules = Rules(allowed_roots=tuple(allowed_roots), places=frozenset((place_of(index_url),)))
-    return rules.judge(url, origin_at(index_url), named_by=index_url).url
 
 
 def host_name(url: str) -> str:
