@@ -38,7 +38,7 @@ LIMIT_SHARE = 0.2
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
-    """What the demo is to do."""
+    """The tasks of the demo."""
 
     samples: int
     epochs: int
@@ -51,12 +51,12 @@ class DemoPlan:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What happened."""
+    """The results of the demo."""
 
     num_samples: int
-    """Delivered, over all epochs."""
+    """Samples delivered, over all epochs."""
     num_wrong: int
-    """Delivered with other bytes than the index says."""
+    """Samples delivered with other bytes than the index says."""
     num_missing: int
     """Rows that an epoch did not deliver, over all epochs."""
     delivered_bytes: int

@@ -1,4 +1,4 @@
-"""What every subcommand shares: how it is declared."""
+"""How subcommands are declared, and the options that all of them take."""
 
 from __future__ import annotations
 

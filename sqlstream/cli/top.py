@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sqlstream.cache.admin.activity import CacheActivity, DownloadActivity, OwnerActivity
 
 _OPEN = "\x1b[?1049h\x1b[?25l"
-"""To the terminal's other screen, without a cursor: what was there before is there afterwards."""
+"""Switches to the terminal's other screen, without a cursor; `_CLOSE` brings the first one back as it was."""
 _CLOSE = "\x1b[?25h\x1b[?1049l"
 _HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K\n", "\x1b[J"
 _BAR_WIDTH = 20

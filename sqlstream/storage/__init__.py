@@ -1,4 +1,4 @@
-"""Bytes by URL, from anywhere, brought by a helper process.
+"""Reads objects by URL from any store; a helper process does the reading.
 
     reading process                                helper process (no torch)
     Fetcher ── HelperClient ── HelperProcess ══ socketpair ══ Helper ── Transfer ── with_retries ── Resolver ── Storage
@@ -9,8 +9,8 @@
 `client`, `protocol`, `worker` and `backends` are the columns of the drawing; `base` is below all of them.
 
 Pure planners in `base`: `coalesce` (which ranges become one request), `concurrency` (how many downloads at a time), `retry`
-(what is tried again, and when), `access` (what an index may name), `settings`; in `client`: `outstanding` (who is asked again
-after a helper died).
+(what is tried again, and when), `access` (what an index may name), `settings`; in `client`: `outstanding` (which requests are
+sent again after a helper died).
 
 Invariants: no byte is written past the grant or after FetchDone; a FetchDone without error means the whole object, its length
 checked, of one version; each request ends with exactly one FetchDone; a request that kills helpers fails alone; no storage

@@ -62,7 +62,7 @@ class Fetcher:
 
     @property
     def is_running(self) -> bool:
-        """Whether a helper process is at work."""
+        """True while a helper process runs."""
         return self._client.helper_pid is not None
 
     @property
@@ -77,7 +77,7 @@ class Fetcher:
 
     @property
     def num_processes(self) -> int:
-        """Processes of this node that read, as far as it was told (`share_node`)."""
+        """Number of processes of this node that read, as `share_node` said last."""
         return self._client.num_processes
 
     def submit(self, requests: Sequence[FetchRequest], sink: Sink) -> None:
@@ -105,7 +105,7 @@ class Fetcher:
         self._client.cancel(tickets)
 
     def with_access(self, access: Access) -> RemoteReader:
-        """Return a reader of what others than the user name."""
+        """Return a reader with the access of a row that the user did not write."""
         return _Reader(self, access)
 
     def head(self, url: str, *, access: Access = OWN) -> ObjectInfo:

@@ -32,11 +32,11 @@ class Request:
     range: str | None = None
     """The Range header."""
     headers: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """All of them, names in lower case; the S3 server keeps none."""
+    """All headers, names in lower case; the S3 server keeps none."""
 
 
 class Fault(StrEnum):
-    """What goes wrong with one request."""
+    """A fault of one answer."""
 
     STATUS = "status"
     """Answers with `status`, and with `headers` (Retry-After, …)."""

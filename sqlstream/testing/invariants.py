@@ -20,7 +20,7 @@ from sqlstream.cache.model.rows import EntryRow
 from sqlstream.cache.recovery import rebuild, recover
 
 REST_SECONDS = 120.0
-"""How long a helper may outlive its process on a busy machine; it looks for its parent every 2 s if the socket says nothing."""
+"""Longest time that a helper outlives its process on a busy machine; it looks for its parent every 2 s."""
 
 
 def check_invariants(directory: str | os.PathLike[str], *, at_rest: bool = False) -> None:

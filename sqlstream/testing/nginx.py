@@ -42,7 +42,7 @@ _LATE = """
     location / {{ auth_basic late; auth_basic_user_file /dev/null; auth_delay {milliseconds}ms; error_page 401 = @late; }}
     location @late {{ auth_basic off; }}
 """
-"""How an answer is delayed without a module that Debian lacks: everybody is refused, late, and what is refused is served."""
+"""Delays answers without a module that Debian lacks: every request is refused, late, and what is refused is served."""
 
 
 def find_nginx() -> str | None:
@@ -54,7 +54,7 @@ class Nginx:
     """Serves the files below a directory; the first directory of a path is the bucket.
 
     Args:
-        root: What to serve; readable by everybody.
+        root: The directory to serve; readable by all users.
         latency_seconds: How much later each answer begins.
         log: Where a line for each answer goes: its bytes, and its path.
     """
@@ -89,7 +89,9 @@ class Nginx:
         self._work = tempfile.TemporaryDirectory()
         port = free_port()
         config = Path(self._work.name) / "nginx.conf"
-        user = "user root;" if Path(self._work.name).stat().st_uid == 0 else ""  # else it serves as nobody, who may not read
+        user = (
+            "user root;" if Path(self._work.name).stat().st_uid == 0 else ""
+        )  # else it serves as the user `nobody`, which may not read
         config.write_text(
             _CONFIG.format(user=user, work=self._work.name, port=port, root=self._root, late=self._late, log=self._log)
         )

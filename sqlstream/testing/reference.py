@@ -16,7 +16,7 @@ class ReferenceEntry:
 
     charged_bytes: int
     leader: str | None = None
-    """Who downloads it; None: it is whole."""
+    """The owner that downloads it; None: it is whole."""
 
 
 class ReferenceLedger:
@@ -33,7 +33,7 @@ class ReferenceLedger:
     def __init__(self) -> None:
         self.entries: dict[str, ReferenceEntry] = {}
         self.limits: dict[str, int | None] = {}
-        """Of the living owners."""
+        """Limits of the living owners, by name, in bytes."""
         self._limit_at_rest: int | None = None
         self._pins: dict[tuple[str, str], int] = {}
 
@@ -41,32 +41,32 @@ class ReferenceLedger:
 
     @property
     def charged_bytes(self) -> int:
-        """What counts against the limit."""
+        """Bytes that count against the limit."""
         return sum(entry.charged_bytes for entry in self.entries.values())
 
     @property
     def limit_bytes(self) -> int | None:
-        """The smallest limit of the living; of the one who went last where there are none."""
+        """The smallest limit of the living owners; without any, that of the owner that left last."""
         limits = self.limits.values() if self.limits else [self._limit_at_rest]
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def is_above_limit(self) -> bool:
-        """Whether more counts than the limit allows: it was lowered while that was pinned or on its way."""
+        """True: more counts than the limit allows, which was lowered while that was pinned or on its way."""
         return self.limit_bytes is not None and self.charged_bytes > self.limit_bytes
 
     @property
     def ready(self) -> dict[str, int]:
-        """Charges of what is whole."""
+        """Charges of the whole objects, in bytes."""
         return {key: entry.charged_bytes for key, entry in self.entries.items() if entry.leader is None}
 
     @property
     def filling(self) -> dict[str, str]:
-        """Leaders of what is on its way."""
+        """Leaders of the objects that are on their way."""
         return {key: entry.leader for key, entry in self.entries.items() if entry.leader is not None}
 
     def pinned(self, owner: str | None = None) -> set[str]:
-        """Return the keys that an owner, or anybody, pins."""
+        """Return the keys that an owner pins, or any owner."""
         return {key for (pinner, key) in self._pins if owner in (None, pinner)}
 
     def evictable(self) -> set[str]:

@@ -41,7 +41,7 @@ class LocalS3:
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """What a dataset needs to read from here; moto takes any key."""
+        """`storage_options` for a dataset that reads from here; moto takes any key."""
         return {"key": "testing", "secret": "testing", "endpoint_url": self.endpoint_url}
 
     def __enter__(self) -> Self:

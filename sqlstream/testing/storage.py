@@ -32,7 +32,7 @@ class ScriptedFetcher(Fetcher):
         self.objects = objects
         self.errors = dict(errors or {})
         self.num_gets: Counter[str] = Counter()
-        """How often each URL was asked for."""
+        """Number of requests for each URL."""
         self.holds_back = False
         """True: downloads wait for `deliver`, as those of a slow server do."""
         self._scripts: dict[str, deque[StorageError | None]] = {}

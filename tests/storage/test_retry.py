@@ -39,7 +39,7 @@ def run(script: list[StorageError | str], num_retries: int = 3) -> tuple[str, Re
 
     try:
         policy = RetryPolicy(num_retries=num_retries)
-        result = with_retries(attempt, policy=policy, tally=tally, wait=pauses)
+        result = with_retries(attempt, policy=policy, counts=tally, wait=pauses)
     except StorageError as error:
         result = f"{type(error).__name__}: {error}"
     return result, tally, pauses

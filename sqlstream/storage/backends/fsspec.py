@@ -40,7 +40,7 @@ MAX_FILE_SYSTEMS = 128
 """File systems that are kept; fsspec makes one for each host, and of those that are not asynchronous one for each thread."""
 _VERSIONS = ("ETag", "etag", "md5", "mtime", "checksum", "blob_id")
 _CHANGED = ("LastModified", "last_modified", "updated", "modified", "modify", "modificationTime", "last_write_time")
-"""What the file systems call the time of an object's last change, those beside `mtime`."""
+"""Names of the time of an object's last change, beside `mtime`, in the file systems."""
 _UNSIGNED: dict[str, dict[str, object]] = {
     "s3": {"anon": True},
     "s3a": {"anon": True},
@@ -51,7 +51,7 @@ _UNSIGNED: dict[str, dict[str, object]] = {
     "abfss": {"anon": True},
     "hf": {"token": False},
 }
-"""What keeps a file system from looking for credentials by itself."""
+"""Options that keep a file system from looking for credentials by itself."""
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 ERRORS: dict[str, type[SqlStreamError]] = {

@@ -62,9 +62,9 @@ class HttpStorage:
     """Keeps connections alive per host.
 
     Args:
-        options: What is sent, and how long is waited.
+        options: Headers, proxies, certificates and timeouts.
         pools: Connections that are shared with others; None: own ones.
-        is_judged: Connect to public addresses only. Where a public server sends us by a redirect is always judged.
+        is_judged: Connect to public addresses only. The target of a public server's redirect is always judged.
     """
 
     def __init__(self, options: StorageOptions, pools: Pools | None = None, *, is_judged: bool = False) -> None:
@@ -175,7 +175,7 @@ class _Answer(NamedTuple):
     response: urllib3.BaseHTTPResponse
     num_redirects: int
     is_private: bool
-    """All connections on the way to it led to private addresses."""
+    """True: all connections on the way to it led to private addresses."""
 
 
 def _refused(url: str, target: str, fact: str) -> AccessDeniedError:

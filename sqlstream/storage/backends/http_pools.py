@@ -108,7 +108,7 @@ class Pools:
             method: GET or HEAD.
             url: Without user and fragment.
             headers: All of them.
-            deadline: When head and body must have come, by the monotonic clock.
+            deadline: Time by which head and body must have come, by the monotonic clock.
             is_judged: Connect to a public address only.
 
         Raises:
@@ -197,7 +197,7 @@ class _IdleConnections:
 
 
 class _Pool:
-    """What both kinds of pool add to urllib3's: they tell `idle` of the connections that they keep."""
+    """Adds to both kinds of urllib3's pools that `idle` knows the connections that they keep."""
 
     idle: _IdleConnections
 
@@ -254,11 +254,11 @@ def connect(
 
 
 class _Connection:
-    """What both kinds of connection add to urllib3's."""
+    """Adds to both kinds of urllib3's connections how they are made."""
 
     is_judged = False
     is_private = False
-    """Whether its peer has no public address."""
+    """True: its peer has no public address."""
 
     def _new_conn(self: Any) -> socket.socket:
         try:

@@ -20,7 +20,7 @@ _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?\r?\n")  # RFC 9112
 _MAX_INTERIM = 16  # arbitrary: answers 1xx before the answer
 
 deadline_of_request: ContextVar[float] = ContextVar("deadline", default=math.inf)
-"""When the request of this thread must be over, by the monotonic clock: urllib3 cannot pass it on to a connection."""
+"""Deadline of this thread's request, by the monotonic clock: urllib3 cannot pass it on to a connection."""
 
 
 class HttpResponse(http.client.HTTPResponse):

@@ -18,7 +18,7 @@ from sqlstream.storage.base.protocols import ObjectInfo
 from sqlstream.storage.base.urls import redact
 
 PAGE = 1000
-"""Objects of one answer, as S3 has it: who has fewer costs one request either way."""
+"""Objects of one answer, as S3 has it."""
 FOLDERS_AT_A_TIME = 16
 MAX_AHEAD = 16
 """Pages that each of these is ahead of the reader."""
@@ -30,7 +30,7 @@ Listed: TypeAlias = Callable[[str], Iterator[ObjectInfo]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """What is directly below a prefix."""
+    """Objects and folders directly below a prefix."""
 
     objects: tuple[ObjectInfo, ...]
     folders: tuple[str, ...]
@@ -132,7 +132,7 @@ class _ListedFolder:
             self._put(error)
 
     def _put(self, page: list[ObjectInfo] | BaseException) -> bool:
-        """Hand a page over; False when nobody reads on."""
+        """Hand a page over; return False when the reader has left."""
         while not self._is_over.is_set():
             try:
                 self._pages.put(page, timeout=_LOOK_SECONDS)

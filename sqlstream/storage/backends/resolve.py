@@ -24,11 +24,11 @@ _DENIED = frozenset({401, 403, 409})  # 409 is Azure's answer where a container 
 
 
 class Resolver:
-    """Knows which backend reads a URL, on whose word; thread safe.
+    """Chooses the backend for a URL and its access; thread safe.
 
     obstore serves s3, gs and az; urllib3 http(s). All else, local files too, goes through fsspec, and everything when a file
-    system object is given. fsspec's own http client is not chosen for anybody: it follows redirects into private networks, and
-    gives whole objects for ranges.
+    system object is given. fsspec's own http client is never chosen: it follows redirects into private networks, and gives
+    whole objects for ranges.
     """
 
     def __init__(self, options: StorageOptions) -> None:

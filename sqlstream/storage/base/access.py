@@ -1,6 +1,6 @@
-"""What may be read on whose word. An index from elsewhere must not make this node read its own files or its network. Pure.
+"""Which objects a row may name, by its writer: an index from elsewhere must not read this node's own files or network. Pure.
 
-A row is the user's own if its table lies on this machine, else foreign: whoever wrote the table may not be who runs this.
+A row is the user's own if its table lies on this machine, else foreign: the writer of the table may be another person.
 SECURITY.md has the rules as one table.
 """
 
@@ -38,30 +38,30 @@ class Access(NamedTuple):
     """How an object is read."""
 
     is_judged: bool = False
-    """Over http(s), connect to public addresses only."""
+    """True: over http(s), connect to public addresses only."""
     is_signed: bool = True
-    """Send the headers and credentials of `storage_options`."""
+    """True: send the headers and credentials of `storage_options`."""
 
 
 OWN = Access()
-"""How what the user names is read."""
+"""The access of objects that the user names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Who wrote some rows."""
+    """The writer of some rows."""
 
     is_foreign: bool
-    """Their table, or the list that names it, came from elsewhere."""
+    """True: their table, or the list that names it, came from elsewhere."""
     is_private: bool = False
-    """It came from a private network: it may name what is there."""
+    """True: it came from a private network, and may name what is there."""
 
 
 OWN_ROWS = Origin(is_foreign=False)
 
 
 class Allowed(NamedTuple):
-    """What a row may have."""
+    """A URL that a row may read, and its access."""
 
     url: str
     access: Access
@@ -69,7 +69,7 @@ class Allowed(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What the rows of a dataset may name, and how it is read."""
+    """The rules for what the rows of a dataset may name, and for the access to it."""
 
     allowed_roots: tuple[str, ...] = ()
     """Local directories and URL prefixes that any row may name."""

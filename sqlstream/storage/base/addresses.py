@@ -27,12 +27,12 @@ _ISATAP = (0x0000_5EFE, 0x0200_5EFE)  # RFC 5214: the upper half of the interfac
 
 
 class Server(NamedTuple):
-    """Where a URL leads."""
+    """Host and port of a URL."""
 
     host: str
-    """As clients read it: escapes decoded, lower case, without user, brackets, zone and last dot; `''`: it has none."""
+    """Host as clients read it: escapes decoded, lower case, without user, brackets, zone and last dot; `''`: it has none."""
     port: int | None
-    """The one that is written, else the scheme's; None: neither."""
+    """The port that is written, else the scheme's; None: neither."""
 
 
 @lru_cache(maxsize=1024)  # the objects of an index lie on few hosts

@@ -16,12 +16,12 @@ MAX_REQUEST_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Where the bytes of one asked range lie."""
+    """The place of one range's bytes in the answers."""
 
     request: int
-    """Which request brings it."""
+    """Number of the request that reads it."""
     start: int
-    """Where it begins in that request's answer."""
+    """Its start in that request's answer, in bytes."""
     stop: int
 
 

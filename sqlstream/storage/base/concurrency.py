@@ -10,13 +10,13 @@ from collections import deque
 from dataclasses import dataclass
 
 START_THREADS = 16
-"""Before anything was seen; `sds` and s3transfer begin in the same range."""
+"""Threads before any download has ended; `sds` and s3transfer begin in the same range."""
 LEAST_THREADS = 8
-"""Even for a server next door, where 4 were enough (m): some downloads wait for the disk."""
+"""Fewest threads, also for a server nearby, where 4 were enough (m): some downloads wait for the disk."""
 MOST_THREADS = 128
-"""Of one helper process: at 50 ms 2500 requests/s, about where one interpreter's CPU ends; against 16 it cost no rate (m)."""
+"""Most threads of one helper process: at 50 ms 2500 requests/s, about all of one interpreter's CPU; no slower than 16."""
 MOST_THREADS_OF_NODE = 256
-"""Of all helpers of a node together: what LitData starts from for small objects; a bucket's prefix stands 5500 requests/s."""
+"""Most threads of all helpers of a node: where LitData starts for small objects; a bucket's prefix takes 5500 requests/s."""
 _CPU_SECONDS_PER_REQUEST = 0.3e-3  # (m), with the write to disk
 _CPU_SECONDS_PER_BYTE = 1e-9  # an estimate: a copy out of the socket and one into the page cache
 _BYTES_PER_SECOND_OF_STREAM = 50e6  # of one connection to an object store; S3's own guide says 85 to 90 MB/s at best
@@ -45,10 +45,10 @@ def auto_threads(*, size_bytes: float, latency_seconds: float, num_processes: in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadTiming:
-    """One download as it was seen."""
+    """Timing of one download."""
 
     latency_seconds: float
-    """To the header of the answer."""
+    """Time from the request to the head of its answer."""
     size_bytes: int
 
 

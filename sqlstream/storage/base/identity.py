@@ -120,7 +120,7 @@ class Identity:
         return self._prefix(url) if known is None else known
 
     def _prefix(self, url: str) -> str:
-        """Work it out, once for a scheme; for Azure's once for URLs with an account and those without, for chains once each."""
+        """Compute the prefix, once for a scheme (for Azure with and without an account) and for each kind of chain."""
         start = url[: url.find(":")]
         reads_whole_name = start.lower() in SCHEMES and self._options.storage_options.get("backend") != "fsspec"
         is_chain = url.startswith(f"{start}::") or ("::" in url and not reads_whole_name)
@@ -197,7 +197,7 @@ def _file_system_facts(kinds: Sequence[str], given: Mapping[str, object]) -> dic
     variables = {name: value for kind in kinds for name, value in environment_starting(f"FSSPEC_{kind.upper()}").items()}
     directory = environment("FSSPEC_CONFIG_DIR").get("FSSPEC_CONFIG_DIR") or os.path.expanduser("~/.config/fsspec")
     if variables or os.path.isdir(directory):  # a user without a home directory has none
-        import fsspec.config  # of no use to anybody else in this process
+        import fsspec.config  # used here alone
 
         configured = {kind: _described(fsspec.config.conf.get(kind, {})) for kind in kinds}
         if any(configured.values()):

@@ -1,4 +1,4 @@
-"""What every storage backend does, and what the rest of sqlstream needs of storage.
+"""The interface of storage backends, and the one that the rest of sqlstream uses.
 
 `RemoteReader` is the outer face (the index reads through it), `Storage` the inner one: a backend, which lives
 in the helper process. Both are synchronous; concurrency is threads inside the helper process.
@@ -43,7 +43,7 @@ class ObjectInfo:
     """What a server says about one object."""
 
     url: str
-    """As the caller spelled it, credentials included: redact before it is shown."""
+    """The URL as the caller spelled it, credentials included: redact it before it is shown."""
     size_bytes: int | None
     """Length of the stored bytes; None when the server does not say it (chunked answers, compressed on the fly)."""
     etag: str | None
@@ -51,7 +51,7 @@ class ObjectInfo:
     last_modified: str | None = None
     """Time of its last change in the server's own spelling: to be compared, not to be read."""
     is_private: bool = field(default=False, compare=False)
-    """It was asked for over a connection to this machine or a private network; http(s) alone says it."""
+    """True: the connection led to this machine or a private network; known for http(s) only."""
 
     def __post_init__(self) -> None:
         """Drop names that are the same for all versions: else they would stand for the version, before the time of change."""
@@ -62,7 +62,7 @@ class ObjectInfo:
 
     @property
     def version(self) -> str | None:
-        """What tells it from its other versions: the ETag, else the time of change, spelled as the weak ETag that it is."""
+        """The name of this version: the ETag, else the time of change, spelled as the weak ETag that it is."""
         if self.etag is not None or self.last_modified is None:
             return self.etag
         return f'{_BY_TIME}{self.last_modified}"'
@@ -107,15 +107,15 @@ class RangeBytes:
 
     data: bytes
     info: ObjectInfo | None
-    """Of the object that it is a part of; None for no bytes."""
+    """The object that it is a part of; None for no bytes."""
 
 
 class DownloadRoom(Protocol):
-    """What bounds a download that grows."""
+    """The bound of a download that grows."""
 
     @property
     def step_bytes(self) -> int:
-        """How much may be written before asking again."""
+        """Bytes that may be written before the next `need`."""
 
     def need(self, num_bytes: int) -> None:
         """Make room for so many bytes more, or raise."""
@@ -125,7 +125,7 @@ class RemoteReader(Protocol):
     """Reads objects by URL; local paths and `file://` work too."""
 
     def with_access(self, access: Access) -> RemoteReader:
-        """Return a reader of what others than the user name."""
+        """Return a reader with the access of a row that the user did not write."""
 
     def head(self, url: str) -> ObjectInfo:
         """Return size and etag of one object.
@@ -273,7 +273,7 @@ def read_ranges(
     plan = plan_reads(ranges)
     answers: list[bytes] = []
     infos: list[ObjectInfo] = []
-    """What the answers say, each once; one says the ETag, and another the size."""
+    """Distinct answers about the object; one may say the ETag, and another one the size."""
     for start, stop in plan.requests:
         with range_of(url, stop, size_bytes):
             answer = storage.get_range(url, start, stop, etag=infos[0].strong_etag if infos else None)

@@ -51,17 +51,17 @@ class RetryPolicy:
 
 @dataclass(slots=True)
 class RequestCounts:
-    """What one operation has cost so far."""
+    """The costs of one operation so far."""
 
     num_requests: int = 0
-    """Attempts at the backends; each is one request with obstore and urllib3 (fsspec's own requests are not seen here)."""
+    """Number of attempts; each is one request with obstore and urllib3 (fsspec's own requests are not seen here)."""
     num_retries: int = 0
     downloaded_bytes: int = 0
     """Bytes received, those of failed attempts included."""
     pause_seconds: float = 0.0
-    """Waited between attempts."""
+    """Time between attempts."""
     furthest_bytes: int = 0
-    """How much of the object is kept from failed attempts: the next one goes on there."""
+    """Bytes of the object that failed attempts have left: the next one continues there."""
 
     def count_failed(self, error: StorageError) -> None:
         """Count the requests that a failed attempt made beside its first one (redirects), once."""
@@ -71,7 +71,7 @@ class RequestCounts:
 
 
 def with_retries(
-    operation: Callable[[], Result], *, policy: RetryPolicy, tally: RequestCounts, wait: Callable[[float], None]
+    operation: Callable[[], Result], *, policy: RetryPolicy, counts: RequestCounts, wait: Callable[[float], None]
 ) -> Result:
     """Return `operation()`, tried again while its failures can pass.
 
@@ -80,7 +80,7 @@ def with_retries(
     Args:
         operation: One attempt.
         policy: How often and how long.
-        tally: Counted up, also when the operation fails.
+        counts: Counted up, also when the operation fails.
         wait: Sleeps for so many seconds; may raise to give up.
 
     Raises:
@@ -89,25 +89,25 @@ def with_retries(
     """
     num_failures, furthest_bytes = 0, 0
     while True:
-        tally.num_requests += 1
+        counts.num_requests += 1
         try:
-            return _counted(operation, tally)
+            return _counted(operation, counts)
         except TransientStorageError as error:
-            if tally.furthest_bytes >= furthest_bytes + PROGRESS_BYTES:
-                num_failures, furthest_bytes = 0, tally.furthest_bytes
+            if counts.furthest_bytes >= furthest_bytes + PROGRESS_BYTES:
+                num_failures, furthest_bytes = 0, counts.furthest_bytes
             if num_failures >= policy.num_retries:
-                raise TransientStorageError(f"{error} (gave up after {tally.num_requests} tries)", **error.context) from error
+                raise TransientStorageError(f"{error} (gave up after {counts.num_requests} tries)", **error.context) from error
             num_failures += 1
-            tally.num_retries += 1
+            counts.num_retries += 1
             wait(policy.pause_seconds(num_failures, error, random.random()))
 
 
-def _counted(attempt: Callable[[], Result], tally: RequestCounts) -> Result:
+def _counted(attempt: Callable[[], Result], counts: RequestCounts) -> Result:
     """Return `attempt()`; if it fails, count the requests that it made beside its first one."""
     try:
         return attempt()
     except StorageError as error:
-        tally.count_failed(error)
+        counts.count_failed(error)
         raise
 
 
@@ -119,7 +119,7 @@ def list_with_retries(
     Relies on stable order (object stores list by name). An object that appears or goes meanwhile may be missed or given twice,
     as in any listing of a changing prefix.
     """
-    num_given, tally = 0, RequestCounts()
+    num_given, counts = 0, RequestCounts()
 
     def reopen() -> Iterator[ObjectInfo]:
         listing = storage.list(prefix)
@@ -128,16 +128,16 @@ def list_with_retries(
         return listing
 
     while True:
-        listing = with_retries(reopen, policy=policy, tally=tally, wait=wait)
+        listing = with_retries(reopen, policy=policy, counts=counts, wait=wait)
         try:
             for info in listing:
                 num_given += 1
                 yield info
         except TransientStorageError as error:
-            if tally.num_retries >= policy.num_retries:
+            if counts.num_retries >= policy.num_retries:
                 raise
-            tally.num_retries += 1
-            wait(policy.pause_seconds(tally.num_retries, error, random.random()))
+            counts.num_retries += 1
+            wait(policy.pause_seconds(counts.num_retries, error, random.random()))
         else:
             return
 

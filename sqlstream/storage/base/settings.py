@@ -29,7 +29,7 @@ SCHEMES = {
 """Schemes that obstore serves, and the family of each."""
 
 OWN_KEYS = frozenset("backend filesystem credential_hosts verify_etag connect_timeout read_timeout timeout".split())
-"""What sqlstream itself acts on, whatever the scheme."""
+"""Options that sqlstream itself acts on, for every scheme."""
 _CLIENT = frozenset(
     "allow_http allow_invalid_certificates http1_only http2_only pool_idle_timeout pool_max_idle_per_host proxy_ca_certificate "
     "proxy_excludes proxy_url root_certificate user_agent".split()
@@ -78,12 +78,12 @@ _HANDLED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """What an obstore store is made with."""
+    """The settings of an obstore store."""
 
     config: Mapping[str, object] = field(default_factory=dict, repr=False)
-    """Of the store's class (S3Config, …); holds secrets."""
+    """Settings of the store's class (S3Config, …); holds secrets."""
     client: Mapping[str, object] = field(default_factory=dict, repr=False)
-    """Of its HTTP client (ClientConfig); timeouts are added by the backend."""
+    """Settings of its HTTP client (ClientConfig); the backend adds timeouts."""
 
 
 def store_settings(scheme: str, options: Mapping[str, object]) -> StoreSettings:
@@ -226,18 +226,18 @@ def _check_known(scheme: str, flat: Mapping[str, object]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """How connections are made, for the clients beside obstore."""
+    """Proxies and certificates, for the clients beside obstore."""
 
     proxy_url: str | None = field(default=None, repr=False)
-    """May hold a password."""
+    """URL of the proxy; it may hold a password."""
     proxy_excludes: tuple[str, ...] = ()
     root_certificate: str | None = None
-    """In PEM form, beside those that the system trusts."""
+    """Certificates in PEM form, beside those that the system trusts."""
     allows_invalid_certificates: bool = False
 
 
 def network_settings(options: Mapping[str, object]) -> Network:
-    """Return how connections are made."""
+    """Return the proxies and certificates that options name."""
     flat = _flatten(options)
     certificate = flat.get("root_certificate")
     if isinstance(flat.get("verify"), str):

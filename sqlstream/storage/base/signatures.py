@@ -13,17 +13,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignatureScheme:
-    """How one vendor signs a URL."""
+    """One vendor's way to sign a URL."""
 
     name: str
     source: str
     """The vendor's document."""
     mandatory: frozenset[str]
-    """Words that are all there, each once; in lower case where `any_case`."""
+    """Words that must all be there, each once; in lower case where `any_case`."""
     optional: frozenset[str] = frozenset()
     """Words that go with them."""
     values: tuple[tuple[str, re.Pattern[str]], ...] = ()
-    """What the values of some mandatory words look like, since the words alone are too short to tell."""
+    """Patterns of the values of some mandatory words, which alone are too short to recognise."""
     any_case: bool = False
     """True: the words are written in any case; False: exactly so."""
 

@@ -1,4 +1,4 @@
-"""The way to the helper, and the one thread that hears from it.
+"""Sends requests to the helper, and receives its answers in one thread.
 
 Locks, always in this order: `_lock`, then `locks.fork_guard()` (where a helper is started) or the channel's own. `_lock` guards
 the state and is held while sending, so that no grant or cancel overtakes its request (the helper always reads, so a send ends;
@@ -58,12 +58,12 @@ class HelperClient:
         self._unreaped: dict[HelperProcess, threading.Thread] = {}
         self._outstanding = Outstanding()
         self._listings: set[str] = set()
-        """Those that are open in the helper."""
+        """Listings that are open in the helper."""
         self.num_processes = 1
-        """Processes that share the node, as far as we were told."""
+        """Number of processes that share the node, as `share_node` said last."""
         self._is_closed = False
         self._num_dispatching = 0
-        """Receiver threads that are calling sinks."""
+        """Number of receiver threads that are calling sinks."""
         locks.occupy_standard_descriptors()
         locks.call_after_fork(self)
         _clients.add(self)
@@ -221,7 +221,7 @@ class HelperClient:
     # What follows runs in a receiver thread.
 
     def _receive(self, helper: HelperProcess) -> None:
-        """Hear a helper until it is gone."""
+        """Receive from a helper until it is gone."""
         interrupts.be_service()
         num_silent, has_spoken = 0, False
         while True:
@@ -254,7 +254,7 @@ class HelperClient:
         helper.end()
 
     def _dispatch(self, helper: HelperProcess, messages: Sequence[ToReader]) -> None:
-        """Give each answer to the one who waits for it; events of one sink go together."""
+        """Give each answer to its caller or sink; events of one sink go together."""
         answers: list[FetchEvent | Reply] = []
         for message in messages:
             if isinstance(message, LogLine):
@@ -297,7 +297,7 @@ class HelperClient:
 
 
 def _tell(answers: Sequence[FetchEvent | Reply], entries: Sequence[Unanswered | None]) -> None:
-    """Give each answer to the one who waits for it; events of one sink go together."""
+    """Give each answer to its caller or sink; events of one sink go together."""
     batches: dict[int, tuple[Sink, list[FetchEvent]]] = {}
     for answer, entry in zip(answers, entries, strict=True):
         if entry is None:
@@ -313,7 +313,7 @@ def _tell(answers: Sequence[FetchEvent | Reply], entries: Sequence[Unanswered | 
 
 
 def _start_receiver(receive: Callable[[HelperProcess], None], helper: HelperProcess) -> threading.Thread:
-    """Start the thread that hears a helper, before either is noted: a helper without it would never be heard."""
+    """Start the receiver thread of a helper, before either is noted: nothing else would receive its messages."""
     thread = threading.Thread(target=receive, args=(helper,), name="sqlstream-fetcher", daemon=True)
     try:
         thread.start()
@@ -365,10 +365,10 @@ _clients: weakref.WeakSet[HelperClient] = weakref.WeakSet()
 
 
 def _before_fork() -> None:
-    """End the helpers that nobody waits for, and their threads: a process that forks should have few, and workers start theirs.
+    """End the helpers that owe no answer, and their threads: a process that forks should have few, and workers start theirs.
 
-    Runs before the locks of the fork are taken (`locks` was imported first), which those threads want. Who forks while it holds
-    the guard keeps them. None of those that are waited for is in a sink, which may wait for other processes.
+    Runs before the locks of the fork are taken (`locks` was imported first), which those threads want. A thread that forks
+    while it holds the guard keeps them. None of the threads that are joined is in a sink, which may wait for other processes.
     """
     if locks.is_guarded() or interrupts.is_inside():
         return

@@ -1,4 +1,4 @@
-"""What was asked of helpers and has no answer yet, and who is asked again, how, after a helper died. No I/O but one fstat.
+"""Requests without an answer, and which of them are sent again after a helper died. No I/O but one fstat.
 
 A request that kills helpers must fail alone. After the first death all that was open is asked again together; what has been
 with two helpers that died is suspect: suspects are asked one at a time, with nothing beside them, and all others wait. So the
@@ -23,7 +23,7 @@ from sqlstream.storage.protocol.messages import FetchEvent, FetchRequest, GrantN
 Question = FetchRequest | Head | NextPage | Ranges
 Sink = Callable[[Sequence[FetchEvent]], None]
 Answer: TypeAlias = "queue.SimpleQueue[Reply | SqlStreamError]"
-"""Where the answer of a call is put. Not a Future: a signal handler that raises in its wait leaves its lock held."""
+"""The queue that takes the answer of a call. Not a Future: a signal handler that raises in its wait leaves its lock held."""
 
 _MAX_SENDS = 3  # together with all, together with what was there when a helper died, alone
 _MAX_STILLBORN = 2  # helpers in a row that died before their first word: then the fault is not in what they were asked
@@ -39,12 +39,12 @@ class Unanswered:
     """A download or a call without its answer."""
 
     question: Question
-    """As it must be asked again if the helper dies: with the latest grant."""
+    """The request as it is sent again if the helper dies: with the latest grant."""
     answer: Sink | Answer
     helper: HelperProcess | None = None
-    """Who was asked; None: it waits until suspects are through."""
+    """The helper that has it; None: it waits until suspects are through."""
     file: _FileIdentity | None = None
-    """What a download writes to: the number of a descriptor that was closed too early may mean another file by now."""
+    """The file that a download writes to: the number of a descriptor that was closed too early may mean another file by now."""
     num_sends: int = 0
     is_cancelled: bool = False
 
@@ -79,7 +79,7 @@ class Outstanding:
         return self._entries.get(name)
 
     def is_waiting_for(self, helper: HelperProcess) -> bool:
-        """Whether this helper owes an answer."""
+        """Return whether this helper owes an answer."""
         return any(entry.helper is helper for entry in self._entries.values())
 
     def add(self, questions: Mapping[str, Question], answer: Sink | Answer) -> None:
@@ -141,7 +141,7 @@ class Outstanding:
         ]
 
     def give_up(self, helper: HelperProcess) -> None:
-        """Let what waits share the end of `helper`, which is being stopped."""
+        """Have the requests that wait end with `helper`, which is being stopped."""
         for entry in self._entries.values():
             entry.helper = entry.helper or helper
         self._suspects.clear()

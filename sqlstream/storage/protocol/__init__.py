@@ -1,1 +1,1 @@
-"""What the reading process and its helper process say to each other, and the socket between them."""
+"""The messages between the reading process and its helper process, and the socket that they go through."""

@@ -1,7 +1,7 @@
-"""What the reading process and its helper tell each other; plain values, pickled.
+"""The messages between the reading process and its helper: plain values, pickled.
 
-What goes back and forth for every object is a named tuple: Python pickles one in C, a frozen dataclass with slots field by
-field in Python, which was a quarter of the helper's time in the interpreter (m).
+The two messages of each download are named tuples: Python pickles those in C, and a frozen dataclass with slots field by field
+in Python, which was a quarter of the helper's time in the interpreter (m).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from sqlstream.storage.base.protocols import ObjectInfo
 
 
 class FetchRequest(NamedTuple):
-    """Bring one object into an open file."""
+    """Download one object into an open file."""
 
     ticket: str
-    """The caller's name for this download; no two outstanding ones may share it."""
+    """The caller's name for this download, unique among those that are outstanding."""
     url: str
     fd: int
     """Descriptor open for writing; the helper gets a duplicate. The caller keeps its own open until FetchDone."""
@@ -28,13 +28,13 @@ class FetchRequest(NamedTuple):
     expected_bytes: int | None = None
     """Size that the object (or its part) must have; None: any."""
     span: tuple[int, int] | None = None
-    """Bring this part of the object only, half open; it lies in the file from offset 0. None: all of it."""
+    """The part of the object to download, half open; the file holds it from offset 0. None: the whole object."""
     whole_bytes: int | None = None
-    """Size that the object must have of which `span` is a part; None: any."""
+    """Size that the whole object must have, where `span` is a part of it; None: any."""
     expected_etag: str | None = None
     """ETag that the object must have; None: any."""
     access: Access = OWN
-    """Where connections may lead, and whether credentials are sent."""
+    """The addresses that connections may lead to, and the use of credentials."""
 
 
 class FetchDone(NamedTuple):
@@ -42,21 +42,21 @@ class FetchDone(NamedTuple):
 
     ticket: str
     size_bytes: int = 0
-    """Bytes of the object; the file holds it from offset 0; what lies behind (a preallocated tail) is the caller's to cut."""
+    """Bytes of the object. The file holds it from offset 0; the caller cuts what lies behind (a preallocated tail)."""
     etag: str | None = None
     is_private: bool = False
-    """It came from this machine or a private network; http(s) alone says it."""
+    """True: it came from this machine or a private network; known for http(s) only."""
     seconds: float = 0.0
-    """From the start of the download, without its time in the queue."""
+    """Duration of the download, without its time in the queue."""
     num_requests: int = 0
-    """Requests: exact with obstore and urllib3 (redirects that they follow are not counted); with fsspec at least so many."""
+    """Number of requests: exact with obstore and urllib3, at least this many with fsspec."""
     num_retries: int = 0
     downloaded_bytes: int = 0
     """Bytes that came over the network, those of failed tries included."""
     pause_seconds: float = 0.0
-    """Waited between tries."""
+    """Time between tries."""
     host: str = ""
-    """What the requests were made to: `scheme://authority`, without credentials; `file` for local files."""
+    """Target of the requests: `scheme://authority`, without credentials; `file` for local files."""
     error: SqlStreamError | None = None
     """A StorageError (context `errno` when the local write failed, e.g. ENOSPC), ConfigError or MissingDependencyError."""
 
@@ -75,15 +75,15 @@ FetchEvent = FetchDone | GrantNeeded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelperTiming:
-    """When a helper gives signs of life, and when its reading process takes it for idle or hanging; the same value for both."""
+    """Times after which a helper gives a sign of life, is idle, or hangs; the same value on both sides."""
 
     look_seconds: float = 2.0
-    """A helper that owes answers gives a sign of life this often, and the reading process counts silence in these steps. Steps,
-    not time: a job that was stopped as a whole (SIGSTOP, a suspended machine) must not find its helper overdue afterwards."""
+    """Interval between signs of life of a helper that owes answers, and the step in which the reading process counts silence.
+    Steps, not time: a job that was stopped as a whole (SIGSTOP, a suspended machine) must not find its helper overdue."""
     max_silent_looks: int = 15
     """Silent steps after which a helper that owes answers hangs."""
     max_silent_looks_at_start: int = 60
-    """The same before its first word: its imports may come from a cold network disk."""
+    """The same before its first message: its imports may come from a cold network disk."""
     max_idle_looks: int = 15
     """Silent steps after which a helper that owes nothing is ended: 30 s give back its 40 MB; the next starts in 0.15 s (m)."""
 
@@ -101,7 +101,7 @@ class StartHelper:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """Requests whose descriptors came with the same frame, in the same order."""
+    """Requests, whose descriptors come with the same frame in the same order."""
 
     requests: tuple[FetchRequest, ...]
 
@@ -161,9 +161,10 @@ class EndListing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareNode:
-    """So many processes of this node read: take no more than a share of its downloads at a time (only with `"auto"`)."""
+    """Take no more than a share of the node's downloads at a time (only with `"auto"`)."""
 
     num_processes: int
+    """Processes of the node that read."""
 
 
 ToHelper = StartHelper | Fetch | Grant | Cancel | Head | NextPage | Ranges | EndListing | ShareNode
@@ -171,7 +172,7 @@ ToHelper = StartHelper | Fetch | Grant | Cancel | Head | NextPage | Ranges | End
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The answer to Head (one object), NextPage (some; none at the end) or Ranges (their bytes), or the error."""
+    """The answer to Head (one object), NextPage (objects, none at the end) or Ranges (their bytes), or an error."""
 
     call: str
     objects: tuple[ObjectInfo, ...] = ()

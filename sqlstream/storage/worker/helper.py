@@ -52,10 +52,10 @@ from sqlstream.storage.worker.outbox import Outbox
 from sqlstream.storage.worker.transfer import Transfer, TransferContext
 from sqlstream.storage.worker.workers import Job, Workers
 
-_HANG_SECONDS = 60.0  # beyond every timeout: a client that takes longer than that has broken down
-# Started as they are needed, for many listings and footers at a time.
-# head and list have threads of their own: downloads that wait for a grant must not stop them.
-_NUM_CALL_THREADS = 16
+_HANG_SECONDS = 60.0  # beyond every timeout: a storage client that takes longer has broken down
+_NUM_CALL_THREADS = (
+    16  # for listings and footers; threads of their own, so that downloads that wait for a grant do not stop them
+)
 _RESIZE_EVERY = 16  # downloads; to look more often gains nothing
 _PAGE = 1000  # objects of one page of a listing, as S3 has it
 
@@ -74,7 +74,7 @@ class Helper:
         self._num_processes = 1
         self._num_calls = 0
         self._downloads = Workers(self._num_threads())
-        self._way = TransferContext(
+        self._context = TransferContext(
             resolver=self._resolver,
             policy=self._policy,
             report=self._report,
@@ -121,7 +121,7 @@ class Helper:
                 raise AssertionError("the second StartHelper")
 
     def look(self) -> None:
-        """Give a sign of life if anybody waits; end this process if a client hangs beyond all timeouts."""
+        """Give a sign of life if an answer is owed; end this process if a storage client hangs beyond all timeouts."""
         transfers = list(self._transfers.values())
         limit = self._options.total_timeout_seconds + self._options.connect_timeout_seconds + _HANG_SECONDS
         now = time.monotonic()
@@ -135,7 +135,7 @@ class Helper:
     def _fetch(self, requests: Sequence[FetchRequest], descriptors: Sequence[int]) -> None:
         jobs: list[Job] = []
         for request, fd in zip(requests, descriptors, strict=False):
-            transfer = Transfer(request, fd, self._way)
+            transfer = Transfer(request, fd, self._context)
             self._transfers[request.ticket] = transfer
             jobs.append(transfer.run)
         self._downloads.submit(jobs)
@@ -193,7 +193,7 @@ class Helper:
     def _with_retries(self, url: str, access: Access, operation: Callable[[Storage], Result]) -> Result:
         with explained(url, access):
             storage = self._resolver.storage(url, access)
-            return with_retries(lambda: operation(storage), policy=self._policy, tally=RequestCounts(), wait=time.sleep)
+            return with_retries(lambda: operation(storage), policy=self._policy, counts=RequestCounts(), wait=time.sleep)
 
     def _next_page(self, message: NextPage) -> Reply:
         with self._lock:
@@ -260,7 +260,7 @@ def main() -> None:
                 logging.getLogger().addHandler(_LogForwarder(helper))
             else:
                 helper.handle(message, descriptors)
-    os._exit(0)  # threads may be in the network: nobody waits for them
+    os._exit(0)  # without waiting for threads that may be in the network
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the helper has to say, gathered into frames: a frame wakes the reading process, which then writes its ledger once."""
+"""Gathers the helper's messages into frames: a frame wakes the reading process, which then writes its ledger once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from sqlstream.storage.protocol.messages import FetchDone, ToReader
 
 LINGER_SECONDS = 0.003
-"""Wait so long for further ends of downloads while more are under way. Measured with 100 KB objects from the same machine:
+"""Wait this long for further ends of downloads while more are under way. Measured with 100 KB objects from the same machine:
 a sixth of the frames and of the ledger's transactions, a fifth less CPU in the reader; an object alone does not wait."""
 _FRAME_MESSAGES = 256  # of one frame at most; arbitrary
 
@@ -18,8 +18,8 @@ class Outbox:
 
     Args:
         send: Sends one frame; blocks while the reader is slow.
-        may_linger: Whether more downloads are under way, so that it pays to wait.
-        linger_seconds: How long.
+        may_linger: Returns True while more downloads are under way, so that it pays to wait.
+        linger_seconds: Longest wait.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Outbox:
         if is_first:
             self._something.set()
         if not isinstance(message, FetchDone) or not self._may_linger():
-            self._urgent.set()  # somebody waits for this very message
+            self._urgent.set()  # the reader waits for this very message
 
     def run(self) -> None:
         """Send until the channel closes (its error comes out of here)."""

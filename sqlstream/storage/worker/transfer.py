@@ -35,23 +35,22 @@ _NO_RANGES = frozenset({200, 400, 412, 416, 501})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferContext:
-    """How downloads go; the same for all of a helper."""
+    """What all downloads of a helper share."""
 
     resolver: Resolver
     policy: RetryPolicy
     report: Callable[[FetchEvent], None]
-    """Takes every event."""
+    """Takes each event."""
     observe: Callable[[DownloadTiming], None]
-    """Told of every whole object."""
+    """Takes the timing of each download that succeeded."""
     checks_etag: bool = False
     """Compare the MD5 of the bytes with an ETag that has the form of one."""
 
 
 class _Change:
-    """A lock, and how those who wait hear of what changes under it.
+    """A lock with a condition, which is made for the first thread that waits.
 
-    The condition is made for the first who waits: few do, and to make it takes longer than all else that a transfer begins
-    with.
+    Few transfers wait, and to make a condition takes longer than everything else that a transfer begins with.
     """
 
     def __init__(self) -> None:
@@ -66,7 +65,7 @@ class _Change:
             self._condition.wait_for(is_met, timeout_seconds)
 
     def notify(self) -> None:
-        """Have whoever waits look again; the caller holds the lock."""
+        """Wake the threads that wait; the caller holds the lock."""
         if self._condition is not None:
             self._condition.notify_all()
 
@@ -77,23 +76,23 @@ class Transfer:
     `cancel` closes it at once, also while the network is silent: writes happen under the same lock, so that no byte follows.
 
     Args:
-        request: What to bring.
-        fd: Where to; ours now.
-        way: How.
+        request: The object.
+        fd: The file to write to; this transfer closes it.
+        context: What all transfers share.
     """
 
-    def __init__(self, request: FetchRequest, fd: int, way: TransferContext) -> None:
+    def __init__(self, request: FetchRequest, fd: int, context: TransferContext) -> None:
         self.request = request
         self._fd = fd
-        self._way = way
+        self._context = context
         self._change = _Change()
         self._granted_bytes = request.granted_bytes
         self._is_over = False
-        self._tally = RequestCounts()
+        self._counts = RequestCounts()
         self._started_at = time.monotonic()
         self.active_since: float | None = None
-        """When the request that is under way last brought something, by the monotonic clock; None while none is."""
-        self._slot: WorkPermit | None = None
+        """Time of the last bytes of the request that is under way, by the monotonic clock; None while none is."""
+        self._permit: WorkPermit | None = None
         self._kept: tuple[int, ObjectInfo] | None = None  # bytes of which version are in the file, for the next try
         self._md5 = hashlib.md5(usedforsecurity=False)  # of what is in the file, if ETags are checked
         self._wrong_md5 = ""  # of the last try
@@ -108,19 +107,19 @@ class Transfer:
         """Close the descriptor and report; the thread at work finds out when it comes back from the network."""
         where = redact(self.request.url)
         self._finish(0, None, FetchCancelledError(f"{where}: the download was cancelled", url=where))
-        if (slot := self._slot) is not None:
-            slot.step_aside()  # its thread may be in a silent network for long: others need not wait for it
+        if (permit := self._permit) is not None:
+            permit.step_aside()  # its thread may be in a silent network for long: others need not wait for it
 
-    def run(self, slot: WorkPermit) -> None:
+    def run(self, permit: WorkPermit) -> None:
         """Download, with retries, and report; returns at once if it was cancelled while it waited in the queue."""
-        self._slot = slot
+        self._permit = permit
         self._started_at = time.monotonic()
         url = self.request.url
         try:
             with explained(url, self.request.access):
-                storage = self._way.resolver.storage(url, self.request.access)
+                storage = self._context.resolver.storage(url, self.request.access)
                 attempt = functools.partial(self._attempt, storage)
-                info, size = with_retries(attempt, policy=self._way.policy, tally=self._tally, wait=self._wait)
+                info, size = with_retries(attempt, policy=self._context.policy, counts=self._counts, wait=self._wait)
         except SqlStreamError as error:
             self._finish(0, None, error)
         except Exception as error:
@@ -133,7 +132,7 @@ class Transfer:
             self.active_since = None
 
     def _attempt(self, storage: Storage) -> tuple[ObjectInfo, int]:
-        """Download once, on from what an earlier try has kept; return what it is and how many bytes it has."""
+        """Download once, behind what an earlier try has kept; return what the server says of the object, and its bytes."""
         self._raise_if_over()
         request = self.request
         if request.span is not None:
@@ -149,7 +148,7 @@ class Transfer:
             if info.size_bytes is not None:
                 self._wait_for_grant(info.size_bytes, info.size_bytes)
             for chunk in self._chunks(stream):
-                if self._way.checks_etag:
+                if self._context.checks_etag:
                     self._md5.update(chunk)
                 self._write(chunk, offset, info.size_bytes)
                 offset += len(chunk)
@@ -160,15 +159,15 @@ class Transfer:
             raise
         finally:
             stream.close()
-            self._tally.num_requests += stream.num_extra_requests
+            self._counts.num_requests += stream.num_extra_requests
         check_size(request.url, offset, request.expected_bytes)
-        if self._way.checks_etag:
+        if self._context.checks_etag:
             self._check_md5(info.etag)
-        self._way.observe(DownloadTiming(latency_seconds=latency, size_bytes=offset))
+        self._context.observe(DownloadTiming(latency_seconds=latency, size_bytes=offset))
         return info, offset
 
     def _attempt_span(self, storage: Storage, start: int, stop: int) -> tuple[ObjectInfo, int]:
-        """Download a part of the object once, on from what an earlier try has kept; also from a server that ignores ranges."""
+        """Download a part of the object once, behind what an earlier try has kept; also from a server that ignores ranges."""
         begun_at = self.active_since = time.monotonic()
         with range_of(self.request.url, stop, self.request.whole_bytes):
             stream = self._open(storage, start, stop)
@@ -187,15 +186,15 @@ class Transfer:
             raise
         finally:
             stream.close()
-            self._tally.num_requests += stream.num_extra_requests
-        self._way.observe(DownloadTiming(latency_seconds=latency, size_bytes=stop - start))
+            self._counts.num_requests += stream.num_extra_requests
+        self._context.observe(DownloadTiming(latency_seconds=latency, size_bytes=stop - start))
         return stream.info, stop - start
 
     def _chunks(self, stream: ObjectStream) -> Iterator[memoryview]:
-        """Yield what comes, counted."""
+        """Yield the bytes of an answer, and count them."""
         for chunk in stream.chunks():
             self.active_since = time.monotonic()
-            self._tally.downloaded_bytes += len(chunk)
+            self._counts.downloaded_bytes += len(chunk)
             yield chunk
 
     def _open(self, storage: Storage, start: int, stop: int | None) -> ObjectStream:
@@ -212,21 +211,21 @@ class Transfer:
             except StorageError as error:
                 if not isinstance(error, ObjectChangedError) and error.context.get("status") not in _NO_RANGES:
                     raise
-                self._tally.count_failed(error)
+                self._counts.count_failed(error)
             else:
                 if stream.start == 0 or stream.info.is_surely(info):
                     return stream
                 stream.close()
-                self._tally.num_requests += stream.num_extra_requests
-            self._tally.num_requests += 1
+                self._counts.num_requests += stream.num_extra_requests
+            self._counts.num_requests += 1
         strong = None if stop is None or expected is None or is_weak(expected) else expected
         return storage.get(url, start=start, stop=stop, etag=strong)
 
     def _keep(self, num_bytes: int, info: ObjectInfo) -> None:
-        """Have the next try go on behind the first `num_bytes`, if the version that they belong to has a name."""
+        """Have the next try continue behind the first `num_bytes`, if a strong ETag names their version."""
         if info.strong_etag is not None and 0 < num_bytes < (info.size_bytes or 0):
             self._kept = (num_bytes, info)
-            self._tally.furthest_bytes = max(self._tally.furthest_bytes, num_bytes)
+            self._counts.furthest_bytes = max(self._counts.furthest_bytes, num_bytes)
 
     # -- checks -------------------------------------------------------------------------------------------------------
 
@@ -262,11 +261,11 @@ class Transfer:
             chunk, offset = chunk[num_written:], offset + num_written
 
     def _wait_for_grant(self, needed_bytes: int, size_bytes: int | None) -> None:
-        """Ask for room, and wait for it in nobody's way, if the grant is below `needed_bytes`."""
+        """Ask for room if the grant is below `needed_bytes`, and give up the permit while this waits for it."""
         if self._granted_bytes >= needed_bytes:
             return
-        assert self._slot is not None
-        self._slot.step_aside()
+        assert self._permit is not None
+        self._permit.step_aside()
         active_since, self.active_since = self.active_since, None
         while True:
             with self._change.lock:
@@ -274,15 +273,15 @@ class Transfer:
                 granted = self._granted_bytes
                 if granted >= needed_bytes:
                     break
-            self._way.report(GrantNeeded(ticket=self.request.ticket, size_bytes=size_bytes))
+            self._context.report(GrantNeeded(ticket=self.request.ticket, size_bytes=size_bytes))
             self._change.wait_until(lambda granted=granted: self._is_over or self._granted_bytes > granted)  # type: ignore[misc]
         self.active_since = None if active_since is None else time.monotonic()
-        self._slot.come_back()
+        self._permit.come_back()
 
     def _wait(self, seconds: float) -> None:
         """Sleep between two tries; a cancel ends it."""
         self.active_since = None
-        self._tally.pause_seconds += seconds
+        self._counts.pause_seconds += seconds
         self._change.wait_until(lambda: self._is_over, timeout_seconds=seconds)
         self._raise_if_over()
 
@@ -298,18 +297,18 @@ class Transfer:
             self._is_over = True
             os.close(self._fd)
             self._change.notify()
-        tally = self._tally
-        self._way.report(
+        counts = self._counts
+        self._context.report(
             FetchDone(
                 ticket=self.request.ticket,
                 size_bytes=size_bytes,
                 etag=etag,
                 is_private=is_private,
                 seconds=time.monotonic() - self._started_at,
-                num_requests=tally.num_requests,
-                num_retries=tally.num_retries,
-                downloaded_bytes=tally.downloaded_bytes,
-                pause_seconds=tally.pause_seconds,
+                num_requests=counts.num_requests,
+                num_retries=counts.num_retries,
+                downloaded_bytes=counts.downloaded_bytes,
+                pause_seconds=counts.pause_seconds,
                 host=host(self.request.url),
                 error=error,
             )

@@ -14,14 +14,14 @@ _logger = logging.getLogger(__name__)
 
 
 class WorkPermit:
-    """The place of one running job among those that count."""
+    """The permit of one running job, which counts against the limit while it is held."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._is_held = True
 
     def step_aside(self) -> None:
-        """Let another job start: this one waits for something that is not the network, or is given up. Safe to call twice."""
+        """Let another job start: this one does not wait for the network, or is given up. Safe to call twice."""
         self._workers.leave(self, is_end=False)
 
     def come_back(self) -> None:
@@ -62,28 +62,28 @@ class Workers:
             self._wake()
 
     def submit(self, jobs: list[Job]) -> None:
-        """Run these as soon as there are places for them."""
+        """Run these jobs as soon as the limit allows it."""
         with self._condition:
             self._jobs.extend(jobs)
             self._wake()
 
-    def enter(self, slot: WorkPermit) -> None:
+    def enter(self, permit: WorkPermit) -> None:
         """Count a job again; see `WorkPermit.come_back`."""
         with self._condition:
-            if not slot._is_held:
-                slot._is_held = True
+            if not permit._is_held:
+                permit._is_held = True
                 self._num_counted += 1
                 self._num_aside -= 1
 
-    def leave(self, slot: WorkPermit, *, is_end: bool) -> None:
+    def leave(self, permit: WorkPermit, *, is_end: bool) -> None:
         """Stop counting a job; see `WorkPermit.step_aside`."""
         with self._condition:
-            if slot._is_held and (is_end or self._num_aside < _MAX_ASIDE):
-                slot._is_held = False
+            if permit._is_held and (is_end or self._num_aside < _MAX_ASIDE):
+                permit._is_held = False
                 self._num_counted -= 1
                 self._num_aside += not is_end
                 self._wake()
-            elif is_end and not slot._is_held:
+            elif is_end and not permit._is_held:
                 self._num_aside -= 1
 
     def _wake(self) -> None:
@@ -115,15 +115,15 @@ class Workers:
                     self._condition.wait()
                     continue
                 job = self._jobs.popleft()
-            slot = WorkPermit(self)
+            permit = WorkPermit(self)
             try:
-                job(slot)
+                job(permit)
             except Exception:
                 _logger.exception("unexpected error in the helper process")
             with self._condition:  # take the next job in the place of this one
-                if slot._is_held:
-                    slot._is_held = False
+                if permit._is_held:
+                    permit._is_held = False
                     continue
-            self.leave(slot, is_end=True)
+            self.leave(permit, is_end=True)
             with self._condition:
                 self._num_counted += 1  # as `_run` expects; given back at once if there is nothing to do
