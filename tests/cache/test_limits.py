@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import pickle
+import socket
 import sqlite3
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import sqlstream
 from sqlstream import AS_IT_IS, StreamingDataset
 from sqlstream.cache import Cache
+from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.config import Limit, parse_limit
 from sqlstream.errors import ConfigError
 from sqlstream.testing.disk import cached_files
@@ -227,3 +229,27 @@ def test_a_ledger_of_version_4_without_a_limit_has_none(directory: Path, urls: l
         old.execute("UPDATE meta SET limit_bytes = NULL")
     with Cache(directory) as cache:
         assert cache.statistics().limit_bytes is None
+
+
+def test_the_limit_of_a_process_that_left_its_pins_to_the_trainer_ends_with_it(directory: Path, urls: list[str]) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, Cache(directory, limit="1mb") as cache:
+
+        def leave(fd: int) -> None:
+            socket.send_fds(theirs, [b"pins"], [fd])
+
+        def child() -> str:
+            acquirer = cache.store.acquirer
+            hold = cache.hold((ObjectRef.of(urls[0], identity=cache.identity),))
+            acquirer.retain(hold)
+            acquirer.hand_over(leave)
+            return "handed over"
+
+        assert answer_of_forked_child(child) == "handed over"
+        assert cache.statistics().pinned_entries == 1
+        cache.limit_bytes = "10mb"
+        assert cache.statistics().limit_bytes == 10 << 20
+        destroy(directory)
+        with cache.pinned(urls[1]):
+            assert cache.statistics().limit_bytes == 10 << 20
+            assert cache.statistics().pinned_entries == 2

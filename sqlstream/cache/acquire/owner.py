@@ -233,7 +233,7 @@ class Owner:
                 with self.transaction(is_flush=True) as tx:
                     tx.end_process(self.id)
                     self._write_pins(tx)
-                    self._disk.write_note(self._fd, OwnerNote(0, self.limit_bytes, self._counts))  # what a rebuild takes up
+                    self._disk.write_note(self._fd, OwnerNote(0, None, self._counts))  # what a rebuild takes up
                 give(self._fd)
             finally:
                 self.is_closed = True

@@ -214,8 +214,12 @@ class LedgerTransaction:
         self._execute(_NOTE_LIMIT)
 
     def end_process(self, owner: str) -> None:
-        """Note that an owner's process has ended, while another one keeps its pins."""
-        self._execute("UPDATE owner SET pid = 0, name = name || ' (ended)', waiting_tick = NULL WHERE id = ?", (owner,))
+        """Note that an owner's process has ended, while another one keeps its pins; the limit that it gave ends with it."""
+        self._execute(
+            "UPDATE owner SET pid = 0, name = name || ' (ended)', waiting_tick = NULL, limit_bytes = NULL WHERE id = ?",
+            (owner,),
+        )
+        self._execute(_NOTE_LIMIT)
 
     def owners_without_process(self) -> list[str]:
         """Return the owners whose process has ended, while another one keeps their pins."""
