@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import threading
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 from sqlstream.cache import Cache
 from sqlstream.cache.recovery import recover
 from sqlstream.errors import CacheDiskError
+from sqlstream.process import locks
 from sqlstream.testing.faulty import FaultyHttpServer
 from sqlstream.testing.invariants import check_invariants
 
@@ -90,4 +94,25 @@ def test_a_download_is_written_once_though_others_write_before_its_thread_goes_o
         monkeypatch.setattr(lock, "leave", leave_and_be_overtaken)
         owner.run(lambda _: None)
         assert cache.store.ledger.database.read("SELECT count(*) FROM entry") == [(0,)]
+    check_invariants(directory, at_rest=True)
+
+
+def test_an_owner_that_gets_no_new_file_closes_no_file_of_others(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cache(directory, limit="1mb") as cache:
+        (own,) = (directory / "owners").iterdir()
+        own.unlink()  # with its directory, as a rule
+
+        def fail(owner: str) -> int:
+            raise OSError(errno.EMFILE, "too many open files")
+
+        monkeypatch.setattr(cache.store.disk, "create_owner", fail)
+        with pytest.raises(CacheDiskError), cache.store.acquirer.owner.transaction():
+            pass
+        monkeypatch.undo()
+        others = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
+        others.append(fcntl.fcntl(others[0], fcntl.F_DUPFD_CLOEXEC, locks.HIGH_DESCRIPTOR))  # where that of an owner is
+        with cache.store.acquirer.owner.transaction():
+            pass
+        for fd in others:
+            os.close(fd)
     check_invariants(directory, at_rest=True)

@@ -271,7 +271,8 @@ class Owner:
             self.id = uuid.uuid4().hex
         if self._fd is None or os.fstat(self._fd).st_nlink == 0:  # removed with its directory: others think us dead
             if self._fd is not None:
-                locks.close_descriptor(self._fd)
+                old, self._fd = self._fd, None  # first: if no other one can be made, its number may soon be another file's
+                locks.close_descriptor(old)
             self._fd = self._disk.create_owner(self.id)
             self._generation = -1
         if self._generation != self._ledger.database.generation:
