@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from sqlstream.cache.files import layout
 from sqlstream.cache.files.disk import Disk, OwnerNote
 from sqlstream.errors import CacheDirectoryError, CacheError, ConfigError
 from sqlstream.process import locks
+from sqlstream.testing.invariants import check_invariants
+from sqlstream.testing.storage import ScriptedFetcher
 
 KEY = bytes(range(16))
 
@@ -247,3 +250,49 @@ def test_the_ballast_is_given_up_and_taken_back(directory: Path) -> None:
     disk.restore_ballast()
     assert (directory / "ballast").stat().st_blocks * 512 >= 8 << 20
     assert not disk.is_ballast_dropped
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
+@pytest.mark.parametrize("folder", ["data", "part", "owners", "index"])
+def test_a_folder_that_somebody_removed_is_made_anew(directory: Path, folder: str, is_open: bool) -> None:
+    urls = ["s3://bucket/0", "s3://bucket/1"]
+    fetcher = ScriptedFetcher(dict.fromkeys(urls, b"bytes"))
+    with Cache(directory, limit="1mb") as cache:
+        cache.fetcher = fetcher
+        with cache.pinned(urls[0]):
+            pass
+        if is_open:
+            shutil.rmtree(directory / folder)
+            assert cache.statistics().index_bytes == 0
+            assert cache.clear(index=True).removed_index_files == 0
+            for url in urls:
+                with cache.pinned(url) as path:
+                    assert path.read_bytes() == b"bytes"
+    if not is_open:
+        shutil.rmtree(directory / folder)
+    with Cache(directory) as cache:
+        cache.fetcher = fetcher
+        for url in urls:
+            with cache.pinned(url) as path:
+                assert path.read_bytes() == b"bytes"
+        assert cache.verify() == []
+    check_invariants(directory, at_rest=True)
+
+
+def test_clearing_index_files_leaves_builders_and_links_alone_and_may_meet_another_one(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cache(directory) as cache:
+        place = directory / "index"
+        for name in ("key.lock", "key.0.part.tmp", "dead.0.part.tmp", "index.sqlite", "gone.sqlite"):
+            (place / name).write_bytes(b"bytes")
+        (place / "link").symlink_to(directory / "FORMAT")
+        builder = locks.open_descriptor(place / "key.lock", os.O_RDWR)
+        assert locks.try_lock(builder)
+        found = cache.store.disk.index_files()
+        (place / "gone.sqlite").unlink()  # another process clears at the same moment
+        monkeypatch.setattr(cache.store.disk, "index_files", lambda: found)
+        assert cache.statistics().index_bytes == 4 * len(b"bytes")
+        assert cache.clear(index=True).removed_index_files == 2
+        assert sorted(os.listdir(place)) == ["key.0.part.tmp", "key.lock", "link"]
+        locks.close_descriptor(builder)

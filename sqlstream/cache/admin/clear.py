@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 
 from sqlstream.cache.acquire.room import MAX_EVICTIONS
+from sqlstream.cache.files import locked_files
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.ledger.last_uses import RecentUses
 from sqlstream.cache.ledger.ledger import Ledger
 from sqlstream.cache.model.rows import EntryRow
 from sqlstream.cache.recovery import recover
 from sqlstream.errors import ConfigError
-from sqlstream.process import locks
+
+_TEMPORARY = ".tmp"
+"""In the name of what a builder of an index writes; see `index.file.workplace`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +84,14 @@ def clear(ledger: Ledger, disk: Disk, *, dataset: str | None, older_than_seconds
 
 
 def _clear_index(disk: Disk) -> int:
-    """Remove index files whose lock is free: every process that uses an index holds a shared one."""
+    """Remove index files whose lock is free: every process that uses an index holds a shared one.
+
+    A builder holds the lock of its `.lock` file, and none on its temporary files; names with a dot in front are a moment old.
+    """
     num_removed = 0
     for path in disk.index_files():
-        with locks.uninterrupted():
-            fd = locks.open_descriptor(path, os.O_RDWR)
-            try:
-                if locks.try_lock(fd):
-                    path.unlink()
-                    num_removed += 1
-            finally:
-                locks.close_descriptor(fd)
+        builder = path.with_name(f"{path.name.partition('.')[0]}.lock")
+        is_temporary = _TEMPORARY in path.name
+        if not path.name.startswith(".") and not (is_temporary and locked_files.is_locked(str(builder))):
+            num_removed += locked_files.unlink_unlocked(str(path))
     return num_removed

@@ -93,7 +93,7 @@ def collect(ledger: Ledger, disk: Disk) -> CacheStatistics:
         used_bytes=totals["ready_bytes"],
         filling_bytes=totals["filling_bytes"],
         overhead_bytes=disk.overhead_bytes(),
-        index_bytes=sum(path.stat().st_size for path in disk.index_files()),
+        index_bytes=disk.index_bytes(),
         entries=totals["entries"],
         pinned_entries=pinned["entries"],
         stored_samples=stored["entries"],

@@ -162,10 +162,10 @@ class Disk:
 
     def scan_data(self, only: str = "") -> Iterator[DataFile]:
         """Yield every file in data/, or in one folder of it, that is named as ours; others are not touched by anyone."""
-        for folder in os.scandir(self.data):
+        for folder in _entries_of(self.data):
             if not folder.is_dir(follow_symlinks=False) or not folder.name.startswith(only):
                 continue
-            for file in os.scandir(folder.path):
+            for file in _entries_of(folder.path):
                 match = _DATA_NAME.fullmatch(file.name)
                 if match and file.name[:2] == folder.name:
                     with contextlib.suppress(FileNotFoundError):
@@ -184,9 +184,21 @@ class Disk:
         """Return a new, empty, locked part file; it must exist before its row does."""
         while True:
             name = f"{key.hex()}.{uuid.uuid4().hex}"
-            fd = locked_files.create_locked(f"{self._part}/{name}")
+            fd = self._create_locked(f"{self._part}/{name}")
             if fd is not None:
                 return Part(name=name, fd=fd)
+
+    def _create_locked(self, path: str) -> int | None:
+        try:
+            return locked_files.create_locked(path)
+        except FileNotFoundError:
+            self._make_folders()
+            return locked_files.create_locked(path)
+
+    def _make_folders(self) -> None:
+        """Make folders that somebody has removed, if this is still a cache."""
+        if (self.root / "FORMAT").is_file():
+            layout.make_folders(self.root)
 
     def allocate(self, part: Part, num_bytes: int, *, takes_room: bool = True) -> None:
         """Have a part's length say how much may be written to it: a rebuild of the ledger counts that.
@@ -206,6 +218,7 @@ class Disk:
         try:
             os.rename(f"{self._part}/{part.name}", path)
         except FileNotFoundError:  # the first file of its folder
+            self._make_folders()
             with contextlib.suppress(FileExistsError):
                 os.mkdir(os.path.dirname(path), 0o700)
             os.rename(f"{self._part}/{part.name}", path)
@@ -257,7 +270,7 @@ class Disk:
 
     def scan_parts(self) -> list[str]:
         """Return the names of all part files."""
-        return [name for name in os.listdir(self._part) if _PART_NAME.fullmatch(name)]
+        return [file.name for file in _entries_of(self._part) if _PART_NAME.fullmatch(file.name)]
 
     # -- owners -------------------------------------------------------------------------------------------------------
 
@@ -267,7 +280,7 @@ class Disk:
         Raises:
             CacheDirectoryError: A stranger holds the file's lock.
         """
-        fd = locked_files.create_locked(f"{self._owners}/{owner}")
+        fd = self._create_locked(f"{self._owners}/{owner}")
         if fd is None:
             raise CacheDirectoryError(f"somebody else than sqlstream locks files in {self._owners}: find out who")
         return locks.raise_descriptor(fd)  # a file that this process reads is closed before its pins are free
@@ -302,13 +315,21 @@ class Disk:
 
     def scan_owners(self) -> list[str]:
         """Return the ids of all owner files."""
-        return [name for name in os.listdir(self._owners) if re.fullmatch(r"[0-9a-f]{32}", name)]
+        return [file.name for file in _entries_of(self._owners) if re.fullmatch(r"[0-9a-f]{32}", file.name)]
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
     def index_files(self) -> list[Path]:
         """Return the files below index/."""
-        return sorted(path for path in (self.root / "index").iterdir() if path.is_file())
+        return sorted(Path(file.path) for file in _entries_of(f"{self.root}/index") if file.is_file(follow_symlinks=False))
+
+    def index_bytes(self) -> int:
+        """Return the sizes of the files below index/ together."""
+        num_bytes = 0
+        for path in self.index_files():
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it since
+                num_bytes += path.stat().st_size
+        return num_bytes
 
     def overhead_bytes(self) -> int:
         """Return the bytes on disk beside data, parts and index files: ledger, WAL, ballast."""
@@ -348,6 +369,17 @@ def changed_files(disk: Disk, rows: Iterable[ReadyRow]) -> list[bytes]:
         if status[ST_SIZE] != size_bytes or status[ST_MODE] & 0o170000 != 0o100000:  # by name it takes longer
             changed.append(key)
     return changed
+
+
+def _entries_of(directory: str) -> list[os.DirEntry[str]]:
+    """Return what is in a folder; nothing if somebody has removed it."""
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except FileNotFoundError as error:
+        if not interrupts.is_of_system_call(error):
+            raise
+        return []
 
 
 def _allocated_bytes(path: str) -> int:

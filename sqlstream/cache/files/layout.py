@@ -183,6 +183,10 @@ def open_directory(root: Path, *, create: bool, allow_network_fs: bool) -> None:
     check_directory(root, allow_network_fs=allow_network_fs)
     if (root / "FORMAT").is_file():
         _check_format(root)
+        try:
+            make_folders(root)
+        except OSError as error:
+            raise CacheDirectoryError(f"cannot make the folders of {root} ({error}): mend its rights") from error
     else:
         strangers = sorted(set(os.listdir(root)) - _OURS)
         if strangers:
@@ -197,6 +201,13 @@ def open_directory(root: Path, *, create: bool, allow_network_fs: bool) -> None:
         check_locks(root / "index")
 
 
+def make_folders(root: Path) -> None:
+    """Make the folders of a cache that are not there: people remove one to free space."""
+    for name in ("data", "part", "owners", "index"):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(root / name, 0o700)
+
+
 def _check_format(root: Path) -> None:
     try:
         version = json.loads((root / "FORMAT").read_text())["format"]
@@ -209,9 +220,7 @@ def _check_format(root: Path) -> None:
 def _create(root: Path) -> None:
     """Lay the directory out; FORMAT comes last, so that a killed creation is simply repeated."""
     os.chmod(root, 0o700)
-    for name in ("data", "part", "owners", "index"):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(root / name, 0o700)
+    make_folders(root)
     (root / "CACHEDIR.TAG").write_text(_TAG)
     fresh = root / f"index/.format-{uuid.uuid4().hex}"  # in a folder of ours: other openers may be looking at the root
     fresh.write_text(json.dumps({"format": FORMAT_VERSION, "uuid": uuid.uuid4().hex}))

@@ -38,15 +38,17 @@ def open_note(path: str, on_full: Callable[[], None]) -> int:
         return os.open(path, flags, 0o600)
 
 
-def unlink_unlocked(path: str) -> None:
-    """Unlink a file while holding its lock, so that a process that creates and locks it notices."""
+def unlink_unlocked(path: str) -> bool:
+    """Unlink a file under its lock, so that a process which creates and locks it notices; return whether that was done."""
     with locks.uninterrupted(), contextlib.suppress(FileNotFoundError):
-        fd = locks.open_descriptor(path, os.O_RDWR)
+        fd = locks.open_descriptor(path, os.O_RDWR | os.O_NONBLOCK)
         try:
             if locks.try_lock(fd):
                 os.unlink(path)
+                return True
         finally:
             locks.close_descriptor(fd)
+    return False
 
 
 def unlink_unread(path: str, *, is_ours: bool) -> bool:
