@@ -48,14 +48,15 @@ _turns: dict[_Identity, locks.Turn] = {}
 def open_store(path: str | os.PathLike[str], *, create: bool, allow_network_fs: bool) -> CacheDirectory:
     """Return the store of a directory, made on first use; give it back with `close_store`.
 
-    One object per (device, inode) of the directory: two ledgers of one process would not see each other's pins.
+    One object per (device, inode) of the directory: two ledgers of one process would not see each other's pins. One whose
+    directory was moved since is of no use to its new name: it goes on under the old one, where it says that it is gone.
     """
     locks.occupy_standard_descriptors()
     disk = Disk(Path(path), allow_network_fs=allow_network_fs)
     disk.open(create=create)
     identity = _identity(disk.root)
     with _turn_of(identity):
-        if identity not in _stores:
+        if identity not in _stores or not _is_at(_stores[identity].disk.root, identity):
             store = CacheDirectory(disk)
             try:
                 _settle(store)
@@ -133,6 +134,12 @@ def _close(store: CacheDirectory) -> None:
     finally:
         if store.remove_stand_in is not None:
             store.remove_stand_in()
+
+
+def _is_at(root: Path, identity: _Identity) -> bool:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return _identity(root) == identity
+    return False
 
 
 def _identity(root: Path) -> _Identity:

@@ -296,3 +296,26 @@ def test_clearing_index_files_leaves_builders_and_links_alone_and_may_meet_anoth
         assert cache.clear(index=True).removed_index_files == 2
         assert sorted(os.listdir(place)) == ["key.0.part.tmp", "key.lock", "link"]
         locks.close_descriptor(builder)
+
+
+def test_a_directory_that_was_moved_while_open_opens_at_its_new_place(directory: Path, tmp_path: Path) -> None:
+    url, moved = "s3://bucket/0", tmp_path / "moved"
+    fetcher = ScriptedFetcher({url: b"bytes"})
+    with Cache(directory) as cache:
+        cache.fetcher = fetcher
+        with cache.pinned(url):
+            pass
+        cache.store.acquirer.flush()
+        directory.rename(moved)
+        with pytest.raises(CacheDirectoryError, match="is gone"), cache.pinned(url):
+            pass
+        with Cache(moved) as anew:
+            anew.fetcher = fetcher
+            with anew.pinned(url) as path:
+                assert path.read_bytes() == b"bytes"
+                assert path.is_relative_to(moved)
+                cache.close()
+                assert anew.clear().kept_pinned_entries == 1
+            assert anew.verify() == []
+    assert fetcher.num_gets[url] == 1
+    check_invariants(moved, at_rest=True)
