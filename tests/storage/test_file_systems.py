@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,12 @@ from fsspec.implementations.dirfs import DirFileSystem
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, TransientStorageError
 from sqlstream.storage.backends.fsspec import FsspecStorage
+from sqlstream.storage.backends.resolve import Resolver
 from sqlstream.storage.base.protocols import read_ranges
-from sqlstream.storage.fetcher import Fetcher
+from sqlstream.storage.base.retry import RetryPolicy
+from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchRequest
+from sqlstream.storage.worker.transfer import Transfer, TransferContext
+from sqlstream.storage.worker.workers import Workers, WorkPermit
 from sqlstream.testing.servers import FaultyHttpServer, LocalS3
 from tests.storage.downloads import Downloads
 
@@ -126,8 +131,26 @@ def test_a_part_of_a_named_version_is_of_that_version_when_it_comes_in_one_block
 def test_ranges_of_an_object_that_is_replaced_between_two_calls_are_of_one_version(num_calls: int) -> None:
     file_system = Changing(b"a" * 400_000, b"b" * 400_000, num_calls=num_calls)
     storage = FsspecStorage(StorageOptions(storage_options={"filesystem": file_system}))
-    with pytest.raises(ObjectChangedError, match="changed while it was read"):
+    with pytest.raises(ObjectChangedError):
         read_ranges(storage, "changing://x", [(0, 5), (390_000, 390_005)])
+
+
+@pytest.mark.parametrize("span", [(0, 5), (2, 7), (5, 10)])
+def test_a_span_of_an_object_that_is_replaced_before_its_bytes_come_is_refused(tmp_path: Path, span: tuple[int, int]) -> None:
+    """By another one of the same size: only the look at its end shows it."""
+    file_system = Changing(b"a" * 10, b"b" * 10, num_calls=1)
+    done: list[FetchEvent] = []
+    context = TransferContext(
+        resolver=Resolver(StorageOptions(storage_options={"filesystem": file_system})),
+        policy=RetryPolicy(num_retries=0),
+        report=done.append,
+        observe=lambda _: None,
+    )
+    fd = os.open(tmp_path / "x", os.O_WRONLY | os.O_CREAT)
+    request = FetchRequest(ticket="1", url="changing://x", fd=fd, granted_bytes=100, span=span, expected_etag="a")
+    Transfer(request, fd, context).run(WorkPermit(Workers(1)))
+    assert isinstance(done[0], FetchDone)
+    assert isinstance(done[0].error, ObjectChangedError)
 
 
 def test_a_local_file_that_grew_is_not_cut(tmp_path: Path) -> None:

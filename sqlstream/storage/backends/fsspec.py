@@ -30,7 +30,7 @@ from sqlstream.errors import (
     TransientStorageError,
 )
 from sqlstream.storage.backends.answers import BodyRange, check_part, exact
-from sqlstream.storage.base.protocols import ObjectInfo, RangeBytes, check_length, check_reaches
+from sqlstream.storage.base.protocols import ObjectInfo, RangeBytes, check_length, check_reaches, read_range
 from sqlstream.storage.base.retry import error_for_status
 from sqlstream.storage.base.settings import OWN_KEYS
 from sqlstream.storage.base.urls import is_remote, local_path, redact, redact_text, scheme
@@ -137,29 +137,16 @@ class FsspecStorage:
             check_reaches(url, start, start, size)
             end = size if stop is None else stop if size is None else min(stop, size)
             part = BodyRange(start=start, stop=end, total_bytes=size)
-            check_part(url, part, start=start, stop=stop, is_whole=size is None and start == 0)
+            check_part(url, part, start=start, stop=stop, is_whole=size is None and start == 0 and stop is None)
             blocks = _blocks(file_system, path, part, deadline)
+        looks_again = bool(start or stop is not None or etag)
         return FsspecStream(
-            info, exact(url, blocks, part), lambda: self.head(url), start=start, is_pinned=etag is not None, deadline=deadline
+            info, exact(url, blocks, part), lambda: self.head(url), start=start, looks_again=looks_again, deadline=deadline
         )
 
     def get_range(self, url: str, start: int, stop: int, *, etag: str | None = None) -> RangeBytes:
         """Return exactly the bytes `[start, stop)`; also from a server that ignores ranges."""
-        if start >= stop:
-            return RangeBytes(data=b"", info=None)
-        with _mapped(url):
-            file_system, path = self._locate(url)
-            deadline = time.monotonic() + self._options.total_timeout_seconds
-            before = None if etag else _object_info(url, _bounded(file_system, "info", deadline)(path))
-            data: bytes = _bounded(file_system, "cat_file", deadline)(path, start=start, end=stop)
-            info = _object_info(url, _bounded(file_system, "info", deadline)(path))
-            if len(data) > stop - start and len(data) == info.size_bytes:
-                data = data[start:stop]
-        if (etag and info.etag != etag) or (before and not before.may_be(info)):
-            raise ObjectChangedError(f"{redact(url)} changed while it was read: read it again", url=redact(url))
-        check_reaches(url, start, stop, info.size_bytes)
-        check_length(url, received=len(data), expected=stop - start)
-        return RangeBytes(data=data, info=info)
+        return read_range(self, url, start, stop, etag)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield every object below `prefix`, sorted by name; fsspec gives the listing whole."""
@@ -280,7 +267,7 @@ class FsspecStream:
         head_again: Callable[[], ObjectInfo],
         *,
         start: int,
-        is_pinned: bool,
+        looks_again: bool,
         deadline: float,
     ) -> None:
         self.info = info
@@ -288,7 +275,7 @@ class FsspecStream:
         self.num_extra_requests = 0
         self._blocks = blocks
         self._head_again = head_again
-        self._is_pinned = is_pinned
+        self._looks_again = looks_again
         self._deadline = deadline
 
     def chunks(self) -> Iterator[memoryview]:
@@ -304,7 +291,7 @@ class FsspecStream:
             yield block
             if time.monotonic() > self._deadline:
                 raise TransientStorageError(f"{redact(self.info.url)}: it took too long", url=redact(self.info.url))
-        if num_blocks > 1 or self.start or self._is_pinned:  # else one block is of one version, whichever
+        if num_blocks > 1 or self._looks_again:  # else it is whole, and one block is of one version, whichever
             self.num_extra_requests += 1
             if not self._head_again().may_be(self.info):
                 where = redact(self.info.url)

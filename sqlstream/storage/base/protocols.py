@@ -254,7 +254,7 @@ def read_range(storage: Storage, url: str, start: int, stop: int, etag: str | No
         for chunk in stream.chunks():
             data += chunk[max(0, start - offset) : max(0, stop - offset)]
             offset += len(chunk)
-            if offset >= stop:
+            if offset > stop:  # not at its end: a stream may look there whether the object is still the same
                 break
     finally:
         stream.close()

@@ -178,7 +178,7 @@ class Transfer:
                 within = chunk[max(0, start - offset) : max(0, stop - offset)]
                 self._write(within, max(start, offset) - start, stop - start)
                 offset += len(chunk)
-                if offset >= stop:
+                if offset > stop:  # not at its end: a stream may look there whether the object is still the same
                     break
             check_length(self.request.url, received=max(0, min(offset, stop) - start), expected=stop - start)
         except TransientStorageError:
