@@ -30,7 +30,9 @@ def register(subcommands: Subcommands) -> None:
     verify = add_command(group, "verify", run_verify, "compare the ledger with the disk; exit code 1 if something is wrong")
     verify.add_argument("--repair", action="store_true", help="mend what is found")
     verify.add_argument("--deep", action="store_true", help="read all files, too, and compare them with their checksums")
-    failures = add_command(group, "failures", run_failures, "list what could not be brought or made, the most frequent first")
+    failures = add_command(
+        group, "failures", run_failures, "list the downloads and samples that failed, the most frequent first"
+    )
     top.register(group)
     for parser in (stats, clear, verify, failures):
         parser.add_argument("dst", metavar="DST", help="the cache directory, as it was given to StreamingDataset")
