@@ -256,6 +256,7 @@ def connect(
 class _Connection:
     """Adds to both kinds of urllib3's connections how they are made."""
 
+    response_class = HttpResponse
     is_judged = False
     is_private = False
     """True: its peer has no public address."""
@@ -282,29 +283,17 @@ class _Connection:
         return made
 
 
-class _HttpConnection(_Connection, urllib3.connection.HTTPConnection):
-    response_class = HttpResponse
-
-
-class _HttpsConnection(_Connection, urllib3.connection.HTTPSConnection):
-    response_class = HttpResponse
-
-
-class _JudgedHttpConnection(_HttpConnection):
-    is_judged = True
-
-
-class _JudgedHttpsConnection(_HttpsConnection):
-    is_judged = True
-
-
 def _pool_classes(idle: _IdleConnections, *, is_judged: bool) -> dict[str, Any]:
-    """Return urllib3's classes of pools, by scheme."""
-    plain, tls = (_JudgedHttpConnection, _JudgedHttpsConnection) if is_judged else (_HttpConnection, _HttpsConnection)
-    return {
-        "http": type("_HttpPool", (_Pool, urllib3.HTTPConnectionPool), {"idle": idle, "ConnectionCls": plain}),
-        "https": type("_HttpsPool", (_Pool, urllib3.HTTPSConnectionPool), {"idle": idle, "ConnectionCls": tls}),
+    """Return urllib3's classes of pools, by scheme, and with them its classes of connections."""
+    bases = {
+        "http": (urllib3.HTTPConnectionPool, urllib3.connection.HTTPConnection),
+        "https": (urllib3.HTTPSConnectionPool, urllib3.connection.HTTPSConnection),
     }
+    classes: dict[str, Any] = {}
+    for scheme, (pool, connection) in bases.items():
+        made = type(f"{scheme.title()}Connection", (_Connection, connection), {"is_judged": is_judged})
+        classes[scheme] = type(f"{scheme.title()}Pool", (_Pool, pool), {"idle": idle, "ConnectionCls": made})
+    return classes
 
 
 def is_private_answer(response: urllib3.BaseHTTPResponse) -> bool | None:

@@ -198,7 +198,7 @@ class ObstoreStorage:
         to ListObjects, the first version, has none, whatever follows.
         """
         store, key = self._locate(prefix, is_prefix=True)
-        root = prefix[: len(prefix) - len(key)] if key else prefix
+        root = prefix.removesuffix(key)
         is_ordered = SCHEMES[scheme(prefix)] == "s3" and not prefix.split("/")[2].endswith(
             "--x-s3"
         )  # a directory bucket is not
@@ -213,7 +213,7 @@ class ObstoreStorage:
 
     def _level(self, prefix: str) -> Level:
         store, key = self._locate(prefix, is_prefix=True)
-        root = prefix[: len(prefix) - len(key)] if key else prefix
+        root = prefix.removesuffix(key)
         with _mapped(prefix):
             found = obstore.list_with_delimiter(store, prefix=key or None)
         return Level(
