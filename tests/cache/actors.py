@@ -23,6 +23,7 @@ from sqlstream.cache import Cache
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.process import locks
+from tests.cache.session import Session
 
 WAIT_SECONDS = 300.0  # for a machine that does much else; nothing waits so long otherwise
 _context = multiprocessing.get_context("forkserver")  # clean children, started fast: the server imports the cache once
@@ -201,27 +202,27 @@ def prefetch_and_sleep(_: Connection, directory: Path, limit: int, urls: Sequenc
     refs = [ObjectRef.of(url) for url in rng.sample(urls, len(urls))]
     total_bytes = 0
     with Cache(directory, limit=limit) as cache:
-        acquirer = cache.store.acquirer
+        session = Session(cache)
         ahead: dict[str, Any] = {}
         for i, ref in enumerate(refs):
             missing = [other for other in refs[i : i + 4] if other.url not in ahead]
-            holds = acquirer.acquire([[other] for other in missing], cache.fetcher)
+            holds = session.acquire([[other] for other in missing])
             ahead.update({other.url: hold for other, hold in zip(missing, holds, strict=False)})
             hold = ahead.pop(ref.url, None)
             while True:
                 if hold is None:
-                    hold = acquirer.acquire_one([ref], cache.fetcher)
-                acquirer.wait(hold)
+                    hold = session.acquire_one([ref])
+                session.wait(hold)
                 assert hold.error is None, hold.error
-                if acquirer.holdings.claim(hold):
+                if session.claim(hold):
                     break
-                acquirer.release(hold)
+                session.release(hold)
                 hold = None
             path = cache.path_of(ref)
             assert is_right(path, ref.url)
             total_bytes += path.stat().st_size
             time.sleep(rng.random() * 0.005)
-            acquirer.release(hold)
+            session.release(hold)
         for hold in ahead.values():
-            acquirer.release(hold)
+            session.release(hold)
     return total_bytes

@@ -19,6 +19,7 @@ from sqlstream.errors import CacheDiskError
 from sqlstream.testing.invariants import violations
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import is_right, objects
+from tests.cache.session import Session
 from tests.cache.storm import mount_tmpfs
 
 DISK_BYTES = 24 << 20
@@ -67,7 +68,7 @@ def main() -> None:
         os.ftruncate(stranger, 0)
         os.close(stranger)
         for hold in held:
-            cache.store.acquirer.release(hold)
+            Session(cache).release(hold)
         with cache.pinned(urls[num * 3 // 4]) as path:
             report["works_again"] = is_right(path, urls[num * 3 // 4])
         report["findings"] = [str(finding) for finding in cache.verify()]

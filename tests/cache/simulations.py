@@ -12,6 +12,7 @@ from sqlstream.cache import Cache
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.order import Plan
 from sqlstream.testing.storage import ScriptedFetcher
+from tests.cache.session import Session
 
 OBJECT_BYTES = 4096
 WINDOW = 16
@@ -72,15 +73,15 @@ def ledger_hits(
     ]
     with Cache(directory, limit=capacity * OBJECT_BYTES, eviction_policy=policy) as cache:
         cache.fetcher = fetcher = ScriptedFetcher(dict.fromkeys(urls, bytes(OBJECT_BYTES)))
-        acquirer = cache.store.acquirer
+        session = Session(cache)
         for start in range(0, len(order), window):
             todo = refs[start : start + window]
             while todo:
-                holds = acquirer.acquire([[ref] for ref in todo], fetcher) or [acquirer.acquire_one(todo[:1], fetcher)]
+                holds = session.acquire([[ref] for ref in todo]) or [session.acquire_one(todo[:1])]
                 num_read = 0
                 for hold in holds:
-                    acquirer.wait(hold)
-                    num_read += acquirer.holdings.claim(hold)
-                    acquirer.release(hold)
+                    session.wait(hold)
+                    num_read += session.claim(hold)
+                    session.release(hold)
                 todo = todo[num_read:]
     return len(order) - fetcher.num_gets.total()

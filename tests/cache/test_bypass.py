@@ -20,6 +20,7 @@ from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import body, objects
+from tests.cache.session import Session
 from tests.cache.test_cache import open_files
 from tests.cache.test_crash import OBJECTS, URLS, sqlite_error
 from tests.test_locks import answer_of_forked_child
@@ -45,7 +46,7 @@ def cache(directory: Path, private: Path) -> Iterator[Cache]:
 def opened(directory: Path, effects: SideEffects | None = None) -> Cache:
     cache = Cache(directory, limit=LIMIT, on_cache_error="bypass")
     cache.fetcher = ScriptedFetcher(OBJECTS, before_write=effects.note if effects else len)
-    cache.store.acquirer.bypass.allow(cache.fetcher)
+    Session(cache).bypass.allow(cache.fetcher)
     return cache
 
 
@@ -54,7 +55,7 @@ def files_in(private: Path) -> list[Path]:
 
 
 def try_the_cache_again(cache: Cache) -> None:
-    cache.store.acquirer.bypass._left_alone_until = 0.0
+    Session(cache).bypass._left_alone_until = 0.0
 
 
 def read(cache: Cache, urls: Sequence[str]) -> None:
@@ -100,8 +101,8 @@ def test_a_disk_that_fails_from_any_side_effect_on_stops_no_read(directory: Path
 
 def break_ledger(cache: Cache) -> None:
     """Make the ledger a directory that cannot even be moved aside: it can be neither opened nor rebuilt."""
-    with cache.store.ledger.database._using:  # no thread of the cache looks meanwhile
-        cache.store.ledger.database.abandon()
+    with Session(cache).database._using:  # no thread of the cache looks meanwhile
+        Session(cache).database.abandon()
         for suffix in ("", "-wal", "-shm"):
             (cache.path / f"ledger.sqlite{suffix}").unlink(missing_ok=True)
         (cache.path / "ledger.sqlite").mkdir()
@@ -110,7 +111,7 @@ def break_ledger(cache: Cache) -> None:
 
 def mend_ledger(cache: Cache) -> None:
     """From now on it is rebuilt from the files."""
-    with cache.store.ledger.database._using:
+    with Session(cache).database._using:
         shutil.rmtree(cache.path / "ledger.sqlite.bad")
         (cache.path / "ledger.sqlite").rmdir()
     try_the_cache_again(cache)
@@ -134,15 +135,15 @@ def test_a_broken_ledger_is_said_once_and_what_is_read_past_the_cache_is_counted
 
 def test_a_window_is_held_in_private_files_until_each_is_released(cache: Cache, private: Path) -> None:
     break_ledger(cache)
-    acquirer = cache.store.acquirer
+    session = Session(cache)
     refs = [ObjectRef.of(url) for url in URLS]
-    holds = acquirer.acquire([[ref] for ref in refs], cache.fetcher)
+    holds = session.acquire([[ref] for ref in refs])
     assert len(holds) == len(URLS)
     for hold, ref in zip(holds, refs, strict=True):
-        assert acquirer.wait(hold)
-        assert acquirer.holdings.claim(hold)
+        assert session.wait(hold)
+        assert session.claim(hold)
         assert cache.path_of(ref, hold).read_bytes() == OBJECTS[ref.url]
-    acquirer.release(holds.pop())
+    session.release(holds.pop())
     assert len(files_in(private)) == len(URLS) - 1
     del hold
     holds.clear()  # dropped without a release
@@ -172,7 +173,7 @@ def test_a_directory_that_is_gone_is_bypassed(cache: Cache) -> None:
 def test_a_full_cache_is_no_broken_one(directory: Path, private: Path) -> None:
     with Cache(directory, limit=4096, on_cache_error="bypass") as cache:
         cache.fetcher = ScriptedFetcher(OBJECTS)
-        cache.store.acquirer.bypass.allow(cache.fetcher)
+        Session(cache).bypass.allow(cache.fetcher)
         with pytest.raises(CacheFullError):
             cache.acquire_many(URLS[:1])
 

@@ -35,6 +35,7 @@ from sqlstream.testing.disk import cached_files
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.cache.actors import WAIT_SECONDS, Stage, body, objects, read_in_threads
+from tests.cache.session import Session
 from tests.cache.test_fetch import num_gets
 from tests.interrupts import interrupted
 from tests.test_locks import answer_of_forked_child
@@ -158,14 +159,14 @@ def test_clear_keeps_a_download_on_its_way(cache: Cache, server: FaultyHttpServe
 def test_clear_by_dataset_and_by_age(cache: Cache, urls: list[str]) -> None:
     cache.acquire_many(urls[:4])
     cache.release_many(urls[:4])
-    with cache.store.ledger.transaction() as tx:
+    with Session(cache).transaction() as tx:
         mine = tx.add_dataset("mine", "s", "f")
         tx.connection.execute("UPDATE entry SET dataset = ? WHERE url = ?", (mine, urls[0]))
     with pytest.raises(ConfigError, match="no dataset 'other' in this cache: it has mine"):
         cache.clear(dataset="other")
     assert cache.clear(dataset="mine", older_than_seconds=3600).removed_entries == 0
     assert cache.clear(dataset="mine").removed_entries == 1
-    with cache.store.ledger.transaction() as tx:
+    with Session(cache).transaction() as tx:
         tx.connection.execute("UPDATE entry SET created_at = created_at - 7200 WHERE url = ?", (urls[1],))
         tx.connection.execute("UPDATE used SET at = at - 7200")
     assert cache.clear(older_than_seconds=3600).removed_entries == 1
@@ -236,7 +237,7 @@ def test_a_cache_that_is_dropped_closes_by_itself(directory: Path, urls: list[st
 
 def test_two_caches_of_one_directory_share_one_store_and_the_last_closes_it(directory: Path, urls: list[str]) -> None:
     first, second = Cache(directory, limit=200_000), Cache(directory, limit=100_000)
-    assert first.store is second.store
+    assert Session(first).directory is Session(second).directory
     with first.pinned(urls[0]):
         assert first.statistics().limit_bytes == 100_000
         second.close()
@@ -249,10 +250,10 @@ def test_two_caches_of_one_directory_share_one_store_and_the_last_closes_it(dire
 def test_the_limit_may_be_changed_at_any_time(cache: Cache, urls: list[str]) -> None:
     cache.acquire_many(urls[:10])
     cache.limit_bytes = 4 * 12_288  # below what is pinned: nothing is taken from anybody, and nothing more comes in
-    patience_seconds, cache.store.acquirer._room_timeout_seconds = cache.store.acquirer._room_timeout_seconds, 0.2
+    patience_seconds, Session(cache).room_timeout_seconds = Session(cache).room_timeout_seconds, 0.2
     with pytest.raises(CacheFullError, match=r"no room for .* under the cache limit of 49152 bytes"):
         cache.acquire_many(urls[10:11])
-    cache.store.acquirer._room_timeout_seconds = patience_seconds
+    Session(cache).room_timeout_seconds = patience_seconds
     cache.release_many(urls[:10])
     with cache.pinned(urls[11]):
         assert cache.statistics().used_bytes <= 4 * 12_288
@@ -272,7 +273,7 @@ def test_a_closed_cache_says_so(directory: Path, urls: list[str]) -> None:
 def test_a_cache_pickles_as_its_path_and_options(cache: Cache, urls: list[str]) -> None:
     cache.acquire_many(urls[:1])
     with pickle.loads(pickle.dumps(cache)) as copy:
-        assert (copy.path, copy.store) == (cache.path, cache.store)
+        assert (copy.path, Session(copy).directory) == (cache.path, Session(cache).directory)
         with copy.pinned(urls[0]) as path:
             assert path.exists()
     assert cache.statistics().pinned_entries == 1
@@ -336,7 +337,7 @@ def test_forks_in_the_middle_of_downloads_and_transactions_never_hang(
     finally:
         stop.set()
         thread.join()
-    assert cache.store.ledger.database.read("PRAGMA integrity_check") == [("ok",)]
+    assert Session(cache).read("PRAGMA integrity_check") == [("ok",)]
     check_invariants(cache.path)
 
 
@@ -471,10 +472,10 @@ def acquire_under_interrupts(_: Connection, directory: Path, urls: list[str]) ->
             while cache._holds.get(url):
                 cache.release_many([url])
         gc.collect()
-        cache.store.acquirer.holdings.collect()
-        cache.store.acquirer.owner.flush()
+        Session(cache).collect()
+        Session(cache).owner.flush()
         deadline = time.monotonic() + WAIT_SECONDS
-        while cache.store.acquirer.downloads.leads and time.monotonic() < deadline:
+        while Session(cache).downloads.leads and time.monotonic() < deadline:
             time.sleep(0.01)
         stats = cache.statistics()
         assert (stats.pinned_entries, stats.filling_bytes) == (0, 0), stats
@@ -521,21 +522,21 @@ def test_a_directory_that_is_replaced_under_a_cache_is_used_anew(directory: Path
 
 def stream(cache: Cache, urls: list[str], window: int) -> int:
     """Read all URLs as the engine does: half a window ahead, released one by one; return the transactions per 1000 samples."""
-    acquirer = cache.store.acquirer
+    session = Session(cache)
     refs = [ObjectRef.of(url) for url in urls]
-    before = cache.store.ledger.database.num_transactions
+    before = Session(cache).num_transactions
     ahead: list[Hold] = []
     position = 0
     for _ in refs:
         if len(ahead) <= window // 2:
             wanted = refs[position : position + window - len(ahead)]
-            ahead += acquirer.acquire([[ref] for ref in wanted], cache.fetcher)
+            ahead += session.acquire([[ref] for ref in wanted])
             position += len(wanted)
         hold = ahead.pop(0)
-        acquirer.wait(hold)
-        assert acquirer.holdings.claim(hold)
-        acquirer.release(hold)
-    return 1000 * (cache.store.ledger.database.num_transactions - before) // len(urls)
+        session.wait(hold)
+        assert session.claim(hold)
+        session.release(hold)
+    return 1000 * (Session(cache).num_transactions - before) // len(urls)
 
 
 def test_transactions_for_1000_samples_are_few_because_publishing_and_releasing_are_batched(

@@ -33,6 +33,7 @@ from sqlstream.testing.invariants import check_invariants, violations
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import Stage, begin_and_wait, body, objects, pin_until_told, read_in_threads, say
+from tests.cache.session import Session
 from tests.cache.test_cache import open_files
 from tests.cache.test_crash import OBJECTS, URLS, filled, opened, read
 from tests.cache.test_fetch import wait_for_download
@@ -51,7 +52,7 @@ def urls(server: FaultyHttpServer) -> list[str]:
 
 def die_inside(connection: Connection, directory: Path) -> None:
     """Take the write lock and keep it."""
-    with Cache(directory) as cache, cache.store.ledger.transaction() as tx:
+    with Cache(directory) as cache, Session(cache).transaction() as tx:
         tx.count({"hits": 1_000_000})  # never committed
         say(connection, "inside")
         connection.recv()
@@ -138,7 +139,7 @@ def test_case_10_all_processes_killed_at_once_leave_a_ledger_that_opens(director
         actor.process.join()
     assert wal.stat().st_size > 100_000
     with Cache(directory, limit=6 * CHARGE) as cache:
-        assert cache.store.ledger.database.read("PRAGMA integrity_check") == [("ok",)]
+        assert Session(cache).read("PRAGMA integrity_check") == [("ok",)]
     check_invariants(directory, at_rest=True)
 
 
@@ -159,15 +160,15 @@ def test_case_11_waiting_for_long_for_a_stopped_leader_names_it(
     wait_for_download(server, directory, "/o/0.bin")
     leader.stop_outside_the_write_lock(directory)
     with Cache(directory, limit=1 << 20) as cache, MockClock(rate=1000).installed():  # a minute in a moment
-        hold = cache.store.acquirer.acquire_one([ObjectRef.of(urls[0])], cache.fetcher)
-        thread = threading.Thread(target=cache.store.acquirer.wait, args=(hold,))
+        hold = Session(cache).acquire_one([ObjectRef.of(urls[0])])
+        thread = threading.Thread(target=Session(cache).wait, args=(hold,))
         thread.start()
         while not caplog.records:
             time.sleep(0.01)
         leader.kill()
         thread.join()
         assert hold.is_void  # its leader died: it is ours to take over
-        cache.store.acquirer.release(hold)
+        Session(cache).release(hold)
     expected = (
         f"waiting for {urls[0]} for 60 s; process {leader.pid} downloads it: if that process is stopped, continue or end it"
     )
@@ -192,7 +193,7 @@ def interrupt_everywhere(_: Connection, root: Path) -> tuple[int, int]:
             num_interrupts += 1
         is_over = effects.num_seen < at
         read(cache, *URLS[:4])  # it goes on as if nothing had been
-        cache.store.acquirer.holdings.collect()
+        Session(cache).collect()
         stats = cache.statistics()
         assert (stats.pinned_entries, stats.filling_bytes) == (0, 0), f"at {at}: {stats}"
         cache.close()
@@ -288,7 +289,7 @@ def read_with_few_descriptors(_: Connection, directory: Path, urls: list[str]) -
             has_failed = True
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        cache.store.acquirer.holdings.collect()
+        Session(cache).collect()
         for path, url in zip(cache.acquire_many(urls), urls, strict=True):
             assert path.read_bytes() == body("/" + url.split("/", 3)[3], SIZE)
         cache.release_many(urls)
@@ -337,10 +338,10 @@ def test_case_20_no_step_of_the_clock_changes_who_goes_first(tmp_path: Path) -> 
             cache.statistics()  # publishes, one after the other
         for num_left in range(5, 0, -1):
             cache.limit_bytes = num_left * CHARGE
-            cache.store.acquirer._room_timeout_seconds = -1.0
+            Session(cache).room_timeout_seconds = -1.0
             with cache.pinned(order[-1]), pytest.raises(CacheFullError):  # the last one used is there, and stays
                 cache.hold([ObjectRef.of(URLS[7], size_bytes=num_left * CHARGE)])
-            rows = cache.store.ledger.database.read("SELECT url FROM entry")
+            rows = Session(cache).read("SELECT url FROM entry")
             left = [url for url in order if (url,) in rows]
             assert left == order[len(order) - len(left) :]
         assert all(owner.started_at >= 0 for owner in cache.statistics().owners)
@@ -391,11 +392,12 @@ def test_case_21_whatever_happens_to_the_ledger_under_its_users_the_right_bytes_
         with cache.pinned(urls[2]):
             pass
         cache.statistics()
-        with cache.store.ledger.transaction() as tx:  # into the file: what is only in the -wal hides the damage
+        with Session(cache).transaction() as tx:  # into the file: what is only in the -wal hides the damage
             tx.connection.execute("SELECT 1")
-        with cache.store.ledger.database._using:
-            assert cache.store.ledger.database._connection is not None
-            cache.store.ledger.database._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        database = Session(cache).database
+        with database._using:
+            assert database._connection is not None
+            database._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         DAMAGES[damage](directory / "ledger.sqlite")
         for url in [*urls, *urls[:4]]:
             with cache.pinned(url) as path:

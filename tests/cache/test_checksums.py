@@ -18,6 +18,7 @@ from sqlstream.errors import CacheError, ConfigError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import Stage, body, objects, pin_until_told
+from tests.cache.session import Session
 from tests.cache.test_fetch import num_gets
 from tests.test_locks import answer_of_forked_child
 
@@ -100,10 +101,10 @@ def test_a_dataset_gives_no_changed_bytes(
 def test_a_file_without_a_checksum_gets_one_at_the_first_look(directory: Path, urls: list[str]) -> None:
     paths = fill(directory, urls, "never")
     with Cache(directory) as cache:
-        assert num_without(cache.store.ledger) == NUM
+        assert num_without(Session(cache).ledger) == NUM
     fill(directory, urls, "crc")
     with Cache(directory) as cache:
-        assert num_without(cache.store.ledger) == 0
+        assert num_without(Session(cache).ledger) == 0
     flip(paths[0])
     with Cache(directory, verify_reads="crc") as cache, cache.pinned(urls[0]) as path:
         assert path.read_bytes() == body("/o/0.bin", SIZE)
@@ -145,7 +146,7 @@ def test_each_process_compares_a_file_once(directory: Path, urls: list[str], ser
             flip(path)
         with cache.pinned(urls[0]) as path:
             assert path.read_bytes() != body("/o/0.bin", SIZE)
-        cache.store.acquirer.flush()
+        Session(cache).flush()
 
         def child() -> str:
             with cache.pinned(urls[0]) as path:

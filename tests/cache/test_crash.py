@@ -22,6 +22,7 @@ from sqlstream.testing.invariants import violations
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import Stage, body
 from tests.cache.old_ledgers import as_version_1
+from tests.cache.session import Session
 from tests.cache.test_cache import open_files
 
 DIED = 77
@@ -33,7 +34,7 @@ OBJECTS = {url: body(f"/o/{i}.bin", SIZE + 100 * i) for i, url in enumerate(URLS
 def opened(directory: Path, before_write: Callable[[str], object] = len) -> Cache:
     cache = Cache(directory, limit=LIMIT)
     cache.fetcher = ScriptedFetcher(OBJECTS, before_write=before_write)
-    cache.store.acquirer._room_timeout_seconds = 0.2  # nobody else is there to give room back
+    Session(cache).room_timeout_seconds = 0.2  # nobody else is there to give room back
     return cache
 
 

@@ -29,6 +29,7 @@ from tests.cache.actors import (
     prefetch_and_sleep,
     read_in_threads,
 )
+from tests.cache.session import Session
 
 
 def num_gets(server: FaultyHttpServer, path: str | None = None) -> int:
@@ -84,13 +85,13 @@ def test_a_stopped_leader_is_waited_for_and_others_go_on(server: FaultyHttpServe
     with Cache(directory) as cache:
         with cache.pinned(f"{server.url}/o/1.bin") as path:
             assert path.read_bytes() == body("/o/1.bin", 1000)
-        hold = cache.store.acquirer.acquire_one([ObjectRef.of(f"{server.url}/o/0.bin")], cache.fetcher)
-        assert not cache.store.acquirer.wait(hold, timeout_seconds=0.5)
+        hold = Session(cache).acquire_one([ObjectRef.of(f"{server.url}/o/0.bin")])
+        assert not Session(cache).wait(hold, timeout_seconds=0.5)
         os.kill(leader.pid, signal.SIGCONT)
         gate.set()
-        assert cache.store.acquirer.wait(hold, timeout_seconds=WAIT_SECONDS)
+        assert Session(cache).wait(hold, timeout_seconds=WAIT_SECONDS)
         assert hold.error is None
-        cache.store.acquirer.release(hold)
+        Session(cache).release(hold)
     assert leader.hear() is True
     leader.end()
     assert num_gets(server, "/o/0.bin") == 1
@@ -233,10 +234,10 @@ def test_waiting_for_room_ends_when_another_process_gives_back(server: FaultyHtt
 def test_without_room_in_time_the_error_names_who_pins_how_much(server: FaultyHttpServer, directory: Path) -> None:
     server.objects.update(objects([50_000, 50_000]))
     with Cache(directory, limit=charged_bytes(50_000)) as cache, cache.pinned(f"{server.url}/o/0.bin"):
-        cache.store.acquirer._room_timeout_seconds = 0.3
+        Session(cache).room_timeout_seconds = 0.3
         with pytest.raises(CacheFullError, match=rf"pinned by .*\(pid {os.getpid()}\): 53248 bytes"):
             cache.acquire_many([f"{server.url}/o/1.bin"])
-        assert cache.store.ledger.waiting_owners() == []
+        assert Session(cache).ledger.waiting_owners() == []
 
 
 @pytest.mark.parametrize("act", ["delete", "truncate", "grow", "symlink", "directory"])
@@ -291,15 +292,15 @@ def test_the_same_object_asked_twice_by_two_threads_is_one_download(server: Faul
 def test_an_object_that_is_not_there_fails_alone_and_is_counted(server: FaultyHttpServer, directory: Path) -> None:
     server.objects.update(objects([1000]))
     with Cache(directory, limit=1 << 20) as cache:
-        acquirer = cache.store.acquirer
+        session = Session(cache)
         refs = [ObjectRef.of(f"{server.url}/o/{name}.bin") for name in ("0", "none")]
-        there, absent = acquirer.acquire([[ref] for ref in refs], cache.fetcher)
+        there, absent = session.acquire([[ref] for ref in refs])
         for hold in (there, absent):
-            acquirer.wait(hold)
+            session.wait(hold)
         assert there.error is None
         assert isinstance(absent.error, ObjectNotFoundError)
         for hold in (there, absent):
-            acquirer.release(hold)
+            session.release(hold)
         stats = cache.statistics()
         assert (stats.entries, stats.failures, stats.filling_bytes) == (1, 1, 0)
     check_invariants(directory, at_rest=True)
@@ -316,10 +317,10 @@ def test_files_without_room_are_kept_and_all_of_them_is_refused_together(server:
     with Cache(directory, limit=4 * 12_288) as cache:
         with pytest.raises(CacheFullError, match="and the 9 objects needed with it"):
             cache.hold(refs)
-        holds = cache.store.acquirer.acquire([[ref] for ref in refs], cache.fetcher)
+        holds = Session(cache).acquire([[ref] for ref in refs])
         assert len(holds) == 4  # the longest prefix that fits
         for hold in holds:
-            cache.store.acquirer.wait(hold)
-            cache.store.acquirer.release(hold)
+            Session(cache).wait(hold)
+            Session(cache).release(hold)
     assert len(cached_files(directory)) == 4
     check_invariants(directory, at_rest=True)

@@ -21,6 +21,7 @@ from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.errors import CacheDiskError
 from sqlstream.process import locks
 from sqlstream.testing.storage import ScriptedFetcher
+from tests.cache.session import Session
 from tests.cache.test_cache import open_files
 from tests.cache.test_signals import HandlerError, Injector, fail, handler
 
@@ -64,14 +65,14 @@ def test_a_handler_that_raises_as_a_checksum_is_read_leaves_no_file_open(tmp_pat
         cache.fetcher = ScriptedFetcher({ref.url: b"bytes"})
         with cache.pinned(ref.url):
             pass
-        cache.store.acquirer.flush()
-        (known,) = checksums.find(cache.store.ledger, [ref.key])
+        Session(cache).flush()
+        (known,) = checksums.find(Session(cache).ledger, [ref.key])
         opened = open_files(tmp_path)
 
         def check() -> None:
             assert open_files(tmp_path) == opened
 
-        interrupt_everywhere(lambda: checksums.read_crc32(cache.store.disk, known), check)
+        interrupt_everywhere(lambda: checksums.read_crc32(Session(cache).disk, known), check)
 
 
 def no_more_locks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from sqlstream.errors import CacheFullError, ConfigError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import body
+from tests.cache.session import Session
 
 SIZE, CHARGE = 10_000, 12_288
 CAPACITY, FLOOR = 20 * CHARGE, 5 * CHARGE
@@ -45,7 +46,7 @@ def file_system(directory: Path) -> FileSystem:
 @pytest.fixture
 def cache(directory: Path, file_system: FileSystem, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cache]:
     with Cache(directory, limit=None, min_free_bytes=FLOOR) as cache:  # else half of what is free
-        monkeypatch.setattr(cache.store.disk, "free_bytes", file_system.free_bytes)
+        monkeypatch.setattr(Session(cache).disk, "free_bytes", file_system.free_bytes)
         cache.fetcher = ScriptedFetcher(OBJECTS, before_write=file_system.look)
         yield cache
     check_invariants(directory, at_rest=True)
@@ -69,13 +70,13 @@ def test_reading_more_than_the_file_system_holds_evicts_and_leaves_the_floor_fre
 
 def test_a_window_counts_what_is_reserved_and_not_yet_allocated(cache: Cache, file_system: FileSystem) -> None:
     read(cache, *URLS[:15])
-    acquirer = cache.store.acquirer
+    session = Session(cache)
     refs = [ObjectRef.of(url, size_bytes=SIZE) for url in URLS[20:]]
-    holds = acquirer.acquire([[ref] for ref in refs], cache.fetcher)
+    holds = session.acquire([[ref] for ref in refs])
     assert len(holds) == 15  # all that the floor leaves; what was here went for it
     for hold in holds:
-        assert acquirer.wait(hold)
-        acquirer.release(hold)
+        assert session.wait(hold)
+        session.release(hold)
     file_system.look()
     assert file_system.least_free_bytes >= FLOOR
 
@@ -93,7 +94,7 @@ def test_without_enough_to_give_up_the_error_names_file_system_free_and_wanted_b
 ) -> None:
     read(cache, URLS[0])
     file_system.foreign_bytes = 16 * CHARGE
-    cache.store.acquirer._room_timeout_seconds = 0.3
+    Session(cache).room_timeout_seconds = 0.3
     with pytest.raises(CacheFullError) as raised:
         read(cache, URLS[1])
     text = str(raised.value)
@@ -105,17 +106,17 @@ def test_without_enough_to_give_up_the_error_names_file_system_free_and_wanted_b
 
 def test_what_is_pinned_is_waited_for_and_then_named(cache: Cache, file_system: FileSystem) -> None:
     cache.acquire_many(URLS[:15])
-    patience_seconds, cache.store.acquirer._room_timeout_seconds = cache.store.acquirer._room_timeout_seconds, 0.3
+    patience_seconds, Session(cache).room_timeout_seconds = Session(cache).room_timeout_seconds, 0.3
     with pytest.raises(CacheFullError, match=rf"min_free_bytes={FLOOR} must stay; pinned by .*: {15 * CHARGE} bytes"):
         read(cache, URLS[20])
-    cache.store.acquirer._room_timeout_seconds = patience_seconds
+    Session(cache).room_timeout_seconds = patience_seconds
     cache.release_many(URLS[:15])
     read(cache, URLS[20])
 
 
 def test_the_largest_floor_of_a_process_holds_while_its_cache_is_open(cache: Cache, file_system: FileSystem) -> None:
     with Cache(cache.path, min_free_bytes=10 * CHARGE) as other:
-        assert other.store is cache.store
+        assert Session(other).directory is Session(cache).directory
         read(cache, *URLS)
         assert file_system.free_bytes() >= 10 * CHARGE
     read(cache, *URLS)

@@ -25,6 +25,7 @@ from sqlstream.storage.fetcher import FetchEvent, FetchRequest, Sink
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.testing.storage import ScriptedFetcher
+from tests.cache.session import Session
 from tests.cache.test_cache import open_files
 from tests.cache.test_signals import Injector, acquire_hits, handler, read_pinned
 from tests.stream.sources import Photos, check_bytes, make_photos
@@ -66,8 +67,8 @@ def raised_everywhere(error: type[Exception], inside: str | None, work: Callable
 
 
 def pinned_in(cache: Cache) -> list[bytes]:
-    cache.store.acquirer.holdings.collect()
-    return cache.store.acquirer.owner._pinned()
+    Session(cache).collect()
+    return Session(cache).pinned_keys
 
 
 @ERRORS
@@ -113,7 +114,7 @@ def test_of_acquiring_and_releasing(
 
 def test_changed_files_are_those_that_the_disk_names(tmp_path: Path) -> None:
     with Cache(tmp_path / "dst", limit="10mb") as cache:
-        disk, rows = cache.store.disk, [(bytes([number] * 16), 1, 4096, ".bin") for number in range(2)]
+        disk, rows = Session(cache).disk, [(bytes([number] * 16), 1, 4096, ".bin") for number in range(2)]
         for _ in raised_everywhere(FileNotFoundError, "changed_files", lambda: changed_files(disk, rows)):
             assert changed_files(disk, rows) == [row[0] for row in rows]
 
@@ -159,7 +160,7 @@ def test_of_the_wait_for_another_process(tmp_path: Path, error: type[Exception],
 def test_of_a_read_past_the_cache(tmp_path: Path, error: type[Exception], inside: str) -> None:
     refs = [ObjectRef.of(f"s3://bucket/{number}") for number in range(2)]
     with Cache(tmp_path / "dst", limit="10mb", on_cache_error="bypass") as cache:
-        bypass: Bypass = cache.store.acquirer.bypass
+        bypass: Bypass = Session(cache).bypass
         bypass.directory = str(tmp_path / "private")
         fetcher = ScriptedFetcher({ref.url: b"bytes" for ref in refs})
         files = len(open_files(tmp_path))

@@ -14,6 +14,7 @@ from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import Stage, pin_until_told
+from tests.cache.session import Session
 
 OBJECTS = {f"http://nowhere/o/{i}.bin": bytes([i]) * 100 for i in range(64)}
 URLS = list(OBJECTS)
@@ -32,8 +33,8 @@ def cache(directory: Path) -> Iterator[Cache]:
 
 
 def test_a_single_hit_is_one_transaction_and_its_use_is_written_with_many(cache: Cache) -> None:
-    database = cache.store.ledger.database
-    cache.store.acquirer._background.stop()  # which may write what waits, when we are stopped for long
+    database = Session(cache).database
+    Session(cache).stop_background()  # which may write what waits, when we are stopped for long
     before, num_rows = database.num_transactions, database.read("SELECT count(*) FROM touch")[0][0]
     for _ in range(4):
         for url in URLS:
@@ -70,29 +71,29 @@ def test_a_limit_changed_by_another_process_is_seen_after_a_bounded_number_of_hi
 
 
 def test_a_hold_released_twice_gives_back_one_pin(cache: Cache) -> None:
-    acquirer = cache.store.acquirer
+    session = Session(cache)
     first, second = (cache.hold([REFS[0]]) for _ in range(2))
-    acquirer.release(first)
-    acquirer.release(first)
+    session.release(first)
+    session.release(first)
     assert cache.statistics().pinned_entries == 1
-    assert acquirer.holdings.held_bytes == 4096
-    acquirer.release(second)
+    assert session.held_bytes == 4096
+    session.release(second)
     assert cache.statistics().pinned_entries == 0
-    assert acquirer.holdings.held_bytes == 0
+    assert session.held_bytes == 0
 
 
 def test_a_prefetched_hold_is_claimed_or_revoked_never_both(cache: Cache) -> None:
-    acquirer = cache.store.acquirer
+    session = Session(cache)
     for _ in range(20):
-        holds = acquirer.acquire([[ref] for ref in REFS], cache.fetcher)
+        holds = session.acquire([[ref] for ref in REFS])
         assert len(holds) == len(REFS)
         num_revoked: list[int] = []
-        thread = threading.Thread(target=lambda counts=num_revoked: counts.append(acquirer.holdings.revoke_prefetched()))
+        thread = threading.Thread(target=lambda counts=num_revoked: counts.append(session.holdings.revoke_prefetched()))
         thread.start()
-        claimed = [hold for hold in holds if acquirer.holdings.claim(hold)]
+        claimed = [hold for hold in holds if session.claim(hold)]
         thread.join()
         assert len(claimed) + num_revoked[0] == len(holds)
-        assert acquirer.holdings.held_bytes == 4096 * len(claimed)
+        assert session.held_bytes == 4096 * len(claimed)
         for hold in claimed:
-            acquirer.release(hold)
+            session.release(hold)
     assert cache.statistics().pinned_entries == 0

@@ -32,13 +32,14 @@ from tests.cache.actors import (
     say,
     wait_for_helpers,
 )
+from tests.cache.session import Session
 from tests.cache.test_fetch import num_gets, wait_for_download
 
 
 def lead_with_a_shadow(connection: Connection, directory: Path, url: str) -> None:
     """Begin a download, and fork as C code does, without hooks: the child keeps the part open, as a helper does."""
     cache = Cache(directory, limit=1 << 20)
-    cache.store.acquirer.acquire_one([ObjectRef.of(url)], cache.fetcher)
+    Session(cache).acquire_one([ObjectRef.of(url)])
     shadow = ctypes.PyDLL(None).fork()
     if shadow == 0:
         while True:
@@ -60,15 +61,15 @@ def test_hole_1_a_part_that_anybody_still_has_open_is_neither_reaped_nor_taken_o
     leader.kill_outside_the_write_lock(directory)
     try:
         with Cache(directory, limit=1 << 20) as cache:
-            hold = cache.store.acquirer.acquire_one([ObjectRef.of(url)], cache.fetcher)
-            assert not cache.store.acquirer.wait(hold, timeout_seconds=0.3)
+            hold = Session(cache).acquire_one([ObjectRef.of(url)])
+            assert not Session(cache).wait(hold, timeout_seconds=0.3)
             assert cache.verify(repair=True) == []
             assert cache.clear().kept_filling_entries == 1
             check_invariants(directory)
             assert num_gets(server) == 1
             os.kill(shadow, signal.SIGKILL)
-            assert cache.store.acquirer.wait(hold, timeout_seconds=WAIT_SECONDS)
-            cache.store.acquirer.release(hold)
+            assert Session(cache).wait(hold, timeout_seconds=WAIT_SECONDS)
+            Session(cache).release(hold)
             with cache.pinned(url) as path:  # the download is ours now
                 assert path.read_bytes() == body("/o/0.bin", 400_000)
     finally:
@@ -109,10 +110,10 @@ def test_hole_8_an_owner_that_was_taken_for_dead_registers_anew_with_its_pins(
     urls = [f"{server.url}/o/{i}.bin" for i in range(3)]
     with Cache(directory, limit=1 << 20) as cache:
         cache.acquire_many(urls[:2])
-        owner = cache.store.acquirer.owner.id
+        owner = Session(cache).owner.id
         assert owner is not None
-        with cache.store.ledger.transaction() as tx:
-            cache.store.disk.remove_owner(owner)
+        with Session(cache).transaction() as tx:
+            Session(cache).disk.remove_owner(owner)
             tx.remove_owners([owner])
         cache.acquire_many(urls[2:])
         stats = cache.statistics()
@@ -130,7 +131,7 @@ def test_hole_10_a_changed_file_that_another_process_reads_is_not_taken_from_it(
     holder = stage.start(pin_until_told, directory, 1 << 20, [url])
     (path,) = holder.hear()
     with Cache(directory, limit=1 << 20) as cache:
-        while cache.store.ledger.account().filling_bytes:
+        while Session(cache).ledger.account().filling_bytes:
             time.sleep(0.01)  # its row is written a little later than its file
         os.truncate(path, 100)
         with pytest.raises(CacheError, match=rf"{url} has 100 bytes instead of 5000, and somebody else reads it"):
@@ -167,9 +168,9 @@ def test_hole_12_the_dead_give_back_before_the_living_lose_anything(
         wait_for_download(server, directory, "/o/3.bin")
         dead.kill()
         wait_for_helpers(directory)
-        assert cache.store.ledger.account().filling_bytes > 0  # nobody has reaped it
+        assert Session(cache).ledger.account().filling_bytes > 0  # nobody has reaped it
         hold = cache.hold([ObjectRef.of(urls[2], size_bytes=20_000)])
-        cache.store.acquirer.release(hold)
+        Session(cache).release(hold)
         assert cache.statistics().evictions == 0
     check_invariants(directory, at_rest=True)
 
@@ -200,13 +201,13 @@ def test_hole_14_two_versions_of_one_object_live_side_by_side(server: FaultyHttp
             hold = cache.hold([old])
             assert cache.path_of(old) != cache.path_of(ObjectRef.of(url))
             assert cache.path_of(old).read_bytes() == body("/o/0.bin", 1000)
-            cache.store.acquirer.release(hold)
-        assert recover.verify(cache.store.ledger, cache.store.disk, repair=False) == []
+            Session(cache).release(hold)
+        assert recover.verify(Session(cache).ledger, Session(cache).disk, repair=False) == []
     check_invariants(directory, at_rest=True)
 
 
 def recover_etag(cache: Cache, url: str) -> str:
     """The version that the server named."""
-    cache.store.acquirer.owner.flush()
-    ((etag,),) = cache.store.ledger.database.read("SELECT etag FROM entry WHERE key = ?", (object_key(url),))
+    Session(cache).owner.flush()
+    ((etag,),) = Session(cache).read("SELECT etag FROM entry WHERE key = ?", (object_key(url),))
     return str(etag)

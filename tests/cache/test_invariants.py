@@ -19,6 +19,7 @@ from sqlstream.testing.disk import DiskWatch, cached_files
 from sqlstream.testing.invariants import check_invariants, violations
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.cache.actors import Stage, body, objects, pin_until_told, read_in_threads
+from tests.cache.session import Session
 
 NUM = 30
 
@@ -61,15 +62,15 @@ def test_l1_charged_is_at_least_the_bytes_on_disk_while_downloading(
 ) -> None:
     server.script("/o/5.bin", FaultyAnswer(fault=Fault.HOLD, after_bytes=500, gate=(gate := threading.Event())))
     with Cache(directory, limit=200_000) as cache:
-        hold = cache.store.acquirer.acquire_one([ObjectRef.of(urls[5])], cache.fetcher)
+        hold = Session(cache).acquire_one([ObjectRef.of(urls[5])])
         num_looks = 0
-        while not cache.store.acquirer.wait(hold, timeout_seconds=0.001):
+        while not Session(cache).wait(hold, timeout_seconds=0.001):
             num_looks += bool(cached_files(directory))
             assert violations(directory) == []
             if num_looks > 3:
                 gate.set()  # from here to its end, and looked at after it, too
         assert violations(directory) == []
-        cache.store.acquirer.release(hold)
+        Session(cache).release(hold)
 
 
 def test_l2_charged_never_passes_the_limit(directory: Path, urls: list[str]) -> None:
@@ -85,7 +86,7 @@ def test_l2_charged_never_passes_the_limit(directory: Path, urls: list[str]) -> 
 def test_l3_totals_equal_the_sums_after_every_transaction(directory: Path, urls: list[str]) -> None:
     with Cache(directory, limit=100_000) as cache:
         for url in urls:
-            with cache.pinned(url), cache.store.ledger.transaction() as tx:
+            with cache.pinned(url), Session(cache).transaction() as tx:
                 account = tx.account()
                 assert (account.entries, account.ready_bytes, account.filling_bytes) == tx.sums()
 
@@ -98,8 +99,8 @@ def test_l4_a_file_in_data_is_complete(server: FaultyHttpServer, directory: Path
     )
     seen: set[bytes] = set()
     with Cache(directory) as cache:
-        hold = cache.store.acquirer.acquire_one([ObjectRef.of(f"{server.url}/slow.bin")], cache.fetcher)
-        while not cache.store.acquirer.wait(hold, timeout_seconds=0.001):
+        hold = Session(cache).acquire_one([ObjectRef.of(f"{server.url}/slow.bin")])
+        while not Session(cache).wait(hold, timeout_seconds=0.001):
             seen.update(path.read_bytes() for path in (directory / "data").rglob("*.bin"))
         assert hold.error is None
         seen.add(cache.path_of(hold.refs[0]).read_bytes())
@@ -147,12 +148,12 @@ def test_l7_at_rest_the_account_equals_the_disk(directory: Path, urls: list[str]
 def test_l8_nobody_waits_for_room_while_holding_pins_of_unyielded_samples(directory: Path, urls: list[str]) -> None:
     """Two threads with all the room pinned ahead: the one that must wait gives its prefetched samples back first."""
     with Cache(directory, limit=100_000) as cache:
-        acquirer = cache.store.acquirer
-        ahead = acquirer.acquire([[ObjectRef.of(url, size_bytes=30_000)] for url in urls[:10]], cache.fetcher)
+        session = Session(cache)
+        ahead = session.acquire([[ObjectRef.of(url, size_bytes=30_000)] for url in urls[:10]])
         assert ahead
         with cache.pinned(urls[20]):
             pass
-        acquirer.owner.flush()
+        session.owner.flush()
         assert all(hold.is_void for hold in ahead)
         assert cache.statistics().pinned_entries == 0
 
@@ -200,7 +201,7 @@ def test_the_check_sees_a_pinned_file_that_is_gone_and_files_that_nobody_counts(
 def test_the_check_sees_two_leaders(directory: Path, urls: list[str]) -> None:
     with Cache(directory) as cache:
         key = object_key(urls[0])
-        parts = [cache.store.disk.create_part(key) for _ in range(2)]
+        parts = [Session(cache).disk.create_part(key) for _ in range(2)]
         for part in parts:
             os.posix_fallocate(part.fd, 0, 4096)
         sabotage(
@@ -210,4 +211,4 @@ def test_the_check_sees_two_leaders(directory: Path, urls: list[str]) -> None:
         )
         with pytest.raises(AssertionError, match="L6"):
             check_invariants(directory)
-        cache.store.disk.discard_parts(parts)
+        Session(cache).disk.discard_parts(parts)

@@ -22,6 +22,7 @@ from sqlstream.testing.disk import cached_files
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import Stage, objects
 from tests.cache.old_ledgers import as_version
+from tests.cache.session import Session
 
 if TYPE_CHECKING:
     from sqlstream import StreamingDataset
@@ -60,8 +61,8 @@ def set_times_back(directory: Path) -> None:
 def age(directory: Path) -> None:
     """Have all that happened so far have happened two hours ago."""
     with Cache(directory) as cache:
-        cache.store.acquirer.owner.flush()
-        with cache.store.ledger.transaction() as tx:
+        Session(cache).owner.flush()
+        with Session(cache).transaction() as tx:
             tx.connection.execute(f"UPDATE entry SET created_at = created_at - {2 * HOUR}")
             tx.connection.execute(f"UPDATE used SET at = at - {2 * HOUR}")
     set_times_back(directory)
@@ -72,7 +73,7 @@ def remaining(directory: Path, urls: list[str]) -> list[int]:
     set_times_back(directory)
     with Cache(directory) as cache:
         cache.clear(older_than_seconds=HOUR)
-        known = cache.store.ledger.find([ObjectRef.of(url).key for url in urls])
+        known = Session(cache).ledger.find([ObjectRef.of(url).key for url in urls])
         assert len(cached_files(directory)) == len(known)
     return [i for i, url in enumerate(urls) if ObjectRef.of(url).key in known]
 
@@ -92,13 +93,13 @@ def read_pinned(directory: Path, urls: list[str], limit: int) -> None:
 
 def read_under_locks(directory: Path, urls: list[str], limit: int) -> None:
     with Cache(directory, limit=limit) as cache:
-        cache.store.acquirer.owner.run(lambda _: None)  # registered
+        Session(cache).owner.run(lambda _: None)  # registered
         refs = [(ObjectRef.of(url),) for url in urls]
         for ref in refs:
-            hold = cache.store.acquirer.acquire_one(ref, cache.fetcher, for_reading=True)
+            hold = Session(cache).acquire_one(ref, for_reading=True)
             assert isinstance(hold, ReadHold) == (limit == FAR)
-            assert cache.store.acquirer.holdings.claim(hold)
-            cache.store.acquirer.release(hold)
+            assert Session(cache).claim(hold)
+            Session(cache).release(hold)
 
 
 @contextlib.contextmanager
@@ -160,7 +161,7 @@ def test_uses_of_another_process_count(directory: Path, urls: list[str], stage: 
 
 def num_keys(cache: Cache) -> int:
     """How many keys the log has."""
-    return int(cache.store.ledger.database.read("SELECT sum(length(keys)) / 16 FROM used")[0][0])
+    return int(Session(cache).read("SELECT sum(length(keys)) / 16 FROM used")[0][0])
 
 
 def test_a_long_log_is_made_short_and_loses_no_last_use(directory: Path, urls: list[str]) -> None:
@@ -169,7 +170,7 @@ def test_a_long_log_is_made_short_and_loses_no_last_use(directory: Path, urls: l
     age(directory)
     with Cache(directory) as cache:
         for key in (*keys[: len(READ)], *[bytes([i]) * 16 for i in range(50)] * 2):  # the others are here no more
-            with cache.store.ledger.transaction() as tx:
+            with Session(cache).transaction() as tx:
                 note_last_uses(tx, [key], max_log_keys=10)
             assert num_keys(cache) <= 2 * NUM
     assert remaining(directory, urls) == list(READ)
@@ -181,10 +182,10 @@ def test_a_use_repeated_at_other_times_is_kept_once_with_its_last_time(directory
     read_by_rows(directory, urls, FAR)
     with Cache(directory) as cache:
         for hours in (5, 1, 3):  # the clock was set back after the second
-            with cache.store.ledger.transaction() as tx:
+            with Session(cache).transaction() as tx:
                 note_last_uses(tx, keys, max_log_keys=1000)
                 tx.connection.execute(f"UPDATE used SET at = {now - hours * HOUR} WHERE seq = (SELECT max(seq) FROM used)")
-        with cache.store.ledger.transaction() as tx:
+        with Session(cache).transaction() as tx:
             note_last_uses(tx, [bytes(16)], max_log_keys=NUM)
             tx.connection.execute("UPDATE entry SET created_at = 0")
             assert RecentUses(time.time() - 1.5 * HOUR).among(tx, keys) == set(keys)
@@ -199,7 +200,7 @@ def test_uses_that_are_noted_while_others_are_cleared_are_seen(directory: Path, 
     recent = RecentUses(time.time() - HOUR)
     with Cache(directory) as cache:
         for i, key in enumerate(keys * 3):
-            with cache.store.ledger.transaction() as tx:
+            with Session(cache).transaction() as tx:
                 assert recent.among(tx, keys) == set(keys[:i])
                 note_last_uses(tx, [key], max_log_keys=3)
 
@@ -207,7 +208,7 @@ def test_uses_that_are_noted_while_others_are_cleared_are_seen(directory: Path, 
 def test_a_last_use_in_the_future_is_kept_and_age_zero_takes_all(directory: Path, urls: list[str]) -> None:
     read_by_rows(directory, urls, FAR)
     with Cache(directory) as cache:
-        with cache.store.ledger.transaction() as tx:
+        with Session(cache).transaction() as tx:
             tx.connection.execute(f"UPDATE entry SET created_at = {int(time.time()) + HOUR}")  # the clock was set back
         assert cache.clear(older_than_seconds=1).removed_entries == 0
         assert cache.clear(older_than_seconds=0).removed_entries == NUM

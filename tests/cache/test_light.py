@@ -31,6 +31,7 @@ from sqlstream.process import locks
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import Stage, say
+from tests.cache.session import Session
 from tests.cache.test_cache import open_files
 
 NUM_OBJECTS = 64
@@ -58,40 +59,40 @@ def cache(directory: Path) -> Iterator[Cache]:
 
 
 def read_all(cache: Cache) -> None:
-    acquirer = cache.store.acquirer
-    for hold in acquirer.acquire([[ref] for ref in REFS], cache.fetcher):
-        assert acquirer.holdings.claim(hold)
-        acquirer.release(hold)
-    acquirer.flush()
+    session = Session(cache)
+    for hold in session.acquire([[ref] for ref in REFS]):
+        assert session.claim(hold)
+        session.release(hold)
+    session.flush()
 
 
 def read_hold(cache: Cache, *refs: ObjectRef) -> ReadHold:
     """A read hold on one sample, claimed."""
-    hold = cache.store.acquirer.acquire_one(refs, cache.fetcher, for_reading=True)
+    hold = Session(cache).acquire_one(refs, for_reading=True)
     assert isinstance(hold, ReadHold)
-    assert cache.store.acquirer.wait(hold)
-    assert cache.store.acquirer.holdings.claim(hold)
+    assert Session(cache).wait(hold)
+    assert Session(cache).claim(hold)
     return hold
 
 
 def sample(cache: Cache, ref: ObjectRef) -> bytes:
     """The bytes of an object, read as the engine does: by read locks, and if that fails by rows."""
-    acquirer = cache.store.acquirer
+    session = Session(cache)
     for for_reading in (True, False, False):  # a file that was changed makes the second one void
-        hold = acquirer.acquire_one([ref], cache.fetcher, for_reading=for_reading)
-        acquirer.wait(hold)
-        if acquirer.holdings.claim(hold):
+        hold = session.acquire_one([ref], for_reading=for_reading)
+        session.wait(hold)
+        if session.claim(hold):
             data = cache.path_of(ref, hold).read_bytes()
-            acquirer.release(hold)
+            session.release(hold)
             return data
-        acquirer.release(hold)
+        session.release(hold)
     raise AssertionError("a hold by rows is whole when nobody else is there")
 
 
 def evict_all(cache: Cache) -> int:
     """Evict whatever may go, 32 files a transaction; return how many went."""
     num_evicted = cache.statistics().evictions
-    while cache.store.acquirer.owner.run(lambda tx: evict(tx, cache.store.disk, 1 << 40)):
+    while Session(cache).owner.run(lambda tx: evict(tx, Session(cache).disk, 1 << 40)):
         pass
     return cache.statistics().evictions - num_evicted
 
@@ -104,23 +105,23 @@ def read_open(hold: AnyHold, ref: ObjectRef) -> bytes:
 
 
 def path_of(cache: Cache, ref: ObjectRef) -> Path:
-    return Path(cache.store.disk.data_path(ref.key, ref.ext))
+    return Path(Session(cache).disk.data_path(ref.key, ref.ext))
 
 
 def test_windows_and_single_hits_far_from_the_limit_run_no_transaction_and_are_counted(cache: Cache) -> None:
-    acquirer, database = cache.store.acquirer, cache.store.ledger.database
-    acquirer._background.stop()  # which writes what waits, now and then
+    session, database = Session(cache), Session(cache).database
+    session.stop_background()  # which writes what waits, now and then
     hits, before = cache.statistics().hits, database.num_transactions
     for _ in range(3):
-        holds = acquirer.acquire([[ref] for ref in REFS], cache.fetcher, for_reading=True)
+        holds = session.acquire([[ref] for ref in REFS], for_reading=True)
         assert len(holds) == NUM_OBJECTS
         for hold, url in zip(holds, URLS, strict=True):
-            assert acquirer.holdings.claim(hold)
+            assert session.claim(hold)
             assert read_open(hold, hold.refs[0]) == OBJECTS[url]
-            acquirer.release(hold)
-            acquirer.release(hold)
+            session.release(hold)
+            session.release(hold)
     for ref in REFS:
-        acquirer.release(read_hold(cache, ref))
+        session.release(read_hold(cache, ref))
     assert database.num_transactions == before
     statistics = cache.statistics()
     assert statistics.hits - hits == 4 * NUM_OBJECTS
@@ -133,18 +134,18 @@ def test_a_sample_of_several_objects_holds_each_of_them_once(cache: Cache) -> No
     assert list(hold.open_files) == [str(path_of(cache, ref)) for ref in REFS[:2]]
     assert hold.charges == dict.fromkeys([ref.key for ref in REFS[:2]], 4096)
     assert evict_all(cache) == NUM_OBJECTS - 2
-    cache.store.acquirer.release(hold)
+    Session(cache).release(hold)
     assert evict_all(cache) == 2
 
 
 def test_what_is_not_all_here_or_not_far_from_full_or_not_fetched_takes_the_exact_way(cache: Cache) -> None:
-    acquirer = cache.store.acquirer
+    session = Session(cache)
 
     def is_read_hold(*refs: ObjectRef) -> bool:
-        acquirer._read_hits._num_left = 0  # limit and policy are looked at every so often
-        hold = acquirer.acquire_one(refs, cache.fetcher, for_reading=True)
-        acquirer.wait(hold)
-        acquirer.release(hold)
+        session.read_hits._num_left = 0  # limit and policy are looked at every so often
+        hold = session.acquire_one(refs, for_reading=True)
+        session.wait(hold)
+        session.release(hold)
         return hold.is_read_hold
 
     made = ObjectRef(url="made", key=REFS[0].key, ext=".bin", is_stored_sample=True)
@@ -155,9 +156,9 @@ def test_what_is_not_all_here_or_not_far_from_full_or_not_fetched_takes_the_exac
     assert not is_read_hold(REFS[0])
     cache.limit_bytes = 2 * 4096 * NUM_OBJECTS
     assert is_read_hold(REFS[0])
-    acquirer.owner.ask_for_policy("belady")
+    session.owner.ask_for_policy("belady")
     assert not is_read_hold(REFS[0])
-    acquirer.owner._generation = -1  # as after a transaction that failed: the limit may not be in force
+    session.owner._generation = -1  # as after a transaction that failed: the limit may not be in force
     assert not is_read_hold(REFS[1])
 
 
@@ -166,7 +167,7 @@ def test_a_file_that_is_read_lightly_is_evicted_after_it_and_not_before(cache: C
     assert evict_all(cache) == NUM_OBJECTS - 1
     assert path_of(cache, REFS[0]).read_bytes() == OBJECTS[URLS[0]]
     check_invariants(cache.path)
-    cache.store.acquirer.release(hold)
+    Session(cache).release(hold)
     assert evict_all(cache) == 1
     assert not path_of(cache, REFS[0]).exists()
 
@@ -174,15 +175,15 @@ def test_a_file_that_is_read_lightly_is_evicted_after_it_and_not_before(cache: C
 def test_eviction_goes_past_any_number_of_files_that_are_read(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqlstream.cache.acquire.room.MAX_EVICTIONS", 4)
     refs = {ref.key: ref for ref in REFS}
-    with cache.store.ledger.transaction() as tx:
+    with Session(cache).transaction() as tx:
         order = [refs[row.key] for row in unpinned_in_order(tx, NUM_OBJECTS)]
     holds = [read_hold(cache, ref) for ref in order[:40]]  # more than eviction looks at first
-    with cache.store.ledger.transaction() as tx:
-        assert evict(tx, cache.store.disk, 3 * 4096) == 3 * 4096
+    with Session(cache).transaction() as tx:
+        assert evict(tx, Session(cache).disk, 3 * 4096) == 3 * 4096
     assert [path_of(cache, ref).exists() for ref in order] == [True] * 40 + [False] * 3 + [True] * (NUM_OBJECTS - 43)
     assert evict_all(cache) == NUM_OBJECTS - 43
     for hold in holds:
-        cache.store.acquirer.release(hold)
+        Session(cache).release(hold)
     assert evict_all(cache) == 40
 
 
@@ -196,8 +197,8 @@ def test_eviction_ends_on_a_disk_that_removes_nothing(cache: Cache, monkeypatch:
     monkeypatch.setattr("sqlstream.cache.acquire.room.MAX_EVICTIONS", 1)
     monkeypatch.setattr("sqlstream.cache.acquire.room.MAX_LOOKED_AT", 16)
     monkeypatch.setattr(Disk, "remove_data", keep)
-    with cache.store.ledger.transaction() as tx:
-        assert evict(tx, cache.store.disk, 4096) == 0
+    with Session(cache).transaction() as tx:
+        assert evict(tx, Session(cache).disk, 4096) == 0
     assert len(tried) == 4 + 16
     assert len(set(tried)) == 16 < NUM_OBJECTS
 
@@ -209,7 +210,7 @@ def read_lightly_until_told(connection: Connection, directory: Path) -> None:
         say(connection)
         connection.recv()
         assert path_of(cache, REFS[0]).read_bytes() == OBJECTS[URLS[0]]
-        cache.store.acquirer.release(hold)
+        Session(cache).release(hold)
         say(connection)
         connection.recv()
 
@@ -239,20 +240,20 @@ def read_many_lightly(connection: Connection, directory: Path, seed: int) -> lis
     troubles: list[str] = []
     num_light = 0
     with opened(directory) as cache:
-        acquirer = cache.store.acquirer
+        session = Session(cache)
         read_all(cache)
         say(connection)
         while num_light < 50 or not connection.poll():
             ref = rng.choice(REFS)
-            acquirer._read_hits._policy, acquirer._read_hits._num_left = POLICIES["lru"], 1
-            hold = acquirer.acquire_one([ref], cache.fetcher, for_reading=True)
-            acquirer.wait(hold)
-            if acquirer.holdings.claim(hold):
+            session.read_hits._policy, session.read_hits._num_left = POLICIES["lru"], 1
+            hold = session.acquire_one([ref], for_reading=True)
+            session.wait(hold)
+            if session.claim(hold):
                 data = path_of(cache, ref).read_bytes()
                 num_light += hold.is_read_hold
                 if data != OBJECTS[ref.url] or os.stat(path_of(cache, ref)).st_nlink != 1:
                     troubles.append(f"{ref.url} was taken from its reader")
-            acquirer.release(hold)
+            session.release(hold)
     return troubles
 
 
@@ -277,8 +278,8 @@ def test_readers_lose_nothing_to_somebody_who_clears_all_the_time(cache: Cache, 
 def test_a_file_that_goes_between_opening_and_locking_it_is_not_taken_for_held(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    acquirer = cache.store.acquirer
-    hold = acquirer.acquire_one(REFS[:1], cache.fetcher, for_reading=True)
+    session = Session(cache)
+    hold = session.acquire_one(REFS[:1], for_reading=True)
     before = open_files(cache.path)
     locked: list[int] = []
 
@@ -293,23 +294,23 @@ def test_a_file_that_goes_between_opening_and_locking_it_is_not_taken_for_held(
             fcntl.flock(fd, operation)
 
     monkeypatch.setattr(read_locks, "fcntl", Fcntl())
-    assert not acquirer.holdings.claim(hold)
+    assert not session.claim(hold)
     assert locked
     assert open_files(cache.path) == before
-    acquirer.release(hold)
+    session.release(hold)
     assert sample(cache, REFS[0]) == OBJECTS[URLS[0]]
 
 
 def test_a_file_that_somebody_is_about_to_remove_is_not_taken_for_held(cache: Cache) -> None:
     num_hits = cache.statistics().hits
-    hold = cache.store.acquirer.acquire_one(REFS[:1], cache.fetcher, for_reading=True)
+    hold = Session(cache).acquire_one(REFS[:1], for_reading=True)
     fd = locks.open_descriptor(path_of(cache, REFS[0]), os.O_RDWR)
     assert locks.try_lock(fd)
-    assert not cache.store.acquirer.holdings.claim(hold)
+    assert not Session(cache).claim(hold)
     assert cache.statistics().hits == num_hits
     locks.close_descriptor(fd)
-    assert cache.store.acquirer.holdings.claim(hold)
-    cache.store.acquirer.release(hold)
+    assert Session(cache).claim(hold)
+    Session(cache).release(hold)
 
 
 @pytest.mark.parametrize("change", ["cut", "grown", "deleted", "a link", "a directory", "a pipe"])
@@ -338,14 +339,14 @@ def test_clear_repair_quarantine_and_discard_leave_what_is_read_lightly(cache: C
     report = cache.clear()
     assert (report.removed_entries, report.kept_pinned_entries, report.kept_pinned_bytes) == (NUM_OBJECTS - 1, 1, 4096)
     os.truncate(path, 50)
-    owner, disk = cache.store.acquirer.owner, cache.store.disk
+    owner, disk = Session(cache).owner, Session(cache).disk
     with pytest.raises(CacheError, match="50 bytes instead of 100, and somebody else reads it"):
         owner.run(lambda tx: recover.quarantine(tx, disk, REFS[0].key, owner.id))
     (finding,) = cache.verify(repair=True)
     assert (finding.kind, finding.repaired) == ("wrong size", False)
     assert "a running process reads it" in finding.explanation
     assert path.stat().st_size == 50
-    cache.store.acquirer.release(hold)
+    Session(cache).release(hold)
     (finding,) = cache.verify(repair=True)
     assert finding.repaired
     assert not path.exists()
@@ -353,26 +354,26 @@ def test_clear_repair_quarantine_and_discard_leave_what_is_read_lightly(cache: C
 
 def test_a_strange_file_that_is_locked_is_left_by_a_repair(cache: Cache) -> None:
     hold = read_hold(cache, REFS[0])
-    with cache.store.ledger.transaction() as tx:
+    with Session(cache).transaction() as tx:
         tx.remove([REFS[0].key])
     assert [finding.repaired for finding in cache.verify(repair=True)] == [False]
-    cache.store.acquirer.release(hold)
+    Session(cache).release(hold)
     assert [finding.repaired for finding in cache.verify(repair=True)] == [True]
 
 
 def test_a_retained_light_hold_is_pinned_by_a_row_before_its_lock_goes(cache: Cache) -> None:
-    acquirer = cache.store.acquirer
+    session = Session(cache)
     hold = read_hold(cache, REFS[0])
-    kept = acquirer.retain(hold)
+    kept = session.retain(hold)
     assert type(kept) is Hold
     assert hold.open_files == {}
     assert cache.statistics().pinned_entries == 1
-    assert acquirer.holdings.held_bytes == 4096
+    assert session.held_bytes == 4096
     assert evict_all(cache) == NUM_OBJECTS - 1
-    second = acquirer.retain(light_again(cache))
-    acquirer.release(kept)
+    second = session.retain(light_again(cache))
+    session.release(kept)
     assert cache.statistics().pinned_entries == 1
-    acquirer.release(second)
+    session.release(second)
     assert cache.statistics().pinned_entries == 0
     assert evict_all(cache) == 2
 
@@ -380,27 +381,27 @@ def test_a_retained_light_hold_is_pinned_by_a_row_before_its_lock_goes(cache: Ca
 def light_again(cache: Cache) -> ReadHold:
     """A read hold on an object that was evicted meanwhile."""
     assert sample(cache, REFS[1]) == OBJECTS[URLS[1]]
-    cache.store.acquirer.flush()
+    Session(cache).flush()
     return read_hold(cache, REFS[1])
 
 
 def test_a_ledger_that_fails_as_a_light_hold_is_retained_leaves_the_lock_or_the_error(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    acquirer = cache.store.acquirer
+    session = Session(cache)
     hold = read_hold(cache, REFS[0])
 
     def fail(work: object) -> None:
         raise CacheError("the ledger fails")
 
-    monkeypatch.setattr(acquirer.owner, "run", fail)
+    monkeypatch.setattr(session.owner, "run", fail)
     with pytest.raises(CacheError, match="fails"):
-        acquirer.retain(hold)
-    acquirer.bypass.allow(cache.fetcher)
-    assert acquirer.retain(hold) is hold
+        session.retain(hold)
+    session.bypass.allow(cache.fetcher)
+    assert session.retain(hold) is hold
     monkeypatch.undo()
     assert evict_all(cache) == NUM_OBJECTS - 1
-    acquirer.release(hold)
+    session.release(hold)
 
 
 def test_a_cache_that_fails_on_the_light_way_is_told_or_bypassed(directory: Path) -> None:
@@ -408,18 +409,18 @@ def test_a_cache_that_fails_on_the_light_way_is_told_or_bypassed(directory: Path
         cache.acquire_many(URLS)
         cache.release_many(URLS)
         read_all(cache)
-        acquirer = cache.store.acquirer
-        acquirer.release(read_hold(cache, REFS[0]))
-        acquirer._background.stop()  # which may write there while it is removed
+        session = Session(cache)
+        session.release(read_hold(cache, REFS[0]))
+        session.stop_background()  # which may write there while it is removed
         shutil.rmtree(directory)
         with pytest.raises(CacheError, match="gone"):
-            acquirer.acquire_one(REFS[:1], cache.fetcher, for_reading=True)
-        acquirer.bypass.allow(cache.fetcher)
-        hold = acquirer.acquire_one(REFS[:1], cache.fetcher, for_reading=True)
-        assert acquirer.wait(hold)
-        assert acquirer.holdings.claim(hold)
+            session.acquire_one(REFS[:1], for_reading=True)
+        session.bypass.allow(cache.fetcher)
+        hold = session.acquire_one(REFS[:1], for_reading=True)
+        assert session.wait(hold)
+        assert session.claim(hold)
         assert cache.path_of(REFS[0], hold).read_bytes() == OBJECTS[URLS[0]]
-        acquirer.release(hold)
+        session.release(hold)
 
 
 def test_a_forked_child_keeps_no_lock_and_an_inherited_hold_closes_no_file_of_the_child(cache: Cache) -> None:
@@ -433,7 +434,7 @@ def test_a_forked_child_keeps_no_lock_and_an_inherited_hold_closes_no_file_of_th
             mine = os.open(os.devnull, os.O_RDONLY)
             os.dup2(mine, number)  # its number has another file now
             hold.close()
-            cache.store.acquirer.holdings.release(hold)
+            Session(cache).holdings.release(hold)
             os.fstat(number)
             os.write(say_so, b"1")
             os.read(told, 1)
@@ -443,7 +444,7 @@ def test_a_forked_child_keeps_no_lock_and_an_inherited_hold_closes_no_file_of_th
     try:
         assert os.read(heard, 1) == b"1"
         assert evict_all(cache) == NUM_OBJECTS - 1  # the parent's lock is as it was
-        cache.store.acquirer.release(hold)
+        Session(cache).release(hold)
         assert evict_all(cache) == 1  # and the child, which lives, has none
     finally:
         os.write(tell, b"1")
@@ -454,15 +455,15 @@ def test_a_forked_child_keeps_no_lock_and_an_inherited_hold_closes_no_file_of_th
 
 def read_without_descriptors(connection: Connection, directory: Path) -> bool:
     with opened(directory) as cache:
-        acquirer = cache.store.acquirer
+        session = Session(cache)
         read_all(cache)
-        holds = acquirer.acquire([REFS[:2]], cache.fetcher, for_reading=True)
+        holds = session.acquire([REFS[:2]], for_reading=True)
         assert isinstance(holds[0], ReadHold)
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         first_free = os.dup(0)
         os.close(first_free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (first_free + 1, limits[1]))  # one of the two files can be opened
-        is_claimed = acquirer.holdings.claim(holds[0])
+        is_claimed = session.claim(holds[0])
         os.close(os.dup(0))  # and none stays open
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         return not is_claimed and sample(cache, REFS[0]) == OBJECTS[URLS[0]]
@@ -473,11 +474,11 @@ def test_with_too_few_descriptors_a_light_hold_is_refused_and_the_exact_way_is_l
 
 
 def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) -> None:
-    holdings = cache.store.acquirer.holdings
+    holdings = Session(cache).holdings
     holdings.release(read_hold(cache, *REFS[:2]))
-    ready = cache.store.ledger.find_ready([ref.key for ref in REFS[:2]])
+    ready = Session(cache).ledger.find_ready([ref.key for ref in REFS[:2]])
     before = open_files(cache.path)
-    pool = ReadLockPool(cache.store.disk.data, lambda _: None)
+    pool = ReadLockPool(Session(cache).disk.data, lambda _: None)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

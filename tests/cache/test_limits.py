@@ -22,6 +22,7 @@ from sqlstream.testing.disk import cached_files
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import Stage, body, objects, pin_until_told
+from tests.cache.session import Session
 from tests.cache.test_fetch import num_gets
 from tests.cache.test_rebuild import destroy
 from tests.test_locks import answer_of_forked_child
@@ -96,7 +97,7 @@ def test_a_forked_child_keeps_the_limit_that_its_parent_gave(directory: Path) ->
     with Cache(directory, limit="1gb") as cache:
 
         def child() -> str:
-            cache.store.acquirer.owner.run(lambda tx: None)
+            Session(cache).owner.run(lambda tx: None)
             return str([owner.limit_bytes for owner in cache.statistics().owners])
 
         assert answer_of_forked_child(child) == str([1 << 30] * 2)

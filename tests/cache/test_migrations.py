@@ -26,6 +26,7 @@ from sqlstream.testing.disk import cached_files
 from sqlstream.testing.invariants import violations
 from tests.cache.actors import Stage
 from tests.cache.old_ledgers import as_version, as_version_1, migrate, version
+from tests.cache.session import Session
 from tests.cache.test_crash import DIED, OBJECTS, URLS, filled, in_child, opened, read
 
 
@@ -54,9 +55,9 @@ def test_a_ledger_of_version_1_upgrades_with_its_live_rows_and_keeps_its_files(d
         assert bodies(directory) == before
         assert violations(directory) == []
         assert cache.clear().kept_pinned_entries == 1
-        rows = cache.store.ledger.database.read("SELECT key, state, part FROM entry ORDER BY state DESC")
+        rows = Session(cache).read("SELECT key, state, part FROM entry ORDER BY state DESC")
         assert rows == [(pinned, "ready", None), (filling, "filling", part.name)]
-        ((url, row, step, count),) = [(f.url, f.row, f.step, f.count) for f in failures(cache.store.ledger)]
+        ((url, row, step, count),) = [(f.url, f.row, f.step, f.count) for f in failures(Session(cache).ledger)]
         assert (url, row, step, count) == ("http://nowhere/x", None, None, 3)
     disk.remove_part(part.name)
     disk.close_part(part)

@@ -34,6 +34,7 @@ from sqlstream.testing.invariants import violations
 from sqlstream.testing.reference import ReferenceLedger
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import body
+from tests.cache.session import Session
 
 NUM_OBJECTS, NUM_PLAYERS = 10, 3
 SIZES = [500 + 2900 * i for i in range(NUM_OBJECTS)]
@@ -71,30 +72,35 @@ class Player:
         """Who pins that in the reference; in the ledger nobody does."""
         return f"{self.name}, for_reading"
 
+    @property
+    def session(self) -> Session:
+        """How it is used."""
+        return Session(self)
+
     def run_nothing(self) -> None:
         """Run one transaction: register, write what was deferred."""
-        self.store.acquirer.owner.run(lambda _: None)
+        self.session.owner.run(lambda _: None)
 
     def close(self) -> None:
         """End in order."""
         for hold, _ in self.read_holds:
-            self.store.acquirer.release(hold)
-        self.store.acquirer.downloads.cancel(self.fetcher)
+            self.session.release(hold)
+        self.session.downloads.cancel(self.fetcher)
         for url in self.fetcher.pending:
             self.fetcher.deliver(url)  # each cancelled download still ends, as one of a real fetcher does
-        self.store.acquirer.close()
-        self.store.ledger.database.close()
+        self.session.close()
+        self.session.database.close()
 
     def die(self) -> None:
         """Close everything, as the kernel does for the dead; nothing is written."""
         for hold, _ in self.read_holds:
             hold.close()
-        owner, downloads = self.store.acquirer.owner, self.store.acquirer.downloads
+        owner, downloads = self.session.owner, self.session.downloads
         for lead in list(downloads.leads.values()):
             locks.close_descriptor(lead.part.fd)
         assert owner._fd is not None
         locks.close_descriptor(owner._fd)
-        self.store.ledger.database.close()
+        self.session.database.close()
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -141,10 +147,10 @@ class CacheMachine(RuleBasedStateMachine):
             return
         self.num_started += 1
         store = CacheDirectory(Disk(self.directory))
-        store.acquirer._background.stop()  # what it does at any time happens here when a rule says so
-        store.acquirer._room_timeout_seconds = -1.0  # nobody else moves while we would wait
-        store.acquirer.owner.set_limit(0, limit)
         player = Player(name=f"player {self.num_started}", store=store, fetcher=ScriptedFetcher(OBJECTS))
+        player.session.stop_background()  # what it does at any time happens here when a rule says so
+        player.session.room_timeout_seconds = -1.0  # nobody else moves while we would wait
+        player.session.owner.set_limit(0, limit)
         player.run_nothing()
         self.players[number] = player
         self.reference.join(player.name, limit)
@@ -168,7 +174,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.leave(player)
         if not self.reference.is_above_limit:
             return
-        is_gone = {url: not os.path.exists(player.store.disk.data_path(ref(url).key, ".bin")) for url in self.reference.ready}
+        is_gone = {url: not os.path.exists(player.session.disk.data_path(ref(url).key, ".bin")) for url in self.reference.ready}
         self.reference.evict(url for url, gone in is_gone.items() if gone)
         assert not self.reference.is_above_limit or not self.reference.evictable()
 
@@ -181,7 +187,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(number=players, limit=limits)
     def change_limit(self, number: int, limit: int | None) -> None:
         player = self.player(number)
-        player.store.acquirer.owner.set_limit(0, limit)
+        player.session.owner.set_limit(0, limit)
         self.reference.join(player.name, limit)
 
     # -- objects ------------------------------------------------------------------------------------------------------
@@ -204,7 +210,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         assert must_fit, f"{urls} do not fit, and came"
         for url in urls:
-            assert Path(player.store.disk.data_path(ref(url).key, ".bin")).read_bytes() == OBJECTS[url]
+            assert Path(player.session.disk.data_path(ref(url).key, ".bin")).read_bytes() == OBJECTS[url]
         player.holds.append((hold, urls))
         self.follow(player, may_come=urls)
         self.reference.pin(player.name, urls)
@@ -216,7 +222,7 @@ class CacheMachine(RuleBasedStateMachine):
         player = self.player(number)
         urls = [URLS[(first + i) % NUM_OBJECTS] for i in range(num)]
         player.fetcher.holds_back = True
-        holds = player.store.acquirer.acquire([[ref(url)] for url in urls], player.fetcher)
+        holds = player.session.acquire([[ref(url)] for url in urls])
         player.fetcher.holds_back = False
         # The evicted first: there is room only without them.
         self.follow(player, may_come=[])
@@ -225,7 +231,7 @@ class CacheMachine(RuleBasedStateMachine):
                 limit = self.reference.limit_bytes
                 assert limit is not None
                 assert charge(url) > limit
-                player.store.acquirer.release(hold)
+                player.session.release(hold)
                 continue
             if url in player.fetcher.pending and url not in self.reference.entries:
                 self.reference.reserve(player.name, url, charge(url))
@@ -255,10 +261,10 @@ class CacheMachine(RuleBasedStateMachine):
     def release(self, number: int, which: int, is_claimed: bool) -> None:
         player = next(p for p in (self.player(number), *self.players) if p is not None and p.holds)
         hold, urls = player.holds[which % len(player.holds)]
-        if is_claimed and hold.state is HoldState.PREFETCHED and player.store.acquirer.holdings.claim(hold):
+        if is_claimed and hold.state is HoldState.PREFETCHED and player.session.claim(hold):
             return  # from now on nobody may revoke it
         player.holds.remove((hold, urls))
-        player.store.acquirer.release(hold)
+        player.session.release(hold)
         player.run_nothing()
         self.reference.unpin(player.name, urls)
 
@@ -268,13 +274,13 @@ class CacheMachine(RuleBasedStateMachine):
         """Lock an object that is here, however full the cache is: it stays, and no row says so."""
         player, url = self.player(number), URLS[which]
         player.run_nothing()
-        lights = player.store.acquirer._read_hits
+        lights = player.session.read_hits
         lights._policy, lights._num_left = POLICIES["lru"], 1
         holds = lights.acquire([[ref(url)]], player.fetcher)
         assert (holds is not None) == (url in self.reference.ready)
         for hold in holds or ():
             assert isinstance(hold, ReadHold)
-            assert player.store.acquirer.holdings.claim(hold)
+            assert player.session.claim(hold)
             player.read_holds.append((hold, url))
             self.reference.pin(player.read_hold_name, [url])
 
@@ -283,12 +289,12 @@ class CacheMachine(RuleBasedStateMachine):
     def release_lightly(self, number: int, which: int) -> None:
         player = next(p for p in (self.player(number), *self.players) if p is not None and p.read_holds)
         hold, url = player.read_holds.pop(which % len(player.read_holds))
-        player.store.acquirer.release(hold)
+        player.session.release(hold)
         self.reference.unpin(player.read_hold_name, [url])
 
     def forget_prefetched(self, player: Player) -> None:
         """A process that may have to wait gives back what it only prefetched; here it does so at once."""
-        player.store.acquirer.holdings.revoke_prefetched()
+        player.session.holdings.revoke_prefetched()
         for hold, urls in [held for held in player.holds if held[0].state is HoldState.RELEASED]:
             player.holds.remove((hold, urls))
             self.reference.unpin(player.name, urls)
@@ -298,10 +304,10 @@ class CacheMachine(RuleBasedStateMachine):
         """Those who waited for somebody else's download look again."""
         for player in filter(None, self.players):
             for hold, urls in list(player.holds):
-                player.store.acquirer.wait(hold, timeout_seconds=0)
+                player.session.wait(hold, timeout_seconds=0)
                 if hold.error is not None or hold.is_void:
                     player.holds.remove((hold, urls))
-                    player.store.acquirer.release(hold)
+                    player.session.release(hold)
                     self.reference.unpin(player.name, urls)
 
     # -- the directory ------------------------------------------------------------------------------------------------
@@ -309,9 +315,9 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.is_anybody_alive)
     @rule(number=players)
     def clear(self, number: int) -> None:
-        store = self.player(number).store
+        session = self.player(number).session
         expected = self.reference.evictable()
-        report = clear(store.ledger, store.disk, dataset=None, older_than_seconds=None, index=False)
+        report = clear(session.ledger, session.disk, dataset=None, older_than_seconds=None, index=False)
         assert report.removed_entries == len(expected)
         assert report.removed_bytes == sum(map(charge, expected))
         assert report.kept_filling_entries == len(self.reference.filling)
@@ -320,17 +326,17 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.reference.evictable() and self.is_anybody_alive)
     @rule(number=players, which=numbers, cut=st.booleans())
     def lose_a_file_and_verify(self, number: int, which: int, cut: bool) -> None:
-        store, free = self.player(number).store, sorted(self.reference.evictable())
+        session, free = self.player(number).session, sorted(self.reference.evictable())
         url = free[which % len(free)]
-        path = store.disk.data_path(ref(url).key, ".bin")
+        path = session.disk.data_path(ref(url).key, ".bin")
         if cut:
             os.truncate(path, 7)
         else:
             os.unlink(path)
-        findings = recover.verify(store.ledger, store.disk, repair=True)
+        findings = recover.verify(session.ledger, session.disk, repair=True)
         if cut or findings:  # a file that is gone may pass for one that somebody unlinked before it died
             assert [(finding.key, finding.repaired) for finding in findings] == [(ref(url).key.hex(), True)]
-        assert recover.verify(store.ledger, store.disk, repair=False) == []
+        assert recover.verify(session.ledger, session.disk, repair=False) == []
         self.reference.evict([url])
 
     @precondition(lambda self: self.is_anybody_alive)
@@ -349,7 +355,7 @@ class CacheMachine(RuleBasedStateMachine):
     def follow(self, player: Player, may_come: Sequence[str]) -> None:
         """Let the reference evict what was evicted, which must have been allowed, and take up what came."""
         player.run_nothing()
-        rows = ready_rows(player.store)
+        rows = ready_rows(player.session)
         self.reference.evict(set(self.reference.ready) - set(rows))
         for url in rows.keys() - self.reference.ready.keys():
             assert url in may_come
@@ -365,47 +371,47 @@ class CacheMachine(RuleBasedStateMachine):
     def ledger_disk_and_reference_agree(self) -> None:
         if not self.is_anybody_alive:
             return
-        store = next(filter(None, self.players)).store
-        account = store.ledger.account()
+        session = next(filter(None, self.players)).session
+        account = session.ledger.account()
         assert self.broken_promises() == []
         for player in filter(None, self.players):
             player.run_nothing()  # a rebuild goes by what they wrote down, which may name too many pins: they know better
             held = [hold for hold, _ in player.holds if hold.number]
             assert [hold.num_bytes for hold in held] == [sum(hold.charges.values()) for hold in held]
-            assert player.store.acquirer.holdings.held_bytes == sum(hold.num_bytes for hold in held)
+            assert player.session.held_bytes == sum(hold.num_bytes for hold in held)
         if account.limit_bytes is not None:  # a limit that was lowered takes nothing away, and lets nothing in
             assert account.charged_bytes <= max(account.limit_bytes, self.charged_before)
         self.charged_before = account.charged_bytes
-        assert ready_rows(store) == self.reference.ready
-        names = {player.store.acquirer.owner.id: player.name for player in self.players if player is not None}
-        rows = store.ledger.database.read("SELECT owner, key FROM pin")
+        assert ready_rows(session) == self.reference.ready
+        names = {player.session.owner.id: player.name for player in self.players if player is not None}
+        rows = session.read("SELECT owner, key FROM pin")
         pins = {(names[owner], KEYS[key]) for owner, key in rows if owner in names}
         assert pins == {(name, url) for name in names.values() for url in self.reference.pinned(name)}
-        pinning = store.ledger.database.read("SELECT id FROM owner WHERE length(pins) > 0")
+        pinning = session.read("SELECT id FROM owner WHERE length(pins) > 0")
         assert {owner for (owner,) in pinning if owner in names} == {owner for owner, _ in rows if owner in names}
-        filling = store.ledger.database.read("SELECT key, part FROM entry WHERE state = 'filling'")
-        on_their_way = {KEYS[key] for key, part in filling if store.disk.part_is_live(part)}
+        filling = session.read("SELECT key, part FROM entry WHERE state = 'filling'")
+        on_their_way = {KEYS[key] for key, part in filling if session.disk.part_is_live(part)}
         assert on_their_way == self.reference.filling.keys()
-        assert store.ledger.waiting_owners() == []
+        assert session.ledger.waiting_owners() == []
 
 
 def acquire(player: Player, refs: Sequence[ObjectRef]) -> Hold:
     """As `Cache.hold` does."""
-    acquirer = player.store.acquirer
+    session = player.session
     for _ in range(20):
-        hold = acquirer.acquire_one(refs, player.fetcher)
-        assert acquirer.wait(hold, timeout_seconds=0)
+        hold = session.acquire_one(refs)
+        assert session.wait(hold, timeout_seconds=0)
         if hold.error is not None:
-            acquirer.release(hold)
+            session.release(hold)
             raise hold.error
-        if acquirer.holdings.claim(hold):
+        if session.claim(hold):
             return hold
-        acquirer.release(hold)
+        session.release(hold)
     raise AssertionError("it goes in circles")
 
 
-def ready_rows(store: CacheDirectory) -> dict[str, int]:
-    rows = store.ledger.database.read("SELECT key, charged_bytes FROM entry WHERE state = 'ready'")
+def ready_rows(session: Session) -> dict[str, int]:
+    rows = session.read("SELECT key, charged_bytes FROM entry WHERE state = 'ready'")
     return {KEYS[key]: charged_bytes for key, charged_bytes in rows}
 
 

@@ -16,17 +16,18 @@ from sqlstream.errors import CacheDiskError
 from sqlstream.process import locks
 from sqlstream.testing.faulty import FaultyHttpServer
 from sqlstream.testing.invariants import check_invariants
+from tests.cache.session import Session
 
 ONE, OTHER = b"1" * 16, b"2" * 16
 
 
 def written(cache: Cache) -> set[bytes]:
-    return {key for (key,) in cache.store.ledger.database.read("SELECT key FROM pin")}
+    return {key for (key,) in Session(cache).read("SELECT key FROM pin")}
 
 
 def test_whoever_reads_the_pins_in_a_transaction_of_their_owner_sees_them_as_they_are_by_then(directory: Path) -> None:
     with Cache(directory) as cache:
-        owner = cache.store.acquirer.owner
+        owner = Session(cache).owner
         with owner.transaction():
             owner.pin([ONE])
         assert written(cache) == {ONE}
@@ -49,7 +50,7 @@ def test_whoever_reads_the_pins_in_a_transaction_of_their_owner_sees_them_as_the
 
 def test_a_transaction_that_fails_leaves_the_pins_of_the_one_before_and_the_next_one_writes_what_is_so(directory: Path) -> None:
     with Cache(directory) as cache:
-        owner = cache.store.acquirer.owner
+        owner = Session(cache).owner
         with owner.transaction():
             owner.pin([ONE])
 
@@ -76,8 +77,8 @@ def test_a_download_is_written_once_though_others_write_before_its_thread_goes_o
     with Cache(directory, limit=1 << 20) as cache:
         with cache.pinned(f"{server.url}/x"):
             pass
-        owner, lock = cache.store.acquirer.owner, cache.store.ledger.database._write_lock
-        keys = [key for (key,) in cache.store.ledger.database.read("SELECT key FROM entry")]
+        owner, lock = Session(cache).owner, Session(cache).database._write_lock
+        keys = [key for (key,) in Session(cache).read("SELECT key FROM entry")]
         leave = lock.leave
 
         def leave_and_be_overtaken() -> None:
@@ -85,15 +86,15 @@ def test_a_download_is_written_once_though_others_write_before_its_thread_goes_o
             if lock.turn.is_mine or threading.current_thread() is not threading.main_thread():
                 return
             monkeypatch.undo()
-            with cache.store.ledger.transaction() as tx:  # another process, say
-                recover.remove(tx, cache.store.disk, list(tx.find(keys).values()))
+            with Session(cache).transaction() as tx:  # another process, say
+                recover.remove(tx, Session(cache).disk, list(tx.find(keys).values()))
             other = threading.Thread(target=lambda: owner.run(lambda _: None))
             other.start()
             other.join()
 
         monkeypatch.setattr(lock, "leave", leave_and_be_overtaken)
         owner.run(lambda _: None)
-        assert cache.store.ledger.database.read("SELECT count(*) FROM entry") == [(0,)]
+        assert Session(cache).read("SELECT count(*) FROM entry") == [(0,)]
     check_invariants(directory, at_rest=True)
 
 

@@ -20,6 +20,7 @@ from sqlstream.errors import ConfigError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import Stage, say
+from tests.cache.session import Session
 from tests.cache.simulations import OBJECT_BYTES, belady_hits, epochs, ledger_hits, lru_hits, next_uses_of
 
 
@@ -36,16 +37,16 @@ def refs_of(names: str, next_uses: Sequence[int | None] = ()) -> list[ObjectRef]
 
 def read(cache: Cache, refs: Sequence[ObjectRef]) -> None:
     """Read objects one after the other, as the engine does: acquired, waited for, claimed, released."""
-    acquirer = cache.store.acquirer
+    session = Session(cache)
     for ref in refs:
-        hold = acquirer.acquire_one([ref], cache.fetcher)
-        acquirer.wait(hold)
-        acquirer.release(hold)
-    acquirer.owner.flush()
+        hold = session.acquire_one([ref])
+        session.wait(hold)
+        session.release(hold)
+    session.owner.flush()
 
 
 def names_in(cache: Cache) -> str:
-    return "".join(sorted(row[0][-1] for row in cache.store.ledger.database.read("SELECT url FROM entry")))
+    return "".join(sorted(row[0][-1] for row in Session(cache).read("SELECT url FROM entry")))
 
 
 @pytest.mark.parametrize(
@@ -125,14 +126,14 @@ def test_belady_forgets_forecasts_that_passed_by(directory: Path) -> None:
 def statements(cache: Cache, refs: Sequence[ObjectRef]) -> list[str]:
     """The SQL that acquiring and giving back one window takes."""
     seen: list[str] = []
-    database = cache.store.ledger.database
+    database = Session(cache).database
     database.read("SELECT 1")
     assert database._connection is not None
     database._connection.set_trace_callback(seen.append)
-    acquirer = cache.store.acquirer
-    for hold in acquirer.acquire([[ref] for ref in refs], cache.fetcher):
-        acquirer.release(hold)
-    acquirer.owner.flush()
+    session = Session(cache)
+    for hold in session.acquire([[ref] for ref in refs]):
+        session.release(hold)
+    session.owner.flush()
     database._connection.set_trace_callback(None)
     return seen
 
@@ -150,10 +151,10 @@ def test_a_hit_writes_no_entry_whatever_the_policy(directory: Path, policy: str)
 def test_nothing_is_touched_far_from_the_limit(directory: Path) -> None:
     with opened(directory, 13, "lru") as cache:
         read(cache, refs_of("abcdef"))  # 6 of 13
-        tick = cache.store.ledger.database.read("SELECT tick FROM meta")
+        tick = Session(cache).read("SELECT tick FROM meta")
         for _ in range(3):
             assert not [sql for sql in statements(cache, refs_of("abcdef")) if "touch" in sql]
-        assert cache.store.ledger.database.read("SELECT tick FROM meta") == tick
+        assert Session(cache).read("SELECT tick FROM meta") == tick
         read(cache, refs_of("g"))  # 7 of 13: more than half
         assert sum("INTO touch" in sql for sql in statements(cache, refs_of("abcdef"))) == 1
 
@@ -207,11 +208,11 @@ def test_who_names_no_policy_has_no_say(directory: Path, stage: Stage) -> None:
 def test_a_rebuilt_ledger_has_the_policy_that_the_living_ask_for(directory: Path) -> None:
     with opened(directory, 8, "belady") as cache:
         read(cache, refs_of("abc", [1, 2, 3]))
-        generation = cache.store.ledger.database.generation
+        generation = Session(cache).database.generation
         for path in directory.glob("ledger.sqlite*"):
             path.unlink()
         read(cache, refs_of("d", [4]))
-        assert cache.store.ledger.database.generation > generation
+        assert Session(cache).database.generation > generation
         assert cache.policy.name == "belady"
         assert cache.statistics().entries == 4
         check_invariants(directory)
@@ -222,7 +223,7 @@ def test_a_change_of_policy_forgets_ranks_as_room_is_made_and_keeps_recency(dire
     with opened(directory, 8, before) as cache:
         read(cache, refs_of("abcdef", [1, 2, 3, 4, 5, 6]))
         statements(cache, refs_of("ab", [50, 60]))
-        assert cache.store.ledger.database.read("SELECT count(rank) FROM entry") == [(6,)]
+        assert Session(cache).read("SELECT count(rank) FROM entry") == [(6,)]
     with opened(directory, 8, after) as cache:
         read(cache, refs_of("ghij", [1] * 4))
         left = set(names_in(cache))
@@ -230,5 +231,5 @@ def test_a_change_of_policy_forgets_ranks_as_room_is_made_and_keeps_recency(dire
         if after != "lfu":  # what was needed latest counts as used least
             assert set("ab") <= left <= set("abefghij")  # a and b were used after c and d
             old = "SELECT url FROM entry WHERE rank IS NOT NULL AND url NOT GLOB '*[ghij]'"
-            assert cache.store.ledger.database.read(old) == []
+            assert Session(cache).read(old) == []
         check_invariants(directory)

@@ -14,6 +14,7 @@ from sqlstream.testing.faults import SideEffects
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import Stage, body
+from tests.cache.session import Session
 from tests.cache.test_crash import LIMIT, URLS, die_everywhere, fail_everywhere, filled, opened, read
 
 
@@ -27,7 +28,7 @@ def path_of(cache: Cache, item: PutItem) -> Path:
 
 
 def putter_of(cache: Cache) -> Putter:
-    return Putter(cache.store.acquirer, cache.store.disk)
+    return Putter(Session(cache).acquirer, Session(cache).disk)
 
 
 def wanted(item: PutItem) -> ObjectRef:
@@ -39,10 +40,10 @@ def test_many_items_cost_two_transactions_and_count_what_they_take(directory: Pa
     with Cache(directory, limit="1gb") as cache:
         putter = putter_of(cache)
         cache.statistics()
-        before = cache.store.ledger.database.num_transactions
+        before = Session(cache).num_transactions
         assert putter.put(items) is None
-        cache.store.acquirer.owner.flush()
-        assert cache.store.ledger.database.num_transactions - before <= 2
+        Session(cache).owner.flush()
+        assert Session(cache).num_transactions - before <= 2
         assert [path_of(cache, one).read_bytes() for one in items] == [one.data for one in items]
         statistics = cache.statistics()
         assert statistics.used_bytes == sum(charged_bytes(len(one.data)) for one in items)
@@ -79,17 +80,17 @@ def test_a_put_evicts_what_is_not_used_and_waits_for_nobody(directory: Path) -> 
 def test_a_hold_on_what_must_be_here_is_void_when_it_is_not_and_nothing_is_fetched(directory: Path) -> None:
     with Cache(directory, limit="1mb") as cache:
         cache.fetcher = ScriptedFetcher({})
-        acquirer = cache.store.acquirer
+        session = Session(cache)
         made, absent = item("made"), item("absent")
         putter_of(cache).put([made])
-        holds = acquirer.acquire([[wanted(absent)], [wanted(made)]], cache.fetcher)
+        holds = session.acquire([[wanted(absent)], [wanted(made)]])
         assert [hold.is_void for hold in holds] == [True, False]
-        assert [acquirer.holdings.claim(hold) for hold in holds] == [False, True]
+        assert [session.claim(hold) for hold in holds] == [False, True]
         assert cache.statistics().pinned_entries == 1
         assert putter_of(cache).discard(made.ref)
         for hold in holds:
-            acquirer.release(hold)
-        assert acquirer.acquire_one([wanted(made)], cache.fetcher).is_void
+            session.release(hold)
+        assert session.acquire_one([wanted(made)]).is_void
         assert cache.fetcher.num_gets == {}
         assert cache.statistics().entries == 0
     check_invariants(directory, at_rest=True)
@@ -99,7 +100,7 @@ def test_what_others_read_is_not_discarded(directory: Path) -> None:
     with Cache(directory, limit="1mb") as cache:
         made = item("made")
         putter_of(cache).put([made])
-        with cache.store.ledger.transaction() as tx:
+        with Session(cache).transaction() as tx:
             tx.add_owner("somebody else", pid=1, host="", name="", limit_bytes=None)
             tx.set_pins("somebody else", [made.ref.key])
         assert not putter_of(cache).discard(made.ref)

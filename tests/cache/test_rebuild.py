@@ -17,6 +17,7 @@ from sqlstream.testing.disk import DiskWatch, cached_files
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.cache.actors import Stage, body, objects, pin_until_told
+from tests.cache.session import Session
 from tests.cache.test_fetch import num_gets
 
 SIZE, CHARGE, NUM = 10_000, 12_288, 10
@@ -70,8 +71,8 @@ def test_a_rebuild_keeps_pins_limits_and_downloads_of_the_living(
     paths = [Path(path) for path in holder.hear()]
     server.script("/o/5.bin", FaultyAnswer(fault=Fault.HOLD, after_bytes=100, gate=(gate := threading.Event())))
     with Cache(directory, limit=1 << 30) as cache, DiskWatch(directory) as watch:
-        hold = cache.store.acquirer.acquire_one([ObjectRef.of(urls[5])], cache.fetcher)
-        assert cache.store.acquirer.holdings.claim(hold)  # what is only prefetched would be given up for the others
+        hold = Session(cache).acquire_one([ObjectRef.of(urls[5])])
+        assert Session(cache).claim(hold)  # what is only prefetched would be given up for the others
         destroy(directory)
         for url in urls[6:]:
             with cache.pinned(url) as path:
@@ -82,7 +83,7 @@ def test_a_rebuild_keeps_pins_limits_and_downloads_of_the_living(
         assert stats.limit_bytes == limit  # of the one that has not come by since
         assert stats.evictions > 0
         gate.set()
-        cache.store.acquirer.wait(hold)
+        Session(cache).wait(hold)
         assert cache.path_of(hold.refs[0]).read_bytes() == body("/o/5.bin", SIZE)
         holder.tell()
         holder.hear()

@@ -17,6 +17,7 @@ from sqlstream.testing.disk import cached_files
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import WAIT_SECONDS, Stage, begin_and_wait, body, is_right, objects, pin_until_told, say
+from tests.cache.session import Session
 from tests.cache.test_fetch import num_gets
 
 SIZE = 10_000
@@ -209,7 +210,7 @@ def test_repair_mends_while_a_reader_goes_on(filled: Path, urls: list[str], stag
             stray = Path(disk.data_path(bytes([number]) * 16, ".bin"))
             stray.parent.mkdir(exist_ok=True)
             stray.write_bytes(bytes(5000))
-            with cache.store.ledger.transaction() as tx:
+            with Session(cache).transaction() as tx:
                 tx.connection.execute("UPDATE totals SET entries = entries + 1")
             found = cache.verify(repair=True)
             assert sorted(finding.kind for finding in found) == ["unknown file", "wrong totals"]
@@ -228,10 +229,10 @@ def test_repair_disturbs_neither_readers_nor_downloads(
     holder.hear()
     server.objects["/new.bin"] = body("/new.bin", 200_000)
     with Cache(filled) as cache:
-        hold = cache.store.acquirer.acquire_one([ObjectRef.of(f"{server.url}/new.bin")], cache.fetcher)
-        while not cache.store.acquirer.wait(hold, timeout_seconds=0.001):
+        hold = Session(cache).acquire_one([ObjectRef.of(f"{server.url}/new.bin")])
+        while not Session(cache).wait(hold, timeout_seconds=0.001):
             assert cache.verify(repair=True) == []
-        cache.store.acquirer.release(hold)
+        Session(cache).release(hold)
     holder.tell()
     holder.hear()
     late = stage.start(begin_and_wait, filled, None, f"{server.url}/new.bin")

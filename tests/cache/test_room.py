@@ -13,6 +13,7 @@ from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.cache.actors import Stage, objects, pin_until_told
+from tests.cache.session import Session
 
 SIZE, CHARGE = 4000, 4096
 
@@ -37,8 +38,8 @@ def is_here(cache: Cache, url: str) -> bool:
 
 
 def cached(cache: Cache, urls: list[str]) -> list[int]:
-    cache.store.acquirer.owner.flush()
-    names = {row[0].rpartition("/")[2] for row in cache.store.ledger.database.read("SELECT url FROM entry")}
+    Session(cache).owner.flush()
+    names = {row[0].rpartition("/")[2] for row in Session(cache).read("SELECT url FROM entry")}
     return [i for i, url in enumerate(urls) if url.rpartition("/")[2] in names]
 
 
@@ -55,10 +56,10 @@ def test_eviction_takes_the_least_recently_used_touches_included(directory: Path
 def test_uses_far_from_the_limit_are_not_written(directory: Path, urls: list[str]) -> None:
     with Cache(directory, limit=100 * CHARGE) as cache:
         use(cache, *urls[:20], *urls[:20])
-        assert cache.store.ledger.database.read("SELECT count(*) FROM touch") == [(0,)]
+        assert Session(cache).read("SELECT count(*) FROM touch") == [(0,)]
         use(cache, *urls[:60], *urls[:60])
         cache.statistics()  # uses are written in batches
-        assert cache.store.ledger.database.read("SELECT count(*) > 0 FROM touch") == [(1,)]
+        assert Session(cache).read("SELECT count(*) > 0 FROM touch") == [(1,)]
 
 
 def test_a_touch_log_longer_than_one_transaction_is_drained_before_anybody_goes(directory: Path, urls: list[str]) -> None:
@@ -89,12 +90,12 @@ def test_more_than_one_transaction_of_evictions_for_one_large_object(
     server.objects.update(objects([80 * CHARGE], prefix="/large"))
     with Cache(directory, limit=100 * CHARGE) as cache:
         use(cache, *urls)
-        before = cache.store.ledger.database.num_transactions
+        before = Session(cache).num_transactions
         use(cache, f"{server.url}/large/0.bin")
         stats = cache.statistics()
         assert stats.evictions >= 80 > 2 * MAX_EVICTIONS
         assert stats.used_bytes <= 100 * CHARGE
-        assert cache.store.ledger.database.num_transactions - before < 15
+        assert Session(cache).num_transactions - before < 15
     check_invariants(directory, at_rest=True)
 
 
@@ -152,7 +153,7 @@ def test_a_limit_of_the_dead_refuses_nobody(server: FaultyHttpServer, directory:
         small.hear()
         with Cache(directory, limit=100 * CHARGE) as cache:
             small.kill()
-            cache.store.acquirer.release(cache.hold([ref]))
+            Session(cache).release(cache.hold([ref]))
             assert cache.statistics().limit_bytes == 100 * CHARGE
     check_invariants(directory, at_rest=True)
 
@@ -163,6 +164,6 @@ def test_a_limit_of_the_dead_refuses_nobody_who_pins_more_than_it(directory: Pat
         small = stage.start(pin_until_told, directory, 2 * CHARGE, urls[:1])
         small.hear()
         small.kill()
-        cache.store.acquirer.release(cache.hold([ObjectRef.of(url) for url in urls[10:20]]))
+        Session(cache).release(cache.hold([ObjectRef.of(url) for url in urls[10:20]]))
         assert cache.statistics().entries == 20
     check_invariants(directory, at_rest=True)

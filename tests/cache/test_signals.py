@@ -29,6 +29,7 @@ from sqlstream.errors import SqlStreamError, TransformError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.testing.storage import ScriptedFetcher
+from tests.cache.session import Session
 from tests.cache.test_cache import open_files
 from tests.stream.sources import Photos, check_bytes, make_photos
 
@@ -128,7 +129,7 @@ def is_free(cache: Cache) -> bool:
     done = threading.Event()
 
     def use() -> None:
-        cache.store.acquirer.flush()
+        Session(cache).flush()
         cache.statistics()
         cache.fetcher.share_node(cache.fetcher.num_processes % 2 + 1)
         done.set()
@@ -141,7 +142,7 @@ def is_free(cache: Cache) -> bool:
 def check_at_rest(cache: Cache, handlers: Sequence[object]) -> None:
     gc.collect()
     assert is_free(cache)
-    assert cache.store.acquirer.owner._pinned() == []
+    assert Session(cache).pinned_keys == []
     assert cache.statistics().pinned_entries == 0
     assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGUSR1)] == handlers
 
@@ -225,23 +226,24 @@ def test_a_handler_that_raises_as_a_download_is_begun_leaves_no_pin_though_the_d
     fetcher = ScriptedFetcher({})
     fetcher.holds_back = True
     with Cache(tmp_path / "dst", limit="10mb") as cache, handler(fail):
-        acquirer = cache.store.acquirer
+        cache.fetcher = fetcher
+        session = Session(cache)
         num_raised = 0
         for nth in itertools.count(1):
             url = f"s3://bucket/{nth}"
             is_over = False
             with contextlib.suppress(HandlerError), Injector(nth, inside):
-                acquirer.release(acquirer.acquire_one((ObjectRef.of(url),), fetcher))
+                session.release(session.acquire_one((ObjectRef.of(url),)))
                 is_over = True
-            assert acquirer.holdings.held_bytes == 0, nth
-            assert acquirer.owner._pinned() == [], nth
+            assert session.held_bytes == 0, nth
+            assert session.pinned_keys == [], nth
             for pending in fetcher.pending:
                 fetcher.deliver(pending)
             if is_over:
                 break
             num_raised += 1
         assert num_raised > 1
-        acquirer.flush()
+        session.flush()
     check_invariants(tmp_path / "dst", at_rest=True)
 
 
@@ -257,8 +259,8 @@ def test_a_handler_that_raises_leaves_all_of_several_objects_acquired_or_none(tm
                 cache.acquire_many(urls)
                 is_acquired = True
                 cache.release_many(urls)
-            cache.store.acquirer.holdings.collect()
-            num_pinned = len(cache.store.acquirer.owner._pinned())
+            Session(cache).collect()
+            num_pinned = len(Session(cache).pinned_keys)
             assert num_pinned in ((0, len(urls)) if is_acquired else (0,)), nth
             if num_pinned:
                 cache.release_many(urls)

@@ -16,6 +16,7 @@ from sqlstream.cache.ledger.reports import Failure, record_failures
 from sqlstream.errors import ObjectNotFoundError
 from sqlstream.testing.disk import cached_files
 from sqlstream.testing.servers import FaultyHttpServer
+from tests.cache.session import Session
 from tests.cli.commands import ROOT, run, run_json, run_python
 
 NUM_FILES, FILE_BYTES, CHARGED_BYTES = 6, 10_000, 12_288  # three blocks of 4096 each
@@ -220,7 +221,7 @@ def test_failures_names_row_step_url_error_and_count(dst: Path) -> None:
         Failure(url="s3://b/x.jpg", error="gone", row=9, step=12, count=0),
         Failure(url="s3://b/y.jpg", error="e" * 1000, row=1, step=1, count=0),
     ]
-    with Cache(dst) as cache, cache.store.ledger.transaction() as tx:
+    with Cache(dst) as cache, Session(cache).transaction() as tx:
         record_failures(tx, told)
     (record,) = run_json("cache", "failures", dst)["failures"]
     assert {name: record[name] for name in record if name != "last_at"} == {

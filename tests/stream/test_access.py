@@ -15,6 +15,7 @@ import pytest
 from sqlstream import StreamingDataset
 from sqlstream.errors import AccessDeniedError, ObjectNotFoundError
 from sqlstream.testing.servers import FaultyHttpServer
+from tests.cache.session import Session
 
 PICTURE = b"picture"
 SECRET = {"headers": {"Authorization": "Bearer secret", "X-Own": "mine"}}
@@ -293,8 +294,8 @@ def test_failures_that_are_written_down_hold_no_password(tmp_path: Path) -> None
         url="https://me:hid/den@h/x?sig=hidden", error="ValueError: at https://me:hid/den@h/x, password=hidden", row=1
     )
     with Cache(tmp_path / "cache") as cache:
-        with cache.store.ledger.transaction() as tx:
+        with Session(cache).transaction() as tx:
             record_failures(tx, [failure])
-        (found,) = failures(cache.store.ledger)
+        (found,) = failures(Session(cache).ledger)
     assert "hid" not in found.url + found.error
     assert "den" not in found.url + found.error

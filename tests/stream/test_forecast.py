@@ -16,6 +16,7 @@ from sqlstream.stream.engine.forecast import next_uses
 from sqlstream.stream.run.shares import EpochShare
 from sqlstream.stream.run.weighting import Weighting
 from sqlstream.world import World
+from tests.cache.session import Session
 from tests.cache.simulations import lru_hits, next_uses_of
 from tests.stream.sources import Photos, check_bytes
 
@@ -86,7 +87,7 @@ def test_stored_and_downloaded_objects_carry_the_forecast(photos: Photos, tmp_pa
     ) as dataset:
         samples = iter(dataset)
         next(samples)
-        ranks = dataset.cache.store.ledger.database.read("SELECT count(*), count(rank), max(rank) FROM entry")
+        ranks = Session(dataset.cache).read("SELECT count(*), count(rank), max(rank) FROM entry")
         assert ranks[0][0] == ranks[0][1] > 1
         assert ranks[0][2] < 0
         del samples

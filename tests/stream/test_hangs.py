@@ -25,6 +25,7 @@ from sqlstream.errors import CacheError
 from sqlstream.process import interrupts, locks
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import Fault, FaultyAnswer
+from tests.cache.session import Session
 from tests.stream.sources import Photos, check_bytes
 from tests.stream.test_processes import children
 from tests.test_locks import answer_of_forked_child
@@ -32,8 +33,9 @@ from tests.test_locks import answer_of_forked_child
 STOPPED_INSIDE = """
 import os, signal, sys
 from sqlstream.cache import Cache
+from tests.cache.session import Session
 cache = Cache(sys.argv[1])
-with cache.store.ledger.transaction():
+with Session(cache).transaction():
     print("inside", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)
 cache.close()
@@ -77,7 +79,7 @@ def test_a_process_stopped_in_one_cache_stops_neither_another_cache_nor_a_fork_n
         first.release_many(urls[:1])
         with stopped_inside(tmp_path / "a"):
             waiting = started(first.statistics)
-            wait_until(lambda: first.store.ledger.database._write_lock.turn._holder)
+            wait_until(lambda: Session(first).database._write_lock.turn._holder)
             second.acquire_many(urls)
             second.release_many(urls)
             assert second.statistics().entries == 3
@@ -111,7 +113,7 @@ def test_ctrl_c_ends_a_wait_for_a_stopped_process_and_other_handlers_run_in_it(t
         if way == "open":
             time.sleep(0.3)  # it need not wait by then: the signal comes in any case
         else:
-            wait_until(lambda: cache.store.ledger.database._write_lock.turn._holder)
+            wait_until(lambda: Session(cache).database._write_lock.turn._holder)
         os.kill(os.getpid(), signal.SIGUSR1)
         wait_until(lambda: handled)
         os.kill(os.getpid(), signal.SIGINT)
@@ -146,7 +148,7 @@ def test_ctrl_c_ends_a_wait_for_a_silent_server_at_once(photos: Photos, tmp_path
         thread.join()
         assert time.monotonic() - start < 30
         gc.collect()
-        assert cache.store.acquirer.owner._pinned() == []
+        assert Session(cache).pinned_keys == []
 
 
 class Knot:
@@ -177,11 +179,11 @@ def test_an_iterator_collected_inside_a_transaction_is_ended_after_it(photos: Ph
             del samples, knot
             if forgotten == "dataset":
                 del other
-            with dataset.cache.store.acquirer.owner.transaction() as tx:
-                num_transactions = dataset.cache.store.ledger.database.num_transactions
+            with Session(dataset.cache).owner.transaction() as tx:
+                num_transactions = Session(dataset.cache).num_transactions
                 gc.collect()
                 assert tx.account().entries
-                assert dataset.cache.store.ledger.database.num_transactions == num_transactions
+                assert Session(dataset.cache).num_transactions == num_transactions
         finally:
             gc.enable()
         wait_until(lambda: fetcher.helper_pid is None)
@@ -206,11 +208,11 @@ def test_an_iterator_with_much_ahead_that_is_collected_inside_a_transaction_give
         samples = iter(dataset)
         for _ in range(12):
             next(samples)
-        acquirer = dataset.cache.store.acquirer
-        acquirer.flush()
-        wait_until(lambda: acquirer.holdings.released == deque())
-        dataset.cache.store.acquirer._background.stop()
-        with acquirer.owner.transaction():
+        session = Session(dataset.cache)
+        session.flush()
+        wait_until(lambda: session.holdings.released == deque())
+        Session(dataset.cache).stop_background()
+        with session.owner.transaction():
             del samples
         assert failed == []
         assert dataset.cache.statistics().pinned_entries == 0
@@ -282,7 +284,7 @@ cache = Cache({str(tmp_path / "dst")!r})
 over = threading.Event()
 def work():
     while not over.is_set():
-        with cache.store.acquirer.owner.transaction() as tx:
+        with Session(cache).owner.transaction() as tx:
             tx.account()
 threads = [threading.Thread(target=work) for _ in range(3)]
 for thread in threads:

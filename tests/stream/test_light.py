@@ -19,6 +19,7 @@ from sqlstream.errors import DecodeError
 from sqlstream.process import locks
 from sqlstream.transforms.fields import LoadFromDiskTransform
 from sqlstream.transforms.reading import lend, read_file
+from tests.cache.session import Session
 from tests.stream.sources import Photos
 
 COLUMN = "image"
@@ -98,7 +99,7 @@ def refuse(*arguments: Any, **options: Any) -> None:
 def test_a_path_that_leaves_with_its_sample_is_pinned_by_a_row_from_then_on(photos: Photos, filled: Path) -> None:
     with opened(photos, filled) as dataset:
         samples = [dataset[row] for row in range(3)]
-        pinned = {row[0].hex() for row in dataset.cache.store.ledger.database.read("SELECT key FROM pin")}
+        pinned = {row[0].hex() for row in Session(dataset.cache).read("SELECT key FROM pin")}
         assert {Path(sample[COLUMN]).name.partition(".")[0] for sample in samples} <= pinned
         dataset.cache.clear()
         assert all(Path(sample[COLUMN]).is_file() for sample in samples)

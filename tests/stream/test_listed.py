@@ -11,6 +11,7 @@ from sqlstream import StreamingDataset
 from sqlstream.cache.model.refs import charged_bytes
 from sqlstream.errors import ObjectChangedError
 from sqlstream.testing.servers import FaultyHttpServer
+from tests.cache.session import Session
 
 SIZE = 200_000
 """Above the guess at a size that is not known."""
@@ -54,8 +55,8 @@ def test_room_is_reserved_for_what_the_listing_says(server: FaultyHttpServer, tm
         src, tmp_path / "cache", server, cache_limit=charged_bytes(SIZE)
     ) as dataset:  # a guess would not fit beside it
         reserved = []
-        reserve = dataset.cache.store.acquirer.downloads.sizes.reservation_bytes
-        dataset.cache.store.acquirer.downloads.sizes.reservation_bytes = (  # type: ignore[method-assign]  # looked at
+        reserve = Session(dataset.cache).downloads.sizes.reservation_bytes
+        Session(dataset.cache).downloads.sizes.reservation_bytes = (  # type: ignore[method-assign]  # looked at
             lambda ref, **options: reserved.append(reserve(ref, **options)) or reserved[-1]  # type: ignore[func-returns-value]
         )
         assert content(dataset[1]) == b"\x01" * SIZE

@@ -18,6 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.world import World
+from tests.cache.session import Session
 from tests.stream.sources import Photos, check_bytes
 from tests.stream.tables import Job, Rows, make_table, others, rows_of
 
@@ -405,7 +406,7 @@ def test_an_endless_iteration_has_the_next_epoch_on_its_way_before_this_one_ends
         for _ in range(photos.num):
             next(samples)
         wanted = {photos.path(row) for row in data.schedule.plan.rows(1, 0, 4).tolist()}
-        with data.cache.store.ledger.transaction() as tx:
+        with Session(data.cache).transaction() as tx:
             pinned = {row[0] for row in tx.connection.execute("SELECT url FROM entry JOIN pin USING (key)")}
         assert {photos.server.url + path for path in wanted} <= pinned
         del samples
@@ -418,7 +419,7 @@ def test_persistent_workers_have_the_next_epoch_on_its_way_before_it_is_asked_fo
         loader = StreamingDataLoader(data, batch_size=4, num_workers=1, persistent_workers=True, collate_fn=rows_of)
         list(loader)
         wanted = {photos.path(row) for row in data.schedule.plan.rows(1, 0, 4).tolist()}
-        with data.cache.store.ledger.transaction() as tx:
+        with Session(data.cache).transaction() as tx:
             pinned = {row[0] for row in tx.connection.execute("SELECT url FROM entry JOIN pin USING (key)")}
         assert {photos.server.url + path for path in wanted} <= pinned
         assert len(list(loader)) == 30

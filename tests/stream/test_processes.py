@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from sqlstream.cache import Cache
 from sqlstream.process import locks
 from tests.cache.actors import wait_for_helpers
+from tests.cache.session import Session
 from tests.stream.programs import open_dataset
 from tests.stream.sources import Photos
 
@@ -160,7 +161,7 @@ def test_an_iterator_that_ends_after_its_cache_asks_nothing_of_it(
             assert len(list(dataset)) == photos.num
         samples = iter(dataset)
         next(samples)
-        acquirer = dataset.cache.store.acquirer
+        session = Session(dataset.cache)
         dataset.cache.close()  # as at the end of Python, when modules may be empty by the time a forgotten iterator goes
         asked: list[object] = []
 
@@ -168,7 +169,7 @@ def test_an_iterator_that_ends_after_its_cache_asks_nothing_of_it(
             asked.append("guard")
             return contextlib.nullcontext()
 
-        monkeypatch.setattr(acquirer.downloads, "cancel", asked.append)
+        monkeypatch.setattr(session.downloads, "cancel", asked.append)
         monkeypatch.setattr(locks, "fork_guard", guard)
         samples.close()  # type: ignore[attr-defined]  # a generator
         monkeypatch.undo()
@@ -189,7 +190,7 @@ def test_leaving_a_loop_early_leaves_no_thread_and_no_process(photos: Photos, tm
 
             assert wait_until(lambda: not {name for name in ours() if "sqlstream" in name}), ours()
             assert wait_until(lambda: children(os.getpid()) <= children_before)
-            assert dataset.cache.store.acquirer.holdings.num_revocable == 0
+            assert Session(dataset.cache).holdings.num_revocable == 0
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

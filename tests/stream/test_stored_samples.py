@@ -23,6 +23,7 @@ from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.transforms import rng
 from sqlstream.transforms.base import Sample, Transform
 from sqlstream.transforms.presets import CacheTransform, ChooseFieldTransform
+from tests.cache.session import Session
 from tests.stream.sources import Photos, make_photos
 
 SIZE = 4000
@@ -109,9 +110,9 @@ def remove(cache: Cache, path: Path) -> bool:
     """Remove one entry, as eviction does."""
     from sqlstream.cache.recovery import recover
 
-    with cache.store.ledger.transaction() as tx:
+    with Session(cache).transaction() as tx:
         rows = list(tx.find([bytes.fromhex(path.name[:32])]).values())
-        return bool(recover.remove(tx, cache.store.disk, rows))
+        return bool(recover.remove(tx, Session(cache).disk, rows))
 
 
 def test_samples_are_the_same_with_and_without_and_in_any_epoch(photos: Photos, tmp_path: Path) -> None:
@@ -171,7 +172,7 @@ def test_a_stream_resumes_in_the_middle_with_the_same_samples(photos: Photos, tm
 def test_the_ledger_is_asked_once_a_window(photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BackgroundThread, "wake", lambda thread: None)  # its transactions depend on the clock
     with opened(photos, tmp_path) as dataset:
-        ledger = dataset.cache.store.ledger.database
+        ledger = Session(dataset.cache).database
         num_transactions = []
         for _ in range(3):
             before = ledger.num_transactions
@@ -213,7 +214,7 @@ def test_the_later_of_two_points_is_taken_and_the_earlier_one_when_that_is_gone(
         dataset.set_epoch(0)
         assert comparable(list(dataset)) == first
         assert (num_decoded(tmp_path / "log"), num_decoded(log)) == (20, 20)
-        with dataset.cache.store.ledger.transaction() as tx:
+        with Session(dataset.cache).transaction() as tx:
             rows = tx.connection.execute("SELECT key, url FROM entry WHERE url LIKE 'summed of%'").fetchall()
         for key, _ in rows:
             assert remove(dataset.cache, Path(key.hex()))
@@ -354,7 +355,7 @@ def test_a_damaged_stored_sample_that_others_hold_is_made_again_and_left(photos:
         first = comparable(list(dataset))
         stored = next(path for path in data_files(dataset.cache) if path.name.endswith(STORED_SAMPLE_EXTENSION))
         stored.write_bytes(b"\xff" * stored.stat().st_size)
-        with dataset.cache.store.ledger.transaction() as tx:
+        with Session(dataset.cache).transaction() as tx:
             tx.add_owner("somebody else", pid=1, host="", name="", limit_bytes=None)
             tx.set_pins("somebody else", [bytes.fromhex(stored.name[:32])])
         dataset.set_epoch(0)
@@ -368,11 +369,11 @@ def test_a_broken_cache_that_is_bypassed_stores_nothing_and_stops_nothing(photos
         opened(photos, tmp_path, max_size=12, on_cache_error="bypass") as dataset,
         opened(photos, tmp_path, is_stored=False, max_size=12) as plain,
     ):
-        bypass = dataset.cache.store.acquirer.bypass
+        bypass = Session(dataset.cache).bypass
         expected = comparable(list(plain))
         bypass._left_alone_until = float("inf")  # it has failed, and nobody tries it again
         assert comparable(list(dataset)) == expected
-        assert dataset.cache.store.acquirer.downloads.leads == {}
+        assert Session(dataset.cache).downloads.leads == {}
 
 
 def test_statistics_verify_clear_and_a_rebuild_know_stored_samples(photos: Photos, tmp_path: Path) -> None:

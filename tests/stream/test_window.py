@@ -17,6 +17,7 @@ from sqlstream.stream.engine.slots import PlannedSample
 from sqlstream.stream.engine.window import FIRST_WIDTH, Window
 from sqlstream.stream.run.shares import EpochShare
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
+from tests.cache.session import Session
 
 NUM_OBJECTS = 300
 SIZE_BYTES = 4096
@@ -37,7 +38,7 @@ def slots(server: FaultyHttpServer) -> Iterator[PlannedSample]:
 def opened(server: FaultyHttpServer, cache: Cache, prefetch_bytes: int) -> Window:
     share = cast(EpochShare, None)  # asked for forecasts only, which this cache's policy does not want
     options = SampleOptions(prefetch=256, prefetch_bytes=prefetch_bytes)
-    return Window(slots(server), cache.store.acquirer, cache, options, share, for_reading=bool)
+    return Window(slots(server), Session(cache).acquirer, cache, options, share, for_reading=bool)
 
 
 def take(window: Window, cache: Cache) -> None:
@@ -45,9 +46,9 @@ def take(window: Window, cache: Cache) -> None:
     slot = window.pop(None)
     assert slot is not None
     assert slot.hold is not None
-    cache.store.acquirer.wait(slot.hold)
+    Session(cache).wait(slot.hold)
     assert slot.hold.error is None
-    assert cache.store.acquirer.holdings.claim(slot.hold)
+    assert Session(cache).claim(slot.hold)
     window.give_back(slot)
 
 

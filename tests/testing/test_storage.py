@@ -11,6 +11,7 @@ from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.errors import ObjectNotFoundError, StorageError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
+from tests.cache.session import Session
 
 URLS = [f"http://nowhere/{i}.bin" for i in range(3)]
 
@@ -38,13 +39,13 @@ def test_a_download_that_is_held_back_is_on_its_way_until_it_is_delivered(tmp_pa
     with Cache(tmp_path, limit=1 << 20) as cache:
         cache.fetcher = fetcher
         fetcher.holds_back = True
-        hold = cache.store.acquirer.acquire_one([ObjectRef.of(URLS[0], size_bytes=4)], fetcher)
+        hold = Session(cache).acquire_one([ObjectRef.of(URLS[0], size_bytes=4)])
         assert fetcher.pending == URLS[:1]
         assert cache.statistics().filling_bytes == 4096
-        assert not cache.store.acquirer.wait(hold, timeout_seconds=0)
+        assert not Session(cache).wait(hold, timeout_seconds=0)
         fetcher.deliver(URLS[0])
-        assert cache.store.acquirer.wait(hold, timeout_seconds=0)
+        assert Session(cache).wait(hold, timeout_seconds=0)
         assert fetcher.pending == []
         assert cache.path_of(hold.refs[0]).read_bytes() == b"data"
-        cache.store.acquirer.release(hold)
+        Session(cache).release(hold)
     check_invariants(tmp_path, at_rest=True)

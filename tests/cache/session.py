@@ -1,0 +1,171 @@
+"""What tests do to a cache beside its public face; the one place that knows how its inner parts are reached."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, overload
+
+from sqlstream.cache.acquire.acquirer import Acquirer
+from sqlstream.cache.acquire.bypass import Bypass
+from sqlstream.cache.acquire.downloads import Downloads
+from sqlstream.cache.acquire.hits import ReadHits
+from sqlstream.cache.acquire.holds import AnyHold, Hold, Holds
+from sqlstream.cache.acquire.owner import Owner
+from sqlstream.cache.directory import CacheDirectory
+from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.ledger.database import Database
+from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
+from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.storage.fetcher import Fetcher
+
+
+class OpenCache(Protocol):
+    """A `Cache`, or what a test has in its place."""
+
+    @property
+    def store(self) -> CacheDirectory: ...
+
+    @property
+    def fetcher(self) -> Fetcher: ...
+
+
+class Session:
+    """A cache as the engine uses it: holds, ledger, files. It keeps nothing itself, so two of one cache are the same.
+
+    Args:
+        cache: It stays open for as long as the session is used.
+    """
+
+    def __init__(self, cache: OpenCache) -> None:
+        self.directory = cache.store
+        """One object for all caches of this process in one directory."""
+        self._acquirer = cache.store.acquirer
+        self._cache = cache
+
+    # -- holds --------------------------------------------------------------------------------------------------------
+
+    @overload
+    def acquire(self, groups: Sequence[Sequence[ObjectRef]]) -> list[Hold]: ...
+    @overload
+    def acquire(self, groups: Sequence[Sequence[ObjectRef]], *, for_reading: bool) -> Sequence[AnyHold]: ...
+    def acquire(self, groups: Sequence[Sequence[ObjectRef]], *, for_reading: bool = False) -> Sequence[AnyHold]:
+        """Return holds on as many groups as there is room for now."""
+        return self._acquirer.acquire(groups, self._cache.fetcher, for_reading=for_reading)
+
+    @overload
+    def acquire_one(self, group: Sequence[ObjectRef]) -> Hold: ...
+    @overload
+    def acquire_one(self, group: Sequence[ObjectRef], *, for_reading: bool) -> AnyHold: ...
+    def acquire_one(self, group: Sequence[ObjectRef], *, for_reading: bool = False) -> AnyHold:
+        """Return a hold on one group, waiting for room if need be."""
+        return self._acquirer.acquire_one(group, self._cache.fetcher, for_reading=for_reading)
+
+    def wait(self, hold: AnyHold, timeout_seconds: float | None = None) -> bool:
+        """Wait until every object of `hold` is here, or one failed; return whether it is settled."""
+        return self._acquirer.wait(hold, timeout_seconds)
+
+    def claim(self, hold: AnyHold) -> bool:
+        """Put a prefetched hold to use; return False if it was revoked."""
+        return self._acquirer.holdings.claim(hold)
+
+    def retain(self, hold: AnyHold) -> AnyHold:
+        """Keep the paths of a used hold valid; return the hold that does."""
+        return self._acquirer.retain(hold)
+
+    def release(self, hold: AnyHold) -> None:
+        """Give a hold back; the ledger learns of it with the next transaction."""
+        self._acquirer.release(hold)
+
+    def collect(self) -> None:
+        """Take back the pins of holds that are forgotten."""
+        self._acquirer.holdings.collect()
+
+    def flush(self) -> None:
+        """Write what waits for a transaction."""
+        self._acquirer.flush()
+
+    def close(self) -> None:
+        """Give everything back and end the background thread."""
+        self._acquirer.close()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes on disk of all holds."""
+        return self._acquirer.holdings.held_bytes
+
+    @property
+    def pinned_keys(self) -> list[bytes]:
+        """Keys that this process pins by rows."""
+        return self._acquirer.owner._pinned()
+
+    # -- the ledger ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[LedgerTransaction]:
+        """A transaction of the ledger that is not this owner's."""
+        with self.ledger.transaction() as tx:
+            yield tx
+
+    def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Rows of a query."""
+        return self.database.read(sql, parameters)
+
+    @property
+    def num_transactions(self) -> int:
+        """Transactions of this process so far."""
+        return self.database.num_transactions
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    @property
+    def acquirer(self) -> Acquirer:
+        """What parts of the engine are given."""
+        return self._acquirer
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.directory.ledger
+
+    @property
+    def database(self) -> Database:
+        return self.directory.ledger.database
+
+    @property
+    def disk(self) -> Disk:
+        return self.directory.disk
+
+    @property
+    def owner(self) -> Owner:
+        return self._acquirer.owner
+
+    @property
+    def holdings(self) -> Holds:
+        return self._acquirer.holdings
+
+    @property
+    def downloads(self) -> Downloads:
+        return self._acquirer.downloads
+
+    @property
+    def bypass(self) -> Bypass:
+        return self._acquirer.bypass
+
+    @property
+    def read_hits(self) -> ReadHits:
+        return self._acquirer._read_hits
+
+    # -- tunings ------------------------------------------------------------------------------------------------------
+
+    def stop_background(self) -> None:
+        """End the thread that writes what waits, whenever it likes."""
+        self._acquirer._background.stop()
+
+    @property
+    def room_timeout_seconds(self) -> float:
+        """How long `acquire_one` waits for others to give room back."""
+        return self._acquirer._room_timeout_seconds
+
+    @room_timeout_seconds.setter
+    def room_timeout_seconds(self, seconds: float) -> None:
+        self._acquirer._room_timeout_seconds = seconds
