@@ -21,7 +21,7 @@ from sqlstream.errors import CacheDamagedError, CacheDirectoryError, CacheDiskEr
 from sqlstream.process import locks
 from tests.cache.actors import Stage
 from tests.interrupts import interrupted
-from tests.test_locks import answer_of_forked_child
+from tests.processes import answer_of_forked_child
 
 
 @pytest.fixture

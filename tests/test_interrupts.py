@@ -11,7 +11,7 @@ from types import FrameType
 import pytest
 
 from sqlstream.process import interrupts, locks
-from tests.cache.test_signals import HandlerError, Injector, handler
+from tests.handlers import HandlerError, Injector, handler
 
 
 def fail(number: int, frame: FrameType | None) -> None:

@@ -15,24 +15,7 @@ import pytest
 
 from sqlstream.cache.files import read_locks
 from sqlstream.process import locks
-
-
-def answer_of_forked_child(action: Callable[[], str]) -> str:
-    """What `action` returns in a child made by a plain fork; the child does nothing else and always ends."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(writing, action().encode())
-        except BaseException as error:
-            os.write(writing, f"{type(error).__name__}: {error}".encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        answer = pipe.read().decode()
-    os.waitpid(pid, 0)
-    return answer
+from tests.processes import answer_of_forked_child
 
 
 def state_of(fd: int) -> str:

@@ -1,15 +1,20 @@
-"""The suite itself: what it collects is the same in every process, at any time."""
+"""The suite itself: what it collects is the same in every process, at any time; what its modules import and reach into."""
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.processes import ROOT
+
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 # Another day: what writes the time into an id writes another one, also when both processes start within one second.
 COLLECT = """
@@ -80,3 +85,29 @@ def test_an_id_that_holds_the_time_or_the_order_of_a_set_is_found(tmp_path: Path
     assert ours[0] != later[0]
     assert ours[1:] != later[1:]
     assert sorted(ours[1:]) == sorted(later[1:])
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Names of modules, and of what is taken from them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_no_module_imports_from_a_test_module() -> None:
+    """What several modules need is in a kit, such as tests/cache/kit.py."""
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in TESTS
+        for name in imported(ast.parse(path.read_text()))
+        if re.match(r"tests\.(\w+\.)*test_\w", name)
+    }
+    assert found == set()
+
+
+def test_tests_reach_the_parts_of_a_cache_by_the_session_alone() -> None:
+    """When these parts move, one file of the tests does, too."""
+    found = {str(path.relative_to(ROOT)) for path in TESTS if re.search(r"\.store\.(acquirer|ledger|disk)\b", path.read_text())}
+    assert found == {"tests/cache/session.py"}

@@ -18,7 +18,7 @@ from sqlstream.cache.recovery.rebuild import learn_unit
 from sqlstream.testing.invariants import violations
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import body, objects
-from tests.cache.test_rebuild import destroy
+from tests.cache.kit import destroy
 
 CLUSTER = 65_536
 NUM, SIZE = 12, 5_000

@@ -20,10 +20,10 @@ from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import body, objects
+from tests.cache.deaths import OBJECTS, URLS, sqlite_error
+from tests.cache.kit import break_ledger
 from tests.cache.session import Session
-from tests.cache.test_cache import open_files
-from tests.cache.test_crash import OBJECTS, URLS, sqlite_error
-from tests.test_locks import answer_of_forked_child
+from tests.processes import answer_of_forked_child, open_files
 
 LIMIT = 20 * 12_288
 
@@ -97,16 +97,6 @@ def test_a_disk_that_fails_from_any_side_effect_on_stops_no_read(directory: Path
         if got_through:
             break
     assert 10 < at < 999
-
-
-def break_ledger(cache: Cache) -> None:
-    """Make the ledger a directory that cannot even be moved aside: it can be neither opened nor rebuilt."""
-    with Session(cache).database._using:  # no thread of the cache looks meanwhile
-        Session(cache).database.abandon()
-        for suffix in ("", "-wal", "-shm"):
-            (cache.path / f"ledger.sqlite{suffix}").unlink(missing_ok=True)
-        (cache.path / "ledger.sqlite").mkdir()
-        (cache.path / "ledger.sqlite.bad/foreign").mkdir(parents=True)
 
 
 def mend_ledger(cache: Cache) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
 import os
@@ -35,10 +34,10 @@ from sqlstream.testing.disk import cached_files
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.cache.actors import WAIT_SECONDS, Stage, body, objects, read_in_threads
+from tests.cache.kit import num_gets
 from tests.cache.session import Session
-from tests.cache.test_fetch import num_gets
 from tests.interrupts import interrupted
-from tests.test_locks import answer_of_forked_child
+from tests.processes import answer_of_forked_child, open_files
 
 NUM, SIZE = 20, 10_000
 
@@ -53,15 +52,6 @@ def urls(server: FaultyHttpServer) -> list[str]:
 def cache(directory: Path) -> Iterator[Cache]:
     with Cache(directory, limit=1 << 20) as cache:
         yield cache
-
-
-def open_files(directory: Path) -> list[str]:
-    """What this process has open of a cache directory."""
-    paths = []
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            paths.append(os.readlink(f"/proc/self/fd/{fd}"))
-    return sorted(path for path in paths if path.startswith(str(directory)))
 
 
 def children() -> list[int]:

@@ -33,10 +33,10 @@ from sqlstream.testing.invariants import check_invariants, violations
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import Stage, begin_and_wait, body, objects, pin_until_told, read_in_threads, say
+from tests.cache.deaths import OBJECTS, URLS, filled, opened, read
+from tests.cache.kit import wait_for_download
 from tests.cache.session import Session
-from tests.cache.test_cache import open_files
-from tests.cache.test_crash import OBJECTS, URLS, filled, opened, read
-from tests.cache.test_fetch import wait_for_download
+from tests.processes import open_files
 
 SIZE, CHARGE, NUM = 10_000, 12_288, 12
 

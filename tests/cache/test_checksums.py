@@ -18,9 +18,9 @@ from sqlstream.errors import CacheError, ConfigError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import Stage, body, objects, pin_until_told
+from tests.cache.kit import num_gets
 from tests.cache.session import Session
-from tests.cache.test_fetch import num_gets
-from tests.test_locks import answer_of_forked_child
+from tests.processes import answer_of_forked_child
 
 NUM, SIZE = 8, 10_000
 
@@ -115,20 +115,20 @@ def test_a_checksum_that_is_noted_late_is_none_of_the_object_that_came_since(
 ) -> None:
     fill(directory, urls, "never")
     with Cache(directory, verify_reads="crc") as cache:
-        acquirer, ref = cache.store.acquirer, ObjectRef.of(urls[0], identity=cache.identity)
+        session, ref = Session(cache), ObjectRef.of(urls[0], identity=cache.identity)
         with cache.pinned(urls[1]):  # from here on the ledger knows this process, and it may read under locks
             pass
-        acquirer.flush()
-        hold = acquirer.acquire_one([ref], cache.fetcher, for_reading=True)
+        session.flush()
+        hold = session.acquire_one([ref], for_reading=True)
         assert isinstance(hold, ReadHold)
-        assert acquirer.holdings.claim(hold)
-        acquirer._background.stop()  # which writes what waits, now and then
-        assert acquirer.checksums.is_right(hold)
-        acquirer.holdings.release(hold)
+        assert session.claim(hold)
+        session.stop_background()  # which writes what waits, now and then
+        assert session.acquirer.checksums.is_right(hold)
+        session.holdings.release(hold)
         server.objects["/o/0.bin"] = b"other" * (SIZE // 5)
-        clear(cache.store.ledger, cache.store.disk, dataset=None, older_than_seconds=None, index=False)
+        clear(session.ledger, session.disk, dataset=None, older_than_seconds=None, index=False)
         stage.start(read_without_checksums, directory, urls[0]).end()
-        acquirer.flush()
+        session.flush()
     with Cache(directory, verify_reads="crc") as cache:
         with cache.pinned(urls[0]) as path:
             assert path.read_bytes() == server.objects["/o/0.bin"]

@@ -19,6 +19,7 @@ from sqlstream.errors import CacheDirectoryError, CacheError, ConfigError
 from sqlstream.process import locks
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
+from tests.cache.session import Session
 
 KEY = bytes(range(16))
 
@@ -289,9 +290,9 @@ def test_clearing_index_files_leaves_builders_and_links_alone_and_may_meet_anoth
         (place / "link").symlink_to(directory / "FORMAT")
         builder = locks.open_descriptor(place / "key.lock", os.O_RDWR)
         assert locks.try_lock(builder)
-        found = cache.store.disk.index_files()
+        found = Session(cache).disk.index_files()
         (place / "gone.sqlite").unlink()  # another process clears at the same moment
-        monkeypatch.setattr(cache.store.disk, "index_files", lambda: found)
+        monkeypatch.setattr(Session(cache).disk, "index_files", lambda: found)
         assert cache.statistics().index_bytes == 4 * len(b"bytes")
         assert cache.clear(index=True).removed_index_files == 2
         assert sorted(os.listdir(place)) == ["key.0.part.tmp", "key.lock", "link"]
@@ -305,7 +306,7 @@ def test_a_directory_that_was_moved_while_open_opens_at_its_new_place(directory:
         cache.fetcher = fetcher
         with cache.pinned(url):
             pass
-        cache.store.acquirer.flush()
+        Session(cache).flush()
         directory.rename(moved)
         with pytest.raises(CacheDirectoryError, match="is gone"), cache.pinned(url):
             pass

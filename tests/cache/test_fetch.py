@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,19 +28,8 @@ from tests.cache.actors import (
     prefetch_and_sleep,
     read_in_threads,
 )
+from tests.cache.kit import num_gets, wait_for_download
 from tests.cache.session import Session
-
-
-def num_gets(server: FaultyHttpServer, path: str | None = None) -> int:
-    return sum(request.method == "GET" for request in server.requests(path))
-
-
-def wait_for_download(server: FaultyHttpServer, directory: Path, path: str) -> None:
-    """Wait until an object is on its way: asked for, its room taken."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not (server.requests(path) and any(map(os.path.getsize, (directory / "part").glob("*")))):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_four_processes_of_four_threads_ask_for_one_cold_object_and_it_is_requested_once(

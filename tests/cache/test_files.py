@@ -22,8 +22,8 @@ from sqlstream.errors import CacheDiskError
 from sqlstream.process import locks
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.session import Session
-from tests.cache.test_cache import open_files
-from tests.cache.test_signals import HandlerError, Injector, fail, handler
+from tests.handlers import HandlerError, Injector, fail, handler
+from tests.processes import open_files
 
 LOOKS: dict[str, Callable[[str], object]] = {
     "is_locked": locked_files.is_locked,

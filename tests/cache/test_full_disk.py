@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cache.full_disk import FLOOR_BYTES, NUM_OF_SIZE
-from tests.cache.test_storm import UNSHARE, may_mount
+from tests.cache.kit import UNSHARE, may_mount
 from tests.cli.commands import ROOT
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import itertools
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,17 +18,17 @@ from sqlstream.cache.files.disk import Part, changed_files
 from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.ledger.write_lock import WriteLock
 from sqlstream.cache.model.refs import ObjectRef
-from sqlstream.errors import TransformError
 from sqlstream.process import locks
 from sqlstream.storage.fetcher import FetchEvent, FetchRequest, Sink
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.testing.storage import ScriptedFetcher
+from tests.cache.kit import acquire_hits, read_pinned
 from tests.cache.session import Session
-from tests.cache.test_cache import open_files
-from tests.cache.test_signals import Injector, acquire_hits, handler, read_pinned
+from tests.handlers import handler, raised_everywhere
+from tests.processes import open_files
+from tests.stream.kit import num_decoded, opened
 from tests.stream.sources import Photos, check_bytes, make_photos
-from tests.stream.test_stored_samples import num_decoded, opened
 
 ERRORS = pytest.mark.parametrize("error", [TimeoutError, FileNotFoundError])
 
@@ -38,32 +37,6 @@ ERRORS = pytest.mark.parametrize("error", [TimeoutError, FileNotFoundError])
 def photos(tmp_path: Path) -> Iterator[Photos]:
     with FaultyHttpServer() as server:
         yield make_photos(server, tmp_path, num=4)
-
-
-def raised_everywhere(error: type[Exception], inside: str | None, work: Callable[[], object]) -> Iterator[int]:
-    """Have a handler raise at one place after the other, and check that it comes out; yield after each."""
-    num_raised = 0
-
-    def fail() -> None:
-        nonlocal num_raised
-        num_raised += 1
-        raise error
-
-    with handler(fail):
-        for nth in itertools.count(1):
-            num_raised = 0
-            raised: BaseException | None = None
-            try:
-                with Injector(nth, inside) as injector:
-                    work()
-            except Exception as caught:
-                raised = caught.__cause__ if isinstance(caught, TransformError) else caught  # around a call of a transform
-            assert (type(raised) is error) == bool(num_raised), (nth, raised)
-            raised = None
-            yield nth
-            if injector.num_places < nth:
-                assert nth > 3
-                return
 
 
 def pinned_in(cache: Cache) -> list[bytes]:
@@ -185,7 +158,7 @@ def test_of_the_room_that_is_made_for_what_came_onto_a_full_disk(
     names = [ref.key for ref in refs]
     with Cache(tmp_path / "dst", limit="10mb") as cache:
         fetcher, other = Together({ref.url: b"bytes" for ref in refs}), WriteLock(tmp_path / "dst")
-        publish = cache.store.disk.publish
+        cache.fetcher, publish = fetcher, Session(cache).disk.publish
 
         def publish_on_full_disk(part: Part, key: bytes, ext: str, size_bytes: int) -> None:
             if key == names[1]:
@@ -198,15 +171,14 @@ def test_of_the_room_that_is_made_for_what_came_onto_a_full_disk(
             other.leave()
             raise error
 
-        monkeypatch.setattr(cache.store.disk, "publish", publish_on_full_disk)
+        monkeypatch.setattr(Session(cache).disk, "publish", publish_on_full_disk)
         with handler(fail), pytest.raises(error):
-            cache.store.acquirer.acquire([refs], fetcher)
+            Session(cache).acquire([refs])
         other.close()
         gc.collect()
         assert pinned_in(cache) == []
         assert cache.verify() == []
         monkeypatch.undo()
-        cache.fetcher = fetcher
         for ref in refs:
             with cache.pinned(ref.url) as path:
                 assert path.read_bytes() == b"bytes"

@@ -32,8 +32,8 @@ from tests.cache.actors import (
     say,
     wait_for_helpers,
 )
+from tests.cache.kit import num_gets, wait_for_download
 from tests.cache.session import Session
-from tests.cache.test_fetch import num_gets, wait_for_download
 
 
 def lead_with_a_shadow(connection: Connection, directory: Path, url: str) -> None:

@@ -16,8 +16,8 @@ from sqlstream.errors import MissingDependencyError, SqlStreamError
 from sqlstream.testing.faults import SideEffects
 from sqlstream.testing.system_calls import sqlite_system_calls
 from tests.cache.actors import Stage
-from tests.cache.test_cache import open_files
-from tests.cache.test_crash import DIED, Act, check, clear, download, filled, in_child, name_of
+from tests.cache.deaths import DIED, Act, check, clear, download, filled, name_of
+from tests.processes import in_child, open_files
 
 WRITES = frozenset({"open", "write", "pwrite64", "ftruncate", "unlink"})
 READS = frozenset({"read", "pread64"})

@@ -32,7 +32,7 @@ from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import Stage, say
 from tests.cache.session import Session
-from tests.cache.test_cache import open_files
+from tests.processes import open_files
 
 NUM_OBJECTS = 64
 OBJECTS = {f"http://nowhere/o/{i}.bin": bytes([i]) * (100 + i) for i in range(NUM_OBJECTS)}

@@ -22,10 +22,9 @@ from sqlstream.testing.disk import cached_files
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import Stage, body, objects, pin_until_told
+from tests.cache.kit import destroy, num_gets
 from tests.cache.session import Session
-from tests.cache.test_fetch import num_gets
-from tests.cache.test_rebuild import destroy
-from tests.test_locks import answer_of_forked_child
+from tests.processes import answer_of_forked_child
 
 NUM, SIZE, CHARGE = 20, 10_000, 12_288
 
@@ -240,7 +239,7 @@ def test_the_limit_of_a_process_that_left_its_pins_to_the_trainer_ends_with_it(d
             socket.send_fds(theirs, [b"pins"], [fd])
 
         def child() -> str:
-            acquirer = cache.store.acquirer
+            acquirer = Session(cache).acquirer
             hold = cache.hold((ObjectRef.of(urls[0], identity=cache.identity),))
             acquirer.retain(hold)
             acquirer.hand_over(leave)

@@ -25,9 +25,10 @@ from sqlstream.process import locks
 from sqlstream.testing.disk import cached_files
 from sqlstream.testing.invariants import violations
 from tests.cache.actors import Stage
+from tests.cache.deaths import DIED, OBJECTS, URLS, filled, opened, read
 from tests.cache.old_ledgers import as_version, as_version_1, migrate, version
 from tests.cache.session import Session
-from tests.cache.test_crash import DIED, OBJECTS, URLS, filled, in_child, opened, read
+from tests.processes import in_child
 
 
 def bodies(directory: Path) -> dict[str, bytes]:

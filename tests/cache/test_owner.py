@@ -106,13 +106,13 @@ def test_an_owner_that_gets_no_new_file_closes_no_file_of_others(directory: Path
         def fail(owner: str) -> int:
             raise OSError(errno.EMFILE, "too many open files")
 
-        monkeypatch.setattr(cache.store.disk, "create_owner", fail)
-        with pytest.raises(CacheDiskError), cache.store.acquirer.owner.transaction():
+        monkeypatch.setattr(Session(cache).disk, "create_owner", fail)
+        with pytest.raises(CacheDiskError), Session(cache).owner.transaction():
             pass
         monkeypatch.undo()
         others = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
         others.append(fcntl.fcntl(others[0], fcntl.F_DUPFD_CLOEXEC, locks.HIGH_DESCRIPTOR))  # where that of an owner is
-        with cache.store.acquirer.owner.transaction():
+        with Session(cache).owner.transaction():
             pass
         for fd in others:
             os.close(fd)

@@ -14,8 +14,8 @@ from sqlstream.testing.faults import SideEffects
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import Stage, body
+from tests.cache.deaths import LIMIT, URLS, die_everywhere, fail_everywhere, filled, opened, read
 from tests.cache.session import Session
-from tests.cache.test_crash import LIMIT, URLS, die_everywhere, fail_everywhere, filled, opened, read
 
 
 def item(name: str, size_bytes: int = 5000) -> PutItem:

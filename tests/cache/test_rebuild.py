@@ -17,8 +17,8 @@ from sqlstream.testing.disk import DiskWatch, cached_files
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.cache.actors import Stage, body, objects, pin_until_told
+from tests.cache.kit import destroy, num_gets
 from tests.cache.session import Session
-from tests.cache.test_fetch import num_gets
 
 SIZE, CHARGE, NUM = 10_000, 12_288, 10
 
@@ -27,15 +27,6 @@ SIZE, CHARGE, NUM = 10_000, 12_288, 10
 def urls(server: FaultyHttpServer) -> list[str]:
     server.objects.update(objects([SIZE] * 2 * NUM))
     return [f"{server.url}/o/{i}.bin" for i in range(2 * NUM)]
-
-
-def destroy(directory: Path) -> None:
-    """Write rubbish over the ledger, in place: its users notice by reading it."""
-    for name in ("ledger.sqlite", "ledger.sqlite-wal"):
-        path = directory / name
-        if path.exists():
-            with open(path, "r+b") as file:
-                file.write(os.urandom(path.stat().st_size))
 
 
 def change_boot_id(directory: Path, *statements: str) -> None:

@@ -17,8 +17,8 @@ from sqlstream.testing.disk import cached_files
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import WAIT_SECONDS, Stage, begin_and_wait, body, is_right, objects, pin_until_told, say
+from tests.cache.kit import num_gets
 from tests.cache.session import Session
-from tests.cache.test_fetch import num_gets
 
 SIZE = 10_000
 

@@ -7,20 +7,15 @@ end of a loop's round. `Injector` counts these places in our package, and has a 
 from __future__ import annotations
 
 import contextlib
-import dis
 import gc
 import itertools
 import signal
-import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
-import sqlstream
 from sqlstream import StreamingDataset
 from sqlstream.cache import Cache
 from sqlstream.cache.files import read_locks
@@ -29,79 +24,11 @@ from sqlstream.errors import SqlStreamError, TransformError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.testing.storage import ScriptedFetcher
+from tests.cache.kit import acquire_hits, read_pinned
 from tests.cache.session import Session
-from tests.cache.test_cache import open_files
+from tests.handlers import HandlerError, Injector, fail, handler
+from tests.processes import open_files
 from tests.stream.sources import Photos, check_bytes, make_photos
-
-PACKAGE = str(Path(sqlstream.__file__).parent)
-LOOKS = ("RESUME", "CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "POP_JUMP_BACKWARD")
-"""Instructions after which CPython 3.11 looks for signals; later ones look at fewer places."""
-
-
-class HandlerError(Exception):
-    """What a handler raises that has to do with nobody's work: a timeout, a preemption."""
-
-
-def _looked_after(code: Any, known: dict[Any, frozenset[int]] = {}) -> frozenset[int]:  # noqa: B006 - a cache
-    """Offsets of the instructions before which Python has looked for signals."""
-    if code not in known:
-        instructions = list(dis.get_instructions(code))
-        following = itertools.pairwise(instructions)
-        known[code] = frozenset(
-            before.argval if "JUMP" in before.opname else after.offset  # a loop goes on where it began
-            for before, after in following
-            if before.opname.startswith(LOOKS)
-        )
-    return known[code]
-
-
-class Injector:
-    """Has SIGUSR1 come at the `nth` place of our package in this thread; counts the places.
-
-    Args:
-        nth: From 1; 0: never.
-        inside: The name of the functions whose places count; None: of all.
-    """
-
-    def __init__(self, nth: int, inside: str | None = None) -> None:
-        self._nth = nth
-        self._inside = inside
-        self.num_places = 0
-
-    def __enter__(self) -> Injector:
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        sys.settrace(None)
-
-    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
-        if not frame.f_code.co_filename.startswith(PACKAGE) or "/testing/" in frame.f_code.co_filename:
-            return None
-        if self._inside not in (None, frame.f_code.co_name):
-            return None
-        frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        return self._trace_instruction
-
-    def _trace_instruction(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event == "opcode" and frame.f_lasti in _looked_after(frame.f_code):
-            self.num_places += 1
-            if self.num_places == self._nth:
-                signal.raise_signal(signal.SIGUSR1)
-        return self._trace_instruction
-
-
-@contextlib.contextmanager
-def handler(handle: Callable[[], object]) -> Iterator[None]:
-    before = signal.signal(signal.SIGUSR1, lambda signum, frame: handle())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
-def fail() -> None:
-    raise HandlerError
 
 
 @pytest.fixture
@@ -145,16 +72,6 @@ def check_at_rest(cache: Cache, handlers: Sequence[object]) -> None:
     assert Session(cache).pinned_keys == []
     assert cache.statistics().pinned_entries == 0
     assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGUSR1)] == handlers
-
-
-def acquire_hits(cache: Cache, urls: list[str]) -> None:
-    cache.acquire_many(urls[:3])
-    cache.release_many(urls[:3])
-
-
-def read_pinned(cache: Cache, urls: list[str]) -> None:
-    with cache.pinned(urls[0]) as path:
-        path.read_bytes()
 
 
 def acquire_misses(cache: Cache, urls: list[str]) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import multiprocessing
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,20 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cache.kit import UNSHARE, may_mount
 from tests.cache.storm import SLACK_BYTES, StormReport, Worker, finish
 from tests.cli.commands import ROOT
-
-UNSHARE = ["unshare", "--mount", "--map-root-user"]
-"""A mount namespace of its own, for root and, where user namespaces are allowed, for everybody."""
-
-
-@functools.cache
-def may_mount() -> bool:
-    """Whether a program of ours may mount a tmpfs that nobody else sees."""
-    if shutil.which("unshare") is None:
-        return False
-    probe = [*UNSHARE, "mount", "-t", "tmpfs", "probe", "/mnt"]
-    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
 
 def blow(directory: Path, seconds: float, kinds: Sequence[str]) -> StormReport:

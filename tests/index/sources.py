@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import builtins
+import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from sqlstream.config import IndexOptions
 from sqlstream.errors import ObjectNotFoundError
@@ -93,3 +97,36 @@ def write_csv(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode())
     return path
+
+
+ROWS: list[dict[str, object]] = [
+    {"index": "a", "n": 1, "x": 1.5, "ok": True, "text": "one, two"},
+    {"index": "b", "n": None, "x": -2.0, "ok": False, "text": None},
+    {"index": "c", "n": -3, "x": None, "ok": None, "text": "line\nbreak"},
+]
+
+
+def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write `rows` in the format of the path's extension."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows, indent=1))
+    elif path.suffix in (".jsonl", ".ndjson"):
+        path.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
+    else:
+        mark = "," if path.suffix == ".csv" else "\t"
+        lines = [mark.join(rows[0])]
+        for row in rows:
+            cells = ["" if v is None else f'"{v}"' if isinstance(v, str) else str(v) for v in row.values()]
+            lines.append(mark.join(cells))
+        path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def make_samples(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    return root

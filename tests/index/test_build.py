@@ -12,7 +12,6 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from sqlstream.process import locks
 from sqlstream.storage.base.protocols import DownloadRoom, ObjectInfo
 from tests.index.kills import kill_at
 from tests.index.sources import FolderReader, all_rows, build, write_csv
+from tests.processes import in_child
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 FILTER = "SELECT * FROM dataframe WHERE n >= 2"
@@ -53,15 +53,6 @@ def count_builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(IndexWriter, "finish", counted)
     return finished
-
-
-def in_child(work: Callable[[], object]) -> int:
-    """Run `work` in a forked process; return its exit code (negative: the signal)."""
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    process.join()
-    assert process.exitcode is not None
-    return process.exitcode
 
 
 def test_a_second_run_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,9 @@ from sqlstream.index.file.sums import SumsFile
 from sqlstream.index.file.workplace import sweep_dead, sync, workplace
 from sqlstream.process import locks
 from sqlstream.testing.storage import ScriptedFetcher
-from tests.cache.test_cache import open_files
-from tests.cache.test_handler_errors import raised_everywhere
-from tests.cache.test_signals import HandlerError, fail, handler
+from tests.handlers import HandlerError, fail, handler, raised_everywhere
 from tests.index.sources import build, write_csv
+from tests.processes import open_files
 
 Work = Callable[[Path], object]
 

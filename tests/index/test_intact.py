@@ -22,8 +22,7 @@ from sqlstream.index.file.index import Index
 from sqlstream.index.file.intact import CHECKED_BYTES, is_intact
 from sqlstream.index.sql.sandbox import run_query
 from sqlstream.index.weights import open_weights
-from tests.index.sources import NoReader, all_rows, build, options, write_csv
-from tests.index.test_sources import write_table
+from tests.index.sources import NoReader, all_rows, build, options, write_csv, write_table
 
 QUERY = "SELECT * FROM dataframe WHERE n % 3 < 2 ORDER BY n DESC"
 ROWS: list[dict[str, Any]] = [

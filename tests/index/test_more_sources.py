@@ -16,8 +16,7 @@ from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError, SchemaError, SourceError
 from sqlstream.index.build.build import open_index
 from sqlstream.index.sources.formats import delimited
-from tests.index.sources import FolderReader, all_rows, build, write_csv
-from tests.index.test_sources import ROWS, make_samples, write_table
+from tests.index.sources import ROWS, FolderReader, all_rows, build, make_samples, write_csv, write_table
 
 
 def zstd(data: bytes) -> bytes:

@@ -9,8 +9,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from sqlstream.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, QueryError, SchemaError, SourceError
@@ -18,32 +16,7 @@ from sqlstream.index.sources.formats import delimited, json_array, quoting
 from sqlstream.index.sources.places import directory
 from sqlstream.index.sources.places.wildcard import matcher
 from sqlstream.sample_types import SAMPLE_FIELDS
-from tests.index.sources import FolderReader, NoReader, all_rows, build, write_csv
-
-ROWS: list[dict[str, object]] = [
-    {"index": "a", "n": 1, "x": 1.5, "ok": True, "text": "one, two"},
-    {"index": "b", "n": None, "x": -2.0, "ok": False, "text": None},
-    {"index": "c", "n": -3, "x": None, "ok": None, "text": "line\nbreak"},
-]
-
-
-def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """Write `rows` in the format of the path's extension."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(rows, indent=1))
-    elif path.suffix in (".jsonl", ".ndjson"):
-        path.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
-    else:
-        mark = "," if path.suffix == ".csv" else "\t"
-        lines = [mark.join(rows[0])]
-        for row in rows:
-            cells = ["" if v is None else f'"{v}"' if isinstance(v, str) else str(v) for v in row.values()]
-            lines.append(mark.join(cells))
-        path.write_text("\n".join(lines) + "\n")
-    return path
+from tests.index.sources import ROWS, FolderReader, NoReader, all_rows, build, make_samples, write_csv, write_table
 
 
 @pytest.mark.parametrize("extension", [".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet"])
@@ -119,13 +92,6 @@ def test_conflicting_types_name_both_files_and_the_column(tmp_path: Path) -> Non
     write_table(tmp_path / "b.jsonl", [{"index": 2, "n": "three"}])
     with pytest.raises(SchemaError, match=r"'n' is int64 in .*a\.jsonl and string in .*b\.jsonl"):
         build(tmp_path, tmp_path / "*.jsonl")
-
-
-def make_samples(root: Path, *names: str) -> Path:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(name)
-    return root
 
 
 @pytest.mark.parametrize("where", ["local", "remote"])

@@ -17,9 +17,8 @@ from sqlstream.errors import SchemaError, SourceChangedError, SourceError
 from sqlstream.index.file.index import Index
 from sqlstream.index.info import describe, list_indexes
 from tests.index.kills import kill_at
-from tests.index.sources import FolderReader, all_rows, build, write_csv
-from tests.index.test_build import in_child
-from tests.index.test_sources import make_samples, write_table
+from tests.index.sources import FolderReader, all_rows, build, make_samples, write_csv, write_table
+from tests.processes import in_child
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 

@@ -66,3 +66,16 @@ class Downloads:
 
     def _grants(self) -> list[GrantNeeded]:
         return [event for event in self.events if isinstance(event, GrantNeeded)]
+
+
+def granted(num_bytes: int) -> FetchRequest:
+    return FetchRequest(ticket="", url="", fd=-1, granted_bytes=num_bytes)
+
+
+def wait_for_size(path: Path, num_bytes: int) -> None:
+    pause = threading.Event()
+    for _ in range(30_000):
+        if path.stat().st_size >= num_bytes:
+            return
+        pause.wait(0.01)
+    raise AssertionError(f"{path} has {path.stat().st_size} bytes")

@@ -17,8 +17,7 @@ from sqlstream.errors import FetchCancelledError, StorageError, TransientStorage
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.storage.protocol.messages import HelperTiming
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
-from tests.storage.downloads import Downloads
-from tests.storage.test_fetcher import granted
+from tests.storage.downloads import Downloads, granted
 
 STALL = FaultyAnswer(fault=Fault.STALL, seconds=60)
 

@@ -20,13 +20,9 @@ from sqlstream.errors import (
 )
 from sqlstream.storage.fetcher import Fetcher, FetchEvent, FetchRequest, GrantNeeded
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer, LocalS3
-from tests.storage.downloads import Downloads
+from tests.storage.downloads import Downloads, granted, wait_for_size
 
 DATA = bytes(range(256)) * 16_000  # 4 MB
-
-
-def granted(num_bytes: int) -> FetchRequest:
-    return FetchRequest(ticket="", url="", fd=-1, granted_bytes=num_bytes)
 
 
 @pytest.fixture
@@ -277,15 +273,6 @@ def test_a_pickled_fetcher_is_its_options(fetcher: Fetcher, server: FaultyHttpSe
     assert copy.head(f"{server.url}/x").size_bytes == 1
     assert copy.helper_pid != fetcher.helper_pid
     copy.stop()
-
-
-def wait_for_size(path: Path, num_bytes: int) -> None:
-    pause = threading.Event()
-    for _ in range(30_000):
-        if path.stat().st_size >= num_bytes:
-            return
-        pause.wait(0.01)
-    raise AssertionError(f"{path} has {path.stat().st_size} bytes")
 
 
 def num_open_copies(fetcher: Fetcher, path: Path) -> int:

@@ -22,8 +22,7 @@ from sqlstream.process import locks
 from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchRequest
 from sqlstream.storage.protocol.messages import HelperTiming
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
-from tests.storage.downloads import Downloads
-from tests.storage.test_fetcher import granted, wait_for_size
+from tests.storage.downloads import Downloads, granted, wait_for_size
 
 DATA = b"0123456789" * 300_000
 PATIENCE_SECONDS = 300  # for a machine that does much else

@@ -9,7 +9,7 @@ import pytest
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import CacheError
-from tests.cache.test_bypass import break_ledger
+from tests.cache.kit import break_ledger
 from tests.stream.sources import Photos
 
 

@@ -12,8 +12,8 @@ from sqlstream import StreamingDataset
 from sqlstream.cache import Cache
 from sqlstream.errors import ConfigError
 from sqlstream.testing.invariants import check_invariants
+from tests.processes import children
 from tests.stream.sources import Photos, check_bytes
-from tests.stream.test_processes import children
 
 
 def open_dataset(photos: Photos, dst: Path) -> StreamingDataset:

@@ -23,8 +23,8 @@ from sqlstream.errors import ConfigError
 from sqlstream.stream.chain.global_rng import GlobalGenerators, Turns
 from sqlstream.transforms import rng
 from sqlstream.transforms.cached import CacheTransform
+from tests.stream.kit import global_states, whole
 from tests.stream.tables import make_table
-from tests.stream.test_randomness import global_states, whole
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 

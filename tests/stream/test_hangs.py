@@ -26,9 +26,8 @@ from sqlstream.process import interrupts, locks
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import Fault, FaultyAnswer
 from tests.cache.session import Session
+from tests.processes import answer_of_forked_child, children
 from tests.stream.sources import Photos, check_bytes
-from tests.stream.test_processes import children
-from tests.test_locks import answer_of_forked_child
 
 STOPPED_INSIDE = """
 import os, signal, sys

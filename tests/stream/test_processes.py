@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,10 +18,9 @@ from sqlstream.cache import Cache
 from sqlstream.process import locks
 from tests.cache.actors import wait_for_helpers
 from tests.cache.session import Session
+from tests.processes import ROOT, children, is_alive, wait_until
 from tests.stream.programs import open_dataset
 from tests.stream.sources import Photos
-
-ROOT = Path(__file__).parents[2]
 
 
 def start(program: str, *arguments: object) -> subprocess.Popen[str]:
@@ -43,32 +39,6 @@ def finish(process: subprocess.Popen[str], timeout: float = 500) -> str:
         raise AssertionError(f"hangs:\n{out}\n{err}") from None
     assert process.returncode == 0, f"{out}\n{err}"
     return out
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 300) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
-
-
-def children(pid: int) -> set[int]:
-    """Every living process below `pid`, helpers in groups of their own included."""
-    found: set[int] = set()
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended since
-            for child in map(int, task.read_text().split()):
-                found |= {child, *children(child)}
-    return found
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a thread of it runs: the others may hold its files and locks when the first one is a zombie already."""
-    for stat in glob.glob(f"/proc/{pid}/task/*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended since
-            if Path(stat).read_text().rsplit(")", 1)[1].split()[0] not in "ZX":
-                return True
-    return False
 
 
 class DiskSampler(threading.Thread):

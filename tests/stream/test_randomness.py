@@ -16,6 +16,7 @@ from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import TransformError
 from sqlstream.stream.chain import global_rng
 from sqlstream.transforms import rng
+from tests.stream.kit import global_states, whole
 from tests.stream.tables import Job, make_table, others
 
 pytestmark = [
@@ -48,16 +49,7 @@ def draw_thrice(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {**sample, "number": number, "late": (random.random(), float(torch.rand(())), rng(sample).random())}
 
 
-def whole(samples: list[dict[str, Any]]) -> list[tuple[tuple[str, Any], ...]]:
-    return [tuple(sorted(sample.items())) for sample in samples]
-
-
 OPTIONS: dict[str, Any] = {"transforms": [draw], "predownload_transforms": [draw_before]}
-
-
-def global_states() -> tuple[Any, ...]:
-    numpy_state = np.random.get_state(legacy=False)
-    return random.getstate(), numpy_state["state"]["key"].tobytes(), torch.get_rng_state().numpy().tobytes()
 
 
 def test_augmented_samples_are_equal_on_all_layouts_and_after_resumption(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError
 from sqlstream.order import Plan
 from sqlstream.world import World
+from tests.processes import ROOT, children, is_alive, wait_until
 from tests.stream.sources import Photos, check_bytes
 from tests.stream.tables import make_table, rows_of
-from tests.stream.test_processes import ROOT, children, is_alive, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 NUM_ROWS, GLOBAL_BATCH = 120, 12

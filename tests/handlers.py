@@ -1,0 +1,116 @@
+"""Signals at every place where Python looks for them.
+
+Python runs handlers in the main thread, between two of its instructions: after a call, at the begin of a function, at the
+end of a loop's round. `Injector` counts these places in our package, and has a signal come at the n-th.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import itertools
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import sqlstream
+from sqlstream.errors import TransformError
+
+PACKAGE = str(Path(sqlstream.__file__).parent)
+LOOKS = ("RESUME", "CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "POP_JUMP_BACKWARD")
+"""Instructions after which CPython 3.11 looks for signals; later ones look at fewer places."""
+
+
+class HandlerError(Exception):
+    """What a handler raises that has to do with nobody's work: a timeout, a preemption."""
+
+
+def _looked_after(code: Any, known: dict[Any, frozenset[int]] = {}) -> frozenset[int]:  # noqa: B006 - a cache
+    """Offsets of the instructions before which Python has looked for signals."""
+    if code not in known:
+        instructions = list(dis.get_instructions(code))
+        following = itertools.pairwise(instructions)
+        known[code] = frozenset(
+            before.argval if "JUMP" in before.opname else after.offset  # a loop goes on where it began
+            for before, after in following
+            if before.opname.startswith(LOOKS)
+        )
+    return known[code]
+
+
+class Injector:
+    """Has SIGUSR1 come at the `nth` place of our package in this thread; counts the places.
+
+    Args:
+        nth: From 1; 0: never.
+        inside: The name of the functions whose places count; None: of all.
+    """
+
+    def __init__(self, nth: int, inside: str | None = None) -> None:
+        self._nth = nth
+        self._inside = inside
+        self.num_places = 0
+
+    def __enter__(self) -> Injector:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        if not frame.f_code.co_filename.startswith(PACKAGE) or "/testing/" in frame.f_code.co_filename:
+            return None
+        if self._inside not in (None, frame.f_code.co_name):
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        return self._trace_instruction
+
+    def _trace_instruction(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "opcode" and frame.f_lasti in _looked_after(frame.f_code):
+            self.num_places += 1
+            if self.num_places == self._nth:
+                signal.raise_signal(signal.SIGUSR1)
+        return self._trace_instruction
+
+
+@contextlib.contextmanager
+def handler(handle: Callable[[], object]) -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, lambda signum, frame: handle())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def fail() -> None:
+    raise HandlerError
+
+
+def raised_everywhere(error: type[Exception], inside: str | None, work: Callable[[], object]) -> Iterator[int]:
+    """Have a handler raise at one place after the other, and check that it comes out; yield after each."""
+    num_raised = 0
+
+    def fail() -> None:
+        nonlocal num_raised
+        num_raised += 1
+        raise error
+
+    with handler(fail):
+        for nth in itertools.count(1):
+            num_raised = 0
+            raised: BaseException | None = None
+            try:
+                with Injector(nth, inside) as injector:
+                    work()
+            except Exception as caught:
+                raised = caught.__cause__ if isinstance(caught, TransformError) else caught  # around a call of a transform
+            assert (type(raised) is error) == bool(num_raised), (nth, raised)
+            raised = None
+            yield nth
+            if injector.num_places < nth:
+                assert nth > 3
+                return
