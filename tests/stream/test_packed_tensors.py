@@ -212,7 +212,7 @@ def test_the_memory_of_a_tensor_is_free_before_its_batch_is_full() -> None:
     alive: list[int] = []
 
     def samples() -> Iterator[Sample]:
-        made: list[weakref.ref[torch.Tensor]] = []
+        made: list[weakref.ref[torch.Tensor]] = []  # [c, h, w] each
         for number in range(BATCH):
             tensor = frame(number)  # [c, h, w]
             made.append(weakref.ref(tensor))

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-WIDTH, HEIGHT = 160, 96
+WIDTH, HEIGHT, FPS = 160, 96, 24
 BITS = 10
 """Blocks of 16 x 16 pixels in the upper row, white for 1; the lower half shows whether colours come through."""
 
@@ -30,8 +30,8 @@ def numbered(number: int) -> npt.NDArray[np.uint8]:
     return picture
 
 
-def numbers(frames: torch.Tensor) -> list[int]:
-    """The numbers that frames carry. # [t, c, h, w]"""
+def numbers(frames: torch.Tensor) -> list[int]:  # [t, c, h, w]
+    """The numbers that frames carry."""
     centres = frames.float().mean(dim=1)[:, 12, 8 : 16 * BITS : 16]  # [t, bits]
     return [sum(1 << bit for bit, level in enumerate(row.tolist()) if level > 128) for row in centres]
 
@@ -54,7 +54,6 @@ def video(
     container: str = "mp4",
     codec: str = "libx264",
     num_frames: int = 60,
-    fps: int = 24,
     *,
     gop: int = 12,
     sound: bool = False,
@@ -65,10 +64,10 @@ def video(
     """A video's bytes; with `is_variable`, frame k lasts 1 or 3 frame times in turn."""
     file = io.BytesIO()
     with scheduled_as_before(), av.open(file, "w", format=container, options=dict(options)) as output:
-        stream: Any = output.add_stream(codec, rate=fps)
+        stream: Any = output.add_stream(codec, rate=FPS)
         stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
         stream.codec_context.gop_size = gop
-        stream.codec_context.time_base = Fraction(1, fps)
+        stream.codec_context.time_base = Fraction(1, FPS)
         stream.options = {"preset": "ultrafast", "crf": "18"} if codec == "libx264" else {}
         if codec == "libx264":
             stream.codec_context.max_b_frames = 2
@@ -77,11 +76,11 @@ def video(
         voice: Any = output.add_stream("aac", rate=48000, layout="mono") if sound else None
         for number, pts in enumerate(times_of(num_frames, is_variable)):
             frame = av.VideoFrame.from_ndarray(numbered(number), format="rgb24")
-            frame.pts, frame.time_base = pts, Fraction(1, fps)
+            frame.pts, frame.time_base = pts, Fraction(1, FPS)
             output.mux(stream.encode(frame))
         output.mux(stream.encode(None))
         if voice is not None:
-            mux_sound(output, voice, num_frames / fps)
+            mux_sound(output, voice, num_frames / FPS)
     return file.getvalue()
 
 
@@ -96,8 +95,8 @@ def chirp(seconds: float, rate: int = 48000) -> npt.NDArray[np.float32]:
     return (0.5 * np.sin(2 * np.pi * (200 * t + 200 * t * t))).astype(np.float32)
 
 
-def pitch(samples: torch.Tensor, rate: int) -> float:
-    """Main frequency of samples. # [c, s]"""
+def pitch(samples: torch.Tensor, rate: int) -> float:  # [c, s]
+    """Main frequency of samples."""
     window = samples[0] * torch.hann_window(samples.shape[1])
     return float(torch.fft.rfft(window).abs().argmax()) * rate / samples.shape[1]
 

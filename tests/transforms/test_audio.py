@@ -145,7 +145,7 @@ def test_shorter_audio_is_an_error_or_given_whole() -> None:
 
 
 def test_window_means_are_those_of_a_loop() -> None:
-    values = torch.rand(2, 50)
+    values = torch.rand(2, 50)  # [c, s]
     expected = [float(values[:, s : s + 7].mean()) for s in range(44)]
     assert np.allclose(window_means(values, 7), expected)
 
@@ -219,7 +219,7 @@ def test_loudness_is_that_of_the_standard() -> None:
     assert loudness(tone(997, 0.1), 48000) == pytest.approx(-23.01, abs=0.02)
     assert loudness(tone(997, 1.0).repeat(2, 1), 48000) == pytest.approx(0.0, abs=0.02)
     assert loudness(tone(997, 1.0, 44100), 44100) == pytest.approx(-3.01, abs=0.05)
-    half_silent = torch.cat([tone(997, 0.1), torch.zeros(1, 5 * 48000)], dim=1)
+    half_silent = torch.cat([tone(997, 0.1), torch.zeros(1, 5 * 48000)], dim=1)  # [c, s]
     assert loudness(half_silent, 48000) == pytest.approx(-23.2, abs=0.3), "silence is gated out"
     assert loudness(torch.zeros(1, 48000), 48000) == -math.inf
     assert math.isfinite(loudness(tone(997, 0.5, seconds=0.1), 48000))
@@ -236,7 +236,7 @@ def test_loudness_agrees_with_torchaudio() -> None:
 def test_audio_is_brought_to_its_loudness_and_peaks_are_limited() -> None:
     for level in (0.01, 0.9):
         assert loudness(normalize(tone(997, level), 48000, -24.0), 48000) == pytest.approx(-24.0, abs=0.01)
-    clicks = torch.zeros(1, 96000)
+    clicks = torch.zeros(1, 96000)  # [c, s]
     clicks[:, ::4800] = 1.0
     assert float(normalize(clicks, 48000, -10.0).abs().max()) == pytest.approx(1.0)
     assert torch.equal(normalize(torch.zeros(1, 1000), 48000, -24.0), torch.zeros(1, 1000))

@@ -133,7 +133,7 @@ def test_json_values_come_back_equal_and_of_the_same_types(sample: dict[str, Any
     "dtype", [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
 )
 def test_tensors_of_every_type_and_layout_come_back_bit_for_bit(dtype: torch.dtype) -> None:
-    whole = torch.arange(24).reshape(2, 3, 4).to(dtype)
+    whole = torch.arange(24).reshape(2, 3, 4).to(dtype)  # [t, h, w]
     views = {
         "whole": whole,
         "turned": whole.permute(2, 0, 1),

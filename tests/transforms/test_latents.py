@@ -23,7 +23,7 @@ from sqlstream.transforms.latents import (
 )
 from sqlstream.transforms.rng import begin
 
-MEAN = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4)
+MEAN = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4)  # [c, h, w]
 
 
 def saved(save: Callable[[io.BytesIO], object]) -> bytes:
@@ -129,7 +129,7 @@ def test_image_latents_are_drawn_from_their_gaussian() -> None:
 
 
 def video(frames: int = 13, fps: float = 24.0) -> dict[str, Any]:
-    mean = torch.arange(frames, dtype=torch.float32).reshape(frames, 1, 1, 1).expand(frames, 2, 3, 3)
+    mean = torch.arange(frames, dtype=torch.float32).reshape(frames, 1, 1, 1).expand(frames, 2, 3, 3)  # [t, c, h, w]
     return {"mean": mean, "logvar": torch.full_like(mean, -80), "input_shape": (frames, 3, 24, 24), "input_framerate": fps}
 
 

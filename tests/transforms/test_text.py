@@ -29,7 +29,7 @@ def embedding(rows: int = 5, eot: int | None = 2) -> dict[str, Any]:
     return mapping if eot is None else {**mapping, "eot_location": eot}
 
 
-def column(result: torch.Tensor) -> list[float]:
+def column(result: torch.Tensor) -> list[float]:  # [n, d]
     return [float(v) for v in result[:, 0]]
 
 

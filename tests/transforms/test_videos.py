@@ -246,7 +246,7 @@ def test_pillow_frames_and_tensors_give_the_same_pixels() -> None:
 
 
 def test_squeezed_frames_get_their_aspect_back() -> None:
-    frames = torch.zeros(2, 3, 40, 40, dtype=torch.uint8)
+    frames = torch.zeros(2, 3, 40, 40, dtype=torch.uint8)  # [t, c, h, w]
     sample = {"x": frames, "h": 1080, "w": 1920}
     assert UndistortFramesTransform("x", ["h", "w"], "y")(sample)["y"].shape == (2, 3, 40, 71)
     with pytest.raises(ConfigError, match="two field names"):
