@@ -147,9 +147,18 @@ class TestCancel:
         assert {type(done.error) for done in downloads.wait_done()} == {FetchCancelledError}
         assert downloads.fetcher.num_pending == 0
 
-    def test_unknown_tickets_are_ignored(self, downloads: Downloads) -> None:
+    def test_unknown_tickets_are_ignored_beside_a_download(self, downloads: Downloads, server: FaultyHttpServer) -> None:
+        server.objects["/x"] = DATA
+        downloads.submit(f"{server.url}/x", like=granted(1 << 20))
+        downloads.wait_grants(1)
+        pid = downloads.fetcher.helper_pid
         downloads.fetcher.cancel(["nope"])
         downloads.fetcher.grant("nope", 1)
+        downloads.fetcher.grant("0", len(DATA))
+        (done,) = downloads.wait_done()
+        assert (done.error, downloads.read("0")) == (None, DATA)
+        assert {event.ticket for event in downloads.events} == {"0"}
+        assert downloads.fetcher.helper_pid == pid
 
 
 def test_more_downloads_than_one_frame_holds_descriptors(downloads: Downloads, server: FaultyHttpServer) -> None:
