@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class Decode:
         with self.log.open("a") as log:
             log.write(f"{sample['__row__']}\n")
         digest = hashlib.sha256(Path(sample.pop("image")).read_bytes()).digest()
-        sample["pixels"] = torch.tensor(list(digest) * (self.size // 32), dtype=torch.uint8)
+        sample["pixels"] = torch.tensor(list(digest) * (self.size // 32), dtype=torch.uint8)  # [n]
         return sample
 
 
@@ -44,9 +45,14 @@ def num_decoded(log: Path) -> int:
 
 
 def opened(photos: Photos, folder: Path, *after: Transform, is_stored: bool = True, **options: Any) -> StreamingDataset:
+    """A dataset that decodes photos, stores them decoded if `is_stored`, and goes on with `after`."""
     before = [Decode(folder / "log")]
     transforms = [CacheTransform("decoded", before) if is_stored else before[0], *after]
-    directory = folder / ("cache" if is_stored else "plain")
+    return with_transforms(photos, folder / ("cache" if is_stored else "plain"), transforms, **options)
+
+
+def with_transforms(photos: Photos, directory: Path, transforms: Sequence[Transform], **options: Any) -> StreamingDataset:
+    """A dataset of photos in a cache directory of its own."""
     defaults = {
         "columns_to_download": ["image"],
         "shuffle_seed": 7,

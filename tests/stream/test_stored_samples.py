@@ -23,7 +23,7 @@ from sqlstream.transforms import rng
 from sqlstream.transforms.base import Sample, Transform
 from sqlstream.transforms.presets import CacheTransform, ChooseFieldTransform
 from tests.cache.session import Session
-from tests.stream.kit import SIZE, Decode, num_decoded, opened
+from tests.stream.kit import SIZE, Decode, num_decoded, opened, with_transforms
 from tests.stream.sources import Photos, make_photos
 
 
@@ -145,8 +145,7 @@ def test_the_ledger_is_asked_once_a_window(photos: Photos, tmp_path: Path, monke
 def test_a_changed_chain_version_row_or_prefix_is_another_sample(photos: Photos, tmp_path: Path) -> None:
     def run(*transforms: Transform) -> int:
         before = num_decoded(tmp_path / "log")
-        with opened(photos, tmp_path, max_size=3) as dataset:
-            dataset._pipeline.transforms = list(transforms)
+        with with_transforms(photos, tmp_path / "cache", transforms, max_size=3) as dataset:
             list(dataset)
         return num_decoded(tmp_path / "log") - before
 
