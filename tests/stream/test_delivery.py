@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset
 
 from sqlstream.errors import StateError
 from sqlstream.order import Plan, Tail
-from sqlstream.stream.run import delivery
 from sqlstream.stream.run.delivery import Delivery, Loaded, RunPosition, Start, begun
 from sqlstream.stream.run.epoch_counter import EpochCounter, JobPosition
 from sqlstream.stream.run.partial_steps import DeliveredAhead, stretches_of
@@ -178,16 +178,37 @@ def test_the_state_of_another_rank_is_refused_with_both() -> None:
         beyond.check_place(1, 2)
 
 
-def test_workers_that_run_already_cannot_go_on_from_what_they_never_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+class Begun(IterableDataset[str]):
+    """What `begun` says in each worker.
+
+    Args:
+        mark: Where an iteration begins.
+        counter: What is known of the epochs.
+    """
+
+    def __init__(self, mark: JobPosition, counter: EpochCounter) -> None:
+        self.mark = mark
+        self.counter = counter
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            yield str(begun(self.mark, None, self.counter, World(), 1))
+        except StateError as error:
+            yield str(error)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_workers_that_run_already_cannot_go_on_from_what_they_never_saw() -> None:
     beyond = DeliveredAhead(rank=0, world_size=1, num_workers=1, first_worker=0, taken=(), unfinished=())
     counter, mark = EpochCounter(), JobPosition(1, 8)
     counter.set_from_outside(mark, has_more=True)
     loaded = Loaded(counter.serial, mark, None, beyond)
     assert begun(mark, loaded, counter, World(), 1).beyond is beyond
     assert begun(JobPosition(2, 0), loaded, counter, World(), 1).beyond is None
-    monkeypatch.setattr(delivery, "get_worker_info", lambda: "in a worker")
-    with pytest.raises(StateError, match="persistent workers"):
-        begun(mark, None, counter, World(), 1)
+    dataset = Begun(mark, counter)
+    assert list(dataset) == [str(Start(mark=mark))], "in the trainer itself"
+    (said,) = DataLoader(dataset, batch_size=None, num_workers=1)
+    assert said.startswith("persistent workers")
     counter.set_from_outside(mark, has_more=False)
     assert begun(mark, loaded, counter, World(), 1).beyond is None
 
