@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +17,7 @@ from PIL import Image
 
 from sqlstream import StreamingDataset
 from sqlstream.testing.servers import LocalS3
+from sqlstream.transforms import presets
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
@@ -46,7 +46,7 @@ def index_url(s3: LocalS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> s
     images, captions = [], []
     for number in range(NUM_MEDIA):
         jpeg = io.BytesIO()
-        Image.new("RGB", (40 + number, 30), (5 * number, 100, 200)).save(jpeg, "JPEG")
+        Image.new("RGB", (400 + number, 300), (5 * number, 100, 200)).save(jpeg, "JPEG")
         images.append(s3.put(f"media/images/{number:03d}.jpg", jpeg.getvalue()))
         captions.append(s3.put(f"media/captions/{number:03d}.txt", f"a picture, the {number}th".encode()))
     table = {
@@ -61,19 +61,25 @@ def index_url(s3: LocalS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> s
     return s3.put("media/index/media.parquet", path.read_bytes())
 
 
-def load_image(sample: dict[str, Any]) -> dict[str, Any]:
-    """A transform as users write them: the file of a column becomes a tensor of one size."""
-    with Image.open(sample.pop("personalization_image_path")) as image:
-        pixels = np.array(image.convert("RGB").resize((32, 32)))
-    sample["image"] = torch.from_numpy(pixels).permute(2, 0, 1)  # [c, h, w]
-    return sample
+class HorizontalFlipTransform:
+    """A transform as users write them."""
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        assert isinstance(sample["image"], torch.Tensor)
+        assert sample["image"].ndim == 3
+        assert sample["image"].shape[0] in [1, 3]
+        sample["image"] = torch.flip(sample["image"], dims=[2]) if torch.rand(1) < 0.5 else sample["image"]  # [c, h, w]
+        return sample
 
 
 def build_transforms() -> list[Callable[..., Any]]:
-    return [
-        load_image,
-        lambda sample: {"image": sample["image"], "media_id": sample["media_id"]},
-    ]
+    image_transforms = presets.create_standard_image_pipeline(
+        image_field="personalization_image_path",
+        resolution=(256, 256),
+    )
+    sample_cleaning_transform = presets.EnsureFieldsTransform(fields_whitelist=["image", "media_id"], drop_others=True)
+    name = lambda sample: {**sample, "media_id": sample["media_id"].upper()}  # noqa: E731 - as users write it
+    return image_transforms + [HorizontalFlipTransform(), sample_cleaning_transform, name]  # noqa: RUF005 - as users write it
 
 
 def test_the_script_with_a_parquet_index_on_s3_runs(index_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -99,7 +105,8 @@ def test_the_script_with_a_parquet_index_on_s3_runs(index_url: str, tmp_path: Pa
             print_traceback=True,
         )
     sample = dataset[12]  # the 13th row with related images: 16 rows lie before it, 4 of them without
-    assert sample["media_id"] == "media-017"
+    assert sample.keys() == {"image", "media_id"}
+    assert sample["media_id"] == "MEDIA-017"
     Image.fromarray(sample["image"].permute(1, 2, 0).cpu().numpy().astype("uint8")).save(tmp_path / "debug.png")
 
     random.seed(7)
@@ -110,12 +117,12 @@ def test_the_script_with_a_parquet_index_on_s3_runs(index_url: str, tmp_path: Pa
     for _ in range(7):
         batch = next(data_iterator)
         assert len(batch["media_id"]) == 3
-        assert batch["image"].shape == (3, 3, 32, 32)
+        assert batch["image"].shape == (3, 3, 256, 256)
         assert batch["image"].dtype == torch.uint8
         for media_id, image in zip(batch["media_id"], batch["image"], strict=True):
-            number = int(media_id.removeprefix("media-"))
+            number = int(media_id.removeprefix("MEDIA-"))
             assert number % 4 > 0
-            assert abs(int(image[0].float().mean()) - 5 * number) < 8, "another sample's image"
+            assert abs(float(image[0].float().mean()) - 5 * number) < 4, "another sample's image"
             seen.append(number)
     assert len(set(seen)) == 21
     assert seen != sorted(seen)
