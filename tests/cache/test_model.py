@@ -270,13 +270,13 @@ class CacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.is_anybody_alive)
     @rule(number=players, which=numbers)
-    def read_lightly(self, number: int, which: int) -> None:
+    def read_under_a_lock(self, number: int, which: int) -> None:
         """Lock an object that is here, however full the cache is: it stays, and no row says so."""
         player, url = self.player(number), URLS[which]
         player.run_nothing()
-        lights = player.session.read_hits
-        lights._policy, lights._num_left = POLICIES["lru"], 1
-        holds = lights.acquire([[ref(url)]], player.fetcher)
+        read_hits = player.session.read_hits
+        read_hits._policy, read_hits._num_left = POLICIES["lru"], 1
+        holds = read_hits.acquire([[ref(url)]], player.fetcher)
         assert (holds is not None) == (url in self.reference.ready)
         for hold in holds or ():
             assert isinstance(hold, ReadHold)
@@ -286,7 +286,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(player.read_holds for player in filter(None, self.players)))
     @rule(number=players, which=st.integers(0, 9))
-    def release_lightly(self, number: int, which: int) -> None:
+    def release_the_lock(self, number: int, which: int) -> None:
         player = next(p for p in (self.player(number), *self.players) if p is not None and p.read_holds)
         hold, url = player.read_holds.pop(which % len(player.read_holds))
         player.session.release(hold)

@@ -1,4 +1,4 @@
-"""Light holds: no row, no transaction; a lock of the kernel on each file from claim to release."""
+"""Read holds: no row, no transaction; a lock of the kernel on each file from claim to release."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_what_is_not_all_here_or_not_far_from_full_or_not_fetched_takes_the_exac
     assert not is_read_hold(REFS[1])
 
 
-def test_a_file_that_is_read_lightly_is_evicted_after_it_and_not_before(cache: Cache) -> None:
+def test_a_file_that_is_read_under_locks_is_evicted_after_it_and_not_before(cache: Cache) -> None:
     hold = read_hold(cache, REFS[0])
     assert evict_all(cache) == NUM_OBJECTS - 1
     assert path_of(cache, REFS[0]).read_bytes() == OBJECTS[URLS[0]]
@@ -203,7 +203,7 @@ def test_eviction_ends_on_a_disk_that_removes_nothing(cache: Cache, monkeypatch:
     assert len(set(tried)) == 16 < NUM_OBJECTS
 
 
-def read_lightly_until_told(connection: Connection, directory: Path) -> None:
+def read_under_locks_until_told(connection: Connection, directory: Path) -> None:
     with opened(directory) as cache:
         read_all(cache)
         hold = read_hold(cache, REFS[0])
@@ -216,7 +216,7 @@ def read_lightly_until_told(connection: Connection, directory: Path) -> None:
 
 
 def test_room_is_made_beside_a_reader_in_another_process_and_of_its_file_when_it_is_done(cache: Cache, stage: Stage) -> None:
-    reader = stage.start(read_lightly_until_told, cache.path)
+    reader = stage.start(read_under_locks_until_told, cache.path)
     reader.hear()
     assert evict_all(cache) == NUM_OBJECTS - 1
     reader.tell()
@@ -227,30 +227,30 @@ def test_room_is_made_beside_a_reader_in_another_process_and_of_its_file_when_it
     reader.end()
 
 
-def test_what_a_killed_process_read_lightly_can_go_at_once(cache: Cache, stage: Stage) -> None:
-    reader = stage.start(read_lightly_until_told, cache.path)
+def test_what_a_killed_process_read_under_locks_can_go_at_once(cache: Cache, stage: Stage) -> None:
+    reader = stage.start(read_under_locks_until_told, cache.path)
     reader.hear()
     reader.kill()
     assert evict_all(cache) == NUM_OBJECTS
 
 
-def read_many_lightly(connection: Connection, directory: Path, seed: int) -> list[str]:
+def read_many_under_locks(connection: Connection, directory: Path, seed: int) -> list[str]:
     """Read at random, by read locks however full the cache is, until told that it is enough; return what went wrong."""
     rng = random.Random(seed)
     troubles: list[str] = []
-    num_light = 0
+    num_read_holds = 0
     with opened(directory) as cache:
         session = Session(cache)
         read_all(cache)
         say(connection)
-        while num_light < 50 or not connection.poll():
+        while num_read_holds < 50 or not connection.poll():
             ref = rng.choice(REFS)
             session.read_hits._policy, session.read_hits._num_left = POLICIES["lru"], 1
             hold = session.acquire_one([ref], for_reading=True)
             session.wait(hold)
             if session.claim(hold):
                 data = path_of(cache, ref).read_bytes()
-                num_light += hold.is_read_hold
+                num_read_holds += hold.is_read_hold
                 if data != OBJECTS[ref.url] or os.stat(path_of(cache, ref)).st_nlink != 1:
                     troubles.append(f"{ref.url} was taken from its reader")
             session.release(hold)
@@ -258,7 +258,7 @@ def read_many_lightly(connection: Connection, directory: Path, seed: int) -> lis
 
 
 def test_readers_lose_nothing_to_somebody_who_clears_all_the_time(cache: Cache, stage: Stage) -> None:
-    *readers, victim = [stage.start(read_many_lightly, cache.path, seed) for seed in range(3)]
+    *readers, victim = [stage.start(read_many_under_locks, cache.path, seed) for seed in range(3)]
     for reader in (*readers, victim):
         reader.hear()
     num_removed = 0
@@ -333,7 +333,7 @@ def test_a_file_changed_behind_our_back_is_found_by_the_claim_and_fetched_again(
     (cache.path / "moved").unlink(missing_ok=True)
 
 
-def test_clear_repair_quarantine_and_discard_leave_what_is_read_lightly(cache: Cache) -> None:
+def test_clear_repair_quarantine_and_discard_leave_what_is_read_under_locks(cache: Cache) -> None:
     path = path_of(cache, REFS[0])
     hold = read_hold(cache, REFS[0])
     report = cache.clear()
@@ -361,7 +361,7 @@ def test_a_strange_file_that_is_locked_is_left_by_a_repair(cache: Cache) -> None
     assert [finding.repaired for finding in cache.verify(repair=True)] == [True]
 
 
-def test_a_retained_light_hold_is_pinned_by_a_row_before_its_lock_goes(cache: Cache) -> None:
+def test_a_retained_read_hold_is_pinned_by_a_row_before_its_lock_goes(cache: Cache) -> None:
     session = Session(cache)
     hold = read_hold(cache, REFS[0])
     kept = session.retain(hold)
@@ -370,7 +370,7 @@ def test_a_retained_light_hold_is_pinned_by_a_row_before_its_lock_goes(cache: Ca
     assert cache.statistics().pinned_entries == 1
     assert session.held_bytes == 4096
     assert evict_all(cache) == NUM_OBJECTS - 1
-    second = session.retain(light_again(cache))
+    second = session.retain(hold_again(cache))
     session.release(kept)
     assert cache.statistics().pinned_entries == 1
     session.release(second)
@@ -378,14 +378,14 @@ def test_a_retained_light_hold_is_pinned_by_a_row_before_its_lock_goes(cache: Ca
     assert evict_all(cache) == 2
 
 
-def light_again(cache: Cache) -> ReadHold:
+def hold_again(cache: Cache) -> ReadHold:
     """A read hold on an object that was evicted meanwhile."""
     assert sample(cache, REFS[1]) == OBJECTS[URLS[1]]
     Session(cache).flush()
     return read_hold(cache, REFS[1])
 
 
-def test_a_ledger_that_fails_as_a_light_hold_is_retained_leaves_the_lock_or_the_error(
+def test_a_ledger_that_fails_as_a_read_hold_is_retained_leaves_the_lock_or_the_error(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = Session(cache)
@@ -404,7 +404,7 @@ def test_a_ledger_that_fails_as_a_light_hold_is_retained_leaves_the_lock_or_the_
     session.release(hold)
 
 
-def test_a_cache_that_fails_on_the_light_way_is_told_or_bypassed(directory: Path) -> None:
+def test_a_cache_that_fails_on_the_way_of_locks_is_an_error_or_bypassed(directory: Path) -> None:
     with opened(directory) as cache:
         cache.acquire_many(URLS)
         cache.release_many(URLS)
@@ -469,7 +469,7 @@ def read_without_descriptors(connection: Connection, directory: Path) -> bool:
         return not is_claimed and sample(cache, REFS[0]) == OBJECTS[URLS[0]]
 
 
-def test_with_too_few_descriptors_a_light_hold_is_refused_and_the_exact_way_is_left(cache: Cache, stage: Stage) -> None:
+def test_with_too_few_descriptors_a_read_hold_is_refused_and_the_exact_way_is_left(cache: Cache, stage: Stage) -> None:
     assert stage.run_all(read_without_descriptors, [(cache.path,)]) == [True]
 
 

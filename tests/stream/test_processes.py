@@ -121,11 +121,11 @@ def test_the_helper_that_has_read_the_index_brings_the_first_samples(photos: Pho
             assert dataset.cache.fetcher.helper_pid == pid
 
 
-@pytest.mark.parametrize("hits", ["none", "light", "rows"])
+@pytest.mark.parametrize("hits", ["none", "locks", "rows"])
 def test_an_iterator_that_ends_after_its_cache_asks_nothing_of_it(
     photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hits: str
 ) -> None:
-    limit = {"none": None, "light": 100 * photos.total_bytes, "rows": photos.total_bytes}[hits]
+    limit = {"none": None, "locks": 100 * photos.total_bytes, "rows": photos.total_bytes}[hits]
     with open_dataset(photos.src, str(tmp_path / "cache"), cache_limit=limit) as dataset:
         if hits != "none":
             assert len(list(dataset)) == photos.num
