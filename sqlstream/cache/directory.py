@@ -17,6 +17,7 @@ from sqlstream.cache.acquire.bypass import remove_directory
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.ledger.ledger import Ledger
+from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.cache.recovery import rebuild, recover
 from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheError
 from sqlstream.process import locks
@@ -27,13 +28,14 @@ logger = logging.getLogger(__name__)
 class CacheDirectory:
     """Disk, ledger and acquirer of one directory, shared by all datasets and caches of this process that use it."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, tuning: CacheTuning | None = None) -> None:
         self.disk = disk
         database = Database(
             disk.root / "ledger.sqlite", refill=lambda connection: rebuild.refill(connection, disk), on_full=disk.drop_ballast
         )
         self.ledger = Ledger(database)
-        self.acquirer = Acquirer(disk, self.ledger)
+        self.tuning = tuning or CacheTuning()
+        self.acquirer = Acquirer(disk, self.ledger, self.tuning)
         self.num_users = 0
         self.identity = _identity(disk.root)
         self.remove_stand_in: Callable[[], object] | None = None
@@ -45,11 +47,19 @@ _stores: dict[_Identity, CacheDirectory] = {}
 _turns: dict[_Identity, locks.Turn] = {}
 
 
-def open_store(path: str | os.PathLike[str], *, create: bool, allow_network_fs: bool) -> CacheDirectory:
+def open_store(
+    path: str | os.PathLike[str], *, create: bool, allow_network_fs: bool, tuning: CacheTuning | None = None
+) -> CacheDirectory:
     """Return the store of a directory, made on first use; give it back with `close_store`.
 
     One object per (device, inode) of the directory: two ledgers of one process would not see each other's pins. One whose
     directory was moved since is of no use to its new name: it goes on under the old one, where it says that it is gone.
+
+    Args:
+        path: Of the directory.
+        create: False: refuse one that is no cache yet.
+        allow_network_fs: Do not refuse network file systems.
+        tuning: Times and thresholds; those of the first user hold for all.
     """
     locks.occupy_standard_descriptors()
     disk = Disk(Path(path), allow_network_fs=allow_network_fs)
@@ -57,7 +67,7 @@ def open_store(path: str | os.PathLike[str], *, create: bool, allow_network_fs: 
     identity = _identity(disk.root)
     with _turn_of(identity):
         if identity not in _stores or not _is_at(_stores[identity].disk.root, identity):
-            store = CacheDirectory(disk)
+            store = CacheDirectory(disk, tuning)
             try:
                 _settle(store)
             except BaseException:

@@ -12,24 +12,26 @@ from pathlib import Path
 from typing import TypeAlias
 
 from sqlstream.cache import Cache
+from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.errors import SqlStreamError
 from sqlstream.testing.faults import SideEffects
 from sqlstream.testing.invariants import violations
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import body
-from tests.cache.session import Session
+from tests.cache.session import tuned_cache
 from tests.processes import in_child, open_files
 
 DIED = 77
+IMPATIENT = CacheTuning(room_timeout_seconds=0.2)
+"""No other process gives room back."""
 SIZE, LIMIT = 10_000, 5 * 12_288
 URLS = [f"http://nowhere/o/{i}.bin" for i in range(12)]
 OBJECTS = {url: body(f"/o/{i}.bin", SIZE + 100 * i) for i, url in enumerate(URLS)}
 
 
 def opened(directory: Path, before_write: Callable[[str], object] = len) -> Cache:
-    cache = Cache(directory, limit=LIMIT)
+    cache = tuned_cache(directory, IMPATIENT, limit=LIMIT)
     cache.fetcher = ScriptedFetcher(OBJECTS, before_write=before_write)
-    Session(cache).room_timeout_seconds = 0.2  # nobody else is there to give room back
     return cache
 
 

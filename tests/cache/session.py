@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol, overload
 
+from sqlstream.cache import Cache
 from sqlstream.cache.acquire.acquirer import Acquirer
 from sqlstream.cache.acquire.bypass import Bypass
 from sqlstream.cache.acquire.downloads import Downloads
 from sqlstream.cache.acquire.hits import ReadHits
 from sqlstream.cache.acquire.holds import AnyHold, Hold, Holds
 from sqlstream.cache.acquire.owner import Owner
-from sqlstream.cache.directory import CacheDirectory
+from sqlstream.cache.directory import CacheDirectory, close_store, open_store
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
 from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.storage.fetcher import Fetcher
 
 
@@ -155,17 +158,18 @@ class Session:
     def read_hits(self) -> ReadHits:
         return self._acquirer._read_hits
 
-    # -- tunings ------------------------------------------------------------------------------------------------------
+    # -- time ---------------------------------------------------------------------------------------------------------
 
     def stop_background(self) -> None:
         """End the thread that writes what waits, whenever it likes."""
         self._acquirer._background.stop()
 
-    @property
-    def room_timeout_seconds(self) -> float:
-        """How long `acquire_one` waits for others to give room back."""
-        return self._acquirer._room_timeout_seconds
 
-    @room_timeout_seconds.setter
-    def room_timeout_seconds(self, seconds: float) -> None:
-        self._acquirer._room_timeout_seconds = seconds
+def tuned_cache(directory: Path, tuning: CacheTuning, **options: Any) -> Cache:
+    """Open a cache with other times and thresholds: no cache of this process is open in the directory."""
+    store = open_store(directory, create=True, allow_network_fs=False, tuning=tuning)
+    try:
+        assert store.tuning == tuning, "it is that of the first cache in the directory"
+        return Cache(directory, **options)
+    finally:
+        close_store(store)

@@ -12,6 +12,7 @@ import pytest
 
 from sqlstream.cache import Cache
 from sqlstream.cache.model.refs import ObjectRef, charged_bytes
+from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.errors import CacheFullError, ConfigError, ObjectNotFoundError
 from sqlstream.storage.fetcher import FetchRequest, GrantNeeded, Sink
 from sqlstream.testing.disk import DiskWatch, cached_files
@@ -29,7 +30,7 @@ from tests.cache.actors import (
     read_in_threads,
 )
 from tests.cache.kit import num_gets, wait_for_download
-from tests.cache.session import Session
+from tests.cache.session import Session, tuned_cache
 
 
 def test_four_processes_of_four_threads_ask_for_one_cold_object_and_it_is_requested_once(
@@ -221,8 +222,8 @@ def test_waiting_for_room_ends_when_another_process_gives_back(server: FaultyHtt
 
 def test_without_room_in_time_the_error_names_who_pins_how_much(server: FaultyHttpServer, directory: Path) -> None:
     server.objects.update(objects([50_000, 50_000]))
-    with Cache(directory, limit=charged_bytes(50_000)) as cache, cache.pinned(f"{server.url}/o/0.bin"):
-        Session(cache).room_timeout_seconds = 0.3
+    impatient = CacheTuning(room_timeout_seconds=0.3)
+    with tuned_cache(directory, impatient, limit=charged_bytes(50_000)) as cache, cache.pinned(f"{server.url}/o/0.bin"):
         with pytest.raises(CacheFullError, match=rf"pinned by .*\(pid {os.getpid()}\): 53248 bytes"):
             cache.acquire_many([f"{server.url}/o/1.bin"])
         assert Session(cache).ledger.waiting_owners() == []

@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache import Cache
-from sqlstream.cache.acquire import downloads, outcomes
+from sqlstream.cache.acquire import outcomes
 from sqlstream.cache.acquire.holds import Hold
 from sqlstream.cache.directory import _stores
 from sqlstream.cache.model.refs import ObjectRef, charged_bytes
+from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.errors import (
     CacheDirectoryError,
     CacheDiskError,
@@ -35,7 +36,7 @@ from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.cache.actors import WAIT_SECONDS, Stage, body, objects, read_in_threads
 from tests.cache.kit import num_gets
-from tests.cache.session import Session
+from tests.cache.session import Session, tuned_cache
 from tests.interrupts import interrupted
 from tests.processes import answer_of_forked_child, open_files
 
@@ -49,8 +50,14 @@ def urls(server: FaultyHttpServer) -> list[str]:
 
 
 @pytest.fixture
-def cache(directory: Path) -> Iterator[Cache]:
-    with Cache(directory, limit=1 << 20) as cache:
+def tuning() -> CacheTuning:
+    """Times and thresholds of the cache; a test may have others."""
+    return CacheTuning()
+
+
+@pytest.fixture
+def cache(directory: Path, tuning: CacheTuning) -> Iterator[Cache]:
+    with tuned_cache(directory, tuning, limit=1 << 20) as cache:
         yield cache
 
 
@@ -237,13 +244,12 @@ def test_two_caches_of_one_directory_share_one_store_and_the_last_closes_it(dire
     assert not _stores
 
 
+@pytest.mark.parametrize("tuning", [CacheTuning(room_timeout_seconds=0.2)], ids=["impatient"])
 def test_the_limit_may_be_changed_at_any_time(cache: Cache, urls: list[str]) -> None:
     cache.acquire_many(urls[:10])
     cache.limit_bytes = 4 * 12_288  # below what is pinned: nothing is taken from anybody, and nothing more comes in
-    patience_seconds, Session(cache).room_timeout_seconds = Session(cache).room_timeout_seconds, 0.2
     with pytest.raises(CacheFullError, match=r"no room for .* under the cache limit of 49152 bytes"):
         cache.acquire_many(urls[10:11])
-    Session(cache).room_timeout_seconds = patience_seconds
     cache.release_many(urls[:10])
     with cache.pinned(urls[11]):
         assert cache.statistics().used_bytes <= 4 * 12_288
@@ -331,10 +337,8 @@ def test_forks_in_the_middle_of_downloads_and_transactions_never_hang(
     check_invariants(cache.path)
 
 
-@pytest.fixture
-def disk_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small objects, too, take their room on the disk before they come."""
-    monkeypatch.setattr(downloads, "ALLOCATE_FROM_BYTES", 0)
+DISK_FOR_ALL = pytest.mark.parametrize("tuning", [CacheTuning(allocate_from_bytes=0)], ids=["disk for small ones, too"])
+"""Small objects, too, take their room on the disk before they come."""
 
 
 @pytest.fixture
@@ -355,7 +359,7 @@ def full_at_first(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return tickets
 
 
-@pytest.mark.usefixtures("disk_of_all")
+@DISK_FOR_ALL
 def test_a_full_disk_gives_the_clear_error_and_leaks_nothing(
     cache: Cache, urls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,7 +384,7 @@ def test_a_full_disk_gives_the_clear_error_and_leaks_nothing(
         assert path.read_bytes() == body("/o/15.bin", SIZE)
 
 
-@pytest.mark.usefixtures("disk_of_all")
+@DISK_FOR_ALL
 def test_a_full_disk_that_eviction_frees_is_not_noticed(cache: Cache, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cache.acquire_many(urls[:10])
     cache.release_many(urls[:10])
@@ -399,16 +403,17 @@ def test_a_full_disk_that_eviction_frees_is_not_noticed(cache: Cache, urls: list
     assert cache.statistics().evictions > 0
 
 
+@pytest.mark.parametrize(
+    ("tuning", "num_large"), [(CacheTuning(), 0), (CacheTuning(allocate_from_bytes=12_288), 2)], ids=["small", "large"]
+)
 def test_a_small_object_takes_no_room_before_it_comes_and_a_large_one_does(
-    cache: Cache, urls: list[str], monkeypatch: pytest.MonkeyPatch
+    cache: Cache, num_large: int, urls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cache.acquire_many(urls[:3])  # from now on sizes are guessed
     lengths: list[int] = []
     monkeypatch.setattr(os, "posix_fallocate", lambda _fd, _offset, length: lengths.append(length))
-    cache.acquire_many(urls[:3])
-    assert lengths == []
-    monkeypatch.setattr(downloads, "ALLOCATE_FROM_BYTES", 12_288)
     cache.acquire_many(urls[3:5])
-    assert lengths == [charged_bytes(int(SIZE * outcomes.GUESS_MARGIN))] * 2
+    assert lengths == [charged_bytes(int(SIZE * outcomes.GUESS_MARGIN))] * num_large
 
 
 def test_a_write_that_finds_the_disk_full_takes_its_room_first_the_second_time(

@@ -21,9 +21,9 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache import Cache
-from sqlstream.cache.ledger import write_lock as doors
 from sqlstream.cache.ledger.write_lock import WriteLock
 from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.errors import CacheDiskError, CacheError, CacheFullError, ObjectChangedError, StorageError
 from sqlstream.process import locks
 from sqlstream.testing.clock import MockClock
@@ -35,7 +35,7 @@ from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import Stage, begin_and_wait, body, objects, pin_until_told, read_in_threads, say
 from tests.cache.deaths import OBJECTS, URLS, filled, opened, read
 from tests.cache.kit import wait_for_download
-from tests.cache.session import Session
+from tests.cache.session import Session, tuned_cache
 from tests.processes import open_files
 
 SIZE, CHARGE, NUM = 10_000, 12_288, 12
@@ -74,17 +74,16 @@ def test_case_8_a_process_killed_inside_the_write_lock_lets_the_next_in(director
 
 
 def test_case_12_waiting_for_long_at_the_write_lock_names_who_holds_it(
-    directory: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    directory: Path, stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
     Cache(directory).close()
     holder = stage.start(die_inside, directory)
     assert holder.hear() == "inside"
     os.kill(holder.pid, signal.SIGSTOP)
-    monkeypatch.setattr(doors, "PATIENCE_SECONDS", 0.05)
     entered = threading.Event()
 
     def enter() -> None:
-        lock = WriteLock(directory)
+        lock = WriteLock(directory, patience_seconds=0.05)
         assert lock.take()
         entered.set()
         lock.leave()
@@ -328,7 +327,11 @@ def read_with_small_files(_: Connection, directory: Path, urls: list[str]) -> st
 def test_case_20_no_step_of_the_clock_changes_who_goes_first(tmp_path: Path) -> None:
     """Order is that of a logical clock; also files that somebody dates differently keep their place."""
     rng = random.Random(0)
-    with Cache(tmp_path, limit=NUM * CHARGE) as cache, MockClock(start=2_000_000_000).installed() as clock:
+    impatient = CacheTuning(room_timeout_seconds=-1.0)
+    with (
+        tuned_cache(tmp_path, impatient, limit=NUM * CHARGE) as cache,
+        MockClock(start=2_000_000_000).installed() as clock,
+    ):
         cache.fetcher = ScriptedFetcher(OBJECTS)
         order = rng.sample(URLS[:6], 6)
         for step, url in zip([0, -3600, 365 * 86_400, -400 * 86_400, 60, 0], order, strict=True):
@@ -338,7 +341,6 @@ def test_case_20_no_step_of_the_clock_changes_who_goes_first(tmp_path: Path) -> 
             cache.statistics()  # publishes, one after the other
         for num_left in range(5, 0, -1):
             cache.limit_bytes = num_left * CHARGE
-            Session(cache).room_timeout_seconds = -1.0
             with cache.pinned(order[-1]), pytest.raises(CacheFullError):  # the last one used is there, and stays
                 cache.hold([ObjectRef.of(URLS[7], size_bytes=num_left * CHARGE)])
             rows = Session(cache).read("SELECT url FROM entry")

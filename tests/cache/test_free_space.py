@@ -9,11 +9,12 @@ import pytest
 
 from sqlstream.cache import Cache
 from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.errors import CacheFullError, ConfigError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import body
-from tests.cache.session import Session
+from tests.cache.session import Session, tuned_cache
 
 SIZE, CHARGE = 10_000, 12_288
 CAPACITY, FLOOR = 20 * CHARGE, 5 * CHARGE
@@ -43,9 +44,18 @@ def file_system(directory: Path) -> FileSystem:
     return FileSystem(directory)
 
 
+IMPATIENT = pytest.mark.parametrize("tuning", [CacheTuning(room_timeout_seconds=0.3)], ids=["impatient"])
+
+
 @pytest.fixture
-def cache(directory: Path, file_system: FileSystem, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cache]:
-    with Cache(directory, limit=None, min_free_bytes=FLOOR) as cache:  # else half of what is free
+def tuning() -> CacheTuning:
+    """Times and thresholds of the cache; a test may have others."""
+    return CacheTuning()
+
+
+@pytest.fixture
+def cache(directory: Path, tuning: CacheTuning, file_system: FileSystem, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cache]:
+    with tuned_cache(directory, tuning, limit=None, min_free_bytes=FLOOR) as cache:  # else half of what is free
         monkeypatch.setattr(Session(cache).disk, "free_bytes", file_system.free_bytes)
         cache.fetcher = ScriptedFetcher(OBJECTS, before_write=file_system.look)
         yield cache
@@ -89,12 +99,12 @@ def test_what_others_write_is_made_room_for(cache: Cache, file_system: FileSyste
     assert file_system.free_bytes() >= FLOOR
 
 
+@IMPATIENT
 def test_without_enough_to_give_up_the_error_names_file_system_free_and_wanted_bytes(
     cache: Cache, file_system: FileSystem
 ) -> None:
     read(cache, URLS[0])
     file_system.foreign_bytes = 16 * CHARGE
-    Session(cache).room_timeout_seconds = 0.3
     with pytest.raises(CacheFullError) as raised:
         read(cache, URLS[1])
     text = str(raised.value)
@@ -104,12 +114,11 @@ def test_without_enough_to_give_up_the_error_names_file_system_free_and_wanted_b
     read(cache, URLS[0])  # what is here is read
 
 
+@IMPATIENT
 def test_what_is_pinned_is_waited_for_and_then_named(cache: Cache, file_system: FileSystem) -> None:
     cache.acquire_many(URLS[:15])
-    patience_seconds, Session(cache).room_timeout_seconds = Session(cache).room_timeout_seconds, 0.3
     with pytest.raises(CacheFullError, match=rf"min_free_bytes={FLOOR} must stay; pinned by .*: {15 * CHARGE} bytes"):
         read(cache, URLS[20])
-    Session(cache).room_timeout_seconds = patience_seconds
     cache.release_many(URLS[:15])
     read(cache, URLS[20])
 

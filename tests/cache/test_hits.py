@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache import Cache
-from sqlstream.cache.acquire.hits import HITS_A_LOOK
 from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import Stage, pin_until_told
@@ -57,7 +57,7 @@ def test_a_limit_changed_by_another_process_is_seen_after_a_bounded_number_of_hi
                 pass
         other = stage.start(pin_until_told, directory, 4096 * len(URLS), URLS[-1:])
         other.hear()  # its limit holds
-        for _ in range(HITS_A_LOOK + 2):
+        for _ in range(CacheTuning().num_hits_a_look + 2):
             with cache.pinned(URLS[0]):
                 pass
         with cache.pinned(new):  # somebody must go: of all objects the first one came first

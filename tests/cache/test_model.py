@@ -27,6 +27,7 @@ from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.files.read_hold import ReadHold
 from sqlstream.cache.model.policies import POLICIES
 from sqlstream.cache.model.refs import ObjectRef, charged_bytes
+from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.cache.recovery import recover
 from sqlstream.errors import CacheFullError, StorageError
 from sqlstream.process import locks
@@ -37,6 +38,8 @@ from tests.cache.actors import body
 from tests.cache.session import Session
 
 NUM_OBJECTS, NUM_PLAYERS = 10, 3
+IMPATIENT = CacheTuning(room_timeout_seconds=-1.0)
+"""No other process moves while one would wait."""
 SIZES = [500 + 2900 * i for i in range(NUM_OBJECTS)]
 URLS = [f"http://nowhere/o/{i}.bin" for i in range(NUM_OBJECTS)]
 OBJECTS = {url: body(f"/o/{i}.bin", SIZES[i]) for i, url in enumerate(URLS)}
@@ -146,10 +149,9 @@ class CacheMachine(RuleBasedStateMachine):
         if self.players[number] is not None:
             return
         self.num_started += 1
-        store = CacheDirectory(Disk(self.directory))
+        store = CacheDirectory(Disk(self.directory), IMPATIENT)
         player = Player(name=f"player {self.num_started}", store=store, fetcher=ScriptedFetcher(OBJECTS))
         player.session.stop_background()  # what it does at any time happens here when a rule says so
-        player.session.room_timeout_seconds = -1.0  # nobody else moves while we would wait
         player.session.owner.set_limit(0, limit)
         player.run_nothing()
         self.players[number] = player

@@ -172,14 +172,13 @@ def test_a_file_that_is_read_under_locks_is_evicted_after_it_and_not_before(cach
     assert not path_of(cache, REFS[0]).exists()
 
 
-def test_eviction_goes_past_any_number_of_files_that_are_read(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlstream.cache.acquire.room.MAX_EVICTIONS", 4)
+def test_eviction_goes_past_any_number_of_files_that_are_read(cache: Cache) -> None:
     refs = {ref.key: ref for ref in REFS}
     with Session(cache).transaction() as tx:
         order = [refs[row.key] for row in unpinned_in_order(tx, NUM_OBJECTS)]
     holds = [read_hold(cache, ref) for ref in order[:40]]  # more than eviction looks at first
     with Session(cache).transaction() as tx:
-        assert evict(tx, Session(cache).disk, 3 * 4096) == 3 * 4096
+        assert evict(tx, Session(cache).disk, 3 * 4096, at_most=4) == 3 * 4096
     assert [path_of(cache, ref).exists() for ref in order] == [True] * 40 + [False] * 3 + [True] * (NUM_OBJECTS - 43)
     assert evict_all(cache) == NUM_OBJECTS - 43
     for hold in holds:
@@ -194,11 +193,9 @@ def test_eviction_ends_on_a_disk_that_removes_nothing(cache: Cache, monkeypatch:
         tried.append(key)
         return False
 
-    monkeypatch.setattr("sqlstream.cache.acquire.room.MAX_EVICTIONS", 1)
-    monkeypatch.setattr("sqlstream.cache.acquire.room.MAX_LOOKED_AT", 16)
     monkeypatch.setattr(Disk, "remove_data", keep)
     with Session(cache).transaction() as tx:
-        assert evict(tx, Session(cache).disk, 4096) == 0
+        assert evict(tx, Session(cache).disk, 4096, at_most=1, max_looked_at=16) == 0
     assert len(tried) == 4 + 16
     assert len(set(tried)) == 16 < NUM_OBJECTS
 

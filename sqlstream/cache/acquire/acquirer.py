@@ -30,6 +30,7 @@ from sqlstream.cache.files.disk import Disk, Part
 from sqlstream.cache.files.read_hold import ReadHold
 from sqlstream.cache.ledger.ledger import Ledger
 from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.cache.recovery import recover
 from sqlstream.cache.recovery.free_space import FreeSpace
 from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheError, CacheFullError
@@ -40,8 +41,6 @@ logger = logging.getLogger(__name__)
 
 Acquire: TypeAlias = Callable[[Sequence[Sequence[ObjectRef]], Fetcher], list[Hold]]
 
-PATIENCE_SECONDS = 2.0
-"""After so long in line for room, older waiters are no longer let through first: one of them may be stopped."""
 MAX_UNWRITTEN = 64
 """Releases that wait for the next transaction; more are written by one of their own."""
 MAX_UNPREPARED = 4
@@ -60,18 +59,18 @@ class Acquirer:
     Args:
         disk: The directory's files.
         ledger: The directory's ledger.
-        room_timeout_seconds: How long to wait for others to give room back.
+        tuning: Times and thresholds.
     """
 
-    def __init__(self, disk: Disk, ledger: Ledger, *, room_timeout_seconds: float = 120.0) -> None:
+    def __init__(self, disk: Disk, ledger: Ledger, tuning: CacheTuning) -> None:
         self.owner = Owner(disk, ledger)
         self.holdings = Holds(self.owner)
         self._uses = UsageLog(self.owner)
-        self._hits = Hits(disk, self.owner, self.holdings, self._uses)
+        self._hits = Hits(disk, self.owner, self.holdings, self._uses, tuning.num_hits_a_look)
         self._background = BackgroundThread(lambda: self._background_work.run(self.num_expected))
-        self.downloads = Downloads(disk, self.owner, self.holdings, self._background.wake)
+        self.downloads = Downloads(disk, self.owner, self.holdings, self._background.wake, tuning.allocate_from_bytes)
         self.bypass = Bypass(self.owner, self.downloads.settled)
-        self._read_hits = ReadHits(disk, ledger, self.holdings, self.bypass, self._uses)
+        self._read_hits = ReadHits(disk, ledger, self.holdings, self.bypass, self._uses, tuning.num_hits_a_look)
         self._room_queue = RoomQueue(self.owner)
         self.limits = Limits(disk, ledger, self.owner)
         self.checksums = Checksums(disk, ledger, self.owner, self.downloads)
@@ -79,7 +78,7 @@ class Acquirer:
         self._waiter = DownloadWaiter(disk, ledger, self.downloads, self.holdings, self.bypass)
         self._disk = disk
         self._ledger = ledger
-        self._room_timeout_seconds = room_timeout_seconds
+        self._tuning = tuning
         self.num_expected = 1
         """Processes that will share the limit: the first DataLoader worker must not take what the others come for."""
         self._share_bytes: int | None = None
@@ -160,7 +159,7 @@ class Acquirer:
         with self._room_queue.place() as place:
             while True:
                 waited = time.monotonic() - started
-                in_line = waited < PATIENCE_SECONDS
+                in_line = waited < self._tuning.queue_patience_seconds
                 acquired = self._acquire_window(
                     groups, fetcher, must_fit=True, takes_least=not has_more_to_give, in_line=in_line
                 )
@@ -171,7 +170,7 @@ class Acquirer:
                 had_more_to_give, has_more_to_give = has_more_to_give, self._give_something_back()
                 if has_more_to_give or had_more_to_give:
                     continue
-                if waited > self._room_timeout_seconds:
+                if waited > self._tuning.room_timeout_seconds:
                     raise _no_room(self._ledger, acquired.need_bytes, waited, self.downloads.free_space)
                 place.wait_for(acquired.need_bytes)
                 wait_for_change(self._ledger, self.downloads)

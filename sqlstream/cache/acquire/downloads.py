@@ -34,9 +34,6 @@ from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchReque
 logger = logging.getLogger(__name__)
 
 STEP_BYTES = 8 << 20  # by which a reservation of unknown length grows: few transactions, little overshoot
-ALLOCATE_FROM_BYTES = 128 << 10
-"""Reservations from here on take their room on the disk before the download, so that a full one shows at once. Below, that
-costs as much as writing the file (m); a full disk shows at the write."""
 MAX_DEFERRED = 64
 """Deferred writes of this process; more are written at once. A window's worth: they keep parts open."""
 
@@ -49,13 +46,15 @@ class Downloads:
         owner: This process in the ledger.
         holdings: What this process holds.
         wake: Called when something was deferred.
+        allocate_from_bytes: Reservations from here on take their room on the disk before the download.
     """
 
-    def __init__(self, disk: Disk, owner: Owner, holdings: Holds, wake: Callable[[], None]) -> None:
+    def __init__(self, disk: Disk, owner: Owner, holdings: Holds, wake: Callable[[], None], allocate_from_bytes: int) -> None:
         self._disk = disk
         self._owner = owner
         self._holdings = holdings
         self._wake = wake
+        self._allocate_from_bytes = allocate_from_bytes
         self.free_space = FreeSpace(disk)
         self.checksum_of: Callable[[bytes, int], int | None] = lambda _key, _fd: None  # which is noted of an object
         self.after_fork_in_child()
@@ -139,7 +138,7 @@ class Downloads:
 
     def _allocate(self, lead: Lead) -> CacheError | None:
         """Ready a lead's part for what was counted; on a full disk, evict and try once more. Return the error if that fails."""
-        takes_room = lead.must_allocate or lead.charged_bytes >= ALLOCATE_FROM_BYTES
+        takes_room = lead.must_allocate or lead.charged_bytes >= self._allocate_from_bytes
         for is_last in (False, True):
             try:
                 self._disk.allocate(lead.part, lead.charged_bytes, takes_room=takes_room)

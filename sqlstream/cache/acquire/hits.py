@@ -24,9 +24,6 @@ from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheError
 from sqlstream.process import locks
 from sqlstream.storage.fetcher import Fetcher
 
-HITS_A_LOOK = 64
-"""Single hits between two looks at limit and policy."""
-
 
 class Hits:
     """Holds what is here.
@@ -36,21 +33,23 @@ class Hits:
         owner: This process in the ledger.
         holdings: What it holds.
         uses: Where hits are noted.
+        num_hits_a_look: Single hits between two looks at limit and policy.
     """
 
-    def __init__(self, disk: Disk, owner: Owner, holdings: Holds, uses: UsageLog) -> None:
+    def __init__(self, disk: Disk, owner: Owner, holdings: Holds, uses: UsageLog, num_hits_a_look: int) -> None:
         self._disk = disk
         self._owner = owner
         self._holdings = holdings
         self._uses = uses
         self._policy: Policy | None = None
         self._is_order_needed = False
+        self._num_hits_a_look = num_hits_a_look
         self._num_left = 0
 
     def learn(self, policy: Policy, *, is_order_needed: bool) -> None:
-        """Take over what a transaction has asked the ledger for; it holds for the next `HITS_A_LOOK` hits."""
+        """Take over what a transaction has asked the ledger for; it holds for some hits."""
         self._policy, self._is_order_needed = policy, is_order_needed
-        self._num_left = HITS_A_LOOK
+        self._num_left = self._num_hits_a_look
 
     def acquire(self, refs: Sequence[ObjectRef]) -> Hold | None:
         """Return a hold on one sample whose objects are here; None: this takes a transaction."""
@@ -86,10 +85,6 @@ class Hits:
                 hold.is_void = True
 
 
-READ_HITS_A_LOOK = 64
-"""Hits between two looks at limit and policy: a window, or many single ones."""
-
-
 class ReadHits:
     """Makes read holds.
 
@@ -99,9 +94,12 @@ class ReadHits:
         holdings: What this process holds; its limit must be in force before it can be far from it.
         bypass: The way around a cache that fails.
         uses: Where hits are noted.
+        num_hits_a_look: Hits between two looks at limit and policy.
     """
 
-    def __init__(self, disk: Disk, ledger: Ledger, holdings: Holds, bypass: Bypass, uses: UsageLog) -> None:
+    def __init__(
+        self, disk: Disk, ledger: Ledger, holdings: Holds, bypass: Bypass, uses: UsageLog, num_hits_a_look: int
+    ) -> None:
         self._shelf = ReadLockPool(disk.data, uses.take_back)
         self._ledger = ledger
         self._holdings = holdings
@@ -109,6 +107,7 @@ class ReadHits:
         self._bypass = bypass
         self._uses = uses
         self._policy: Policy | None = None
+        self._num_hits_a_look = num_hits_a_look
         self._num_left = 0
 
     def acquire(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> Sequence[ReadHold] | None:
@@ -162,5 +161,5 @@ class ReadHits:
             is_far = limit_bytes is None or charged_bytes <= TOUCH_ABOVE * limit_bytes
             policy = policy_in_ledger(name)
             self._policy = policy if is_far and not policy.looks_ahead else None
-            self._num_left = READ_HITS_A_LOOK
+            self._num_left = self._num_hits_a_look
         return self._policy

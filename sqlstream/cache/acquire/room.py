@@ -102,15 +102,23 @@ def _make_free(tx: LedgerTransaction, disk: Disk, num_bytes: int, keep: Set[byte
     return Room.AGAIN if freed or recover.reap(tx, disk) else Room.NONE
 
 
-def evict(tx: LedgerTransaction, disk: Disk, num_bytes: int, *, keep: Set[bytes] = frozenset()) -> int:
-    """Evict unpinned entries in the order of the policy, at most `MAX_EVICTIONS`, for `num_bytes`; return the bytes freed."""
-    width = 4 * MAX_EVICTIONS + len(keep)
+def evict(
+    tx: LedgerTransaction,
+    disk: Disk,
+    num_bytes: int,
+    *,
+    keep: Set[bytes] = frozenset(),
+    at_most: int = MAX_EVICTIONS,
+    max_looked_at: int = MAX_LOOKED_AT,
+) -> int:
+    """Evict unpinned entries in the order of the policy, `at_most` of them, for `num_bytes`; return the bytes freed."""
+    width = 4 * at_most + len(keep)
     gone: list[EntryRow] = []
     while num_bytes > 0:
         rows = unpinned_in_order(tx, width)
         free = [row for row in rows if row.key not in keep]
-        gone = recover.remove(tx, disk, free, num_bytes=num_bytes, at_most=MAX_EVICTIONS)
-        if gone or len(rows) < width or width >= MAX_LOOKED_AT:
+        gone = recover.remove(tx, disk, free, num_bytes=num_bytes, at_most=at_most)
+        if gone or len(rows) < width or width >= max_looked_at:
             break
         width *= 4  # all of these are read, or cannot be removed: look further
     freed = sum(row.charged_bytes for row in gone)

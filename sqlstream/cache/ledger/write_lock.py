@@ -15,7 +15,7 @@ from sqlstream.process import locks
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 5.0
-"""After so long we say whom we wait for."""
+"""Far longer than transactions take, short enough to find a process that is stopped."""
 
 
 class WriteLock:
@@ -27,12 +27,20 @@ class WriteLock:
     Args:
         directory: Where its files are.
         when_replaced: Closes what was opened in a directory that another one has replaced, this lock included.
+        patience_seconds: After so long the log says whom we wait for.
     """
 
-    def __init__(self, directory: Path, when_replaced: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        when_replaced: Callable[[], None] | None = None,
+        *,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
         self.turn = locks.Turn(f"the cache ledger in {directory}")
         self._when_replaced = when_replaced or self.close
         self._directory = directory
+        self._patience_seconds = patience_seconds
         self._lock_path = f"{directory}/lock"
         self._lock: int | None = None
         self._gate: int | None = None
@@ -132,7 +140,7 @@ class WriteLock:
         """Wait for the lock as the first in line; the thread that would complain starts while the holder works."""
         if locks.try_lock(fd):
             return True
-        timer = threading.Timer(PATIENCE_SECONDS, self._complain)
+        timer = threading.Timer(self._patience_seconds, self._complain)
         timer.daemon = True
         with contextlib.suppress(RuntimeError, MemoryError):  # no more threads: then nothing is said
             timer.start()
@@ -147,7 +155,7 @@ class WriteLock:
             "waiting for the write lock of the cache at %s for %.0f s; %s holds it: if that process is stopped, "
             "continue or end it",
             self._directory,
-            PATIENCE_SECONDS,
+            self._patience_seconds,
             f"process {holder}" if holder else "another process",
         )
 
