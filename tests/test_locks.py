@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import resource
 import sys
 import threading
 import weakref
@@ -78,12 +79,13 @@ def test_a_raised_descriptor_keeps_its_lock_and_has_a_number_above_the_usual(tmp
     locks.close_descriptor(other)
 
 
-def test_a_descriptor_above_the_limit_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "HIGH_RESERVE", -1)
-    monkeypatch.setattr(locks, "HIGH_DESCRIPTOR", 1 << 30)
-    fd = locks.open_descriptor(tmp_path / "owner", os.O_RDWR | os.O_CREAT)
-    assert locks.raise_descriptor(fd) == fd
-    locks.close_descriptor(fd)
+def test_a_descriptor_above_the_limit_stays_where_it_is(tmp_path: Path) -> None:
+    def is_where_it_was() -> str:
+        fd = locks.open_descriptor(tmp_path / "owner", os.O_RDWR | os.O_CREAT)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (fd, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        return f"{locks.raise_descriptor(fd) == fd} {state_of(fd)}"
+
+    assert answer_of_forked_child(is_where_it_was) == "True open"
 
 
 def test_open_descriptor_does_not_follow_a_symlink(tmp_path: Path) -> None:

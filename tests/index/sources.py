@@ -17,6 +17,7 @@ from sqlstream.config import IndexOptions
 from sqlstream.errors import ObjectNotFoundError
 from sqlstream.index.build.build import open_index
 from sqlstream.index.file.index import Index
+from sqlstream.index.sources.base.base import TableFile
 from sqlstream.storage.base.access import Access
 from sqlstream.storage.base.protocols import DownloadRoom, ObjectInfo
 
@@ -90,6 +91,11 @@ def all_rows(index: Index) -> list[dict[str, object]]:
     import numpy as np
 
     return index.rows(index.row_ids(np.arange(len(index))).tolist())
+
+
+def rows_in(table: TableFile) -> list[dict[str, object]]:
+    """Return the rows of one file, without an index."""
+    return [row for batch in table.batches(table.schema().names) for row in batch.to_pylist()]
 
 
 def write_csv(path: Path, text: str) -> Path:

@@ -25,7 +25,7 @@ from sqlstream.index.file.index import Index
 from sqlstream.index.file.workplace import workplace
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.info import list_indexes
-from sqlstream.index.sources.base import base
+from sqlstream.index.sources.base.base import BATCH_ROWS
 from sqlstream.process import locks
 from sqlstream.storage.base.protocols import DownloadRoom, ObjectInfo
 from tests.index.kills import kill_at
@@ -146,11 +146,10 @@ class Terminal(io.StringIO):
 
 
 def test_who_waits_for_another_builder_sees_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlstream.index.file.workplace._LOOK_SECONDS", 0.001)
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
     with workplace(tmp_path, "key") as place:
         place.temporary().write_bytes(bytes(3_000_000))
-        waiter = threading.Thread(target=lambda: workplace(tmp_path, "key", show_progress=True).__enter__())
+        waiter = threading.Thread(target=lambda: workplace(tmp_path, "key", show_progress=True, look_seconds=0.001).__enter__())
         waiter.start()
         while "3.00MB" not in terminal.getvalue():
             time.sleep(0.01)
@@ -183,9 +182,9 @@ def test_a_builder_killed_anywhere_leaves_nothing_that_opens_and_the_next_one_bu
     assert number > 5  # the hook did see side effects
 
 
-def test_a_builder_killed_between_two_batches_leaves_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "BATCH_ROWS", 100)
-    path = numbers(tmp_path / "t.csv", 5000)
+def test_a_builder_killed_between_two_batches_leaves_no_index(tmp_path: Path) -> None:
+    num_rows = BATCH_ROWS + 1
+    path = numbers(tmp_path / "t.csv", num_rows)
 
     def work() -> None:
         write, calls = IndexWriter.write_values, iter(range(100))
@@ -205,7 +204,7 @@ def test_a_builder_killed_between_two_batches_leaves_no_index(tmp_path: Path, mo
     other = numbers(tmp_path / "other.csv")
     build(tmp_path, other)  # another index: what the dead one left goes all the same
     assert len(os.listdir(tmp_path / "index")) == 1
-    assert len(build(tmp_path, path)) == 5000
+    assert len(build(tmp_path, path)) == num_rows
 
 
 def test_a_living_builder_is_not_swept(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from sqlstream.errors import IndexDatabaseError
 from sqlstream.index.file import index as store
+from sqlstream.index.file.index import Index
 from sqlstream.process import locks
 from tests.index.sources import all_rows, build, write_csv
 
@@ -86,15 +87,15 @@ def mapped_bytes(path: Path) -> dict[str, int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="mappings are looked up in /proc")
-def test_a_reader_keeps_no_page_of_the_index_nor_of_many_positions(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_keeps_no_page_of_the_index_nor_of_many_positions(path: Path, tmp_path: Path) -> None:
     index = build(tmp_path, path, sql_query=QUERY)
     all_rows(index)
     assert index.positions_path is not None
     assert not mapped_bytes(index.path)
     assert sum(mapped_bytes(index.positions_path).values()) == mmap.PAGESIZE, "few of them stay"
-    monkeypatch.setattr(store, "_MAPPED_BYTES", 0)
+    index.close()
+    index = Index(index.path, selection=index.selection, max_mapped_bytes=0)
+    assert index.positions_path is not None
     assert index.row_ids(np.arange(5)).tolist() == [9, 7, 5, 3, 1]
     assert list(mapped_bytes(index.positions_path).values()) == [0]
 

@@ -9,14 +9,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sqlstream.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, QueryError, SchemaError, SourceError
-from sqlstream.index.sources.formats import delimited, json_array, quoting
+from sqlstream.index.sources.base.base import PLAIN
+from sqlstream.index.sources.formats.delimited import DelimitedTable
+from sqlstream.index.sources.formats.json_array import JsonArrayTable
+from sqlstream.index.sources.formats.quoting import is_well_formed
 from sqlstream.index.sources.places import directory
 from sqlstream.index.sources.places.wildcard import matcher
 from sqlstream.sample_types import SAMPLE_FIELDS
-from tests.index.sources import ROWS, FolderReader, NoReader, all_rows, build, make_samples, write_csv, write_table
+from tests.index.sources import ROWS, FolderReader, NoReader, all_rows, build, make_samples, rows_in, write_csv, write_table
 
 
 @pytest.mark.parametrize("extension", [".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet"])
@@ -168,15 +172,13 @@ def test_links_to_directories_are_followed_but_not_in_circles(tmp_path: Path) ->
     assert [row["jpg"] for row in rows] == ["x/1.jpg", "link/2.jpg"]
 
 
-def test_a_tree_is_listed_whole_and_in_one_order_however_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "_FOLDERS_AT_A_TIME", 2)
-    monkeypatch.setattr(directory, "_NAMES_AT_A_TIME", 3)
+def test_a_tree_is_listed_whole_and_in_one_order_however_many_threads(tmp_path: Path) -> None:
     names = [f"{a}/{b}/{number}.jpg" for a in "xyz" for b in "uvw" for number in range(8)]
     make_samples(tmp_path / "d", *names, "top.jpg")
     for link in ("b-link", "a-link"):
         (tmp_path / "d" / link).symlink_to(tmp_path / "d/x/u")
     (tmp_path / "d/nowhere").symlink_to(tmp_path / "gone")
-    listing = directory.Listing(str(tmp_path / "d"), NoReader())
+    listing = directory.Listing(str(tmp_path / "d"), NoReader(), folders_at_a_time=2, names_at_a_time=3)
     found = [file.url for file in listing.files()]
     expected = {name.replace("x/u/", "a-link/") for name in names} | {"top.jpg"}  # a level above, the first by name
     assert (set(found), len(found)) == (expected, len(expected))
@@ -303,22 +305,26 @@ def test_an_open_quote_is_named_and_swallows_no_rows(text: str, line: int, encod
         build(tmp_path, path)
 
 
-def test_quotes_within_a_value_and_lines_within_quotes_are_read_as_they_stand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quoting, "_BLOCK_BYTES", 7)  # each neighbour of a quote lies in another block sometimes
+MARKS = np.frombuffer(b',"\r\n', np.uint8)  # [4]
+"""What stands beside the quotes of a whole value."""
+
+
+def test_quotes_within_a_value_and_lines_within_quotes_are_read_as_they_stand(tmp_path: Path) -> None:
     cells = ['"a ""b"""', 'say "hi"', '"two\nlines"', '""', '"x"y', '5"']
     path = write_csv(tmp_path / "t.csv", "\ufeffindex,value\n" + "".join(f"k{at},{cell}\n" for at, cell in enumerate(cells)))
     assert [row["value"] for row in all_rows(build(tmp_path, path))] == ['a "b"', 'say "hi"', "two\nlines", "", "xy", '5"']
+    for block_bytes in range(4, 30):  # each neighbour of a quote lies in another block sometimes
+        assert not is_well_formed(path, PLAIN, ord('"'), MARKS, block_bytes)
     good = write_csv(tmp_path / "good.csv", "index,value\r\n" + "".join(f'"k{at}","v\n""{at}"""\r\n' for at in range(40)))
     assert [row["value"] for row in all_rows(build(tmp_path, good))] == [f'v\n"{at}"' for at in range(40)]
+    for block_bytes in range(4, 30):
+        assert is_well_formed(good, PLAIN, ord('"'), MARKS, block_bytes)
 
 
-def test_a_csv_column_that_turns_to_text_late_keeps_every_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delimited, "_BLOCK_BYTES", 4096)
+def test_a_csv_column_that_turns_to_text_late_keeps_every_text(tmp_path: Path) -> None:
     values = [str(at) for at in range(5000)] + ["late"]
     path = write_csv(tmp_path / "t.csv", "\ufeffindex,value\n" + "".join(f"k{at},{v}\n" for at, v in enumerate(values)))
-    assert [row["value"] for row in all_rows(build(tmp_path, path))] == values
+    assert [row["value"] for row in rows_in(DelimitedTable(path, str(path), block_bytes=4096))] == values
 
 
 def test_a_ragged_csv_names_file_and_line(tmp_path: Path) -> None:
@@ -334,12 +340,12 @@ def test_a_broken_json_line_names_file_and_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
-def test_a_json_array_is_read_in_chunks_of_any_size(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_array, "_CHUNK", chunk)
+def test_a_json_array_is_read_in_chunks_of_any_size(chunk: int, tmp_path: Path) -> None:
     rows = [{"index": at, "text": '\u00e9 \\ " ] } \n', "deep": {"a": [at, None, {"b": -1.5e3}]}} for at in range(5)]
     path = tmp_path / "t.json"
     path.write_text("\ufeff [ " + ",\n".join(json.dumps(row) for row in rows) + " ]\n")
     assert all_rows(build(tmp_path, path)) == rows
+    assert rows_in(JsonArrayTable(path, str(path), chunk=chunk)) == rows_in(JsonArrayTable(path, str(path)))
 
 
 @pytest.mark.parametrize(

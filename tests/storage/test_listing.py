@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import StorageError, TransientStorageError
-from sqlstream.storage.backends import listing
-from sqlstream.storage.backends.listing import Level, spread
+from sqlstream.storage.backends.listing import Level, ListingBounds, spread
 from sqlstream.storage.backends.obstore import ObstoreStorage
 from sqlstream.storage.base.protocols import ObjectInfo
 from sqlstream.storage.fetcher import Fetcher
@@ -45,43 +44,36 @@ class Tree:
         return Level(objects=tuple(objects), folders=tuple(sorted({f"{prefix}{name}/" for name, slash, _ in below if slash})))
 
 
-@pytest.fixture
-def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "PAGE", 3)
-    monkeypatch.setattr(listing, "MAX_AHEAD", 1)
+SMALL = ListingBounds(page=3, max_pages_ahead=1)
 
 
-@pytest.mark.usefixtures("small_pages")
 @given(names=NAMES)
 def test_every_object_comes_once_in_the_order_of_names(names: list[str]) -> None:
     tree = Tree([name.replace("//", "/") for name in names])
-    assert [info.url for info in spread("s3://b/", tree.listed, tree.level_of)] == tree.urls
+    assert [info.url for info in spread("s3://b/", tree.listed, tree.level_of, SMALL)] == tree.urls
 
 
-@pytest.mark.usefixtures("small_pages")
 def test_a_small_or_flat_prefix_costs_one_listing_and_a_nested_one_a_listing_a_folder() -> None:
     for names in (["a/1", "b/2"], [str(i) for i in range(50)]):
         tree = Tree(names)
-        assert len(list(spread("s3://b/", tree.listed, tree.level_of))) == len(names)
+        assert len(list(spread("s3://b/", tree.listed, tree.level_of, SMALL))) == len(names)
         assert tree.asked == ["s3://b/"]
     tree = Tree([f"top/{folder}/{number}" for folder in "abc" for number in range(10)])
-    assert len(list(spread("s3://b/", tree.listed, tree.level_of))) == 30
+    assert len(list(spread("s3://b/", tree.listed, tree.level_of, SMALL))) == 30
     assert sorted(tree.asked[2:]) == ["s3://b/top/a/", "s3://b/top/b/", "s3://b/top/c/"]
     assert len(tree.threads) == 4, "each folder in a thread of its own, the rest in ours"
 
 
-@pytest.mark.usefixtures("small_pages")
 def test_a_listing_that_is_left_early_ends_its_threads() -> None:
     tree = Tree([f"{folder}/{number}" for folder in range(40) for number in range(40)])
-    objects = spread("s3://b/", tree.listed, tree.level_of)
+    objects = spread("s3://b/", tree.listed, tree.level_of, SMALL)
     assert len(list(islice(objects, 5))) == 5
     assert sum(thread.name == "list" for thread in threading.enumerate()) > 0
     objects.close()  # type: ignore[attr-defined]  # a generator
     assert sum(thread.name == "list" for thread in threading.enumerate()) == 0
-    assert len(tree.asked) == 1 + listing.FOLDERS_AT_A_TIME, "no more folders than may be under way"
+    assert len(tree.asked) == 1 + SMALL.folders_at_a_time, "no more folders than may be under way"
 
 
-@pytest.mark.usefixtures("small_pages")
 def test_what_a_folder_raises_comes_out_in_its_place() -> None:
     tree = Tree([f"{folder}/{number}" for folder in "abc" for number in range(10)])
 
@@ -90,7 +82,7 @@ def test_what_a_folder_raises_comes_out_in_its_place() -> None:
         if prefix.endswith("b/") and prefix != "s3://b/":
             raise TransientStorageError("broken off")
 
-    objects = spread("s3://b/", failing, tree.level_of)
+    objects = spread("s3://b/", failing, tree.level_of, SMALL)
     whole_pages = [info.url for info in islice(objects, 19)]
     with pytest.raises(TransientStorageError, match="broken off"):
         next(objects)

@@ -14,7 +14,6 @@ import torch
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import TransformError
-from sqlstream.stream.chain import global_rng
 from sqlstream.transforms import rng
 from tests.stream.kit import global_states, whole
 from tests.stream.tables import Job, make_table, others
@@ -86,13 +85,13 @@ def test_the_trainers_own_generators_go_on_as_if_no_sample_was_made(tmp_path: Pa
 def test_a_loader_without_workers_puts_the_trainers_generators_back_once_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_collate, restored, restore = [], [], global_rng._restore
+    at_collate, restored, restore = [], [], random.setstate
 
     def count(states: tuple[Any, ...]) -> None:
         restored.append(states)
         restore(states)
 
-    monkeypatch.setattr(global_rng, "_restore", count)
+    monkeypatch.setattr(random, "setstate", count)
 
     def collate(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         at_collate.append(global_states())

@@ -32,7 +32,8 @@ _NAMED = ("fingerprint", "src", "base_url", "key_column", "key_problem")  # in `
 _LISTED = "SELECT row, objects FROM listed WHERE row IN (SELECT value FROM json_each(?))"
 _SCAN_CACHE_KIB = 8192  # pages that a scan, or a sort of user SQL, keeps
 _CACHE_KIB = 2048  # pages that a reader of rows keeps: random rows take as long with 512 as with 16384 (m)
-_MAPPED_BYTES = 8 << 20  # positions that a process may keep mapped: those of 10^6 rows
+MAX_MAPPED_BYTES = 8 << 20
+"""Those of 10^6 rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +64,21 @@ class Index:
         path: The SQLite file.
         selection: The filter whose positions lie beside it; None selects every row in its order.
         base_url: Where relative paths start, when it holds credentials (the file has it without).
+        max_mapped_bytes: Positions that a process may keep mapped.
     """
 
-    def __init__(self, path: Path, *, selection: SelectionInfo | None = None, base_url: str | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        selection: SelectionInfo | None = None,
+        base_url: str | None = None,
+        max_mapped_bytes: int = MAX_MAPPED_BYTES,
+    ) -> None:
         self.path = path
         self.selection = selection
         self._base_url = base_url
+        self._max_mapped_bytes = max_mapped_bytes
         self.provenance: Provenance | None = None  # who wrote its tables; None: what their URLs in the file tell
         self._lock = threading.RLock()
         self._open: _Open | None = None
@@ -164,7 +174,7 @@ class Index:
         if found.size and not (found.min() >= 0 and found.max() < self.num_rows):
             assert self.positions_path is not None
             raise unreadable(self.positions_path, f"it holds row {found.max()}, and the index has {self.num_rows} rows")
-        if mapped.nbytes > _MAPPED_BYTES:
+        if mapped.nbytes > self._max_mapped_bytes:
             unload(mapped)
         return found
 

@@ -24,12 +24,13 @@ class SumsFile:
 
     Args:
         path: The file; it is kept open.
+        num_keys: Most sums that are kept in memory.
 
     Raises:
         IndexDatabaseError: It cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, num_keys: int = NUM_KEYS) -> None:
         self._path = path
         mapped = load_npy(path)  # [n]
         with locks.uninterrupted():  # a handler that raised between two lines would leave it open
@@ -37,7 +38,7 @@ class SumsFile:
             weakref.finalize(self, os.close, self._fd).atexit = False
         self._num = len(mapped)
         self._start = int(mapped.offset)
-        self._stride = max(1, -(-self._num // NUM_KEYS))
+        self._stride = max(1, -(-self._num // num_keys))
         self._keys: Int64Array = np.array(mapped[self._stride - 1 :: self._stride])  # [keys]
         self._last = int(mapped[-1])
 

@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 _LOCK, _TEMPORARY = ".lock", ".tmp"
 _SPILL = ".d"  # of the directory that DuckDB makes beside a temporary file
-_LOOK_SECONDS = 0.25  # how often a bar for people moves
+LOOK_SECONDS = 0.25
+"""How often a bar for people moves."""
 
 
 class Workplace:
@@ -57,7 +58,9 @@ class Workplace:
 
 
 @contextlib.contextmanager
-def workplace(directory: Path, key: str, *, show_progress: bool = False, is_brief: bool = False) -> Iterator[Workplace]:
+def workplace(
+    directory: Path, key: str, *, show_progress: bool = False, is_brief: bool = False, look_seconds: float = LOOK_SECONDS
+) -> Iterator[Workplace]:
     """Yield the right to build `key`, after waiting for whoever has it; temporary files that the body leaves are removed.
 
     Args:
@@ -65,6 +68,7 @@ def workplace(directory: Path, key: str, *, show_progress: bool = False, is_brie
         key: What is built.
         show_progress: While waiting, show how far the other one is, if stderr is a terminal.
         is_brief: The work takes a moment: nothing is said while waiting.
+        look_seconds: How often it looks how far the other one is.
     """
     held: list[int] = []
     try:
@@ -72,7 +76,7 @@ def workplace(directory: Path, key: str, *, show_progress: bool = False, is_brie
         while not is_ours:
             if not is_brief:
                 logger.warning("another process builds the index %s: waiting for it", key)
-            with _shown(directory, key, show_progress and not is_brief):
+            with _shown(directory, key, show_progress and not is_brief, look_seconds):
                 is_ours = _acquire(directory, key, held, _wait_for)
         place = Workplace(directory, key)
         try:
@@ -144,14 +148,16 @@ def _acquire(directory: Path, key: str, held: list[int], lock: Callable[[int], b
 
 
 @contextlib.contextmanager
-def _shown(directory: Path, key: str, show: bool) -> Iterator[None]:
+def _shown(directory: Path, key: str, show: bool, look_seconds: float) -> Iterator[None]:
     """Show how many bytes another builder has written, while the body waits for it."""
     if not show:
         yield
         return
     with progress(None, "B", "waiting for the index that another process builds", show) as bar:
         is_over = threading.Event()
-        watcher = threading.Thread(target=_watch, args=(directory, key, bar, is_over), name="waiting", daemon=True)
+        watcher = threading.Thread(
+            target=_watch, args=(directory, key, bar, is_over, look_seconds), name="waiting", daemon=True
+        )
         watcher.start()
         try:
             yield
@@ -160,9 +166,9 @@ def _shown(directory: Path, key: str, show: bool) -> Iterator[None]:
             watcher.join()
 
 
-def _watch(directory: Path, key: str, bar: Progress, is_over: threading.Event) -> None:
+def _watch(directory: Path, key: str, bar: Progress, is_over: threading.Event, look_seconds: float) -> None:
     seen = 0
-    while not is_over.wait(_LOOK_SECONDS):
+    while not is_over.wait(look_seconds):
         written = 0
         for path in directory.glob(f"{key}.*{_TEMPORARY}"):
             with contextlib.suppress(FileNotFoundError):

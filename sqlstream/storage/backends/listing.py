@@ -19,9 +19,6 @@ from sqlstream.storage.base.urls import redact
 
 PAGE = 1000
 """Objects of one answer, as S3 has it."""
-FOLDERS_AT_A_TIME = 16
-MAX_AHEAD = 16
-"""Pages that each of these is ahead of the reader."""
 _LOOK_SECONDS = 0.2
 
 Listed: TypeAlias = Callable[[str], Iterator[ObjectInfo]]
@@ -37,26 +34,41 @@ class Level:
     """URLs that end in '/'."""
 
 
-def spread(prefix: str, listed: Listed, level_of: Callable[[str], Level]) -> Iterator[ObjectInfo]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingBounds:
+    """How much is listed ahead."""
+
+    page: int = PAGE
+    """Objects that are handed over together."""
+    folders_at_a_time: int = 16
+    """Folders that are listed side by side; arbitrary."""
+    max_pages_ahead: int = 16
+    """Pages that each of these is ahead of the reader."""
+
+
+def spread(
+    prefix: str, listed: Listed, level_of: Callable[[str], Level], bounds: ListingBounds = ListingBounds()
+) -> Iterator[ObjectInfo]:
     """Yield the objects below `prefix`, by name, its folders listed side by side.
 
     Args:
         prefix: Ends in '/'.
         listed: Lists a prefix, in order.
         level_of: Looks up what is directly below a prefix; only asked where there are folders.
+        bounds: How much is listed ahead.
     """
     listing = listed(prefix)
-    first = list(islice(listing, PAGE + 1))  # one more: a server that cannot go on shows it here, for the folders as well
-    if len(first) <= PAGE or not _is_nested(first, prefix):
+    first = list(islice(listing, bounds.page + 1))  # one more: a server that cannot go on shows it here, for folders as well
+    if len(first) <= bounds.page or not _is_nested(first, prefix):
         yield from first
         yield from listing
         return
     level = level_of(prefix)
     if len(level.folders) == 1 and not level.objects:
-        yield from spread(level.folders[0], listed, level_of)
+        yield from spread(level.folders[0], listed, level_of, bounds)
         return
     places: list[ObjectInfo | str] = sorted((*level.objects, *level.folders), key=lambda p: p if isinstance(p, str) else p.url)
-    yield from _side_by_side(places, listed)
+    yield from _side_by_side(places, listed, bounds)
 
 
 def once(prefix: str, pages: Iterable[Sequence[ObjectInfo]]) -> Iterator[ObjectInfo]:
@@ -87,10 +99,10 @@ def _is_nested(first: list[ObjectInfo], prefix: str) -> bool:
     return any("/" in info.url.removeprefix(prefix) for info in first)
 
 
-def _side_by_side(places: list[ObjectInfo | str], listed: Listed) -> Iterator[ObjectInfo]:
+def _side_by_side(places: list[ObjectInfo | str], listed: Listed, bounds: ListingBounds) -> Iterator[ObjectInfo]:
     is_over = threading.Event()
-    folders = (_ListedFolder(place, listed, is_over) for place in places if isinstance(place, str))
-    started = list(islice(folders, FOLDERS_AT_A_TIME))
+    folders = (_ListedFolder(place, listed, is_over, bounds) for place in places if isinstance(place, str))
+    started = list(islice(folders, bounds.folders_at_a_time))
     try:
         for place in places:
             if isinstance(place, str):
@@ -108,9 +120,10 @@ def _side_by_side(places: list[ObjectInfo | str], listed: Listed) -> Iterator[Ob
 class _ListedFolder:
     """A folder that a thread of its own lists."""
 
-    def __init__(self, url: str, listed: Listed, is_over: threading.Event) -> None:
-        self._pages: queue.Queue[list[ObjectInfo] | BaseException] = queue.Queue(MAX_AHEAD)
+    def __init__(self, url: str, listed: Listed, is_over: threading.Event, bounds: ListingBounds) -> None:
+        self._pages: queue.Queue[list[ObjectInfo] | BaseException] = queue.Queue(bounds.max_pages_ahead)
         self._is_over = is_over
+        self._page = bounds.page
         self.thread = threading.Thread(target=self._list, args=(url, listed), name="list", daemon=True)
         self.thread.start()
 
@@ -124,7 +137,7 @@ class _ListedFolder:
     def _list(self, url: str, listed: Listed) -> None:
         try:
             listing = listed(url)
-            while page := list(islice(listing, PAGE)):
+            while page := list(islice(listing, self._page)):
                 if not self._put(page):
                     return
             self._put([])

@@ -26,10 +26,11 @@ from sqlstream.index.sources.formats.quoting import check_quotes
 
 logger = logging.getLogger(__name__)
 
-_BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 4 << 20
+"""The most that a row may be."""
 _CURE = (
     "Check that it is whole and UTF-8 (else give encoding), that quotes are closed, "
-    f"and that a row is below {_BLOCK_BYTES >> 20} MiB"
+    f"and that a row is below {BLOCK_BYTES >> 20} MiB"
 )
 _DELIMITERS = ",;\t|"
 _WHOLE = r"^(?:0|-?[1-9][0-9]*)$"  # no '007', '+5', '-0': ids, phone numbers
@@ -52,8 +53,9 @@ class DelimitedTable:
     num_rows: int | None = None
     _usual_delimiter = ","
 
-    def __init__(self, path: Path, name: str, reading: Reading = PLAIN) -> None:
+    def __init__(self, path: Path, name: str, reading: Reading = PLAIN, *, block_bytes: int = BLOCK_BYTES) -> None:
         self._path, self._name, self._reading = path, name, reading
+        self._block_bytes = block_bytes
         with arrow_errors(name, _CURE):
             self._encoding = reading.encoding_of(path)
             self._delimiter = reading.delimiter or self._find_delimiter()
@@ -115,7 +117,7 @@ class DelimitedTable:
         try:
             yield from pacsv.open_csv(
                 self._reading.open_stream(self._path),
-                read_options=pacsv.ReadOptions(block_size=_BLOCK_BYTES, encoding=self._encoding.removesuffix("-sig")),
+                read_options=pacsv.ReadOptions(block_size=self._block_bytes, encoding=self._encoding.removesuffix("-sig")),
                 parse_options=pacsv.ParseOptions(
                     delimiter=self._delimiter, quote_char=self._reading.quote_char or False, newlines_in_values=True
                 ),

@@ -15,7 +15,8 @@ from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.base import PLAIN, Reading, arrow_errors
 from sqlstream.index.sources.formats.json_values import CURE, MAYBE_HUGE, JsonRecords, Record
 
-_CHUNK = 1 << 20  # characters read at a time
+CHUNK = 1 << 20
+"""Characters read at a time."""
 _LONGEST = 256 << 20  # characters of one element: more is a quote that was never closed
 _TAIL = 16  # an error this near to the window's end may be a token that is cut there ('\\u00', '-Infini')
 _BLANK = " \t\n\r"
@@ -24,14 +25,14 @@ _BLANK = " \t\n\r"
 class JsonArrayTable(JsonRecords):
     """A file that holds one JSON array of objects."""
 
-    def __init__(self, path: Path, name: str, reading: Reading = PLAIN) -> None:
+    def __init__(self, path: Path, name: str, reading: Reading = PLAIN, *, chunk: int = CHUNK) -> None:
         super().__init__(name)
-        self._path, self._reading = path, reading
+        self._path, self._reading, self._chunk = path, reading, chunk
 
     def records(self) -> Iterator[Record]:
         """Yield the array's elements."""
         with arrow_errors(self._name, CURE), self._reading.open_text(self._path) as file:
-            window = _Window(file, self._name, self)
+            window = _Window(file, self._name, self, self._chunk)
             if (start := window.take()) != "[":
                 found = "nothing" if start == "" else repr(start)
                 raise SourceError(
@@ -51,8 +52,8 @@ class JsonArrayTable(JsonRecords):
 class _Window:
     """The part of a text that is in memory, and a reading position in it."""
 
-    def __init__(self, file: TextIO, name: str, records: JsonRecords) -> None:
-        self._file, self._name, self._huge = file, name, records.huge
+    def __init__(self, file: TextIO, name: str, records: JsonRecords, chunk: int) -> None:
+        self._file, self._name, self._huge, self._chunk = file, name, records.huge, chunk
         self._text, self._at, self._line = "", 0, 1
         self._is_whole = False
         self._usual, self._watching = json.JSONDecoder(), json.JSONDecoder(parse_float=records.parse_float)
@@ -75,7 +76,7 @@ class _Window:
     def decode(self, number: int) -> object:
         """Return the next JSON value, element `number` of the array."""
         self._skip_blank()
-        size = _CHUNK
+        size = self._chunk
         while True:
             self._huge.clear()  # of an attempt that came to the window's end
             try:
@@ -105,7 +106,7 @@ class _Window:
                 self._at += 1
             if self._at < len(self._text) or self._is_whole:
                 return
-            self._read(_CHUNK)
+            self._read(self._chunk)
 
     def _read(self, size: int) -> None:
         self._line += self._text.count("\n", 0, self._at)

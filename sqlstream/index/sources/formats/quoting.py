@@ -18,7 +18,8 @@ import numpy as np
 from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.base import Reading
 
-_BLOCK_BYTES = 1 << 20  # arbitrary: some blocks are in the processor's cache
+BLOCK_BYTES = 1 << 20
+"""Arbitrary: some blocks are in the processor's cache."""
 _BOM = b"\xef\xbb\xbf"
 _ASCII_INSIDE = re.compile(r"utf-?8(-sig)?|ascii|latin-?1|iso-?8859-?\d+|(cp|windows-?)125\d", re.IGNORECASE)
 """Encodings in which a byte below 128 is always that character of ASCII."""
@@ -44,7 +45,7 @@ def check_quotes(
         return
     if _ASCII_INSIDE.fullmatch(reading.encoding_of(path)) and f"{quote}{delimiter}".isascii() and len(delimiter) == 1:
         marks = np.frombuffer(f"{delimiter}{quote}\r\n".encode(), np.uint8)  # [4]
-        if _is_well_formed(path, reading, ord(quote), marks):
+        if is_well_formed(path, reading, ord(quote), marks):
             return
     previous = csv.field_size_limit(2**31 - 1)
     try:
@@ -54,13 +55,13 @@ def check_quotes(
         csv.field_size_limit(previous)
 
 
-def _is_well_formed(path: Path, reading: Reading, quote: int, marks: np.ndarray) -> bool:
+def is_well_formed(path: Path, reading: Reading, quote: int, marks: np.ndarray, block_bytes: int = BLOCK_BYTES) -> bool:
     """Return whether each opening quote follows one of `marks`, each closing one precedes one, and the last one is closed."""
     num_quotes, carried = 0, b"\n"
     with reading.open_bytes(path) as file:
-        block = file.read(_BLOCK_BYTES).removeprefix(_BOM)
+        block = file.read(block_bytes).removeprefix(_BOM)
         while carried:
-            more = file.read(_BLOCK_BYTES) if block else b""
+            more = file.read(block_bytes) if block else b""
             data = np.frombuffer(carried + (block or b"\n"), np.uint8)  # [n]; the first byte was looked at, the last waits
             at = np.flatnonzero(data[1:-1] == quote) + 1  # [q]
             opens = (np.arange(len(at)) + num_quotes) % 2 == 0  # [q]

@@ -44,7 +44,8 @@ KEY = "index"
 _MAX_EXTENSIONS = 500  # arbitrary, below SQLite's 2000 columns: more is a naming scheme that puts dots into keys
 _DIGEST_BITS = 128
 _LISTED_AT_A_TIME = 16  # threads: they wait for the disk, or for a file system behind a network
-_FOLDERS_AT_A_TIME, _NAMES_AT_A_TIME = 256, 2048  # what is in memory of a tree of any size, beside the names of these folders
+FOLDERS_AT_A_TIME, NAMES_AT_A_TIME = 256, 2048
+"""What is in memory of a tree of any size, beside the names of these folders."""
 
 
 class Listing:
@@ -53,11 +54,22 @@ class Listing:
     Args:
         directory: A local path or a URL.
         remote: Lists remote ones.
+        folders_at_a_time: Local folders that are read together.
+        names_at_a_time: Names of a local folder that are looked at together.
     """
 
-    def __init__(self, directory: str, remote: RemoteReader) -> None:
+    def __init__(
+        self,
+        directory: str,
+        remote: RemoteReader,
+        *,
+        folders_at_a_time: int = FOLDERS_AT_A_TIME,
+        names_at_a_time: int = NAMES_AT_A_TIME,
+    ) -> None:
         self.directory = directory.rstrip("/") + "/"
         self._remote = remote
+        self._folders_at_a_time = folders_at_a_time
+        self._names_at_a_time = names_at_a_time
 
     def files(self) -> Iterator[SourceFile]:
         """Yield all files, at any depth, in any order; `url` is the path relative to the directory."""
@@ -84,14 +96,14 @@ class Listing:
             level = [root]
             while level:  # level by level, in order: so it is always the same one that is the second
                 below: list[str] = []
-                for start in range(0, len(level), _FOLDERS_AT_A_TIME):
-                    for found in pool.map(_scan, level[start : start + _FOLDERS_AT_A_TIME]):
+                for start in range(0, len(level), self._folders_at_a_time):
+                    for found in pool.map(_scan, level[start : start + self._folders_at_a_time]):
                         if found.identity in seen:
                             continue
                         seen.add(found.identity)
                         below += found.folders
-                        some = range(0, len(found.names), _NAMES_AT_A_TIME)
-                        pieces = [found.names[first : first + _NAMES_AT_A_TIME] for first in some]
+                        some = range(0, len(found.names), self._names_at_a_time)
+                        pieces = [found.names[first : first + self._names_at_a_time] for first in some]
                         for files in pool.map(partial(_versions, root, found.path), pieces):
                             yield from files
                 level = below
