@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import numbers
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -111,3 +114,52 @@ def test_tests_reach_the_parts_of_a_cache_by_the_session_alone() -> None:
     """When these parts move, one file of the tests does, too."""
     found = {str(path.relative_to(ROOT)) for path in TESTS if re.search(r"\.store\.(acquirer|ledger|disk)\b", path.read_text())}
     assert found == {"tests/cache/session.py"}
+
+
+PATCHED = {
+    "tests/index/test_database.py": {"_stream"},  # how many rows a cursor brings at a time shows nowhere else
+    "tests/stream/test_frameworks.py": {"_said"},  # a warning once a process, which an earlier test may have had
+    "tests/stream/test_hangs.py": {"_fork_aware"},  # a set that collects garbage where a real one may
+    "tests/test_locks.py": {"_fork_locks"},  # the hooks of fork by themselves, without the locks of other tests
+}
+"""Private names of modules that tests patch, and why nothing can be passed in."""
+
+
+def modules_of(tree: ast.Module) -> dict[str, ModuleType]:
+    """Modules of the package that a file imports, by the names that it gives them."""
+    found: dict[str, ModuleType] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sqlstream"):
+            for alias in node.names:
+                value = getattr(importlib.import_module(str(node.module)), alias.name, None)
+                if isinstance(value, ModuleType):
+                    found[alias.asname or alias.name] = value
+    return found
+
+
+def patched(source: str) -> set[str]:
+    """Private names and numbers of our modules that a file patches."""
+    tree, found = ast.parse(source), set()
+    modules = modules_of(tree) if "setattr(" in source else {}
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr"):
+            continue
+        match node.args:
+            case [ast.Constant(value=str(path)), *_] if path.startswith("sqlstream."):
+                where, _, name = path.rpartition(".")
+                module: object = importlib.import_module(where)
+            case [ast.Name(id=where), ast.Constant(value=str(name)), *_] if where in modules:
+                module = modules[where]
+            case _:
+                continue
+        if name.startswith("_") or isinstance(getattr(module, name), numbers.Number):
+            found.add(name)
+    return found
+
+
+def test_no_test_patches_what_is_private_to_a_module_or_a_number_of_it() -> None:
+    """Times, windows and thresholds are passed in, such as a `CacheTuning`."""
+    found = {str(path.relative_to(ROOT)): names for path in TESTS if (names := patched(path.read_text()))}
+    assert found == PATCHED
+    assert patched("from sqlstream.index.file import sums\npatch.setattr(sums, 'NUM_KEYS', 1)") == {"NUM_KEYS"}
+    assert patched("patch.setattr('sqlstream.index.file.sums.NUM_KEYS', 1)") == {"NUM_KEYS"}
