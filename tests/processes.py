@@ -2,16 +2,74 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import glob
+import multiprocessing
 import os
+import subprocess
+import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 """Of the repository."""
+FORKSERVER = multiprocessing.get_context("forkserver")
+"""Clean processes, started fast: their server has imported what they need, and used none of it."""
+FORKSERVER.set_forkserver_preload(
+    ["tests.cache.actors", "sqlstream.cli.main", "sqlstream.index.build.build", "pyarrow.parquet"]
+)
+
+
+def run_main(
+    main: Callable[[list[str]], int], *words: str, stdin: str = "", timeout_seconds: float = 500
+) -> subprocess.CompletedProcess[str]:
+    """Run the `main` of a program in a process of its own, without the time that an interpreter and its imports take.
+
+    Args:
+        main: Takes its words, returns its exit code; found by its name in its module.
+        words: What follows the name of the program.
+        stdin: What it reads.
+        timeout_seconds: How long it may take.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files = {name: Path(folder) / name for name in ("stdin", "stdout", "stderr")}
+        files["stdin"].write_text(stdin)
+        arguments = (main, words, list(files.values()), dict(os.environ), os.getcwd())
+        process = FORKSERVER.Process(target=_run_main, args=arguments)
+        process.start()
+        process.join(timeout_seconds)
+        is_over = process.exitcode is not None
+        if not is_over:
+            process.kill()
+            process.join()
+        out, err = (files[name].read_text() for name in ("stdout", "stderr"))
+        assert is_over, f"{words} hangs:\n{out}\n{err}"
+        return subprocess.CompletedProcess(words, process.exitcode or 0, out, err)
+
+
+def _run_main(
+    main: Callable[[list[str]], int], words: Sequence[str], files: Sequence[Path], environment: dict[str, str], directory: str
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(directory)
+    for number, (path, mode) in enumerate(
+        zip(files, (os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_CREAT), strict=True)
+    ):
+        fd = os.open(path, mode)
+        os.dup2(fd, number)
+        os.close(fd)
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode, closefd=False) for number, mode in enumerate("rww"))
+    try:
+        code = main(list(words))
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    atexit._run_exitfuncs()  # which a process of multiprocessing leaves out
+    sys.exit(code)
 
 
 def answer_of_forked_child(action: Callable[[], str]) -> str:

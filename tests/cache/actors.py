@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import hashlib
-import multiprocessing
 import os
 import random
 import signal
@@ -24,10 +23,9 @@ from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.process import locks
 from tests.cache.session import Session
+from tests.processes import FORKSERVER
 
 WAIT_SECONDS = 300.0  # for a machine that does much else; nothing waits so long otherwise
-_context = multiprocessing.get_context("forkserver")  # clean children, started fast: the server imports the cache once
-_context.set_forkserver_preload(["tests.cache.actors"])
 
 
 def body(path: str, size_bytes: int) -> bytes:
@@ -117,8 +115,8 @@ class Stage:
         self.actors: list[Actor] = []
 
     def start(self, function: Callable[..., Any], *arguments: object) -> Actor:
-        ours, theirs = _context.Pipe()
-        process = _context.Process(target=_run, args=(theirs, function, arguments), daemon=True)
+        ours, theirs = FORKSERVER.Pipe()
+        process = FORKSERVER.Process(target=_run, args=(theirs, function, arguments), daemon=True)
         process.start()
         theirs.close()
         self.actors.append(Actor(process, ours))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cache.full_disk import FLOOR_BYTES, NUM_OF_SIZE
 from tests.cache.kit import UNSHARE, may_mount
-from tests.cli.commands import ROOT
+from tests.processes import ROOT
 
 
 @pytest.mark.parametrize(("size", "num"), NUM_OF_SIZE.items())

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cache.kit import UNSHARE, may_mount
 from tests.cache.storm import SLACK_BYTES, StormReport, Worker, finish
-from tests.cli.commands import ROOT
+from tests.processes import ROOT
 
 
 def blow(directory: Path, seconds: float, kinds: Sequence[str]) -> StormReport:

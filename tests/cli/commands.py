@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from sqlstream.cli.main import main
+from tests.processes import ROOT, run_main
 
 
 def run(*words: str | Path, timeout_seconds: float = 500, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run `sqlstream WORDS` in a process of its own, off a terminal."""
-    return run_python("-m", "sqlstream", *map(str, words), timeout_seconds=timeout_seconds, stdin=stdin)
+    return run_main(main, *map(str, words), stdin=stdin or "", timeout_seconds=timeout_seconds)
 
 
 def run_python(*words: str, timeout_seconds: float = 500, stdin: str | None = None) -> subprocess.CompletedProcess[str]:

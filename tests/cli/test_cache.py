@@ -17,7 +17,8 @@ from sqlstream.errors import ObjectNotFoundError
 from sqlstream.testing.disk import cached_files
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.session import Session
-from tests.cli.commands import ROOT, run, run_json, run_python
+from tests.cli.commands import run, run_json, run_python
+from tests.processes import ROOT
 
 NUM_FILES, FILE_BYTES, CHARGED_BYTES = 6, 10_000, 12_288  # three blocks of 4096 each
 

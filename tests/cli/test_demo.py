@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import ROOT, run, run_json, run_python
+from tests.cli.commands import run, run_json, run_python
+from tests.processes import ROOT
 
 
 def test_demo_streams_under_its_limit_and_says_what_happened(tmp_path: Path) -> None:

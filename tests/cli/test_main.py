@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cli.main import build_parser, main
-from tests.cli.commands import ROOT, run, run_python
+from tests.cli.commands import run, run_python
+from tests.processes import ROOT
 
 PAGE = (ROOT / "docs" / "cli.md").read_text()
 

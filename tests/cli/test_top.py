@@ -22,7 +22,8 @@ from sqlstream.errors import CacheDamagedError, MigrationError
 from sqlstream.process import locks
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.cache.actors import Actor, Stage, begin_and_wait, body, pin_until_told
-from tests.cli.commands import ROOT, run, run_json
+from tests.cli.commands import run, run_json
+from tests.processes import ROOT
 
 SIZE, STALLS_AT, LIMIT = 1_000_000, 400_000, 1 << 24
 WAIT_SECONDS = 300.0
