@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -15,8 +16,9 @@ import pytest
 from sqlstream.cache import Cache
 from sqlstream.cache.files import layout
 from sqlstream.cache.files.disk import Disk, OwnerNote
-from sqlstream.errors import CacheDirectoryError, CacheError, ConfigError
+from sqlstream.errors import CacheDirectoryError, CacheDiskError, CacheError, ConfigError
 from sqlstream.process import locks
+from sqlstream.testing.faults import SideEffects
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.session import Session
@@ -320,3 +322,48 @@ def test_a_directory_that_was_moved_while_open_opens_at_its_new_place(directory:
             assert anew.verify() == []
     assert fetcher.num_gets[url] == 1
     check_invariants(moved, at_rest=True)
+
+
+def test_a_directory_whose_format_was_lost_with_the_power_is_made_a_cache_again(directory: Path) -> None:
+    url = "s3://bucket/0"
+    fetcher = ScriptedFetcher({url: b"bytes"})
+    for _ in range(2):
+        with Cache(directory) as cache:
+            cache.fetcher = fetcher
+            with cache.pinned(url) as path:
+                assert path.read_bytes() == b"bytes"
+        (directory / "FORMAT").write_bytes(b"")
+    assert fetcher.num_gets[url] == 1
+
+
+def test_a_ballast_that_cannot_be_had_is_no_error(directory: Path) -> None:
+    def fail(name: str) -> None:
+        (directory / "ballast").unlink(missing_ok=True)  # another process, which fails as well
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with Cache(directory) as cache:
+        disk = cache.store.disk
+        for effect in ("create", "posix_fallocate"):
+            disk.drop_ballast()
+            with SideEffects(1, fail, only=frozenset([effect])).installed():
+                disk.restore_ballast()
+            assert disk.is_ballast_dropped
+        disk.restore_ballast()
+        assert not disk.is_ballast_dropped
+
+
+@pytest.mark.parametrize("folder", ["data", "index", "owners"])
+def test_a_folder_that_cannot_be_read_is_an_error_of_ours(directory: Path, folder: str) -> None:
+    with Cache(directory, limit="1mb") as cache:
+        place = directory / folder
+        if folder == "owners":
+            (own,) = place.iterdir()
+            place = own
+        place.rename(directory / "aside")
+        place.mkdir() if folder == "owners" else place.write_bytes(b"")
+        with pytest.raises(CacheDiskError, match="cannot read"):
+            cache.verify() if folder == "data" else cache.statistics()
+        place.rmdir() if folder == "owners" else place.unlink()
+        (directory / "aside").rename(place)
+        assert cache.statistics().entries == 0
+    check_invariants(directory, at_rest=True)

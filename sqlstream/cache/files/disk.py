@@ -162,10 +162,10 @@ class Disk:
 
     def scan_data(self, only: str = "") -> Iterator[DataFile]:
         """Yield every file in data/, or in one folder of it, that is named as ours; others are not touched by anyone."""
-        for folder in _entries_of(self.data):
+        for folder in layout.entries_of(self.data):
             if not folder.is_dir(follow_symlinks=False) or not folder.name.startswith(only):
                 continue
-            for file in _entries_of(folder.path):
+            for file in layout.entries_of(folder.path):
                 match = _DATA_NAME.fullmatch(file.name)
                 if match and file.name[:2] == folder.name:
                     with contextlib.suppress(FileNotFoundError):
@@ -270,7 +270,7 @@ class Disk:
 
     def scan_parts(self) -> list[str]:
         """Return the names of all part files."""
-        return [file.name for file in _entries_of(self._part) if _PART_NAME.fullmatch(file.name)]
+        return [file.name for file in layout.entries_of(self._part) if _PART_NAME.fullmatch(file.name)]
 
     # -- owners -------------------------------------------------------------------------------------------------------
 
@@ -306,7 +306,12 @@ class Disk:
 
     def owner_is_live(self, owner: str) -> bool:
         """Return whether the process behind an owner file lives: the kernel holds its lock."""
-        return bool(locked_files.is_locked(f"{self._owners}/{owner}"))
+        path = f"{self._owners}/{owner}"
+        with locks.uninterrupted():  # what a handler raises is no error of the disk
+            try:
+                return bool(locked_files.is_locked(path))
+            except OSError as error:
+                raise layout.unreadable(path, error) from error
 
     def remove_owner(self, owner: str) -> None:
         """Unlink a dead owner's file; only under the write lock."""
@@ -315,13 +320,15 @@ class Disk:
 
     def scan_owners(self) -> list[str]:
         """Return the ids of all owner files."""
-        return [file.name for file in _entries_of(self._owners) if re.fullmatch(r"[0-9a-f]{32}", file.name)]
+        return [file.name for file in layout.entries_of(self._owners) if re.fullmatch(r"[0-9a-f]{32}", file.name)]
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
     def index_files(self) -> list[Path]:
         """Return the files below index/."""
-        return sorted(Path(file.path) for file in _entries_of(f"{self.root}/index") if file.is_file(follow_symlinks=False))
+        return sorted(
+            Path(file.path) for file in layout.entries_of(f"{self.root}/index") if file.is_file(follow_symlinks=False)
+        )
 
     def index_bytes(self) -> int:
         """Return the sizes of the files below index/ together."""
@@ -347,7 +354,7 @@ class Disk:
         if (self.root / "ballast").exists():
             self.is_ballast_dropped = False
         elif self.free_bytes() >= 2 * BALLAST_BYTES:  # without it the account still holds, only the comfort is gone
-            self.is_ballast_dropped = not _allocate_file(self.root / "ballast", BALLAST_BYTES)
+            self.is_ballast_dropped = not layout.allocate_file(self.root / "ballast", BALLAST_BYTES)
 
     def free_bytes(self) -> int:
         """Return what this user may still write to the file system."""
@@ -371,32 +378,8 @@ def changed_files(disk: Disk, rows: Iterable[ReadyRow]) -> list[bytes]:
     return changed
 
 
-def _entries_of(directory: str) -> list[os.DirEntry[str]]:
-    """Return what is in a folder; nothing if somebody has removed it."""
-    try:
-        with os.scandir(directory) as entries:
-            return list(entries)
-    except FileNotFoundError as error:
-        if not interrupts.is_of_system_call(error):
-            raise
-        return []
-
-
 def _allocated_bytes(path: str) -> int:
     """Return what a file takes on disk; none if there is no such file."""
     with contextlib.suppress(FileNotFoundError):
         return os.lstat(path).st_blocks * 512
     return 0
-
-
-def _allocate_file(path: Path, num_bytes: int) -> bool:
-    """Make a file of so many bytes; False, and there is none, when the disk does not have them."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, num_bytes)
-    except OSError:
-        os.unlink(path)
-        return False
-    finally:
-        os.close(fd)
-    return True

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sqlstream.cache.model.refs import BLOCK_BYTES
-from sqlstream.errors import CacheDirectoryError, ConfigError
-from sqlstream.process import locks
+from sqlstream.errors import CacheDirectoryError, CacheDiskError, ConfigError
+from sqlstream.process import interrupts, locks
 from sqlstream.storage.base import urls
 
 NETWORK_FILESYSTEMS = frozenset(
@@ -117,6 +117,45 @@ def allocation_unit(directory: str) -> int:
         os.unlink(path)
 
 
+def allocate_file(path: Path, num_bytes: int) -> bool:
+    """Make a file of so many bytes; False, and there is none, when the disk does not have them."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:  # no inode, no descriptor
+        return False
+    try:
+        os.posix_fallocate(fd, 0, num_bytes)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):  # another process has failed at the same moment
+            os.unlink(path)
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def entries_of(directory: str) -> list[os.DirEntry[str]]:
+    """Return what is in a folder; nothing if somebody has removed it.
+
+    Raises:
+        CacheDiskError: It cannot be read.
+    """
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except OSError as error:
+        if not interrupts.is_of_system_call(error):
+            raise
+        if isinstance(error, FileNotFoundError):
+            return []
+        raise unreadable(directory, error) from error
+
+
+def unreadable(path: str, error: OSError) -> CacheDiskError:
+    """Return the error for what the disk does not let us read."""
+    return CacheDiskError(f"cannot read {path} ({error.strerror}): look at that disk's health and rights, and at `ulimit -n`")
+
+
 def is_network(kind: str) -> bool:
     """Return True for a file system type that is not local; every FUSE type counts as one."""
     return kind in NETWORK_FILESYSTEMS or kind.startswith("fuse.")
@@ -181,14 +220,19 @@ def open_directory(root: Path, *, create: bool, allow_network_fs: bool) -> None:
     except OSError as error:
         raise CacheDirectoryError(f"cannot create the cache directory {root}: {error.strerror}") from error
     check_directory(root, allow_network_fs=allow_network_fs)
-    if (root / "FORMAT").is_file():
+    if (root / "FORMAT").is_file() and not _is_cut_short(root):
         _check_format(root)
         try:
             make_folders(root)
         except OSError as error:
             raise CacheDirectoryError(f"cannot make the folders of {root} ({error}): mend its rights") from error
     else:
-        strangers = sorted(set(os.listdir(root)) - _OURS)
+        try:
+            strangers = sorted(set(os.listdir(root)) - _OURS)
+        except OSError as error:
+            raise CacheDirectoryError(
+                f"cannot read {root} ({error.strerror}): mend its rights, or raise `ulimit -n`"
+            ) from error
         if strangers:
             raise CacheDirectoryError(
                 f"{root} holds files that are not a sqlstream cache ({', '.join(strangers[:3])}): give an empty directory"
@@ -199,6 +243,11 @@ def open_directory(root: Path, *, create: bool, allow_network_fs: bool) -> None:
             raise CacheDirectoryError(f"cannot make {root} a cache ({error}): free space there, or mend its rights") from error
     if not allow_network_fs:
         check_locks(root / "index")
+
+
+def _is_cut_short(root: Path) -> bool:
+    """Return whether FORMAT is empty: the machine lost its power soon after the directory was made."""
+    return (root / "FORMAT").stat().st_size == 0
 
 
 def make_folders(root: Path) -> None:
@@ -223,7 +272,13 @@ def _create(root: Path) -> None:
     make_folders(root)
     (root / "CACHEDIR.TAG").write_text(_TAG)
     fresh = root / f"index/.format-{uuid.uuid4().hex}"  # in a folder of ours: other openers may be looking at the root
-    fresh.write_text(json.dumps({"format": FORMAT_VERSION, "uuid": uuid.uuid4().hex}))
-    with contextlib.suppress(FileExistsError):
+    with open(fresh, "w", encoding="utf-8") as file:
+        file.write(json.dumps({"format": FORMAT_VERSION, "uuid": uuid.uuid4().hex}))
+        file.flush()
+        os.fsync(file.fileno())
+    try:
         os.link(fresh, root / "FORMAT")  # the first of several creators wins
-    fresh.unlink()
+    except FileExistsError:
+        if _is_cut_short(root):
+            os.replace(fresh, root / "FORMAT")
+    fresh.unlink(missing_ok=True)
