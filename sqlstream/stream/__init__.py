@@ -2,6 +2,7 @@
 
     loader ┬ dataset ─ pipeline ┬ engine (rows, window, samples) ─ chain (transforms)
            │                    └ transport.handover (pins of workers that ended)
+           ├ frameworks (loaders of others, Accelerate)
            ├ run (which positions, state)
            └ transport (batches by shared memory)
 

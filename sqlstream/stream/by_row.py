@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlstream.stream.engine.engine import Engine
+from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
 from sqlstream.stream.options import from_start
 from sqlstream.stream.pipeline import Pipeline
-from sqlstream.stream.plain_loader import warn_of_ranks
 from sqlstream.stream.run.schedule import Schedule
 
 

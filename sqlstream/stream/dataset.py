@@ -16,8 +16,9 @@ from sqlstream.config import AS_IT_IS, AsItIs, IndexOptions, OnCacheError, OnErr
 from sqlstream.index.weights import WeightsSpec
 from sqlstream.order import Plan, Tail
 from sqlstream.sample_types import DataSampleType
-from sqlstream.stream.accelerate import check_not_sharded_again
 from sqlstream.stream.by_row import ByRow
+from sqlstream.stream.frameworks.accelerate import check_not_sharded_again
+from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
 from sqlstream.stream.options import (
     callables,
     check_on_error,
@@ -34,7 +35,6 @@ from sqlstream.stream.options import (
     storage_of,
 )
 from sqlstream.stream.pipeline import Pipeline
-from sqlstream.stream.plain_loader import warn_of_ranks
 from sqlstream.stream.run.schedule import BatchOptions, Layout, Schedule
 from sqlstream.stream.run.shares import EpochShare, ShareProgress
 from sqlstream.stream.run.weighting import weighting_of

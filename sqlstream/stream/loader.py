@@ -16,9 +16,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
-from sqlstream.stream.accelerate import AcceleratedBatches, Destination, destination_of, remainder_of
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.dataset import StreamingDataset
+from sqlstream.stream.frameworks.accelerate import AcceleratedBatches, Destination, destination_of, remainder_of
 from sqlstream.stream.options import TORCH_PREFETCH_FACTOR
 from sqlstream.stream.run.delivery import Delivery
 from sqlstream.stream.run.schedule import BatchOptions, Schedule
@@ -162,7 +162,7 @@ class StreamingDataLoader(DataLoader[Sample]):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """What `accelerator.prepare` asks first: it hands a prepared loader back as it is. See `stream.accelerate`."""
+        """What `accelerator.prepare` asks first: it hands a prepared loader back (`stream.frameworks.accelerate`)."""
         caller = sys._getframe(1).f_locals
         if any(kind.__name__ == "Accelerator" for kind in type(caller.get("self")).__mro__):
             self._accelerated = destination_of(caller["self"], caller.get("device_placement"), self.dataset.schedule)

@@ -23,7 +23,7 @@ from sqlstream.stream.engine.lazy_rows import LazyRows
 from sqlstream.stream.engine.row_source import IndexRows, RowSource
 from sqlstream.stream.engine.slots import KnownObjects, RowJudge, RowReader
 from sqlstream.stream.engine.stored_samples import CachedChain
-from sqlstream.stream.plain_loader import warn_of_paths
+from sqlstream.stream.frameworks.plain_loader import warn_of_paths
 from sqlstream.stream.transport.handover import Handover, LoaderHandovers
 from sqlstream.transforms.base import Transform
 

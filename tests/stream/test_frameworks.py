@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError
-from sqlstream.stream import plain_loader
+from sqlstream.stream.frameworks import plain_loader
 from sqlstream.world import World
 from tests.stream.tables import make_table, rows_of
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.cache import Cache
-from sqlstream.stream import plain_loader
+from sqlstream.stream.frameworks import plain_loader
 from sqlstream.stream.maps import EpochBatches, MapView
 from tests.cache.actors import wait_for_helpers
 from tests.stream.sources import Photos
