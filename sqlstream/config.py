@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from sqlstream.errors import ConfigError
 from sqlstream.sizes import AS_IT_IS as AS_IT_IS  # noqa: PLC0414 - it is read from here, too
@@ -118,8 +118,58 @@ class LazyOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexOptions:
-    """What is indexed and which rows and columns of it are kept."""
+class SourceOptions:
+    """How a source is read: what few sources need (`source_options`)."""
+
+    path_prefix: str | None = None
+    """Where relative paths in rows start, instead of the place of the source."""
+    delimiter: str | None = None
+    """Delimiter of CSV files; None: a comma (a tab in .tsv), or ';', tab or '|' where the header has no comma but these."""
+    quote_char: str = '"'
+    """What values that hold the delimiter stand in, in CSV files; '' when nothing is quoted."""
+    encoding: str | None = None
+    """Encoding of CSV and JSON files, as Python names it (`'latin-1'`); None: UTF-8, or what a byte order mark says."""
+    label_column: str | None = None
+    """For a directory of samples: a column of this name holds each sample's folder, and keys are paths, unique per folder."""
+    source_version: str | None = None
+    """Any text, for sources that name no version themselves: a database is read again when this changes."""
+    on_source_change: str = "rebuild"
+    """What to do when the source is not what was indexed before: `'rebuild'` (and log it), or `'raise'` SourceChangedError;
+    new files at the end of a wildcard or list are no change, they are added."""
+    sql_engine: str = "sqlite"
+    """What runs `sql_query` and `where`: `'sqlite'`, or `'duckdb'` (extra) for functions that SQLite lacks."""
+
+    def __post_init__(self) -> None:
+        """Check words and marks."""
+        for name, value, words in (
+            ("sql_engine", self.sql_engine, ("sqlite", "duckdb")),
+            ("on_source_change", self.on_source_change, ("rebuild", "raise")),
+        ):
+            if value not in words:
+                raise ConfigError(f"{name}={value!r} is unknown: give one of {', '.join(words)}")
+        for name, mark in (("delimiter", self.delimiter), ("quote_char", self.quote_char or None)):
+            if mark is not None and (len(mark) != 1 or not mark.isascii()):
+                raise ConfigError(f"{name}={mark!r} is not a single ASCII character")
+
+    @classmethod
+    def of(cls, given: SourceOptions | Mapping[str, Any] | None) -> SourceOptions:
+        """Return `given`, which may be a dict of fields.
+
+        Raises:
+            ConfigError: A key is not a field.
+        """
+        if isinstance(given, SourceOptions):
+            return given
+        known = [field.name for field in fields(SourceOptions)]
+        for key in given or ():
+            if key not in known:
+                raise ConfigError(f"source_options[{key!r}] is unknown: give one of {', '.join(known)}")
+        return SourceOptions(**(given or {}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexOptions(SourceOptions):
+    """What is indexed, and which rows and columns of it are kept."""
 
     src: Any
     """A table file, a wildcard over them, a text file of paths, or a directory of samples, local or remote; the SQLAlchemy URL
@@ -129,7 +179,7 @@ class IndexOptions:
     key_column: str = "index"
     """The column that names a sample (`index_col_name`)."""
     columns_to_download: tuple[str, ...] = ()
-    """Columns whose values are URLs or paths to bring to local disk."""
+    """Columns whose values are URLs or paths of objects to download."""
     columns_to_keep: tuple[str, ...] | None = None
     """Columns kept beside the key and the downloaded ones; None keeps all (`index_cols_to_keep`)."""
     allow_missing_columns: bool = False
@@ -142,23 +192,6 @@ class IndexOptions:
     """At most this many files of a wildcard or a list of paths (`max_index_files_to_use`)."""
     where: str | None = None
     """One more condition, on the result of `sql_query` if that is given: `score > 6 AND label = 'cat'`."""
-    sql_engine: str = "sqlite"
-    """What runs `sql_query` and `where`: `'sqlite'`, or `'duckdb'` (extra) for functions that SQLite lacks."""
-    path_prefix: str | None = None
-    """Where relative paths in rows start, instead of the place of the source."""
-    delimiter: str | None = None
-    """Of CSV files; None: a comma (a tab in .tsv), or ';', tab or '|' where the header has no comma but these."""
-    quote_char: str = '"'
-    """What values that hold the delimiter stand in, in CSV files; '' when nothing is quoted."""
-    encoding: str | None = None
-    """Of CSV and JSON files, as Python names them (`'latin-1'`); None: UTF-8, or what a byte order mark says."""
-    label_column: str | None = None
-    """For a directory of samples: a column of this name holds each sample's folder, and keys are paths, unique per folder."""
-    source_version: str | None = None
-    """Any text, for sources that name no version themselves: a database is read again when this changes."""
-    on_source_change: str = "rebuild"
-    """What to do when the source is not what was indexed before: `'rebuild'` (and log it), or `'raise'` SourceChangedError;
-    new files at the end of a wildcard or list are no change, they are added."""
     lazy: LazyOptions | None = None
     """Leave the rows in their Parquet files; None: build the index whole."""
     index_limit: int | str | None = "auto"
@@ -172,18 +205,24 @@ class IndexOptions:
     """Hosts and buckets whose tables a remote list may have read with credentials."""
 
     def __post_init__(self) -> None:
-        """Check words, and read sizes."""
+        """Check words and marks, and read sizes."""
+        SourceOptions.__post_init__(self)
         if self.index_limit != "auto":
             object.__setattr__(self, "index_limit", parse_bytes(self.index_limit, "index_limit"))
-        for name, value, words in (
-            ("sql_engine", self.sql_engine, ("sqlite", "duckdb")),
-            ("on_source_change", self.on_source_change, ("rebuild", "raise")),
-        ):
-            if value not in words:
-                raise ConfigError(f"{name}={value!r} is unknown: give one of {', '.join(words)}")
-        for name, mark in (("delimiter", self.delimiter), ("quote_char", self.quote_char or None)):
-            if mark is not None and (len(mark) != 1 or not mark.isascii()):
-                raise ConfigError(f"{name}={mark!r} is not a single ASCII character")
+
+
+Word = TypeVar("Word", bound=StrEnum)
+
+
+def word_of(option: str, value: str, kind: type[Word]) -> Word:
+    """Return the member of an enumeration that an option names.
+
+    Raises:
+        ConfigError: There is no such member.
+    """
+    if value not in tuple(kind):
+        raise ConfigError(f"{option}={value!r} is unknown: give one of {', '.join(kind)}")
+    return kind(value)
 
 
 def check_at_least(name: str, value: float, least: float) -> None:
@@ -306,9 +345,7 @@ def cache_error_policy(value: OnCacheError | str) -> OnCacheError:
     Raises:
         ConfigError: An unknown word.
     """
-    if value not in tuple(OnCacheError):
-        raise ConfigError(f"on_cache_error={value!r} is unknown: give one of {', '.join(OnCacheError)}")
-    return OnCacheError(value)
+    return word_of("on_cache_error", value, OnCacheError)
 
 
 class OnError(StrEnum):
@@ -319,6 +356,12 @@ class OnError(StrEnum):
     RAISE = "raise"
     SKIP = "skip"
     """It is left out: ranks may then make different numbers of steps."""
+
+
+DEFAULT_RETAINED = 192
+"""Samples of a DataLoader worker of which nothing is known: (prefetch_factor 2 + 1) × a batch of 64."""
+DEFAULT_PREFETCH = 256
+"""Two samples for each thread that a helper has at most: one half of them is under way while the other half is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,20 +378,15 @@ class SampleOptions:
     """True: a missing value in a text column reads as ''."""
     data_type: str | None = None
     """Put into each sample as `__data_type__` when given."""
-    on_error: OnError = OnError.REPLACE
+    on_error: OnError | str = OnError.REPLACE
     max_failure_ratio: float = 0.1
     """More failed samples than this stop the run; one in ten is no accident any more."""
-    prefetch: int = 256
-    """Samples planned ahead of the one being yielded: two for each thread that a helper has at most, so that one half is under
-    way when the other half is asked for, in one transaction."""
+    prefetch: int = DEFAULT_PREFETCH
+    """Samples planned ahead of the one being yielded."""
     prefetch_bytes: int = 1 << 30
     """Bytes acquired ahead, as far as sizes are known; arbitrary, twice what downloads have under way at most."""
-    retained_samples: int = 192
-    """Paths of so many yielded samples stay valid in a DataLoader worker: (prefetch_factor 2 + 1) × a batch of 64."""
-    least_retained: int = 1
-    """What the user asks for, whatever a loader needs."""
-    is_retention_known: bool = False
-    """The user has said how large batches are, or how many paths to keep; a loader that is asked has nothing to add."""
+    retained_samples: int | None = None
+    """Paths of so many yielded samples stay valid in a DataLoader worker; None: of those that its loader has under way."""
     retained_accesses: int = 64
     """Paths of so many samples of random access stay valid."""
     num_random_access_retries: int = 5
@@ -367,5 +405,6 @@ class SampleOptions:
         check_at_least("num_random_access_retries", self.num_random_access_retries, 0)
         if not 0 <= self.max_failure_ratio <= 1:
             raise ConfigError(f"max_failure_ratio={self.max_failure_ratio} is out of range: give a share from 0 to 1")
-        if self.on_error not in tuple(OnError):
-            raise ConfigError(f"on_error={self.on_error!r} is unknown: give one of {', '.join(OnError)}")
+        if self.retained_samples is not None:
+            check_at_least("retained_samples", self.retained_samples, 1)
+        object.__setattr__(self, "on_error", word_of("on_error", self.on_error, OnError))

@@ -5,49 +5,47 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from sqlstream import distributed
+from sqlstream.cache import Cache
 from sqlstream.cache.acquire.checksums import VerifyReads
-from sqlstream.config import AS_IT_IS, AsItIs, IndexOptions, OnCacheError, OnError, SampleOptions, parse_bytes
+from sqlstream.cache.ledger.reports import FailureRecord, failures
+from sqlstream.config import (
+    AS_IT_IS,
+    DEFAULT_PREFETCH,
+    AsItIs,
+    IndexOptions,
+    LazyOptions,
+    OnCacheError,
+    OnError,
+    SampleOptions,
+    SourceOptions,
+    StorageOptions,
+    check_at_least,
+    parse_bytes,
+)
+from sqlstream.index.file.index import Index
 from sqlstream.index.weights import WeightsSpec
-from sqlstream.order import Plan, Tail
 from sqlstream.sample_types import DataSampleType
-from sqlstream.stream.by_row import ByRow
 from sqlstream.stream.frameworks.accelerate import check_not_sharded_again
 from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
-from sqlstream.stream.options import (
-    callables,
-    check_on_error,
-    checked_seed,
-    default_name,
-    in_blocks,
-    lazy_of,
-    names_of,
-    open_any,
-    open_cache,
-    policy_of,
-    retention_of,
-    source_options_of,
-    storage_of,
-)
+from sqlstream.stream.options import CacheOptions, DatasetOptions, names_of, open_any, open_schedule
 from sqlstream.stream.pipeline import Pipeline
-from sqlstream.stream.run.schedule import BatchOptions, Layout, Schedule
+from sqlstream.stream.run.checkpoint import load_state, save_state
+from sqlstream.stream.run.epoch_counter import JobPosition
+from sqlstream.stream.run.order_options import BatchOptions, Layout, OrderOptions
+from sqlstream.stream.run.schedule import Schedule, reweight
 from sqlstream.stream.run.shares import EpochShare, ShareProgress
-from sqlstream.stream.run.weighting import weighting_of
-from sqlstream.stream.standing import RunState
 from sqlstream.stream.transport.handover import Handover
 from sqlstream.stream.transport.packing import BatchPacker
 from sqlstream.transforms.base import Sample, Transform
 from sqlstream.world import World
 
-DEFAULT_PREFETCH = SampleOptions().prefetch
 
-
-class StreamingDataset(RunState, ByRow, IterableDataset[Sample]):
+class StreamingDataset(IterableDataset[Sample]):
     """Streams the rows of an index, with their remote objects on local disk, in one order on any number of ranks and workers.
 
     Iterate it (alone or in a DataLoader), or index it: `dataset[i]` is row i of the selection, unshuffled, or an error.
@@ -89,7 +87,7 @@ class StreamingDataset(RunState, ByRow, IterableDataset[Sample]):
         storage_options: Backend settings, as fsspec users write them.
         where: One more condition on the rows, on the result of `sql_query` if that is given.
         source_options: How the source is read: `path_prefix`, `delimiter`, `encoding`, `label_column`, `on_source_change`,
-            `sql_engine`, … (fields of `config.IndexOptions`).
+            `sql_engine`, … (fields of `config.SourceOptions`).
         allowed_roots: Local directories and URL prefixes that a remote index may name; others must be on servers.
         weights: How often rows come: an SQL expression over the selected rows, a column, or a number for each; None: equally.
         epoch_size: Samples of an epoch; None: as many as selected rows.
@@ -179,65 +177,90 @@ class StreamingDataset(RunState, ByRow, IterableDataset[Sample]):
         verify_reads: VerifyReads | str = VerifyReads.NEVER,
     ) -> None:
         self.data_type = None if data_type is None else DataSampleType.from_str(data_type).value
-        columns = names_of("columns_to_download", columns_to_download)
-        options = SampleOptions(
-            columns_to_download=columns,
-            allow_missing_columns=allow_missing_columns,
-            none_to_empty_str=none_to_empty_str,
-            data_type=self.data_type,
-            on_error=check_on_error(on_error),
-            max_failure_ratio=max_failure_ratio,
-            allowed_roots=names_of("allowed_roots", allowed_roots),
-            prefetch=DEFAULT_PREFETCH if prefetch is None else prefetch,
-            num_random_access_retries=num_random_access_retries,
-            print_exceptions=print_exceptions,
-            print_traceback=print_traceback,
-            seed_transforms=seed_transforms,
+        columns, roots = names_of("columns_to_download", columns_to_download), names_of("allowed_roots", allowed_roots)
+        storage = StorageOptions(
+            storage_options=dict(storage_options or {}),
+            num_retries=num_downloading_retries,
+            num_threads="auto" if num_downloading_workers is None else num_downloading_workers,
         )
-        options = retention_of(options, retained_samples, batch_size)
-        storage = storage_of(storage_options, num_downloading_retries, num_downloading_workers)
-        index_options = IndexOptions(
-            src=os.fspath(src) if isinstance(src, os.PathLike) else src,
-            data_type=self.data_type,
-            key_column=index_col_name,
-            columns_to_download=columns,
-            columns_to_keep=None if index_cols_to_keep is None else names_of("index_cols_to_keep", index_cols_to_keep),
-            allow_missing_columns=allow_missing_columns,
-            sql_query=sql_query,
-            max_size=max_size,
-            max_index_files=max_index_files_to_use,
-            where=where,
-            lazy=lazy_of(lazy_index_chunk_size, lazy_index_num_threads, lazy_index_prefetch_factor),
-            index_limit=index_limit,
-            index_free_bytes=parse_bytes(min_free_bytes, "min_free_bytes") or 0,
-            **source_options_of(source_options, options, storage),
-        )
-        layout = Layout(world=world, replication=replication)
-        policy = policy_of(eviction_policy, is_unaligned=unaligned_worker_index)
-        cache = open_cache(dst, storage, cache_limit, policy, on_cache_error, min_free_bytes, cache_namespace, verify_reads)
-        try:
-            seed = distributed.agree_on_seed(layout.whole) if shuffle_seed == -1 else checked_seed(shuffle_seed)
-            index = open_any(index_options, cache, show_progress=show_progress)
-            self.name = name or default_name(index.src)
-            self._pipeline = Pipeline(
-                name=self.name,
-                index=index,
-                cache=cache,
-                options=options,
-                lazy=index_options.lazy,
-                seed=seed,
-                handover=Handover.new() if columns else None,
-                transforms=callables("transforms", transforms),
-                predownload_transforms=callables("predownload_transforms", predownload_transforms),
+        lazy = None
+        if lazy_index_chunk_size is not None:
+            lazy = LazyOptions(
+                chunk_rows=lazy_index_chunk_size, num_threads=lazy_index_num_threads, num_ahead=lazy_index_prefetch_factor
             )
-            weighting = weighting_of(index, cache.path / "index", epoch_size, weights)
-            size, tail = weighting.num_positions, Tail.DROP if drop_last else Tail.FILL if infinite_iteration else Tail.SHORT
-            plan = Plan(num_samples=size, seed=seed, batch_size=batch_size, tail=tail, num_canonical_nodes=num_canonical_nodes)
-            plan = in_blocks(plan, index, shuffle_block_size, shuffle_window)
+        options = DatasetOptions(
+            name=name,
+            show_progress=show_progress,
+            transforms=transforms or (),
+            predownload_transforms=predownload_transforms or (),
+            storage=storage,
+            index=IndexOptions(
+                src=os.fspath(src) if isinstance(src, os.PathLike) else src,
+                data_type=self.data_type,
+                key_column=index_col_name,
+                columns_to_download=columns,
+                columns_to_keep=None if index_cols_to_keep is None else names_of("index_cols_to_keep", index_cols_to_keep),
+                allow_missing_columns=allow_missing_columns,
+                sql_query=sql_query,
+                max_size=max_size,
+                max_index_files=max_index_files_to_use,
+                where=where,
+                lazy=lazy,
+                index_limit=index_limit,
+                index_free_bytes=parse_bytes(min_free_bytes, "min_free_bytes") or 0,
+                allowed_roots=roots,
+                credential_hosts=storage.credential_hosts,
+                **asdict(SourceOptions.of(source_options)),
+            ),
+            samples=SampleOptions(
+                columns_to_download=columns,
+                allow_missing_columns=allow_missing_columns,
+                none_to_empty_str=none_to_empty_str,
+                data_type=self.data_type,
+                on_error=on_error,
+                max_failure_ratio=max_failure_ratio,
+                allowed_roots=roots,
+                prefetch=DEFAULT_PREFETCH if prefetch is None else prefetch,
+                retained_samples=retained_samples,
+                num_random_access_retries=num_random_access_retries,
+                print_exceptions=print_exceptions,
+                print_traceback=print_traceback,
+                seed_transforms=seed_transforms,
+            ),
+            cache=CacheOptions(
+                directory=dst,
+                limit=cache_limit,
+                eviction_policy=eviction_policy,
+                on_error=on_cache_error,
+                min_free_bytes=min_free_bytes,
+                namespace=cache_namespace,
+                verify_reads=verify_reads,
+            ),
+            order=OrderOptions(
+                shuffle_seed=shuffle_seed,
+                shuffle_block_size=shuffle_block_size,
+                shuffle_window=shuffle_window,
+                weights=weights,
+                epoch_size=epoch_size,
+                batch_size=batch_size,
+                drop_last=drop_last,
+                num_canonical_nodes=num_canonical_nodes,
+                is_endless=infinite_iteration,
+                is_unaligned=unaligned_worker_index,
+                layout=Layout(world=world, replication=replication),
+            ),
+        )
+        cache = options.cache.open(storage)
+        try:
+            seed = options.order.agreed_seed()
+            index = open_any(options.index, cache, show_progress=show_progress)
+            self._schedule = open_schedule(options.order, seed, index, cache.path / "index")
         except BaseException:
             cache.close()
             raise
-        self._schedule = Schedule(plan, weighting, layout, is_endless=infinite_iteration, is_unaligned=unaligned_worker_index)
+        handover = Handover.new() if columns else None
+        self._pipeline = Pipeline(options=options, seed=seed, index=index, cache=cache, handover=handover)
+        self.name = self._pipeline.name
 
     # -- as a stream --------------------------------------------------------------------------------------------------
 
@@ -253,17 +276,14 @@ class StreamingDataset(RunState, ByRow, IterableDataset[Sample]):
         if not self._schedule.is_announced:
             warn_of_ranks(lambda: self._schedule.world)
         if get_worker_info() is None and not self._schedule.is_announced:
-            return self._iterate_later()
-        return self._iterate(*self._schedule.begin())
+            return self._iterate(None)
+        return self._iterate(self._schedule.begin())
 
-    def _iterate_later(self) -> Iterator[Sample]:
-        yield from self._iterate(*self._schedule.begin())
-
-    def _iterate(self, progress: ShareProgress, shares: Iterator[EpochShare]) -> Iterator[Sample]:
-        with self._pipeline.engine(self._schedule.layout.whole.local_world_size) as engine:
-            samples = engine.stream(
-                shares, progress, is_endless=self._schedule.is_endless, note_several=self._schedule.note_several
-            )
+    def _iterate(self, begun: tuple[ShareProgress, Iterator[EpochShare]] | None) -> Iterator[Sample]:
+        schedule = self._schedule
+        progress, shares = begun or schedule.begin()
+        with self._pipeline.engine(schedule.layout.whole.local_world_size, schedule.batches) as engine:
+            samples = engine.stream(shares, progress, is_endless=schedule.is_endless, note_several=schedule.note_several)
             yield from samples if self.packing is None else self.packing.gather(samples)
 
     def expect_batches(self, options: BatchOptions) -> None:
@@ -273,13 +293,141 @@ class StreamingDataset(RunState, ByRow, IterableDataset[Sample]):
             ConfigError: The dataset was given another batch size.
         """
         self._schedule.expect_batches(options)
-        own = self._pipeline.options
-        retained_samples = max(options.num_under_way, own.least_retained)
-        self._pipeline.options = replace(own, retained_samples=retained_samples, is_retention_known=True)
 
     def handover_of(self, loader: object) -> contextlib.AbstractContextManager[None]:
         """Have workers that start in the body keep the paths of this loader's batches (`StreamingDataLoader` calls this)."""
         return self._pipeline.handover_of(loader)
+
+    def __len__(self) -> int:
+        """Return the number of selected rows; UnknownLengthError while a lazy index does not know how many its filter keeps.
+
+        These are the rows of all ranks: `num_steps` counts the batches of one.
+        """
+        warn_of_ranks(lambda: self._schedule.world)
+        return len(self.index)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return the sample of selected row `index` (negative from the end), after transforms; a list if they make several.
+
+        The paths in it stay valid for the next 64 accesses of this process.
+
+        Raises:
+            IndexError: There is no such row.
+            SampleError, StorageError: It cannot be made; never another row's sample.
+        """
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples of several selected rows, in the order asked; their objects are acquired together."""
+        return self._pipeline.rows(indices, self._schedule.counter.next.epoch)
+
+    @property
+    def index(self) -> Index:
+        """The index that the rows come from."""
+        return self._pipeline.index
+
+    @property
+    def cache(self) -> Cache:
+        """The cache that the objects go through."""
+        return self._pipeline.cache
+
+    def get_identifier_desc(self) -> str:
+        """Return a line that names this dataset in logs."""
+        known = self.index.known_length
+        return f"{self.name} ({'an unknown number of' if known is None else known} samples of {self.index.src})"
+
+    @property
+    def world(self) -> World:
+        """Where this process stands in its job; ranks that take the same samples count as one."""
+        return self._schedule.world
+
+    @property
+    def schedule(self) -> Schedule:
+        """Order, layout and state."""
+        return self._schedule
+
+    @property
+    def shuffle_seed(self) -> int | None:
+        """The seed of the order; the drawn one for `shuffle_seed=-1`."""
+        return self._schedule.plan.seed
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration will be."""
+        return self._schedule.counter.next.epoch
+
+    @property
+    def epoch_size(self) -> int:
+        """Positions of an epoch; of a lazy index whose filter has not been run on all of it: at most so many."""
+        return self._schedule.num_positions
+
+    def num_steps(self, batch_size: int, num_workers: int = 0, *, drop_last: bool = False) -> int:
+        """Return the batches that this rank takes of an epoch, as far as each row gives one sample.
+
+        Args:
+            batch_size: Samples of this rank's batch.
+            num_workers: Workers of the loader. They matter to a plain DataLoader, where each makes batches of its own share.
+            drop_last: The loader leaves out incomplete batches.
+        """
+        check_at_least("batch_size", batch_size, 1)
+        check_at_least("num_workers", num_workers, 0)
+        shares = self._schedule.samples_of_workers(max(1, num_workers))
+        return sum(share // batch_size if drop_last else -(-share // batch_size) for share in shares)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration epoch `epoch`."""
+        self.set_progress(epoch, 0)
+
+    def set_progress(self, epoch: int, sample_in_epoch: int) -> None:
+        """Make the next iteration go on in `epoch` after `sample_in_epoch` samples of the whole job."""
+        check_at_least("epoch", epoch, 0)
+        check_at_least("sample_in_epoch", sample_in_epoch, 0)
+        self._schedule.set_next(JobPosition(epoch, sample_in_epoch))
+
+    def reweight(self, weights: WeightsSpec | None, at_step: int | None = None) -> None:
+        """Change how often rows come; call it on every rank, after the same step. States carry it.
+
+        Args:
+            weights: An SQL expression over the selected rows, a column, or a number for each row; None: all the same.
+            at_step: From this step of the epoch under way on; None: from the next epoch on.
+
+        Raises:
+            StateError: That step is handed out or planned already; the message names the first possible one.
+            ConfigError, QueryError: These are no weights.
+        """
+        reweight(self._schedule, weights, at_step, self._pipeline.options.samples.prefetch)
+
+    def failures(self) -> list[FailureRecord]:
+        """Return what failed in this cache, in any process: URLs that could not be brought, rows that made no sample.
+
+        Each names row, URL, global step (in its epoch), error, count and time; the most frequent first.
+        """
+        return failures(self.cache.store.ledger)
+
+    def state_dict(self, num_samples: int | None = None) -> dict[str, object]:
+        """Return where the run stands, JSON-able.
+
+        Args:
+            num_samples: Samples of the epoch that the whole job has consumed. Needed with the workers of a plain DataLoader,
+                which run ahead of the trainer; otherwise what this process has yielded counts, or what a StreamingDataLoader
+                has delivered.
+
+        Raises:
+            StateError: It is needed and was not given.
+        """
+        return save_state(self._schedule, num_samples).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> None:
+        """Go on where `state` says; call it in the trainer before iteration starts, on every rank with the same state.
+
+        Args:
+            state: What `state_dict` returned, on any number of ranks and workers.
+            strict: False: take epoch and samples from the state of another dataset, query, seed or global batch size.
+
+        Raises:
+            StateError: It is the state of another one.
+        """
+        load_state(self._schedule, state, strict=strict)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -294,6 +442,6 @@ class StreamingDataset(RunState, ByRow, IterableDataset[Sample]):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle for a worker, which makes its own engine."""
+        """Pickle for a worker."""
         check_not_sharded_again(self._schedule)
-        return {**self.__dict__, "_random_access": None}
+        return self.__dict__

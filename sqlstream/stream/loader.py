@@ -19,9 +19,9 @@ from sqlstream.errors import ConfigError
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.dataset import StreamingDataset
 from sqlstream.stream.frameworks.accelerate import AcceleratedBatches, Destination, destination_of, remainder_of
-from sqlstream.stream.options import TORCH_PREFETCH_FACTOR
 from sqlstream.stream.run.delivery import Delivery
-from sqlstream.stream.run.schedule import BatchOptions, Schedule
+from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions
+from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.run.shares import WorkerPosition
 from sqlstream.stream.transport.packing import BatchPacker
 from sqlstream.transforms.base import Sample

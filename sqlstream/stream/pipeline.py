@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, SupportsIndex
 
 from torch.utils.data import get_worker_info
 
 from sqlstream.cache import Cache
-from sqlstream.config import LazyOptions, SampleOptions
+from sqlstream.config import DEFAULT_RETAINED, LazyOptions
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.file.index import Index
 from sqlstream.process import interrupts
@@ -24,8 +25,9 @@ from sqlstream.stream.engine.row_source import IndexRows, RowSource
 from sqlstream.stream.engine.slots import KnownObjects, RowJudge, RowReader
 from sqlstream.stream.engine.stored_samples import CachedChain
 from sqlstream.stream.frameworks.plain_loader import warn_of_paths
+from sqlstream.stream.options import DatasetOptions, default_name
+from sqlstream.stream.run.order_options import BatchOptions
 from sqlstream.stream.transport.handover import Handover, LoaderHandovers
-from sqlstream.transforms.base import Transform
 
 TEXT_TYPES = frozenset(("string", "large_string", "string_view"))
 """Arrow types in which `none_to_empty_str` puts ''."""
@@ -33,35 +35,52 @@ TEXT_TYPES = frozenset(("string", "large_string", "string_view"))
 
 @dataclass(kw_only=True)
 class Pipeline:
-    """The parts of a dataset that do not change while it is iterated."""
+    """The parts of a dataset that do not change while it is iterated, and the engines that it has made of them."""
 
-    name: str
-    index: Index
-    cache: Cache
-    options: SampleOptions
+    options: DatasetOptions
     seed: int | None
     """Part of the key of every sample's randomness."""
-    transforms: Sequence[Transform]
-    predownload_transforms: Sequence[Transform]
-    lazy: LazyOptions | None = None
-    """How chunks of a lazy index are fetched."""
+    index: Index
+    cache: Cache
+    handover: Handover | None = field(compare=False)
+    """Where DataLoader workers leave their pins as they end; None: they have none."""
     dataset_id: int | None = None
     """Id of the dataset in the ledger; asked for when samples are first made."""
     num_iterating: int = field(default=0, compare=False)
-    handover: Handover | None = field(default=None, compare=False)
-    """Where DataLoader workers leave their pins as they end; None: none has any."""
     loader_handovers: LoaderHandovers = field(default_factory=LoaderHandovers, compare=False)
     worker_engine: Engine | None = field(default=None, compare=False)
     """A DataLoader worker's engine: it outlives an iteration, with what it has prepared for the next one."""
+    access_engine: Engine | None = field(default=None, compare=False)
+    """The engine of random access."""
+
+    @property
+    def name(self) -> str:
+        """The dataset's name in reports."""
+        return self.options.name or default_name(self.index.src)
+
+    def rows(self, indices: Sequence[SupportsIndex], epoch: int) -> list[Any]:
+        """Return the samples of selected rows, in the order asked.
+
+        Raises:
+            TypeError: One of `indices` is no whole number.
+            IndexError: There is no such row.
+            SampleError, StorageError: A sample cannot be made.
+        """
+        self.cache.check_open()
+        selected = from_start(indices, self.index)
+        if self.access_engine is None:
+            self.access_engine = self._make_engine(self.options.samples.retained_accesses)
+        return self.access_engine.rows(selected, epoch)
 
     @contextlib.contextmanager
-    def engine(self, ranks_on_node: int) -> Iterator[Engine]:
+    def engine(self, ranks_on_node: int, batches: BatchOptions | None) -> Iterator[Engine]:
         """Give an engine for one iteration; at its end nothing of it stays behind in the trainer's process.
 
         In a DataLoader worker the helper stays for the next epoch, and the paths that are under way to the trainer stay pinned.
 
         Args:
             ranks_on_node: Trainer processes of this node: they and their workers share the cache's limit.
+            batches: How a loader takes samples; None: not known.
         """
         self.cache.check_open()
         info = get_worker_info()
@@ -71,9 +90,13 @@ class Pipeline:
             self.cache.fetcher.share_node(info.num_workers * ranks_on_node)
             if self.worker_engine is None:
                 gc.freeze()  # what the trainer left us is no garbage; to look at all of it takes 0.1 s and copies 45 MB (m)
-        may_warn = None if self.handover is None else self.handover.may_warn
-        note = partial(warn_of_paths, may_warn) if is_worker and not self.options.is_retention_known else None
-        engine = self.worker_engine or self.make_engine(self.options.retained_samples, note)
+        engine = self.worker_engine
+        if engine is None:
+            num_retained = self.options.num_retained(batches)
+            note = None
+            if is_worker and num_retained is None:
+                note = partial(warn_of_paths, None if self.handover is None else self.handover.may_warn)
+            engine = self._make_engine(num_retained or DEFAULT_RETAINED, note)
         if is_worker:
             self.worker_engine = engine
         self.num_iterating += 1
@@ -102,35 +125,35 @@ class Pipeline:
         finally:
             self.handover = shared
 
-    def make_engine(self, num_retained: int, note_given_up: Callable[[], None] | None = None) -> Engine:
+    def _make_engine(self, num_retained: int, note_given_up: Callable[[], None] | None = None) -> Engine:
         """Return an engine that keeps the paths of `num_retained` samples valid, noting when it gives one up beyond these."""
         if self.handover is not None:
             self.handover.begin(self.cache.store.acquirer)
         if self.dataset_id is None:
             with self.cache.store.acquirer.bypass.tolerated(), self.cache.store.ledger.transaction() as tx:
                 self.dataset_id = tx.add_dataset(self.name, self.index.src, self.index.fingerprint)
-        origins = self.index.origins()
+        origins, options = self.index.origins(), self.options.samples
         rules = Rules(
-            allowed_roots=self.options.allowed_roots,
+            allowed_roots=options.allowed_roots,
             credential_hosts=self.cache.storage_options.credential_hosts,
             places=origins.places,
         )
         reader = RowReader(
             self.index.base_url,
             self.index.key_column,
-            self.options,
-            Chain(self.predownload_transforms, seed=self.seed, stage=0, seeds_globals=self.options.seed_transforms),
+            options,
+            Chain(self.options.predownload_transforms, seed=self.seed, stage=0, seeds_globals=options.seed_transforms),
             judge=RowJudge(origins, rules),
             text_columns=[column.name for column in self.index.columns if column.type in TEXT_TYPES],
             known=KnownObjects(dataset=self.dataset_id, identity=self.cache.identity, listed=self.index.listed),
         )
-        chain = CachedChain(self.transforms, self.cache, self.options, seed=self.seed, dataset=self.dataset_id)
+        chain = CachedChain(self.options.transforms, self.cache, options, seed=self.seed, dataset=self.dataset_id)
         return Engine(
             self._rows(),
             self.cache,
             reader,
             chain,
-            self.options,
+            options,
             name=self.name,
             num_retained=num_retained,
             note_given_up=note_given_up,
@@ -138,7 +161,7 @@ class Pipeline:
 
     def _rows(self) -> RowSource:
         if isinstance(self.index, LazyIndex):
-            return LazyRows(self.index, self.cache, self.lazy or LazyOptions(chunk_rows=1), self.dataset_id)
+            return LazyRows(self.index, self.cache, self.options.index.lazy or LazyOptions(chunk_rows=1), self.dataset_id)
         return IndexRows(self.index)
 
     def close(self) -> None:
@@ -150,5 +173,28 @@ class Pipeline:
         self.index.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle for a worker, which makes its own engine."""
-        return {**self.__dict__, "worker_engine": None, "num_iterating": 0}
+        """Pickle for a worker, which makes its own engines."""
+        return {**self.__dict__, "worker_engine": None, "access_engine": None, "num_iterating": 0}
+
+
+def from_start(indices: Sequence[SupportsIndex], index: Index) -> list[int]:
+    """Return numbers of selected rows, those from the end counted from the start.
+
+    Raises:
+        TypeError: One of them is no whole number.
+        IndexError: There is no such row. While a lazy index does not know how many it has, the engine finds out.
+        UnknownLengthError: It does not know, and a number is counted from the end.
+    """
+    number: SupportsIndex = 0
+    try:
+        numbers = [operator.index(number := given) for given in indices]
+    except TypeError:  # torch says only that tensors of integers can be an index
+        raise TypeError(
+            f"dataset[{number!r}]: a row is a whole number, not {type(number).__name__}; for several rows at once, "
+            "dataset.__getitems__([0, 1])"
+        ) from None
+    size = index.known_length if index.known_length is not None or min(numbers, default=0) >= 0 else len(index)
+    for number in numbers:
+        if size is not None and not -size <= number < size:
+            raise IndexError(f"index {number} is out of range: the dataset has {size} samples")
+    return [number if number >= 0 else number + (size or 0) for number in numbers]

@@ -215,9 +215,7 @@ def test_predownload_choices_are_stored_apart(photos: Photos, tmp_path: Path) ->
 
 def test_what_cannot_be_stored_is_refused_with_the_reason(photos: Photos, tmp_path: Path) -> None:
     def dataset_of(*transforms: Transform, **options: Any) -> StreamingDataset:
-        dataset = opened(photos, tmp_path, max_size=5, **options)
-        dataset._pipeline.transforms = list(transforms)
-        return dataset
+        return with_transforms(photos, tmp_path / "cache", transforms, max_size=5, **options)
 
     with dataset_of(CacheTransform("x", [])) as dataset, pytest.raises(ConfigError, match="'image' holds the path of a cached"):
         list(dataset)
@@ -260,8 +258,8 @@ def test_a_sample_larger_than_the_limit_is_not_stored_counted_and_said_once(
     photos: Photos, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     limit = 200_000
-    with opened(photos, tmp_path, cache_limit=limit, max_size=12) as dataset:
-        dataset._pipeline.transforms = [CacheTransform("large", [Decode(tmp_path / "log", 2 * limit)])]
+    large = CacheTransform("large", [Decode(tmp_path / "log", 2 * limit)])
+    with with_transforms(photos, tmp_path / "cache", [large], cache_limit=limit, max_size=12) as dataset:
         with caplog.at_level(logging.WARNING):
             for _ in range(2):
                 assert len(list(dataset)) == 12

@@ -61,7 +61,7 @@ class FailureLog:
                 slot.position,
                 slot.epoch,
                 slot.row_id,
-                self._options.on_error.value,
+                self._options.on_error,
                 error,
                 exc_info=error if self._options.print_traceback else None,
             )

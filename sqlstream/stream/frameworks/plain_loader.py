@@ -9,7 +9,7 @@ from types import FrameType
 
 from torch.utils.data import get_worker_info
 
-from sqlstream.config import SampleOptions
+from sqlstream.config import DEFAULT_RETAINED
 from sqlstream.world import World
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def warn_of_paths(may_warn: Callable[[], bool] | None) -> None:
         "samples leave the transforms with paths of cached files, and how many of them this DataLoader has under way is not "
         "known: those of the last %d samples of a worker stay valid. Use sqlstream.StreamingDataLoader, or give the dataset "
         "batch_size= (kept for prefetch_factor=2) or retained_samples=",
-        SampleOptions().retained_samples,
+        DEFAULT_RETAINED,
     )
 
 

@@ -5,122 +5,24 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
 from torch.utils.data import get_worker_info
 
-from sqlstream import distributed
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.index.weights import WeightsSpec
 from sqlstream.order import Partition, Plan, Tail
 from sqlstream.stream.run.delivery import Delivery, Loaded, RunPosition, advanced, begun, processed
 from sqlstream.stream.run.epoch_counter import EpochCounter, JobPosition
+from sqlstream.stream.run.order_options import BatchOptions, OrderOptions
 from sqlstream.stream.run.partial_steps import DeliveredAhead
 from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare, ShareProgress, WorkerPosition
 from sqlstream.stream.run.state import Share
 from sqlstream.stream.run.weighting import Weighting
 from sqlstream.world import World
 
-
-def reweight(schedule: Schedule, weights: WeightsSpec | None, at_step: int | None, prefetch: int) -> None:
-    """Have rows weigh `weights` from the next epoch on, or from a step of the epoch under way.
-
-    Args:
-        schedule: Whose.
-        weights: What rows weigh; None: all the same.
-        at_step: The step, counted from the start of the epoch.
-        prefetch: Samples that each process plans ahead.
-
-    Raises:
-        StateError: The step is handed out already.
-    """
-    is_between_epochs = at_step is None and not schedule.is_endless
-    following = schedule.counter.next if is_between_epochs else first_free(schedule, prefetch)
-    if at_step is None:
-        schedule.weighting.add(following.epoch + (following.consumed > 0), 0, weights)
-        return
-    check_at_least("at_step", at_step, 0)
-    epoch, num_steps = schedule.place.epoch, schedule.num_steps
-    first = following.consumed // schedule.step_size if following.epoch == epoch else num_steps
-    if not first <= at_step < num_steps:
-        possible = f"the first possible one is {first}" if first < num_steps else "no step of it is possible any more"
-        raise StateError(
-            f"the weights cannot change at_step={at_step} of epoch {epoch}, which has {num_steps} steps: {possible}, since "
-            "what comes before is handed out or planned; leave at_step out to change them with the next epoch"
-        )
-    schedule.weighting.add(epoch, at_step * schedule.step_size, weights)
-
-
-def first_free(schedule: Schedule, prefetch: int) -> JobPosition:
-    """Return the first place of the run that no process can have planned, the same on every rank."""
-    if not schedule.is_under_way:
-        return schedule.counter.next
-    if schedule.counter.has_several:
-        raise StateError(
-            "the weights cannot change within an epoch whose rows give no sample, or several: it is not known which positions "
-            "are planned; leave at_step out"
-        )
-    options, batch_size = schedule.batches, schedule.plan.batch_size or 1
-    planned = 1 + -(-(prefetch + PLANNED_TOGETHER) // batch_size)
-    if options is None or options.num_workers == 0:
-        return schedule.place_after(planned)
-    return schedule.place_after(options.num_workers * (options.prefetch_factor + planned))
-
-
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchOptions:
-    """How a loader takes samples."""
-
-    batch_size: int
-    """Samples of a rank's batch."""
-    drop_last: bool
-    """Leave out the last, incomplete global batch."""
-    num_workers: int
-    """Processes that make batches; 0: the trainer."""
-    prefetch_factor: int
-    """Batches that each worker makes ahead."""
-    is_persistent: bool
-    """Workers run several epochs: they prepare the next one while the last samples of one are taken."""
-    num_held: int = 0
-    """Batches that the trainer takes before they are asked for."""
-
-    @property
-    def num_under_way(self) -> int:
-        """Samples of a worker that may be under way to the trainer: their paths stay valid."""
-        return (self.prefetch_factor + 1 + self.num_held) * self.batch_size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Where this process stands, as its trainer knows it."""
-
-    world: World | None
-    """None: asked for when it is needed, from torch.distributed or the launcher."""
-    replication: int
-    """So many consecutive ranks take the same samples."""
-
-    def __post_init__(self) -> None:
-        """Check ranges."""
-        check_at_least("replication", self.replication, 1)
-
-    @property
-    def whole(self) -> World:
-        """The place among all ranks."""
-        return self.world or distributed.read_world()
-
-    @property
-    def effective(self) -> World:
-        """The place where ranks that take the same samples count as one."""
-        return self.whole.replicated(self.replication)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle for a worker: it cannot ask torch.distributed for its place, so the trainer's goes along."""
-        return (partial(Layout, world=self.whole, replication=self.replication), ())
 
 
 class Schedule:
@@ -129,22 +31,21 @@ class Schedule:
     Args:
         plan: The order.
         weighting: The rows of the plan's slots.
-        layout: Where this process stands.
-        is_endless: An iteration goes on over epochs without end.
-        is_unaligned: Every worker has a shuffle of its own.
+        options: What the user asked for.
+        fingerprint: That of the index whose rows these are.
     """
 
-    def __init__(self, plan: Plan, weighting: Weighting, layout: Layout, *, is_endless: bool, is_unaligned: bool) -> None:
+    def __init__(self, plan: Plan, weighting: Weighting, options: OrderOptions, *, fingerprint: str) -> None:
         self.plan = plan
         self.weighting = weighting
-        self.layout = layout
-        self.is_endless = is_endless
+        self.fingerprint = fingerprint
+        self.layout = options.layout
+        self.is_endless = options.is_endless
         self.is_announced = False
         """A loader in the trainer says where iterations begin; true while it creates its workers, and in those."""
         self.counter = EpochCounter()
         self.batches: BatchOptions | None = None
-        self._is_unaligned = is_unaligned
-        self._given_batch_size = plan.batch_size
+        self._options = options
         self._loaded: Loaded | None = None
         self._progress: ShareProgress | None = None
         self._delivery: Delivery | None = None
@@ -167,9 +68,19 @@ class Schedule:
         return self.global_batch_size or self.world.world_size
 
     @property
+    def num_positions(self) -> int:
+        """Positions of an epoch; of a lazy index whose filter has not been run on all of it: at most so many."""
+        return self.plan.partition(World()).num_positions
+
+    @property
     def num_steps(self) -> int:
         """Steps of every rank in an epoch."""
         return self.plan.num_steps(self.world)
+
+    def samples_of_workers(self, num_workers: int) -> list[int]:
+        """Return how many positions of an epoch each of this rank's workers takes."""
+        worlds = [self.world.with_worker(worker, num_workers) for worker in range(num_workers)]
+        return [self.plan.partition(world).num_samples for world in worlds]
 
     def expect_batches(self, options: BatchOptions) -> None:
         """Learn from a loader how it takes samples.
@@ -178,9 +89,9 @@ class Schedule:
             ConfigError: The dataset was given another batch size.
         """
         batch_size = options.batch_size
-        if self._given_batch_size not in (None, batch_size):
+        if self._options.batch_size not in (None, batch_size):
             raise ConfigError(
-                f"the loader has batch_size={batch_size}, its dataset was given batch_size={self._given_batch_size}: "
+                f"the loader has batch_size={batch_size}, its dataset was given batch_size={self._options.batch_size}: "
                 "give the same to both, or only to the StreamingDataLoader"
             )
         self.batches = options
@@ -196,7 +107,7 @@ class Schedule:
         info = get_worker_info()
         world = self.world if info is None else self.world.with_worker(info.id, info.num_workers)
         first = self._first_share(self.plan, world)
-        if self._is_unaligned and self.plan.seed is not None:
+        if self._options.is_unaligned and self.plan.seed is not None:
             first = replace(first, plan=replace(self.plan, seed=own_seed(self.plan.seed, first, is_endless=self.is_endless)))
         progress = ShareProgress(first, first.taken)
         if not self.is_announced:
@@ -371,3 +282,48 @@ def own_seed(seed: int, share: EpochShare, *, is_endless: bool) -> int:
     worker = (world.worker - partition.first_worker + num_steps_before) % world.num_workers
     number = world.rank * world.num_workers + worker
     return int.from_bytes(hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest(), "little")
+
+
+def reweight(schedule: Schedule, weights: WeightsSpec | None, at_step: int | None, prefetch: int) -> None:
+    """Have rows weigh `weights` from the next epoch on, or from a step of the epoch under way.
+
+    Args:
+        schedule: Whose.
+        weights: What rows weigh; None: all the same.
+        at_step: The step, counted from the start of the epoch.
+        prefetch: Samples that each process plans ahead.
+
+    Raises:
+        StateError: The step is handed out already.
+    """
+    is_between_epochs = at_step is None and not schedule.is_endless
+    following = schedule.counter.next if is_between_epochs else first_free(schedule, prefetch)
+    if at_step is None:
+        schedule.weighting.add(following.epoch + (following.consumed > 0), 0, weights)
+        return
+    check_at_least("at_step", at_step, 0)
+    epoch, num_steps = schedule.place.epoch, schedule.num_steps
+    first = following.consumed // schedule.step_size if following.epoch == epoch else num_steps
+    if not first <= at_step < num_steps:
+        possible = f"the first possible one is {first}" if first < num_steps else "no step of it is possible any more"
+        raise StateError(
+            f"the weights cannot change at_step={at_step} of epoch {epoch}, which has {num_steps} steps: {possible}, since "
+            "what comes before is handed out or planned; leave at_step out to change them with the next epoch"
+        )
+    schedule.weighting.add(epoch, at_step * schedule.step_size, weights)
+
+
+def first_free(schedule: Schedule, prefetch: int) -> JobPosition:
+    """Return the first place of the run that no process can have planned, the same on every rank."""
+    if not schedule.is_under_way:
+        return schedule.counter.next
+    if schedule.counter.has_several:
+        raise StateError(
+            "the weights cannot change within an epoch whose rows give no sample, or several: it is not known which positions "
+            "are planned; leave at_step out"
+        )
+    options, batch_size = schedule.batches, schedule.plan.batch_size or 1
+    planned = 1 + -(-(prefetch + PLANNED_TOGETHER) // batch_size)
+    if options is None or options.num_workers == 0:
+        return schedule.place_after(planned)
+    return schedule.place_after(options.num_workers * (options.prefetch_factor + planned))

@@ -1,0 +1,62 @@
+"""From the position of a run to a state that is saved, and back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from sqlstream.stream.run.epoch_counter import JobPosition
+from sqlstream.stream.run.schedule import Schedule
+from sqlstream.stream.run.state import StreamState
+
+logger = logging.getLogger(__name__)
+
+
+def save_state(schedule: Schedule, num_samples: int | None) -> StreamState:
+    """Return the state of a run after `num_samples` samples of the epoch; None: as far as this process knows.
+
+    Raises:
+        StateError: Workers of a plain DataLoader run ahead of the trainer, and `num_samples` is not given.
+    """
+    position, plan = schedule.where(num_samples), schedule.plan
+    return StreamState(
+        epoch=position.mark.epoch,
+        sample_in_epoch=position.mark.consumed,
+        fingerprint=schedule.fingerprint,
+        shuffle_seed=plan.seed,
+        global_batch_size=schedule.global_batch_size,
+        num_canonical_nodes=plan.num_canonical_nodes,
+        blocks=None if plan.blocks is None else plan.blocks.fingerprint,
+        epoch_size=plan.num_samples,
+        weights=tuple(schedule.weighting.to_state()),
+        share=position.share,
+        beyond=position.beyond,
+    )
+
+
+def load_state(schedule: Schedule, saved: Mapping[str, object], *, strict: bool) -> None:
+    """Make the next iteration go on where a saved state says.
+
+    Args:
+        schedule: The run.
+        saved: `StreamState.to_dict()`, of any number of ranks and workers.
+        strict: False: take epoch and samples alone, from the state of another dataset, query, seed or global batch size.
+
+    Raises:
+        StateError: It is the state of another one.
+    """
+    state = StreamState.from_dict(saved)
+    if strict:
+        state.check(save_state(schedule, 0))
+        if state.fingerprint is not None:
+            schedule.weighting.restore(state.weights)
+        schedule.set_next(JobPosition(state.epoch, state.sample_in_epoch), state.share, state.beyond)
+        return
+    consumed, step_size = state.sample_in_epoch, schedule.step_size
+    if schedule.plan.batch_size is not None and consumed < schedule.num_positions and consumed % step_size:
+        consumed -= consumed % step_size
+        logger.warning(
+            "sample_in_epoch=%d of the state is no multiple of a step of %d samples: going on after %d, so %d come again",
+            *(state.sample_in_epoch, step_size, consumed, state.sample_in_epoch - consumed),
+        )
+    schedule.set_next(JobPosition(state.epoch, consumed))

@@ -1,0 +1,126 @@
+"""In which order rows come, and who takes them: as the user says, as a loader says, and as this process knows its job."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from dataclasses import dataclass, field
+from functools import partial
+
+from sqlstream import distributed
+from sqlstream.config import check_at_least
+from sqlstream.errors import ConfigError
+from sqlstream.index.weights import WeightsSpec
+from sqlstream.order import Tail
+from sqlstream.world import World
+
+TORCH_PREFETCH_FACTOR = 2
+"""Batches that each worker of a DataLoader makes ahead, unless it is given another number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOptions:
+    """How a loader takes samples."""
+
+    batch_size: int
+    """Samples of a rank's batch."""
+    drop_last: bool
+    """Leave out the last, incomplete global batch."""
+    num_workers: int
+    """Processes that make batches; 0: the trainer."""
+    prefetch_factor: int
+    """Batches that each worker makes ahead."""
+    is_persistent: bool
+    """Workers run several epochs: they prepare the next one while the last samples of one are taken."""
+    num_held: int = 0
+    """Batches that the trainer takes before they are asked for."""
+
+    @property
+    def num_under_way(self) -> int:
+        """Samples of a worker that may be under way to the trainer: their paths stay valid."""
+        return (self.prefetch_factor + 1 + self.num_held) * self.batch_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where this process stands, as its trainer knows it."""
+
+    world: World | None
+    """None: asked for when it is needed, from torch.distributed or the launcher."""
+    replication: int
+    """So many consecutive ranks take the same samples."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_at_least("replication", self.replication, 1)
+
+    @property
+    def whole(self) -> World:
+        """The place among all ranks."""
+        return self.world or distributed.read_world()
+
+    @property
+    def effective(self) -> World:
+        """The place where ranks that take the same samples count as one."""
+        return self.whole.replicated(self.replication)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle for a worker: it cannot ask torch.distributed for its place, so the trainer's goes along."""
+        return (partial(Layout, world=self.whole, replication=self.replication), ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OrderOptions:
+    """In which order rows come, how often, and which process takes them."""
+
+    shuffle_seed: int | None = None
+    """Seed of the order; None: as written; -1: random, agreed by all ranks."""
+    shuffle_block_size: int | None = None
+    """Rows of a block that stay together; None: a whole shuffle, or the chunks of a lazy index."""
+    shuffle_window: int = 64
+    """Blocks whose rows are shuffled together."""
+    weights: WeightsSpec | None = None
+    """How often rows come; None: equally."""
+    epoch_size: int | None = None
+    """Samples of an epoch; None: as many as selected rows."""
+    batch_size: int | None = None
+    """Samples of a rank's batch; None: a loader says it, or nothing does."""
+    drop_last: bool = False
+    """Leave out the last, incomplete global batch."""
+    num_canonical_nodes: int = 1
+    """Fixed parts of the dataset that stay on their nodes in every epoch."""
+    is_endless: bool = False
+    """One iteration goes on over epochs without end."""
+    is_unaligned: bool = False
+    """Every worker has a shuffle of its own."""
+    layout: Layout = field(default_factory=lambda: Layout(world=None, replication=1))
+    """The place of this process in its job."""
+
+    def __post_init__(self) -> None:
+        """Check the seed, and that blocks have one."""
+        object.__setattr__(self, "shuffle_seed", _whole_seed(self.shuffle_seed))
+        if self.shuffle_block_size is not None:
+            check_at_least("shuffle_block_size", self.shuffle_block_size, 1)
+            check_at_least("shuffle_window", self.shuffle_window, 1)
+            if self.shuffle_seed is None:
+                raise ConfigError(
+                    f"shuffle_block_size={self.shuffle_block_size} shuffles nothing without a seed: give shuffle_seed"
+                )
+
+    @property
+    def tail(self) -> Tail:
+        """What becomes of an incomplete last step."""
+        return Tail.DROP if self.drop_last else Tail.FILL if self.is_endless else Tail.SHORT
+
+    def agreed_seed(self) -> int | None:
+        """Return the seed of the order; a random one is the same on all ranks."""
+        return distributed.agree_on_seed(self.layout.whole) if self.shuffle_seed == -1 else self.shuffle_seed
+
+
+def _whole_seed(seed: int | None) -> int | None:
+    if seed is None:
+        return None
+    if not isinstance(seed, bool):
+        with contextlib.suppress(TypeError):
+            return operator.index(seed)
+    raise ConfigError(f"shuffle_seed={seed!r} is no whole number: give None, -1 for a random seed, or 0 to 2**64 - 1")
