@@ -158,13 +158,15 @@ class SourceOptions:
         Raises:
             ConfigError: A key is not a field.
         """
-        if isinstance(given, SourceOptions):
-            return given
+        if given is None or isinstance(given, SourceOptions):
+            return given or SourceOptions()
         known = [field.name for field in fields(SourceOptions)]
-        for key in given or ():
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"source_options={given!r} is no dict: give a SourceOptions, or a dict of {', '.join(known)}")
+        for key in given:
             if key not in known:
                 raise ConfigError(f"source_options[{key!r}] is unknown: give one of {', '.join(known)}")
-        return SourceOptions(**(given or {}))
+        return SourceOptions(**given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,7 +87,7 @@ class StreamingDataset(IterableDataset[Sample]):
         storage_options: Backend settings, as fsspec users write them.
         where: One more condition on the rows, on the result of `sql_query` if that is given.
         source_options: How the source is read: `path_prefix`, `delimiter`, `encoding`, `label_column`, `on_source_change`,
-            `sql_engine`, … (fields of `config.SourceOptions`).
+            `sql_engine`, …: a `sqlstream.config.SourceOptions`, or a dict of its fields.
         allowed_roots: Local directories and URL prefixes that a remote index may name; others must be on servers.
         weights: How often rows come: an SQL expression over the selected rows, a column, or a number for each; None: equally.
         epoch_size: Samples of an epoch; None: as many as selected rows.
@@ -153,7 +153,7 @@ class StreamingDataset(IterableDataset[Sample]):
         *,
         storage_options: Mapping[str, object] | None = None,
         where: str | None = None,
-        source_options: Mapping[str, Any] | None = None,
+        source_options: SourceOptions | Mapping[str, Any] | None = None,
         allowed_roots: Sequence[str] = (),
         weights: WeightsSpec | None = None,
         epoch_size: int | None = None,

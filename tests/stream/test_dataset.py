@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sqlstream import StreamingDataLoader, StreamingDataset
+from sqlstream.config import SourceOptions
 from sqlstream.errors import (
     AccessDeniedError,
     CacheDirectoryError,
@@ -427,5 +428,11 @@ def test_how_a_source_is_read_is_passed_on_and_unknown_options_are_named(tmp_pat
         assert [sample["index"] for sample in dataset] == ["b"]
     with StreamingDataset([{"index": "a", "score": 1}], tmp_path / "cache") as dataset:
         assert dataset[0]["score"] == 1
-    with pytest.raises(ConfigError, match=r"source_options\['separator'\] is unknown"):
+    with StreamingDataset(table, tmp_path / "cache", source_options=SourceOptions(delimiter=";")) as dataset:
+        assert [sample["index"] for sample in dataset] == ["a", "b"]
+    with pytest.raises(ConfigError, match=r"source_options\['separator'\] is unknown: give one of path_prefix, delimiter, "):
         StreamingDataset(table, tmp_path / "cache", source_options={"separator": ";"})
+    with pytest.raises(ConfigError, match=r"source_options=\['delimiter'\] is no dict"):
+        StreamingDataset(table, tmp_path / "cache", source_options=["delimiter"])  # type: ignore[arg-type]  # as a user might
+    with pytest.raises(ConfigError, match=r"sql_engine='postgres' is unknown: give one of sqlite, duckdb"):
+        SourceOptions(sql_engine="postgres")
