@@ -274,7 +274,7 @@ class StreamingDataset(IterableDataset[Sample]):
         """
         check_not_sharded_again(self._schedule)
         if not self._schedule.is_announced:
-            warn_of_ranks(lambda: self._schedule.world)
+            warn_of_ranks(lambda: self._schedule.world, self._pipeline.warnings)
         if get_worker_info() is None and not self._schedule.is_announced:
             return self._iterate(None)
         return self._iterate(self._schedule.begin())
@@ -303,7 +303,7 @@ class StreamingDataset(IterableDataset[Sample]):
 
         These are the rows of all ranks: `num_steps` counts the batches of one.
         """
-        warn_of_ranks(lambda: self._schedule.world)
+        warn_of_ranks(lambda: self._schedule.world, self._pipeline.warnings)
         return len(self.index)
 
     def __getitem__(self, index: int) -> Any:

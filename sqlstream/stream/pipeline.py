@@ -52,6 +52,8 @@ class Pipeline:
     """A DataLoader worker's engine: it outlives an iteration, with what it has prepared for the next one."""
     access_engine: Engine | None = field(default=None, compare=False)
     """The engine of random access."""
+    warnings: set[str] = field(default_factory=set, compare=False)
+    """Texts of the warnings about loaders that this process has given for the dataset, each of them once."""
 
     @property
     def name(self) -> str:
@@ -95,7 +97,7 @@ class Pipeline:
             num_retained = self.options.num_retained(batches)
             note = None
             if is_worker and num_retained is None:
-                note = partial(warn_of_paths, None if self.handover is None else self.handover.may_warn)
+                note = partial(warn_of_paths, None if self.handover is None else self.handover.may_warn, self.warnings)
             engine = self._make_engine(num_retained or DEFAULT_RETAINED, note)
         if is_worker:
             self.worker_engine = engine

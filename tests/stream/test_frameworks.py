@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError
-from sqlstream.stream.frameworks import plain_loader
 from sqlstream.world import World
 from tests.stream.tables import make_table, rows_of
 
@@ -118,9 +117,8 @@ def test_num_steps_is_what_a_streaming_loader_gives(tmp_path: Path) -> None:
 
 
 def test_a_plain_loader_on_several_ranks_is_told_once_what_its_length_is(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(plain_loader, "_said", set())
     with rank(tmp_path, 0) as dataset, rank(tmp_path, 1) as other:
         assert len(dataset) == 100
         list(dataset)

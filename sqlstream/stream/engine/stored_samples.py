@@ -42,7 +42,7 @@ FIRST_STAGE = 1
 """Of the samples' generators (`transforms/rng.py`); 0 are the predownload transforms."""
 _EPOCH = "__epoch__"
 _said: set[tuple[str, Path]] = set()
-"""Warnings given, by cache directory."""
+"""Warnings that this process has given, by cache directory: each once, whatever dataset stores there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

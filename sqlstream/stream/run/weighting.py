@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from sqlstream.order.weights import WeightedRows
 
 SHARED_BYTES = 1 << 16
 """Room for some two hundred changes, which is a few more than anybody makes in a run."""
+OPEN_TABLES = 8
+"""Tables that stay open, the last ones: each takes a descriptor and 1 MiB. More changes in one epoch are rare."""
 _HEADER = 16
 
 
@@ -71,12 +73,14 @@ class Weighting:
         shared = torch.UntypedStorage._new_shared(SHARED_BYTES)  # type: ignore[no-untyped-call]  # torch annotates it not
         self._shared = torch.empty(0, dtype=torch.uint8).set_(shared)  # [bytes]
         self._read: tuple[int, tuple[Change, ...]] = (0, ())
+        self._tables: dict[str | None, WeightedRows] = {}
+        """The tables that this process has opened, by path."""
         if weights is not None:
             self._write((self._change(0, 0, weights),))
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle for a worker, with the memory that it shares."""
-        return {name: value for name, value in self.__dict__.items() if name != "_numbers"}
+        return {name: value for name, value in self.__dict__.items() if name != "_numbers"} | {"_tables": {}}
 
     @cached_property
     def _numbers(self) -> Int64Array:
@@ -176,7 +180,11 @@ class Weighting:
         path = None if change is None else change.path
         if path is None and self.num_positions == self._num_rows:
             return slots.copy()
-        return _weighted_rows(self._num_rows, self.num_positions, path).rows_at(seed, epoch, slots)
+        if (table := self._tables.get(path)) is None:
+            cumulative = None if path is None else SumsFile(Path(path))
+            table = WeightedRows(num_rows=self._num_rows, num_positions=self.num_positions, cumulative=cumulative)
+            self._tables = {**dict(list(self._tables.items())[1 - OPEN_TABLES :]), path: table}
+        return table.rows_at(seed, epoch, slots)
 
 
 def weighting_of(index: Index, directory: Path, epoch_size: int | None, weights: WeightsSpec | None) -> Weighting:
@@ -205,10 +213,3 @@ def weighting_of(index: Index, directory: Path, epoch_size: int | None, weights:
 
 def _refuse_weights(_weights: WeightsSpec | None) -> WeightTable:
     raise ConfigError("weights and epoch_size need all rows, which a lazy index does not have: leave lazy_index_chunk_size out")
-
-
-@lru_cache(maxsize=8)
-def _weighted_rows(num_rows: int, num_positions: int, path: str | None) -> WeightedRows:
-    """Return the rows of a table, opened once in a process."""
-    cumulative = None if path is None else SumsFile(Path(path))
-    return WeightedRows(num_rows=num_rows, num_positions=num_positions, cumulative=cumulative)
