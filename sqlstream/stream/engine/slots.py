@@ -23,13 +23,13 @@ from sqlstream.stream.run.shares import EpochShare
 from sqlstream.transforms.base import Sample
 from sqlstream.transforms.reading import lend
 
-_Said: TypeAlias = dict[str, tuple[object, ListedObject]]
-"""What a listing said of the objects of a row: by column, with the value that named the object."""
+_Listing: TypeAlias = dict[str, tuple[object, ListedObject]]
+"""The entries of a listing for the objects of a row: by column, with the value that named the object."""
 
 
 @dataclass(slots=True, eq=False)
 class PlannedSample:
-    """One sample on its way from a position to the trainer."""
+    """One sample between its position and the trainer."""
 
     epoch: int
     position: int
@@ -39,29 +39,29 @@ class PlannedSample:
     refs: dict[str, ObjectRef]
     """Remote objects by the column that names them."""
     wanted: Sequence[ObjectRef] = ()
-    """What must be in the cache before its sample can be made: its objects, or the stored sample that was found."""
+    """Objects that must be in the cache before the sample is made: those of the row, or the stored sample that was found."""
     stored_refs: tuple[ObjectRef, ...] = ()
-    """Where its sample is, or will be, stored: one for each `CacheTransform` of the chain."""
+    """Objects as which the sample is, or will be, stored: one for each `CacheTransform` of the chain."""
     found: int | None = None
     """Number of the stored sample that it starts from; None: it is made from its objects."""
     stored: Sample | None = None
     """The stored sample, once it is read."""
     hold: AnyHold | None = None
     error: Exception | None = None
-    """Why it cannot become a sample; found while planning."""
+    """The error of planning; then there is no sample."""
     place: int = 0
-    """Which of the rows asked for together it comes from; in a stream, which position of the share."""
+    """Place of its row among those that were asked for together; in a stream, place of its position in the share."""
     share: EpochShare | None = None
     """The share of an epoch that it belongs to; None: it was asked for by row."""
     is_last: bool = True
     """No other slot of its position follows."""
     is_single: bool = False
-    """Transforms have made one sample of it."""
+    """Transforms have made exactly one sample of it."""
     access: list[AnyHold] | None = None
     """Holds that keep the paths of the access that asked for it; None: it is one of a stream."""
 
     def want(self) -> None:
-        """Work out what it wants, now that its objects or what was found have changed."""
+        """Set what it wants, after a change of its objects or of the stored sample that was found."""
         self.wanted = tuple(self.refs.values()) if self.found is None else (self.stored_refs[self.found],)
 
     def with_own_text(self, error: Exception) -> Exception:
@@ -84,14 +84,14 @@ class PlannedSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownObjects:
-    """What is known of the objects of rows beside their URLs."""
+    """Facts about the objects of rows beside their URLs."""
 
     dataset: int | None
     """Id of their dataset in the ledger."""
     identity: Identity | None = None
-    """What else identifies them; None: nothing."""
+    """Options that identify them, beside the URL; None: none."""
     listed: Callable[[Sequence[int]], Mapping[int, str]] | None = None
-    """What listings said of the objects of some rows (`Index.listed`); None: nothing."""
+    """Returns entries of listings for the objects of some rows (`Index.listed`); None: there was no listing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class RowJudge:
 
     @property
     def allows_all(self) -> bool:
-        """Whether the user wrote every row, and credentials go everywhere."""
+        """The user wrote every row, and credentials go to every host."""
         return self.origins.are_own and not self.rules.credential_hosts
 
     def judge(self, row_id: int, url: str, written: str) -> Allowed:
@@ -124,9 +124,9 @@ class RowReader:
         key_column: The column that names samples.
         options: What is downloaded, and how missing values read.
         predownload: Applied to each row before its URLs are read.
-        judge: What the rows may name, by who wrote them.
+        judge: Judges what the rows may name, by the table that they come from.
         text_columns: Columns that hold text, for `none_to_empty_str`.
-        known: What is known of the objects of rows beside their URLs.
+        known: Facts about the objects of rows beside their URLs.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class RowReader:
         """Return the slots of rows: one of each; several, or none, if a predownload transform says so."""
         planned: list[PlannedSample] = []
         key_column, data_type = self._key_column, self._options.data_type
-        said = {} if self._listed is None else self._said(rows, row_ids, self._listed(row_ids))
+        entries = {} if self._listed is None else self._entries(rows, row_ids, self._listed(row_ids))
         for place, (row, row_id, position) in enumerate(zip(rows, row_ids, positions, strict=True)):
             for column in self._empty_columns:
                 if row.get(column) is None:
@@ -168,50 +168,29 @@ class RowReader:
             row["__epoch__"] = epoch
             if data_type is not None:
                 row["__data_type__"] = data_type
-            if not self._is_plain:
-                self._plan(planned, row, said.get(row_id), row_id=row_id, epoch=epoch, position=position, place=place)
-                continue
             try:
-                refs = self._refs(row, row_id, said.get(row_id))
-                planned.append(PlannedSample(epoch, position, row_id, row, refs, tuple(refs.values()), place=place))
+                num_before = len(planned)
+                outcome = row if self._is_plain else self._predownload.run(row, epoch, position)
+                for sample in (outcome,) if isinstance(outcome, dict) else outcome:
+                    refs = self._refs(sample, row_id, entries.get(row_id))
+                    planned.append(PlannedSample(epoch, position, row_id, sample, refs, tuple(refs.values()), place=place))
             except (SampleError, AccessDeniedError) as error:
                 planned.append(PlannedSample(epoch, position, row_id, row, {}, error=error, place=place))
+            for slot in planned[num_before:-1]:
+                slot.is_last = False
         return planned
 
-    def _said(self, rows: Sequence[Sample], row_ids: Sequence[int], listed: Mapping[int, str]) -> dict[int, _Said]:
-        """Return what a listing said of the objects of rows, by row and column, with the value that names each."""
-        said: dict[int, _Said] = {}
+    def _entries(self, rows: Sequence[Sample], row_ids: Sequence[int], listed: Mapping[int, str]) -> dict[int, _Listing]:
+        """Return the entries of listings for the objects of rows, by row and column, with the value that names each."""
+        entries: dict[int, _Listing] = {}
         for row, row_id in zip(rows, row_ids, strict=True):
             if (text := listed.get(row_id)) is not None:
                 objects: dict[str, list[Any]] = json.loads(text)
                 named = [column for column in self._columns if column in objects]
-                said[row_id] = {column: (row.get(column), ListedObject._make(objects[column])) for column in named}
-        return said
+                entries[row_id] = {column: (row.get(column), ListedObject._make(objects[column])) for column in named}
+        return entries
 
-    def _plan(
-        self,
-        planned: list[PlannedSample],
-        row: Sample,
-        said: _Said | None,
-        *,
-        row_id: int,
-        epoch: int,
-        position: int,
-        place: int,
-    ) -> None:
-        """Append the slots that predownload transforms make of one row."""
-        num_before = len(planned)
-        try:
-            outcome = self._predownload.run(row, epoch, position)
-            for sample in (outcome,) if isinstance(outcome, dict) else outcome:
-                refs = self._refs(sample, row_id, said)
-                planned.append(PlannedSample(epoch, position, row_id, sample, refs, tuple(refs.values()), place=place))
-        except (SampleError, AccessDeniedError) as error:
-            planned.append(PlannedSample(epoch, position, row_id, row, {}, error=error, place=place))
-        for slot in planned[num_before:-1]:
-            slot.is_last = False
-
-    def _refs(self, sample: Sample, row_id: int, said: _Said | None) -> dict[str, ObjectRef]:
+    def _refs(self, sample: Sample, row_id: int, entries: _Listing | None) -> dict[str, ObjectRef]:
         """Return the remote objects of a sample by column; the paths of local ones are put into it."""
         refs: dict[str, ObjectRef] = {}
         roots, base_url = self._roots, self._base_url
@@ -233,9 +212,8 @@ class RowReader:
             if self._judge is not None:
                 url, access = self._judge.judge(row_id, url, str(value))
             if urls.is_remote(url):
-                listed = None
-                if said and column in said and said[column][0] == value:  # else a transform has named another object
-                    listed = said[column][1]
+                entry = (entries or {}).get(column)
+                listed = entry[1] if entry is not None and entry[0] == value else None  # a transform may name another object
                 refs[column] = ObjectRef.of(url, listed=listed, dataset=self._dataset, identity=self._identity, access=access)
             else:
                 sample[column] = str(urls.local_path(url))
@@ -250,7 +228,7 @@ class RowReader:
         sample, refs, hold = slot.sample, slot.refs, slot.hold
         if isinstance(hold, ReadHold):
             lend(hold)
-            sample.update(zip(refs, hold.paths))  # noqa: B905 (both are those of `slot.wanted`; a fifth slower)
+            sample.update(zip(refs, hold.paths, strict=True))
         else:
             for column, ref in refs.items():
                 sample[column] = cache.file_of(ref, hold)
