@@ -1,10 +1,10 @@
 """Block shuffle: for rows that come in shards or chunks, where a full shuffle would fetch a chunk for every row.
 
 The blocks are shuffled, then the rows of every `window` neighbouring blocks among themselves. So an epoch walks through the
-data one window after the other, needs `window` blocks at a time, and never comes back to a block.
+data one window after the other, needs `window` blocks at a time, and needs each block in one window only.
 
-Blocks may hold fewer rows than they have numbers for (a filter keeps some of them), and how many may not be known yet: the
-order then is known up to the first window with such a block, and does not change when the rest becomes known.
+Blocks may hold fewer rows than they have numbers for (a filter keeps some of them), and their number may not be known yet: then
+the order is known up to the first window with such a block, and does not change when the rest becomes known.
 
 A plan uses it by `Plan(blocks=BlockLayout(...))`. With canonical nodes each part of the positions has blocks of its own, dealt
 once for all epochs; at most one block fewer than there are parts is cut in two.
@@ -67,7 +67,7 @@ class BlockLayout:
 
     @property
     def fingerprint(self) -> str:
-        """Names bounds and window: another one is another order."""
+        """A text for bounds and window: layouts with another text have another order."""
         return _fingerprint(self)
 
 
@@ -76,19 +76,19 @@ class BlockOrder:
     """The order of one epoch; holds two numbers a block (`shuffle_blocks` makes it), computes rows on demand."""
 
     seed: int | None
-    """Which shuffle; None: as written."""
+    """Seed of the shuffle; None: as written."""
     epoch: int
-    """Which epoch of it."""
+    """The epoch."""
     blocks: Int64Array
     """All blocks in the order in which they come: [num_blocks]."""
     first_rows: Int64Array
-    """First row of each block whose place is known, in that order: [num_known]."""
+    """First row of each block that is known, in that order: [num_known]."""
     starts: Int64Array
     """Position at which each of these starts, and the end: [num_known + 1]."""
     window: int
     """Blocks whose rows are shuffled together."""
     part: int = 0
-    """Which part of the positions it orders, where each node keeps its own blocks."""
+    """The part of the positions that it orders, where each node keeps its own blocks."""
 
     @property
     def num_positions(self) -> int:
@@ -109,7 +109,7 @@ class BlockOrder:
         """Return the rows at `positions` of the epoch, in their order.
 
         Raises:
-            IndexError: A position is not within what is known of the epoch.
+            IndexError: A position is not within the known part of the epoch.
         """
         if positions.size and not 0 <= positions.min() <= positions.max() < self.starts[-1]:
             raise IndexError(f"positions {positions.min()} to {positions.max()} are not within [0, {self.starts[-1]})")
@@ -125,7 +125,7 @@ class BlockOrder:
         return self.first_rows[places] + shuffled - self.starts[places]
 
     def positions_of(self, rows: Int64Array) -> Int64Array:
-        """Return the positions at which `rows` stand, -1 for rows that are not in what is known of the epoch."""
+        """Return the positions of `rows`, -1 for rows that are not in the known part of the epoch."""
         first_rows, places = _by_row(self)
         if not len(places):
             return np.full(len(rows), -1, dtype=np.int64)
@@ -164,9 +164,9 @@ def shuffle_blocks(
     Args:
         bounds: First row of each block, and the end of the last: [num_blocks + 1], never falling; blocks may be empty.
         window: Blocks whose rows are shuffled together; 1 keeps each block by itself.
-        seed: Which shuffle; None: as written.
-        epoch: Which epoch of it.
-        sizes: How many rows of each block take part, its first ones; -1 where that is not known: [num_blocks]. None: all.
+        seed: Seed of the shuffle; None: as written.
+        epoch: The epoch.
+        sizes: Number of rows of each block that take part, its first ones; -1: not known yet: [num_blocks]. None: all.
 
     Raises:
         ConfigError: The bounds fall, or the window is empty.

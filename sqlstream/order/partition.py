@@ -1,4 +1,4 @@
-"""Which positions of an epoch one DataLoader worker of one rank takes, in which order: arithmetic only.
+"""The positions of an epoch that one DataLoader worker of one rank takes, in their order: arithmetic only.
 
     positions   0 … G-1 | G … 2G-1 | 2G … | last step, m < G positions        G = batch size x world size
     step              0 |        1 |    2 | …
@@ -54,14 +54,14 @@ class Partition:
     num_canonical_nodes: int = 1
     """Parts of the dataset that stay on their nodes."""
     world: World
-    """Whose share."""
+    """The worker."""
     consumed: int = 0
-    """Positions that the whole job has behind it: a multiple of G, or the epoch's end and beyond."""
+    """Positions that the whole job has taken: a multiple of G, or the epoch's end and more."""
     first_worker: int = 0
-    """Which worker takes the first step: 0, as a DataLoader that starts always asks worker 0 first."""
+    """The worker that takes the first step: 0, as a DataLoader that starts always asks worker 0 first."""
 
     def __post_init__(self) -> None:
-        """Check that the share can be told."""
+        """Check that the share is defined."""
         world, consumed = self.world, self.consumed
         if self.num_canonical_nodes > 1 and not world.is_even:
             raise ConfigError(

@@ -6,7 +6,7 @@ the square root of the size, so the domain is at most one radix larger than the 
 halves of bits, as in the textbook, the domain is up to twice the size and a vector of 64 walks about 8 times.
 
 Source: Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (2002), and `grain`, which showed that an index cipher is
-all that a shuffle needs. It is a shuffle, not a cipher: nobody must rely on it to hide anything.
+all that a shuffle needs. It is a shuffle, not a cipher: it hides nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SMALL_SIZE = 1 << 16
 
 
 def _constant(number: int) -> _UInt64Array:
-    """Return a number as an array without dimensions: numpy converts a scalar anew at every call, which doubles its cost."""
+    """Return a number as an array without dimensions: numpy converts a scalar anew at every call."""
     return np.array(number, dtype=np.uint64)
 
 
@@ -49,7 +49,7 @@ _SHIFT_1, _SHIFT_2 = _constant(32), _constant(16)
 
 
 class _Rounds(NamedTuple):
-    """What the network of one permutation computes with."""
+    """Keys and radices of one permutation's network."""
 
     keys: tuple[_UInt64Array, ...]
     radices: tuple[_UInt64Array, _UInt64Array]
@@ -83,8 +83,8 @@ class Permutation:
         """Return the images of `numbers`, all within `[0, size)`.
 
         Args:
-            numbers: What to permute; the caller keeps them in range.
-            tweak: For each number which of 2**40 independent permutations it goes through; None: 0.
+            numbers: Numbers to permute; the caller keeps them in range.
+            tweak: For each number, which of 2**40 independent permutations is applied; None: 0.
             sizes: For each number the size of that permutation, at most `size`; None: `size`.
         """
         return self._walk(numbers, tweak, sizes, is_inverse=False)

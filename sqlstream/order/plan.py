@@ -1,4 +1,4 @@
-"""The order of a dataset: which row stands at which position of which epoch, and who takes it."""
+"""The order of a dataset: the row at each position of each epoch, and the worker that takes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sqlstream.order.permute import MAX_SIZE, Int64Array, Permutation
 from sqlstream.world import World
 
 MAX_REPLACEMENTS = 5
-"""Draws for one failed sample; five failures in a row mean that not the samples are ill, but the source."""
+"""Draws for one failed sample; after five failures in a row the source has failed, not single samples."""
 # What a permutation is for is the first part of its key, so that no two purposes ever share one.
 _EPOCH_ORDER, _NODE_PARTS, _REPLACEMENTS = 1, 2, 3
 
@@ -61,7 +61,7 @@ class Plan:
             raise ConfigError(f"shuffle_seed={self.seed} is out of range: give None, -1 for a random seed, or 0 to 2**64 - 1")
 
     def rows(self, epoch: int, start: int, stop: int) -> Int64Array:
-        """Return the rows at positions `[start, stop)` of an epoch; O(stop - start), whatever the size of the dataset.
+        """Return the rows at positions `[start, stop)` of an epoch; O(stop - start).
 
         Raises:
             IndexError: The positions are not within the epoch.
@@ -81,7 +81,7 @@ class Plan:
         return self._rows_at(epoch, positions)
 
     def positions_of(self, epoch: int, rows: Int64Array) -> Int64Array:
-        """Return the positions at which `rows` stand in an epoch: the inverse of `rows_at`, as cheap as that."""
+        """Return the positions of `rows` in an epoch: the inverse of `rows_at`, at the same cost."""
         if self.seed is None:
             return rows.astype(np.int64)
         parts = self.num_canonical_nodes
@@ -133,8 +133,8 @@ class Plan:
     def replacements(self, epoch: int, position: int) -> Iterator[int]:
         """Yield rows to try instead of the one at `position`, from other positions of the epoch and of its node's part.
 
-        No row twice, at most `MAX_REPLACEMENTS`; fewer, or none, where the epoch or the part has no other rows. With blocks
-        they come from the same window: no other block is fetched for them.
+        Each row comes once; there are at most `MAX_REPLACEMENTS`, fewer where the epoch or the part has no other rows. With
+        blocks they come from the same window: no other block is fetched for them.
         """
         parts = self.num_canonical_nodes
         part, index = position % parts, position // parts

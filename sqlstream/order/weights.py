@@ -53,7 +53,7 @@ class Sums(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WeightedRows:
-    """Which row each slot of an epoch is; holds no more than the table.
+    """The row of each slot of an epoch; holds no more than the table.
 
     Example:
         >>> rows = WeightedRows(num_rows=3, num_positions=4, cumulative=np.array([1, 1, 4]))  # weights 1, 0, 3
@@ -86,8 +86,8 @@ class WeightedRows:
         """Return the row of each slot, a number in [0, num_rows).
 
         Args:
-            seed: Of the order; None counts as 0.
-            epoch: Which epoch.
+            seed: Seed of the order; None counts as 0.
+            epoch: The epoch.
             slots: Numbers in [0, num_positions), as a plan over `num_positions` samples gives them.
 
         Raises:
@@ -125,7 +125,7 @@ def scale_weights(weights: NDArray[np.float64], scale: int) -> Int64Array:
 
     Args:
         weights: Finite, not negative: [n].
-        scale: Of all weights of the table (`scale_of`).
+        scale: Scale of all weights of the table (`scale_of`).
     """
     scaled = np.rint(np.ldexp(weights, scale)).astype(np.int64)
     return np.where((scaled == 0) & (weights > 0), 1, scaled)

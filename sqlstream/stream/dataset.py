@@ -63,7 +63,7 @@ class StreamingDataset(IterableDataset[Sample]):
         transforms: Callables from sample to sample, or to several samples.
         predownload_transforms: The same, on the bare row, before its URLs are read.
         columns_to_download: Columns whose values are URLs or paths; samples hold local paths there. May be empty.
-        num_downloading_workers: Downloads at a time for each reading process; None: by object size, latency and company.
+        num_downloading_workers: Downloads at a time for each reading process; None: by object size and latency.
         prefetch: Samples planned ahead in each reading process; None: 256, within 1 GiB.
         num_downloading_retries: Tries of a download after the first one.
         none_to_empty_str: Missing values in text columns read as `''`.
@@ -96,15 +96,15 @@ class StreamingDataset(IterableDataset[Sample]):
         on_error: `'replace'` a failing sample by another one, `'raise'`, or `'skip'` it.
         max_failure_ratio: Stop when more than this share of the samples fail.
         num_canonical_nodes: Fixed parts of the dataset that stay on their nodes in every epoch.
-        world: Where this process stands in the job; None: from torch.distributed or the launcher, when iteration starts.
-        replication: So many consecutive ranks take the same samples (tensor, sequence or pipeline parallelism).
+        world: The place of this process in its job; None: from torch.distributed or the launcher, when iteration starts.
+        replication: Number of consecutive ranks that take the same samples (tensor, sequence or pipeline parallelism).
         seed_transforms: While a sample's transforms run, python's, numpy's and torch's global generators are seeded from (seed,
             epoch, position), and restored after; `sqlstream.transforms.rng(sample)` works either way.
         show_progress: Show a bar on a terminal while the index is built.
-        eviction_policy: Who goes first in a full cache: `'lru'`, `'fifo'`, `'lfu'`, `'belady'` (docs/cache.md); None: as it is.
+        eviction_policy: What a full cache evicts first: `'lru'`, `'fifo'`, `'lfu'`, `'belady'` (docs/cache.md); None: as it is.
         on_cache_error: With a broken cache, `'raise'`, or `'bypass'` it: read past it, to private files (docs/cache.md).
         retained_samples: Samples of a DataLoader worker whose paths stay valid; None: by `batch_size` (docs/dataset.md).
-        min_free_bytes: So much of the cache's file system stays free, whoever fills it: a count, or `'10gb'`.
+        min_free_bytes: Bytes of the cache's file system that stay free, whatever else fills it: a count, or `'10gb'`.
         index_limit: Most bytes of the index files in `dst`, downloads of tables included: a count, a text, `'auto'` (a tenth of
             the file system) or None (no limit). Unused indexes are removed first.
         cache_namespace: A text that parts what different users of one cache see under one URL (docs/cache.md).
@@ -338,7 +338,7 @@ class StreamingDataset(IterableDataset[Sample]):
 
     @property
     def world(self) -> World:
-        """Where this process stands in its job; ranks that take the same samples count as one."""
+        """The place of this process in its job; ranks that take the same samples count as one."""
         return self._schedule.world
 
     @property
@@ -398,14 +398,14 @@ class StreamingDataset(IterableDataset[Sample]):
         reweight(self._schedule, weights, at_step, self._pipeline.options.samples.prefetch)
 
     def failures(self) -> list[FailureRecord]:
-        """Return what failed in this cache, in any process: URLs that could not be brought, rows that made no sample.
+        """Return what failed in this cache, in any process: URLs that could not be downloaded, rows that made no sample.
 
         Each names row, URL, global step (in its epoch), error, count and time; the most frequent first.
         """
         return failures(self.cache.store.ledger)
 
     def state_dict(self, num_samples: int | None = None) -> dict[str, object]:
-        """Return where the run stands, JSON-able.
+        """Return the state of the run, JSON-able.
 
         Args:
             num_samples: Samples of the epoch that the whole job has consumed. Needed with the workers of a plain DataLoader,
@@ -413,7 +413,7 @@ class StreamingDataset(IterableDataset[Sample]):
                 has delivered.
 
         Raises:
-            StateError: It is needed and was not given.
+            StateError: `num_samples` is needed and was not given.
         """
         return save_state(self._schedule, num_samples).to_dict()
 
@@ -425,7 +425,7 @@ class StreamingDataset(IterableDataset[Sample]):
             strict: False: take epoch and samples from the state of another dataset, query, seed or global batch size.
 
         Raises:
-            StateError: It is the state of another one.
+            StateError: `state` is that of another dataset, query, seed or global batch size.
         """
         load_state(self._schedule, state, strict=strict)
 

@@ -39,14 +39,14 @@ def batch_of(samples: list[Any]) -> Any:
 
 
 def collated(values: list[Any]) -> Any:
-    """Return the batch of one field; `torch.tensor` takes five times as long for a list of numbers as numpy."""
+    """Return the batch of one field; numpy makes arrays of numbers faster than `torch.tensor`."""
     kind = type(values[0])
     if kind in _LISTED:
         return values
     if kind in _DTYPES and set(map(type, values)) == {kind}:
         try:
             return torch.from_numpy(np.array(values, _DTYPES[kind]))  # [b]
-        except OverflowError:  # torch says it better
+        except OverflowError:  # torch's message is better
             pass
     return default_collate(values)
 
@@ -62,8 +62,8 @@ class StreamingDataLoader(DataLoader[Sample]):
         num_workers: Processes that make batches; 0: this one does.
         collate_fn: From a list of samples to a batch; None: torch's default.
         pin_memory: Copy tensors into page-locked memory.
-        drop_last: Leave out the last, incomplete global batch. None: as the dataset was told.
-        timeout: Seconds to wait for a batch of a worker; 0: for ever.
+        drop_last: Leave out the last, incomplete global batch. None: as the dataset has it.
+        timeout: Longest wait for a batch of a worker, in seconds; 0: no limit.
         worker_init_fn: Called in each worker with its number.
         multiprocessing_context: How workers start: `'fork'`, `'spawn'`, `'forkserver'` or a context; None: the platform's way.
         generator: Draws the seeds of the workers. The order does not depend on it.
@@ -142,7 +142,7 @@ class StreamingDataLoader(DataLoader[Sample]):
             self._iterator._shutdown_workers()  # type: ignore[attr-defined]  # one of torch's, with workers
             self._iterator = None
         delivery, loan = schedule.begin_delivery(), GeneratorLoan()
-        is_alone = type(self.dataset).__iter__ is StreamingDataset.__iter__  # else somebody looks at samples on their way
+        is_alone = type(self.dataset).__iter__ is StreamingDataset.__iter__  # a subclass may look at samples
         if self._packs_bytes and self._iterator is None:  # workers are about to start
             prefetch_factor, batch_size = self.prefetch_factor or TORCH_PREFETCH_FACTOR, self.batch_size or 1
             self._packing = BatchPacker.new(self.num_workers, prefetch_factor, batch_size)
@@ -182,21 +182,21 @@ class StreamingDataLoader(DataLoader[Sample]):
         self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the run stands after the last batch that this loader has delivered: JSON-able.
+        """Return the state of the run after the last batch that this loader has delivered: JSON-able.
 
         It is equal on all ranks, unless rows give no sample, or several: then save it on each.
         """
         return self.dataset.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Have the next iteration go on where `state` says, on whatever ranks and workers there are now.
+        """Make the next iteration go on where `state` says, on any number of ranks and workers.
 
         Args:
             state: What `state_dict` returned: any rank's, or, where rows give no sample or several, this rank's own.
             strict: False: take epoch and samples from the state of another dataset, query, seed or global batch size.
 
         Raises:
-            StateError: It is the state of another one.
+            StateError: `state` is that of another dataset, query, seed or global batch size.
         """
         self.dataset.load_state_dict(state, strict=strict)
 
@@ -206,19 +206,19 @@ def _quicker(collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class _PlacedBatch(NamedTuple):
-    """A batch on its way to the trainer; a named tuple, whose parts torch pins."""
+    """A batch for the trainer, and the position of its worker; a named tuple, whose parts torch pins."""
 
     batch: Any
     place: WorkerPosition
 
 
 class _CollateWithPlace:
-    """Collates, and puts beside the batch how far this process had come when it made its samples.
+    """Collates samples, and puts the position of this process after them beside the batch.
 
     Args:
         collate_fn: What makes batches.
-        schedule: That of the dataset, or of the worker's copy.
-        loan: What samples took of the trainer's, to be put back before somebody else's code runs.
+        schedule: The schedule of the dataset, or of the worker's copy.
+        loan: Generators of the trainer that samples have taken; they are put back before `collate_fn` runs.
     """
 
     def __init__(self, collate_fn: Callable[[Any], Any], schedule: Schedule, loan: GeneratorLoan) -> None:
@@ -233,7 +233,7 @@ class _CollateWithPlace:
 
 
 class _CountedBatches:
-    """Torch's iterator, counting what it hands out."""
+    """Torch's iterator; it counts the batches that it hands out."""
 
     def __init__(
         self,
@@ -264,5 +264,5 @@ class _CountedBatches:
         return len(self._batches)
 
     def __getattr__(self, name: str) -> Any:
-        """Give what else torch's iterator has: frameworks ask for it."""
+        """Return any other attribute of torch's iterator: frameworks ask for them."""
         return getattr(self._batches, name)

@@ -18,7 +18,7 @@ class MapView(Dataset[Any]):
     """A StreamingDataset that torch takes for a map: `DataLoader` then allows samplers and batch samplers.
 
     Args:
-        dataset: What to look at; it stays usable by itself.
+        dataset: The dataset; it stays usable by itself.
     """
 
     def __init__(self, dataset: StreamingDataset) -> None:
@@ -33,7 +33,7 @@ class MapView(Dataset[Any]):
         return self.dataset[index]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples of several selected rows, brought together."""
+        """Return the samples of several selected rows; their objects are acquired together."""
         return self.dataset.__getitems__(indices)
 
 
@@ -41,7 +41,7 @@ class EpochBatches(Sampler[list[int]]):
     """The selected rows of each of this rank's batches, as the stream would give them; each iteration is the next epoch.
 
     Args:
-        dataset: Whose order.
+        dataset: The dataset whose order they have.
         batch_size: Samples of this rank's batch.
     """
 

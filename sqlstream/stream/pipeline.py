@@ -43,7 +43,7 @@ class Pipeline:
     index: Index
     cache: Cache
     handover: Handover | None = field(compare=False)
-    """Where DataLoader workers leave their pins as they end; None: they have none."""
+    """Where DataLoader workers leave their pins as they end; None: there are no objects, or no descriptors left."""
     dataset_id: int | None = None
     """Id of the dataset in the ledger; asked for when samples are first made."""
     num_iterating: int = field(default=0, compare=False)
@@ -76,9 +76,9 @@ class Pipeline:
 
     @contextlib.contextmanager
     def engine(self, ranks_on_node: int, batches: BatchOptions | None) -> Iterator[Engine]:
-        """Give an engine for one iteration; at its end nothing of it stays behind in the trainer's process.
+        """Give an engine for one iteration; in the trainer's process its helper, threads and pins end with the iteration.
 
-        In a DataLoader worker the helper stays for the next epoch, and the paths that are under way to the trainer stay pinned.
+        In a DataLoader worker the helper stays for the next epoch, and the paths of batches under way stay pinned.
 
         Args:
             ranks_on_node: Trainer processes of this node: they and their workers share the cache's limit.
@@ -91,7 +91,7 @@ class Pipeline:
             self.cache.store.acquirer.num_expected = info.num_workers * ranks_on_node
             self.cache.fetcher.share_node(info.num_workers * ranks_on_node)
             if self.worker_engine is None:
-                gc.freeze()  # what the trainer left us is no garbage; to look at all of it takes 0.1 s and copies 45 MB (m)
+                gc.freeze()  # else the first collection copies all pages that a worker shares with its trainer
         engine = self.worker_engine
         if engine is None:
             num_retained = self.options.num_retained(batches)
@@ -167,7 +167,7 @@ class Pipeline:
         return IndexRows(self.index)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all pins, and close cache and index."""
         if self.handover is not None:
             self.handover.close()
         self.loader_handovers.close()

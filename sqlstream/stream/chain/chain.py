@@ -1,9 +1,9 @@
 """Runs a chain of transforms with randomness that depends on (seed, epoch, position) alone.
 
 `rng(sample)` draws from the sample's own generator. For code that draws from the global generators of python, numpy and torch,
-these are seeded from the same key while the chain runs, and put back after: the trainer's own draws are not disturbed. That
-costs twice as much as reading a small file (`global_rng.py`); so it is left out for chains of our own transforms, which draw
-from `rng(sample)` alone.
+these are seeded from the same key while the chain runs, and restored afterwards: the trainer's own draws do not change. That
+costs more than reading a small file (`global_rng.py`), so it is left out for chains of our own transforms, which draw from
+`rng(sample)` alone.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Chain:
     """Transforms of one stage.
 
     Args:
-        transforms: What is applied, in order.
+        transforms: The transforms, in order.
         seed: Part of every sample's key; None (no shuffle) counts as 0.
-        stage: Tells chains apart: 0 before the download, 1 after it.
+        stage: Part of every key, a number for each chain: 0 before the download, 1 after it.
         seeds_globals: Seed the global generators, too.
     """
 
@@ -34,11 +34,11 @@ class Chain:
         self._stage = stage
         self._seeds_globals = seeds_globals and any(map(may_draw_globally, self._transforms))
         self.drew = False
-        """Whether the last run that watched drew random numbers."""
+        """The last run with `watches` drew random numbers."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether it leaves samples as they are."""
+        """The chain has no transforms."""
         return not self._transforms
 
     def run(self, sample: Sample, epoch: int, position: int) -> Sample | Iterator[Sample]:
@@ -59,7 +59,7 @@ class Chain:
         return outcome
 
     def run_keyed(self, sample: Sample, key: tuple[int, int, int], *, watches: bool = False) -> Sample | Iterator[Sample]:
-        """Do what `run` does, with the randomness of `key`; with `watches`, note in `drew` whether it was used."""
+        """Do what `run` does, with the randomness of `key`; with `watches`, set `drew`."""
         if not self._transforms:
             return sample
         begin(sample, key, self._stage)
@@ -72,7 +72,7 @@ class Chain:
         return self._ended(outcome, generators)
 
     def _ended(self, outcome: Sample | Iterator[Sample], generators: GlobalGenerators | None) -> Sample | Iterator[Sample]:
-        """Take what belongs to the run out of a sample, or of each of several when it is made."""
+        """Take the generator out of a sample, or out of each of several when it is made."""
         if not isinstance(outcome, dict):
             return _each(outcome, generators or _UNSEEDED)
         self.drew = GENERATOR in outcome or (generators is not None and generators.was_drawn_from)
@@ -81,7 +81,7 @@ class Chain:
 
 
 def _each(outcome: Iterator[Sample], generators: contextlib.AbstractContextManager[None]) -> Iterator[Sample]:
-    """Yield the samples of one; they are made while they are asked for, with the generators going on where they were."""
+    """Yield the samples of one; each is made when it is asked for, and the generators go on where they were."""
     while True:
         with generators:
             piece = next(outcome, None)

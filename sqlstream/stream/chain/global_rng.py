@@ -1,14 +1,12 @@
-"""The global generators of python, numpy and torch: lent to samples while these are made, and put back for the trainer.
+"""The global generators of python, numpy and torch: samples use them while they are made; then the trainer's state is restored.
 
-A process has one of each, whatever its number of threads. So samples take turns: from the seed to the restored state of the
-trainer one thread has them, and others that make samples wait. What cannot be kept: a thread of the user that draws meanwhile,
-outside of a sample, draws from a sample's numbers.
+A process has one of each, whatever its number of threads. So samples take turns: from the seed until the trainer's state is
+restored one thread has the generators, and other threads that make samples wait. Not guaranteed: a thread of the user that
+draws meanwhile, outside of a sample, draws from a sample's numbers.
 
-To put them back costs 70 µs, most of it numpy's, which copies its 624 words one by one; to seed them, 10. So where nobody else
-draws meanwhile they are put back once for several samples: a loader without
-workers keeps them on loan (`GeneratorLoan`) while it makes a batch.
-In a DataLoader worker nothing is put back: no trainer draws there. Rejected: numpy's `set_bit_generator`, which would swap
-states for a microsecond, but forgets the second of a pair of normal numbers.
+To restore the state costs several times what a small sample costs (numpy copies its 624 words one by one). So a loader without
+workers restores it once for a batch (`GeneratorLoan`), and a DataLoader worker never: no trainer draws there. Rejected: numpy's
+`set_bit_generator`, which would swap states in a microsecond, but forgets the second of a pair of normal numbers.
 """
 
 from __future__ import annotations
@@ -30,11 +28,11 @@ from sqlstream.process import interrupts, locks
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 300.0
-"""After so long behind one and the same sample of another thread a deadlock is more likely than a slow transform."""
+"""Longest wait for one sample of another thread: after it a deadlock is more likely than a slow transform."""
 
 
 class Turns:
-    """Which thread has the generators: one at a time; a sample that is made within another one's transforms has them, too.
+    """Gives the generators to one thread at a time; a sample that is made within another sample's transforms has them, too.
 
     Args:
         patience_seconds: The longest wait for one sample of another thread.
@@ -45,7 +43,7 @@ class Turns:
         self.depth = 0
         """Samples that are being made, each within the transforms of the one before."""
         self.lent: tuple[Any, ...] | None = None
-        """The trainer's state, while loaders without workers have not put it back."""
+        """The trainer's state, until loaders without workers restore it."""
         self._lock = threading.RLock()
         self._num_taken = 0
         self._has_warned = False
@@ -58,7 +56,7 @@ class Turns:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this thread has the generators."""
+        """This thread has the generators."""
         return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]  # what threading.Condition asks, too
 
     def take(self) -> None:
@@ -101,25 +99,25 @@ _turns = Turns()
 
 
 class GeneratorLoan:
-    """While it is entered, the first sample made in this thread takes the generators, and its end puts them back.
+    """While it is entered, the first sample made in this thread takes the generators; its end restores the trainer's state.
 
-    What is put back belongs to the process: of several loaders in several threads each puts back what the trainer had.
+    That state is one for the process: of several loaders in several threads each restores what the trainer had.
     """
 
     def __init__(self) -> None:
         self._outer: GeneratorLoan | None = None
         self._states: tuple[Any, ...] | None = None
-        """What a sample had within whose transforms this loader makes its own."""
+        """State of the outer sample, if this loader makes samples within the transforms of one."""
 
     def take(self) -> None:
-        """Remember how the generators are, if they have not been taken; in this thread's turn."""
+        """Save the state of the generators, if they have not been taken; in this thread's turn."""
         if _turns.depth > 1:
             self._states = self._states or _states()
         elif _turns.lent is None:
             _turns.lent = _states()
 
     def put_back(self) -> None:
-        """Put them back as they were; they may be taken again."""
+        """Restore the saved state; the generators may be taken again."""
         if self._states is not None:
             _restore(self._states)
             self._states = None
@@ -142,7 +140,7 @@ class GeneratorLoan:
 
 
 class _ThreadGenerators(threading.local):
-    """Of this thread."""
+    """The loan of this thread."""
 
     loan: GeneratorLoan | None = None
 
@@ -154,8 +152,8 @@ class GlobalGenerators:
     """The state of the three global generators that belongs to one sample; a context manager that may be entered again.
 
     Args:
-        key: Whose state: (seed, epoch, position, stage).
-        watches: Find out whether anything was drawn.
+        key: The sample: (seed, epoch, position, stage).
+        watches: Set `was_drawn_from`.
     """
 
     def __init__(self, key: tuple[int, ...], *, watches: bool = False) -> None:
@@ -167,12 +165,12 @@ class GlobalGenerators:
         self._watches = watches
         self._fresh = ""
         self.goes_on = False
-        """It will be entered again: remember how far the generators came."""
+        """It will be entered again: its end saves the state of the generators."""
         self.was_drawn_from = False
 
     def __enter__(self) -> None:
         try:
-            with locks.uninterrupted():  # half a change to the turns would stop all other threads
+            with locks.uninterrupted():  # a turn that is half taken would stop all other threads
                 _turns.take()
                 self._is_taken, self._loan = True, _here.loan
                 self._begin()
@@ -181,7 +179,7 @@ class GlobalGenerators:
             raise
 
     def _begin(self) -> None:
-        _here.loan = None  # a dataset that a transform reads puts back what the transform has
+        _here.loan = None  # a dataset that a transform reads restores the state of the transform
         if self._loan is not None:
             self._loan.take()
         elif _turns.depth > 1 or get_worker_info() is None:
@@ -191,7 +189,7 @@ class GlobalGenerators:
             return
         random.seed(self._seed)
         np.random.seed(self._seed & 0xFFFF_FFFF)  # its seeds have 32 bits
-        # The generator itself, not torch.manual_seed: that one queues a call for every GPU, for ever, in a process without one.
+        # Not torch.manual_seed: in a process without a GPU it queues a call for every GPU, and the queue never ends.
         torch.default_generator.manual_seed(self._seed)
         if self._watches:
             self._fresh = _fingerprint()
@@ -209,13 +207,13 @@ class GlobalGenerators:
             raise
 
     def _give_back(self) -> None:
-        """Give the turn back after an error: of a handler, perhaps, that ran as a section began or ended."""
+        """Give the turn back after an error, such as that of a signal handler at the begin or end of a section."""
         with locks.uninterrupted():
             if self._is_taken:
                 self._end()
 
     def _end(self) -> None:
-        """Put back what others have, and give the generators to the next thread."""
+        """Restore the state of the trainer or of the outer sample, and give the generators to the next thread."""
         try:
             if self._others is not None:
                 _restore(self._others)
@@ -231,7 +229,7 @@ def _states() -> tuple[Any, ...]:
 
 
 def _fingerprint() -> str:
-    """Return what differs once anything was drawn from one of the three."""
+    """Return a text that changes when a number is drawn from one of the three."""
     python, numpy, own = _states()
     state = numpy["state"]
     return repr((hash(python), state["pos"], numpy["has_gauss"], hash(state["key"].tobytes()), hash(own.numpy().tobytes())))

@@ -1,8 +1,8 @@
-"""From positions to samples: rows of the next window, their objects, transforms, in order, with the pins given back.
+"""From positions to samples: rows of the next window, their objects, transforms, in order; then their pins are released.
 
-Samples leave in the order of their positions; their downloads finish in any order. The engine has no thread of its own: the
-helper process downloads, the fetcher's receiver publishes, and what is prefetched here may be revoked by the cache while
-the trainer sleeps (then the sample is acquired again).
+Samples are yielded in the order of their positions; their downloads finish in any order. The engine has no thread of its own:
+the helper process downloads, the fetcher's receiver publishes. The cache may revoke what is prefetched while the trainer
+sleeps; then the sample is acquired again.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Engine:
         reader: From rows to slots and samples.
         chain: What every sample goes through.
         options: Window, failures.
-        name: Of the dataset, in the report of failures.
+        name: Name of the dataset, in the report of failures.
         num_retained: Yielded samples whose paths stay valid.
-        note_given_up: Called when those of one do not any more, because of their number.
+        note_given_up: Called when a sample's paths stop to be valid, since there are more samples than `num_retained`.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Engine:
         """Yield the samples of the first share, in order; the objects of what follows are on their way by then.
 
         Args:
-            shares: Of consecutive epochs. A second one is prepared for the next call, in case that it begins with it.
+            shares: Shares of consecutive epochs. A second one is prepared, for a next call that begins with it.
             progress: Moved on with each sample.
             is_endless: Yield the samples of all shares, not only of the first.
             note_several: Called when a position does not give exactly one sample.
@@ -155,7 +155,7 @@ class Engine:
         return [samples[0] if len(samples) == 1 else samples for samples in made.values()]
 
     def _accessed(self, slot: PlannedSample) -> list[Sample]:
-        """Return the samples of a slot; storage gets a few more chances."""
+        """Return the samples of a slot, trying again where storage fails."""
         for num_left in range(self._options.num_random_access_retries, -1, -1):
             try:
                 return self._maker.make_all(slot)
@@ -203,7 +203,7 @@ class Engine:
         return planned
 
     def _drop_other_versions(self, planned: Sequence[PlannedSample]) -> None:
-        """Have objects fetched again that are in the cache in another version than their listing names."""
+        """Remove objects from the cache that are there in another version than their listing names; they are fetched again."""
         listed = [ref for slot in planned for ref in slot.refs.values() if ref.is_listed]
         in_use = drop_other_versions(self._cache.store, listed) if listed else ()
         for slot in planned if in_use else ():
@@ -220,7 +220,7 @@ class Engine:
     # -- one sample ---------------------------------------------------------------------------------------------------
 
     def _outcome(self, slot: PlannedSample) -> Sample | Iterator[Sample]:
-        """Return the sample of a slot, or an iterator of several, or of what stands in for it."""
+        """Return the sample of a slot, or an iterator of several, or of those that replace it."""
         try:
             outcome = self._maker.make(slot)
         except (SampleError, StorageError) as error:
@@ -231,7 +231,7 @@ class Engine:
         return outcome
 
     def _each(self, slot: PlannedSample, samples: Iterator[Sample]) -> Iterator[Sample]:
-        """Yield several samples of a slot; one that fails on the way is followed by what stands in for the rest."""
+        """Yield several samples of a slot; if one fails on the way, those that replace the rest follow."""
         try:
             yield from samples
         except (SampleError, StorageError) as error:
@@ -240,14 +240,14 @@ class Engine:
             self._failures.num_seen += 1
 
     def _instead(self, slot: PlannedSample, error: Exception) -> Iterator[Sample]:
-        """Note a failure, and return an iterator of what stands in for the sample."""
+        """Note a failure, and return an iterator of the samples that replace the failed one."""
         self._failures.note_failure(slot, error)
         if self._options.on_error is OnError.RAISE:
             raise error
         return self._replacement(slot, error) if self._options.on_error is OnError.REPLACE else iter(())
 
     def _replacement(self, slot: PlannedSample, error: Exception) -> Iterator[Sample]:
-        """Yield another row's sample in the place of a failed one; the first that works."""
+        """Yield the samples of the first other row that does not fail."""
         for selected in () if slot.share is None else slot.share.replacements(slot.position):
             row_ids = self._rows.ids_of(np.array([selected], dtype=np.int64))
             samples: list[Sample] = []

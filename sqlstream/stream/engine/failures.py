@@ -18,18 +18,18 @@ from sqlstream.stream.engine.slots import PlannedSample
 logger = logging.getLogger(__name__)
 
 ALWAYS_TOLERATED = 3
-"""So many failures of a process never stop it before its epoch ends: of few samples they are no share yet."""
+"""Failures that never stop a process before its epoch ends: their share of few samples says little."""
 NAMED = 3
-"""Failures that an error names: the first ones, which are the cause more often than the last."""
+"""Failures that an error names: the first ones, which are the cause more often than later ones."""
 
 
 class FailureLog:
-    """What failed in one iteration.
+    """The failures of one iteration.
 
     Args:
-        options: How much to log, and how much is too much.
-        ledger: Where failures are written down; downloads have counted theirs there, but know no row and step.
-        name: Of the dataset.
+        options: What is logged, and how many failures are too many.
+        ledger: The ledger to which failures are written; downloads have counted theirs there, but know no row and step.
+        name: Name of the dataset.
         directory: The cache, whose failures `sqlstream cache failures` lists.
     """
 
@@ -39,7 +39,7 @@ class FailureLog:
         self._name = name
         self._directory = directory
         self.num_seen = 0
-        """Samples of the epoch so far, those that came out well and those that did not; the engine counts the former."""
+        """Samples of the epoch so far, failed ones included; the engine counts those that did not fail."""
         self._begin()
 
     def _begin(self) -> None:
@@ -75,7 +75,7 @@ class FailureLog:
         return self._too_many(f"and none could stand in for position {slot.position} of epoch {slot.epoch}")
 
     def end_epoch(self) -> None:
-        """Say how many failed, and begin to count anew.
+        """Log how many failed, and begin to count anew.
 
         Raises:
             TooManyFailuresError: More than `max_failure_ratio` of the epoch's samples have failed.
@@ -116,5 +116,5 @@ class FailureLog:
         try:
             with self._ledger.transaction() as tx:
                 record_failures(tx, failed)
-        except CacheError as problem:  # a report is no reason to stop a run that goes on without it
+        except CacheError as problem:  # a run goes on without the report
             logger.warning("the failure of row %d of %s could not be written down: %s", slot.row_id, self._name, problem)

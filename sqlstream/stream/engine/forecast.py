@@ -1,4 +1,4 @@
-"""When objects are used again, as far as the order of the next epoch tells: what the cache's policy `belady` evicts by."""
+"""When objects are used again, by the order of the next epoch: the cache's policy `belady` evicts by it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 def is_wanted(policy: Policy, share: EpochShare) -> bool:
-    """Return whether objects shall carry forecasts; warn where the policy asks for them in vain."""
+    """Return whether the policy needs forecasts and the order has them; warn if it has none."""
     if policy.looks_ahead and not _is_foreseeable(share):
         logger.warning(
-            "the cache evicts by %s, but with weights, epoch_size or a filtered lazy index nobody knows when rows come again: "
-            "it evicts what was not used for longest",
+            "the cache evicts by %s, but with weights, epoch_size or a filtered lazy index it is not known when rows come "
+            "again: it evicts what was not used for longest",
             policy.name,
         )
         return False
@@ -47,7 +47,7 @@ def foresee(slots: Sequence[PlannedSample]) -> None:
 def next_uses(share: EpochShare, positions: Int64Array) -> Int64Array | None:
     """Return after how many further samples of this node the rows at `positions` come again: [n].
 
-    That is in the next epoch; a row that another node takes then, or nobody, counts as two epochs away.
+    That is in the next epoch; a row that this node does not take then counts as two epochs away.
 
     Returns:
         None where the order has no inverse.
@@ -64,7 +64,7 @@ def next_uses(share: EpochShare, positions: Int64Array) -> Int64Array | None:
 
 
 def _is_foreseeable(share: EpochShare) -> bool:
-    """Return whether the order has an inverse; one that becomes known on the way is another class of plan."""
+    """Return whether the order has an inverse; an order that becomes known on the way (`FilteredPlan`) has none."""
     return type(share.plan) is Plan and share.weighting.is_plain
 
 

@@ -1,4 +1,4 @@
-"""Whether a path into the cache leaves with a sample: then its file must stay."""
+"""Finds paths into the cache in samples that are yielded: the files of such paths must stay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 _NO_PATHS = frozenset((bytes, int, float, bool, NoneType, torch.Tensor))
-"""What most columns hold, and transforms make; asked for first, since every value of every sample is looked at."""
+"""Types of most values; they are compared first, since every value of every sample is looked at."""
 _SEQUENCES = (list, tuple)
 _LOOKED_INTO = "OUV"
 """Kinds of numpy's types that may hold text: objects, text, records."""
@@ -23,9 +23,9 @@ _NEVER_LOOKED_INTO = (
     *(bytearray, memoryview, complex, date, datetime, Decimal, UUID, np.generic, np.dtype, torch.dtype, torch.device, range),
     *(type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, torch.nn.Module),
 )
-"""Neither holds paths that a trainer would open, or would take long to look through."""
+"""Types that hold no paths which a trainer would open, or that take long to look through."""
 MAX_LOOKED_AT = 10_000
-"""Containers and objects of a sample; one that has more is taken for one with a path: to keep a file is never wrong."""
+"""Containers and objects of a sample; a sample with more counts as one with a path, and its files are kept."""
 
 
 def holds_path(value: Any, directory: str) -> bool:
@@ -37,7 +37,7 @@ def holds_path(value: Any, directory: str) -> bool:
         return bool(value.startswith(directory))
     if kind is dict:
         rest = []
-        for item in value.values():  # most fields of most samples end here: without a call, at a fifth of the time
+        for item in value.values():  # most fields end in this loop, without a call
             kind = type(item)
             if kind is str:
                 if item.startswith(directory):
@@ -68,7 +68,7 @@ def _any_holds(values: list[Any], directory: str) -> bool:
             return True
         seen[id(value)] = value
         items = _items_of(value)
-        kinds = set(map(type, items))  # a million numbers end here, in C
+        kinds = set(map(type, items))  # in C: a list may have a million numbers
         if kinds <= _NO_PATHS:
             continue
         if kinds == {str}:
@@ -80,7 +80,7 @@ def _any_holds(values: list[Any], directory: str) -> bool:
 
 
 def _items_of(value: Any) -> Iterable[Any]:
-    """Return what a value contains: of a path its text."""
+    """Return what a value contains; for a path, its text."""
     if isinstance(value, list | tuple | Set | deque):
         return value
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""Rows of a lazy index: brings the chunks that are needed, and a few before they are, through the cache like any other object.
+"""Rows of a lazy index: downloads chunks through the cache like any other object, some of them before they are needed.
 
-A chunk is pinned while it is read into memory, and evictable after; its bytes obey the cache's limit. In memory are the chunks
-of two windows, the one that an epoch is in and the one that it comes to.
+A chunk is pinned while it is read into memory, and evictable afterwards; its bytes obey the cache's limit. The chunks of two
+windows are in memory: those of the current window of an epoch, and of the next one.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class LazyRows:
     """The rows of a lazy index, in this process.
 
     Args:
-        index: Which chunks there are.
-        cache: Brings their bytes.
-        options: How many chunks are under way.
+        index: The index of the chunks.
+        cache: The cache of their bytes.
+        options: Number of chunks under way.
         dataset: Id of the dataset in the ledger.
     """
 
@@ -49,7 +49,7 @@ class LazyRows:
     # -- the rows of a share ------------------------------------------------------------------------------------------
 
     def walk(self, share: EpochShare) -> Iterator[PlannedSpan]:
-        """Yield what is left of a share; chunks that it comes to are on their way by then."""
+        """Yield what is left of a share; the next chunks are being downloaded meanwhile."""
         taken = share.taken
         while True:
             share = self._settled(share, taken)
@@ -62,7 +62,7 @@ class LazyRows:
             taken += PLANNED_TOGETHER
 
     def _settled(self, share: EpochShare, taken: int) -> EpochShare:
-        """Have the filter run until it is known which rows the next positions of a share are, or where the epoch ends."""
+        """Run the filter until the rows of the next positions of a share, or the end of the epoch, are known."""
         plan = share.plan
         if not isinstance(plan, FilteredPlan):
             return share
@@ -72,7 +72,7 @@ class LazyRows:
             if positions.size and (positions.max() // step_size + 1) * step_size <= order.num_positions:
                 return share
             sizes = self._index.sizes()
-            for chunk in [chunk for chunk in self._ahead if sizes[chunk] == 0]:  # another process has found that out
+            for chunk in [chunk for chunk in self._ahead if sizes[chunk] == 0]:  # another process has counted them
                 self._cache.store.acquirer.release(self._ahead.pop(chunk))
             self._count(self._index.to_count(order.next_blocks.tolist()))
         if not order.num_positions:
@@ -82,14 +82,14 @@ class LazyRows:
         return replace(share, partition=replace(share.partition, num_positions=order.num_positions))
 
     def _look_ahead(self, share: EpochShare, taken: int) -> None:
-        """Fetch what this process will need when it has taken the rows of as many chunks as are fetched ahead."""
+        """Fetch the chunks that this process needs after the rows of as many chunks as are fetched ahead."""
         world, order = share.partition.world, None
         num_rows, num_chunks = self._index.num_rows, len(self._index.bounds) - 1
         if isinstance(share.plan, FilteredPlan):
             order = share.plan.order(share.epoch)
             num_rows, num_chunks = order.num_positions, len(order.first_rows)
         rows_ahead = num_rows * self._options.num_ahead // num_chunks // (world.world_size * world.num_workers)
-        # One position a stretch: it is soon each of the next window's chunks, and never one that is further away.
+        # One position for each span: together they soon name all chunks of the next window, and none behind it.
         positions = share.partition.positions(taken + rows_ahead, taken + rows_ahead + 1)
         if order is not None and positions.size and positions.max() >= order.num_positions:
             self._fetch(order.next_blocks.tolist())
@@ -148,7 +148,7 @@ class LazyRows:
         return found
 
     def close(self) -> None:
-        """Give back what was fetched for later."""
+        """Release what was fetched for later."""
         for hold in self._ahead.values():
             self._cache.store.acquirer.release(hold)
         self._ahead.clear()
@@ -181,7 +181,7 @@ class LazyRows:
         ]
 
     def _fetch(self, chunks: Iterable[int]) -> None:
-        """Have chunks brought that are not in memory, as many as may be under way; waits for nothing."""
+        """Begin to download chunks that are not in memory, as many as may be under way; does not wait."""
         acquirer = self._cache.store.acquirer
         for chunk in chunks:
             num_under_way = sum(not hold.is_settled for hold in self._ahead.values())

@@ -1,4 +1,4 @@
-"""Where an engine's rows come from: an index that is built, or one whose rows are fetched when they are needed."""
+"""The rows of an engine: from an index that is built, or from one whose rows are fetched when they are needed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sqlstream.stream.run.shares import PLANNED_TOGETHER, SHUFFLED_TOGETHER, Epo
 
 
 class PlannedSpan(NamedTuple):
-    """Some neighbouring positions of a share, and the rows that stand there."""
+    """Some neighbouring positions of a share, and the rows at these positions."""
 
     share: EpochShare
     """The share, with the end of its epoch if that has become known."""
     places: Int64Array
-    """Counted from the share's start: [n]."""
+    """Places, counted from the share's start: [n]."""
     positions: Int64Array
-    """Of the epoch: [n]."""
+    """Positions of the epoch: [n]."""
     row_ids: list[int]
 
 
@@ -48,7 +48,7 @@ class RowSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what is held for later."""
+        """Release what is held for later."""
         ...
 
 
@@ -79,7 +79,7 @@ class IndexRows:
             return self.ids_of(np.array(selected, dtype=np.int64))
         if selected and not 0 <= min(selected) <= max(selected) < len(self._index):
             raise IndexError(f"rows {min(selected)}…{max(selected)} are not all in [0, {len(self._index)})")
-        return list(map(int, selected))  # to ask numpy takes a tenth of an access
+        return list(map(int, selected))
 
     def rows(self, row_ids: Sequence[int]) -> list[dict[str, object]]:
         """Return rows by id."""

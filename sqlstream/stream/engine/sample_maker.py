@@ -1,4 +1,4 @@
-"""One sample: wait for its objects, keep them in the cache while its transforms run, and give them back."""
+"""One sample: wait for its objects, keep them in the cache while its transforms run, and release them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class SampleMaker:
     Args:
         cache: Objects by URL.
         reader: From slots to samples.
-        chain: What every sample goes through.
-        num_retained: Samples that left with paths in them whose paths stay valid.
-        note_given_up: Called when the paths of one do not any more, because of their number.
+        chain: The transforms of every sample.
+        num_retained: Yielded samples whose paths stay valid.
+        note_given_up: Called when a sample's paths stop to be valid, since there are more samples than `num_retained`.
     """
 
     def __init__(
@@ -45,20 +45,20 @@ class SampleMaker:
         self._num_retained = num_retained
         self._note_given_up = note_given_up
         self._kept: deque[list[AnyHold]] = deque()
-        """Of each access, the holds of its samples; a stream has one sample an access."""
+        """Holds of yielded samples with paths, by access; in a stream each sample is an access."""
         self._num_kept = 0
         self._promises = get_worker_info() is not None
-        """Samples of a stream are under way to a trainer."""
+        """Samples go to a trainer in another process, after this one has yielded them."""
         self._data_directory = f"{cache.store.disk.root}/data/"
         self._is_plain = not chain.has_points
         self.for_reading = True
-        """No sample has left with a path in it: objects are only read between claim and release."""
+        """No sample was yielded with a path in it: objects are only read between claim and release."""
 
     def make(self, slot: PlannedSample) -> Sample | Iterator[Sample]:
         """Return what transforms make of a slot: a sample, or an iterator of several, which are made when they are asked for.
 
         Raises:
-            SampleError, StorageError: It cannot be made.
+            SampleError, StorageError: The sample cannot be made.
         """
         if slot.error is not None:
             raise slot.error
@@ -66,7 +66,7 @@ class SampleMaker:
         if not (isinstance(hold, ReadHold) and self._is_plain):
             self._settle(slot)
             hold = slot.hold
-        elif not hold.claim() or not self._is_right(hold):  # nearly all samples of a warm cache are claimed here
+        elif not hold.claim() or not self._is_right(hold):  # else a miss: the slot is acquired again
             self.give_back(slot)
             self._settle(slot)
             hold = slot.hold
@@ -80,8 +80,8 @@ class SampleMaker:
             self._done_with(slot, is_kept=False)
             raise
         if isinstance(hold, ReadHold) and not is_kept:
-            hold.close()  # nothing of it reaches the ledger
-            slot.hold = None  # last: where a handler raises before, `give_back` closes it
+            hold.close()  # a read hold has no row in the ledger to release
+            slot.hold = None  # last: if a signal handler raises before, `give_back` closes the hold
         else:
             self._done_with(slot, is_kept)
         return outcome
@@ -98,19 +98,19 @@ class SampleMaker:
             slot.hold = None
 
     def close(self, *, release_kept: bool) -> None:
-        """End; with `release_kept`, the paths of samples that left are no longer kept valid."""
+        """End; with `release_kept`, the paths of yielded samples are no longer kept valid."""
         if release_kept:
             while self._kept:
                 self._release_oldest()
 
     def keep(self, holds: list[AnyHold], *, num_accesses: int = 1) -> None:
-        """Keep the paths of an access's samples valid, and let the oldest go, but never one of the last `num_accesses`."""
+        """Keep the paths of an access's samples valid, and release the oldest, but none of the last `num_accesses`."""
         if not holds:
             return
         if self._promises or num_accesses > 1:
-            with contextlib.suppress(IndexError):  # another thread has let go the oldest
+            with contextlib.suppress(IndexError):  # another thread has released the oldest
                 oldest = self._kept[0][0]
-                if isinstance(oldest, Hold) and oldest.is_released:  # by what the share of the limit allows, not by us
+                if isinstance(oldest, Hold) and oldest.is_released:  # since this process's share of the limit was too small
                     self._acquirer.warn_of_paths()
         self._kept.append(holds)
         self._num_kept += len(holds)
@@ -139,7 +139,7 @@ class SampleMaker:
             self._done_with(slot, is_kept)
 
     def _settle(self, slot: PlannedSample) -> None:
-        """Wait until what the slot wants is here and claimed; plan and acquire it again when it was revoked or lost."""
+        """Wait until all that the slot wants is in the cache and claimed; acquire it again when it was revoked or lost."""
         if self._chain.is_found_now(slot):
             self.give_back(slot)
         for_reading = self.for_reading
@@ -157,10 +157,10 @@ class SampleMaker:
                 return
             self.give_back(slot)
             self._chain.look_up([slot])
-            for_reading = False  # the ledger finds out what is wrong with it
+            for_reading = False  # the ledger shows what is wrong with the object
 
     def _keeps_path(self, hold: AnyHold, sample: Sample) -> bool:
-        """Return whether paths in a sample need its hold: they lie in the cache, or past a cache that failed."""
+        """Return whether a sample has paths that need its hold: paths in the cache, or of private files past a broken cache."""
         return hold.files is not None or holds_path(sample, self._data_directory)
 
     def _done_with(self, slot: PlannedSample, is_kept: bool) -> None:

@@ -1,12 +1,12 @@
-"""A chain with cache points: samples are stored there, and what lies before is skipped when they are found again.
+"""A chain with cache points: samples are stored there, and the transforms before a point are skipped when a sample is found.
 
 Stored samples are entries of the cache's ledger like any object: one account, one limit, evicted and pinned alike. They are
-looked for when a window is planned, before anything is downloaded; one that is found stands for all objects of its row.
+looked up when a window is planned, before anything is downloaded; one that is found replaces all objects of its row.
 
-A stored sample is named by everything that decides what it holds: the row as the transforms see it (without `__epoch__`), the
-identity of its objects, and the transforms up to the point. Random numbers drawn before a point depend on that name alone: they
-are the same in every epoch, whether the sample was found or made again. Behind the last point they depend on (seed, epoch,
-position) and the number of points, as everywhere.
+The key of a stored sample is made of everything that decides its content: the row as the transforms see it (without
+`__epoch__`), the identity of its objects, and the transforms up to the point. Random numbers drawn before a point depend on
+that key alone: they are the same in every epoch, whether the sample was found or made again. Behind the last point they depend
+on (seed, epoch, position) and the number of points, as in other chains.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BATCH = 32
 BATCH_BYTES = 32 << 20
 """Fewer samples if they are large: they wait in memory."""
 FIRST_STAGE = 1
-"""Of the samples' generators (`transforms/rng.py`); 0 are the predownload transforms."""
+"""First stage of the samples' generators (`transforms/rng.py`); stage 0 are the predownload transforms."""
 _EPOCH = "__epoch__"
 _said: set[tuple[str, Path]] = set()
 """Warnings that this process has given, by cache directory: each once, whatever dataset stores there."""
@@ -85,19 +85,19 @@ class CachedChain:
         self._putter = Putter(self._acquirer, self._disk)
         self._unwritten: dict[bytes, PutItem] = {}
         self._damaged: set[bytes] = set()
-        """Stored samples that cannot be read, nor removed: others hold them."""
+        """Stored samples that can neither be read nor removed, since other processes hold them."""
 
     @property
     def has_points(self) -> bool:
-        """Whether samples are stored anywhere in it."""
+        """The chain stores samples."""
         return bool(self._stages)
 
     # -- looking for stored samples -----------------------------------------------------------------------------------
 
     def look_up(self, slots: Sequence[PlannedSample]) -> None:
-        """Note for each slot the last point whose sample is stored, with one look at the ledger for all of them.
+        """Note for each slot the last point whose sample is stored, with one statement of the ledger for all of them.
 
-        A hint: it is claimed, or found lost, with the other objects of the window.
+        Between this and the claim a stored sample may be evicted; then the slot is looked up again.
         """
         if not self._stages:
             return
@@ -110,14 +110,14 @@ class CachedChain:
             slot.want()
 
     def is_found_now(self, slot: PlannedSample) -> bool:
-        """Look once more for a slot's sample, which may have been stored since the window was planned."""
+        """Look up a slot's sample once more: it may have been stored since the window was planned."""
         if not self._stages or slot.found is not None:
             return False
         self.look_up([slot])
         return slot.found is not None
 
     def _ready(self, keys: set[bytes]) -> set[bytes]:
-        """Return the keys of those samples that are stored; what this process has just made is made ready first."""
+        """Return the keys of the samples that are stored; those that this process has just made are written first."""
         if self._acquirer.bypass.is_cache_left_alone:
             return set()
         try:
@@ -133,11 +133,11 @@ class CachedChain:
         return {key for key, row in rows.items() if row.is_ready} - self._damaged
 
     def read(self, slot: PlannedSample) -> bool:
-        """Read the stored sample of a slot that holds one; False if its bytes are damaged (then it is made again)."""
+        """Read the stored sample of a slot that has one; return False if it is damaged: then it is made again."""
         if slot.found is None:
             return True
         ref = slot.stored_refs[slot.found]
-        with locks.uninterrupted():  # what a handler raises is no damage
+        with locks.uninterrupted():  # an exception of a signal handler is no damage
             try:
                 sample = decode_sample(Path(self._disk.data_path(ref.key, ref.ext)).read_bytes())
             except (OSError, DecodeError) as error:
@@ -219,8 +219,8 @@ class CachedChain:
             self.flush()
 
     def flush(self) -> None:
-        """Store what waits, in one transaction; what finds no room is not stored, and the stream goes on."""
-        unwritten, self._unwritten = self._unwritten, {}  # first of all: other threads add to the new one
+        """Store the samples that wait, in one transaction; those without room are not stored, and the stream goes on."""
+        unwritten, self._unwritten = self._unwritten, {}  # first: other threads add to the new dict
         items = list(unwritten.values())
         if not items or self._acquirer.bypass.is_cache_left_alone:
             return

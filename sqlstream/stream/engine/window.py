@@ -26,11 +26,11 @@ class Window:
 
     Args:
         planned: Slots, made when they are asked for.
-        acquirer: Brings and pins their objects.
-        cache: Whose objects they are, and whose policy may ask when they are used again.
+        acquirer: Downloads and pins their objects.
+        cache: The cache of these objects; its policy may need to know when they are used again.
         options: Slots ahead at most, and bytes that the acquired ones may have, as far as sizes are known.
         first: The share that the slots begin with.
-        for_reading: Whether objects are only read between claim and release; see `Acquirer.acquire`.
+        for_reading: Returns True while objects are only read between claim and release; see `Acquirer.acquire`.
     """
 
     def __init__(
@@ -52,21 +52,21 @@ class Window:
         self._foresees = is_wanted(cache.policy, first)
         self._ahead: deque[PlannedSample] = deque()
         self._used: deque[Mapping[bytes, int]] = deque(maxlen=SIZES_LOOKED_AT)
-        """What the last slots' objects count on disk: all that is known where samples are used as fast as they come."""
+        """Bytes on disk of the objects of the last slots: where samples are used as they come, no others are known."""
         self._has_more = True
         """More slots may be planned."""
         self._num_acquired = self._num_bare = 0
-        """How many of those ahead have a hold, and how many want one."""
+        """Slots ahead that have a hold, and slots ahead that need one."""
         self._mean_bytes = 0.0
         self._width = self._next_width = min(options.prefetch, FIRST_WIDTH)
 
     @property
     def next_share(self) -> EpochShare | None:
-        """The share that it goes on with; None: nothing is left."""
+        """The share of the next slot; None: no slot is left."""
         return self._ahead[0].share if self._ahead else None
 
     def extend(self, planned: Iterator[PlannedSample]) -> None:
-        """Have further slots follow."""
+        """Append further slots."""
         self._planned, self._has_more = chain(self._planned, planned), True
 
     def pop(self, last_epoch: int | None) -> PlannedSample | None:
@@ -79,14 +79,14 @@ class Window:
         slot = ahead.popleft()
         if slot.hold is not None:
             self._num_acquired -= 1
-            if not isinstance(slot.hold, ReadHold):  # objects that come; those that are here have their sizes
+            if not isinstance(slot.hold, ReadHold):  # a read hold has no sizes
                 self._used.append(slot.hold.charges)
         elif slot.wanted:
             self._num_bare -= 1
         return slot
 
     def close(self) -> None:
-        """Give back what is acquired."""
+        """Release all that is acquired."""
         for slot in self._ahead:
             self.give_back(slot)
         self._ahead.clear()
@@ -120,13 +120,13 @@ class Window:
             slot.hold = hold
         self._num_acquired += len(holds)
         self._num_bare -= len(holds)
-        # With no room for all, the window shrinks to what there is room for; it grows again as fast.
+        # Without room for all, the window shrinks to the number of slots that have room; then it doubles again.
         is_short = len(holds) < len(bare) or num_affordable < num_missing
         self._width = max(1, self._num_acquired) if is_short else self._next_width
         self._next_width = min(self._prefetch, 2 * self._width)
 
     def _num_affordable(self) -> int:
-        """Return how many more samples may be acquired: by their number, and by the mean size of those that were here last."""
+        """Return how many more samples may be acquired: by their number, and by the mean size of the last ones."""
         ahead = islice(self._ahead, SIZES_LOOKED_AT)
         settled = [slot.hold.charges for slot in ahead if slot.hold is not None and slot.hold.is_settled]
         sizes = [sum(charges.values()) for charges in chain(self._used, settled) if charges]

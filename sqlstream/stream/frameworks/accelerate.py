@@ -1,9 +1,9 @@
 """Hugging Face Accelerate: a prepared StreamingDataLoader gives each row once, and what Accelerate shards again is refused.
 
 `accelerator.prepare(loader)` deals the batches of a DataLoader out to the ranks. A StreamingDataset has done so already: each
-rank would train on a part of its part, in silence. So a StreamingDataLoader says that it is prepared, which Accelerate asks
-first, and does itself what Accelerate would: batches on the device, and word of the last one, for gradient accumulation. A
-plain DataLoader cannot say so: a dataset that one of Accelerate's own shards iterates raises an error with the cure.
+rank would train on a part of its part, without an error. So a StreamingDataLoader reports itself as prepared, which Accelerate
+asks first, and does what Accelerate would do: it puts batches on the device, and marks the last one for gradient accumulation.
+A plain DataLoader cannot do so: a dataset that one of Accelerate's own shards iterates raises an error with the cure.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _SHARDING = {
 
 
 def check_not_sharded_again(schedule: Schedule) -> None:
-    """Look through the callers for one that deals out to ranks what this dataset has dealt out.
+    """Raise ConfigError if a caller deals out to several ranks what this dataset has dealt out to them.
 
-    The stack is the only place that tells: such a class keeps the dataset, and the dataset knows nothing of it. A forked worker
-    has the stack of its trainer, a spawned one is made from a pickle that is made below it.
+    The stack is searched, since such a class keeps the dataset and the dataset does not know the class. A forked worker has the
+    stack of its trainer; a spawned one is made from a pickle that is made below it.
 
     Raises:
-        ConfigError: There is one, and several ranks.
+        ConfigError: There is such a caller, and several ranks.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -51,10 +51,10 @@ def check_not_sharded_again(schedule: Schedule) -> None:
 
 
 class Destination(NamedTuple):
-    """Where Accelerate wants batches."""
+    """The device on which Accelerate wants batches."""
 
     device: Any
-    """None: where they are."""
+    """None: batches stay where they are."""
     non_blocking: bool
 
 
@@ -62,7 +62,7 @@ def destination_of(accelerator: Any, device_placement: bool | None, schedule: Sc
     """Return what an Accelerator that prepares a loader wants of it.
 
     Raises:
-        ConfigError: It wants what a loader of a sharded dataset cannot give.
+        ConfigError: Its options contradict those of the dataset.
     """
     world_size = schedule.layout.whole.world_size
     if accelerator.num_processes not in (1, world_size):
@@ -85,10 +85,10 @@ class AcceleratedBatches:
     """A loader's batches, each on its device, taken one ahead: Accelerate steps the optimizer at the last batch in any case.
 
     Args:
-        batches: Of torch's iterator: each batch with its place in the run.
-        loader: What Accelerate asks whether the end has come; `end_of_dataloader` and `remainder` are set there.
-        place: Where batches go.
-        remainder: Samples of the last global batch without its repeats, 0: it is whole; -1: not known.
+        batches: Torch's iterator: it gives each batch with its position in the run.
+        loader: The loader; Accelerate reads its `end_of_dataloader` and `remainder`, which are set here.
+        place: The device of the batches.
+        remainder: Samples of the last global batch without its repeats; 0: it is whole; -1: not known.
     """
 
     batches: Any
@@ -110,7 +110,7 @@ class AcceleratedBatches:
         return len(self.batches)
 
     def __getattr__(self, name: str) -> Any:
-        """Give what else torch's iterator has."""
+        """Return any other attribute of torch's iterator."""
         if name in ("batches", "_ahead"):
             raise AttributeError(name)
         return getattr(self.batches, name)

@@ -1,1 +1,1 @@
-"""Where a run stands, and which process takes which positions; no sample is touched here."""
+"""Which process takes which positions, and the position and state of a run; no sample is touched here."""

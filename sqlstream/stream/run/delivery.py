@@ -1,4 +1,4 @@
-"""Where a run begins and how far it has come: in a process that makes samples, and in a loader that hands them out."""
+"""The start and the position of a run: in a process that makes samples, and in a loader that hands them out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sqlstream.stream.run.state import Share
 from sqlstream.world import World
 
 LOOKED_AT = 256
-"""Numbers that are looked at together, to find the first that was not delivered before."""
+"""Numbers that are compared together, to find the first that was not delivered before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,36 +29,36 @@ class Start:
     first_worker: int = 0
     """The worker that takes the first step."""
     beyond: DeliveredAhead | None = None
-    """What of the rest was delivered before."""
+    """What was delivered before, behind the mark."""
 
 
 class Loaded(NamedTuple):
-    """A state that says more than a mark."""
+    """A loaded state that has more than a mark."""
 
     serial: int
-    """Of the counter: what was set later holds instead."""
+    """Serial number of the counter when it was loaded: what was set later replaces it."""
     mark: JobPosition
     share: Share | None
     beyond: DeliveredAhead | None
 
 
 class RunPosition(NamedTuple):
-    """Where a run stands, as far as this process knows."""
+    """The position of a run, as far as this process knows."""
 
     mark: JobPosition
     share: Share | None = None
-    """What this process alone has taken beyond the mark."""
+    """What this process alone has taken behind the mark."""
     beyond: DeliveredAhead | None = None
-    """What this rank was given beyond the mark."""
+    """What this rank was given behind the mark."""
 
 
 class Delivery:
     """What a loader has handed out of an iteration.
 
     Args:
-        start: Where it began.
+        start: The start of the iteration.
         plan: The order.
-        world: Of the trainer.
+        world: The place of the trainer.
         num_workers: Processes that make batches; 1 also where the trainer does.
         is_endless: The iteration goes on over epochs.
     """
@@ -75,12 +75,12 @@ class Delivery:
         self._next_worker = 0
 
     def note(self, place: WorkerPosition) -> None:
-        """Count a batch, made by a worker that had come to `place`."""
+        """Count a batch; its worker was at `place` after it."""
         self._places[place.worker] = place
         self._next_worker = (place.worker + 1) % self._num_workers
 
     def position(self) -> RunPosition:
-        """Return the end of the last complete step, with what lies beyond it."""
+        """Return the end of the last complete step, with what is delivered behind it."""
         first_epoch = self.start.mark.epoch
         if self.is_over:
             return RunPosition(JobPosition(first_epoch + 1, 0))
@@ -137,7 +137,7 @@ class Delivery:
         return int(self._partition(place.worker, place.epoch).numbers(place.taken, place.taken + 1)[0])
 
     def _settled(self, place: WorkerPosition) -> WorkerPosition:
-        """Return the place beyond all that was delivered before, in the next epoch if the iteration goes on with it."""
+        """Return the first place that was not delivered before, in the next epoch if the iteration goes on with it."""
         while True:
             partition = self._partition(place.worker, place.epoch)
             taken = place.taken
@@ -163,10 +163,10 @@ class Delivery:
 
 
 def begun(mark: JobPosition, loaded: Loaded | None, counter: EpochCounter, world: World, num_workers: int) -> Start:
-    """Return where an iteration from `mark` on begins, if need be with what a loaded state says beyond it.
+    """Return the start of an iteration at `mark`, with what a loaded state has behind the mark.
 
     Raises:
-        StateError: It is where another rank was, or this worker started before the state was loaded.
+        StateError: The state is that of another rank, or this worker started before the state was loaded.
     """
     if loaded is None or loaded.serial != counter.serial:
         if get_worker_info() is not None and counter.has_more(mark):
@@ -195,7 +195,7 @@ def advanced(mark: JobPosition, num_steps: int, plan: Plan, world: World, *, is_
 
 
 def processed(progress: ShareProgress) -> RunPosition:
-    """Return where this process has come to by itself."""
+    """Return the position of this process, which iterates without a loader of ours."""
     epoch, partition, beyond = progress.share.epoch, progress.share.current_partition, progress.share.beyond
     if get_worker_info() is not None:
         return RunPosition(JobPosition(epoch, partition.consumed), Share.of(partition, progress.taken, progress.offset), beyond)

@@ -1,10 +1,10 @@
-"""Which epoch an iteration is, and where in it it begins, in memory that the trainer shares with its workers (fork and spawn).
+"""The epoch of an iteration, and where in it the iteration begins, in memory that trainer and workers share (fork and spawn).
 
-Two ways. A StreamingDataLoader decides in the trainer, and its workers read what it announced. Under a plain DataLoader nobody
-decides: it asks every worker for an iterator once per iteration, and the workers of one iteration share its seed. The first
-that starts takes the next epoch and writes it down; the others find it there, or, starting at the same moment, work out the
-same from the same past. Rejected: a counter in each worker (workers that are new in each epoch start again at 0), and a lock (a
-semaphore would bring multiprocessing's resource tracker process).
+A StreamingDataLoader decides in the trainer, and its workers read what it announced. A plain DataLoader does not decide: it
+asks every worker for an iterator once per iteration, and the workers of one iteration share its seed. The first worker that
+starts takes the next epoch and writes it into the memory; the others read it there, or, if they start at the same moment,
+compute the same from the same numbers. Rejected: a counter in each worker (workers that are new in each epoch start again at
+0), and a lock (a semaphore would start multiprocessing's resource tracker process).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class JobPosition(NamedTuple):
 
     epoch: int
     consumed: int
-    """Samples of the epoch that the whole job has behind it."""
+    """Samples of the epoch that the whole job has taken."""
 
 
 class EpochCounter:
-    """Where the next iteration of a dataset begins."""
+    """The position at which the next iteration of a dataset begins."""
 
     def __init__(self) -> None:
         self._shared = torch.zeros((_SLOTS + 4, 4), dtype=torch.int64)  # [4 and slots, 4]
@@ -40,13 +40,13 @@ class EpochCounter:
         self._look()
 
     def _look(self) -> None:
-        """Take the numbers out of the shared memory: numpy reads and writes them in a tenth of torch's time."""
+        """Make the arrays through which the shared memory is read and written."""
         numbers: Int64Array = self._shared.numpy()  # [4 and slots, 4]
-        # Of the next and the announced iteration: epoch and consumed. Flags: the epoch + 1 that workers have started by
-        # themselves, 0 if none; whether some position gave no sample, or several. What was set from outside: how often; whether
-        # the last of it was a state with more than a mark, and its mark.
+        # next, announced: epoch and consumed of the next iteration, and of the one that was announced last.
+        # flags: the epoch + 1 that workers have started by themselves, 0 if none; 1 if a position gave no sample, or several.
+        # set: how often the user has set a position; 1 if the last one was a state with more than a mark; its epoch, consumed.
         self._next, self._announced, self._flags, self._set = numbers[:4]  # [4]
-        # Per slot: identity of the iteration (seed, count in that worker), its epoch + 1, what is consumed of it.
+        # Each slot: the iteration by its seed and by its count in that worker, its epoch + 1, what is consumed of it.
         self._table = numbers[4:]  # [slots, 4]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class EpochCounter:
 
     @property
     def epoch_of_workers(self) -> int | None:
-        """The epoch that workers started by themselves; None if the trainer knows better."""
+        """The epoch that workers have started by themselves; None: the trainer announces epochs."""
         return int(self._flags[0]) - 1 if self._flags[0] else None
 
     def set_next(self, mark: JobPosition) -> None:
@@ -81,11 +81,11 @@ class EpochCounter:
 
     @property
     def serial(self) -> int:
-        """Counts what was set from outside: a state that another one followed holds no more."""
+        """Number of positions that the user has set: a state holds until the next one is set."""
         return int(self._set[0])
 
     def has_more(self, mark: JobPosition) -> bool:
-        """Return whether what was set last is `mark` and more; who has no copy of the rest cannot go on there."""
+        """Return whether the last state that was set is at `mark` and has more than it: other processes lack the rest."""
         return bool(self._set[1]) and mark == JobPosition(int(self._set[2]), int(self._set[3]))
 
     def set_from_outside(self, mark: JobPosition, *, has_more: bool) -> None:
@@ -112,7 +112,7 @@ class EpochCounter:
         if self._pid != os.getpid():  # a worker that was forked or spawned: it has started nothing yet
             self._pid, self._num_started = os.getpid(), 0
         self._num_started += 1
-        candidate = self.next  # read before the table: whoever moved it has written its slot
+        candidate = self.next  # read before the table: a worker that moved it has written its slot before
         seed, count = info.seed - info.id, self._num_started
         same = (self._table[:, 0] == seed) & (self._table[:, 1] == count) & (self._table[:, 2] > 0)  # [slots]
         known = self._table[same]  # [n, 4]
@@ -125,7 +125,7 @@ class EpochCounter:
         return mark
 
     def skip_to(self, epoch: int) -> None:
-        """Have this process's iteration be that of `epoch`, so that the one after it is the next."""
+        """Note that the iteration of this process is `epoch`: the next iteration is the epoch after it."""
         if get_worker_info() is not None:
             self._flags[0] = epoch + 1
         if self._next[0] <= epoch:
@@ -138,7 +138,7 @@ class EpochCounter:
         return bool(self._flags[1])
 
     def note_several(self) -> bool:
-        """Note that; return True for the first of all processes (two, if they come in the same instant)."""
+        """Note that a position gave no sample, or several; return True to the first process (to two, at the same moment)."""
         is_first = not self._flags[1]
         self._flags[1] = 1
         return is_first

@@ -1,8 +1,8 @@
 """The order of a lazy index with a filter: how many rows a chunk keeps is known once it has been read.
 
-Chunks are shuffled, then the kept rows of a window of chunks. So a position needs the counts of its window and of those before
-it, and nothing else: the order is the same whether all counts are known from an earlier run, or become known on the way. Until
-they are, an epoch is taken to be as long as the index; its end is found when it is reached, at the same position by all ranks.
+Chunks are shuffled, then the kept rows of a window of chunks. So a position needs the counts of its window and of the windows
+before it only: the order is the same whether all counts are known from an earlier run, or become known on the way. Until they
+are known, an epoch counts as long as the index; its end is found when it is reached, at the same position by all ranks.
 
 Rows are numbered here by chunk: number k of a chunk is its first row's id + k, for its k-th kept row.
 """
@@ -20,11 +20,11 @@ from sqlstream.order import MAX_REPLACEMENTS, BlockOrder, Int64Array, Partition,
 from sqlstream.world import World
 
 _REPLACEMENTS = 201
-"""Purpose of a permutation, apart from those in `order`."""
+"""Purpose of a permutation; another number than those in `order`."""
 
 
 class Chunks(Protocol):
-    """What is known of the rows that a filter keeps."""
+    """Chunks, and how many of their rows a filter keeps."""
 
     @property
     def bounds(self) -> Int64Array:
@@ -32,7 +32,7 @@ class Chunks(Protocol):
         ...
 
     def sizes(self) -> Int64Array:
-        """Return how many rows of each chunk are kept, -1 where nobody knows yet: [num_chunks]."""
+        """Return how many rows of each chunk are kept, -1 where it is not known yet: [num_chunks]."""
         ...
 
 
@@ -59,7 +59,7 @@ class Orders:
         return order
 
     def total(self) -> int | None:
-        """Return the rows of an epoch; None while nobody knows."""
+        """Return the number of rows of an epoch; None while it is not known."""
         sizes = self._chunks.sizes()
         return None if (sizes < 0).any() else int(sizes.sum())
 
@@ -87,7 +87,7 @@ class FilteredPlan(Plan):
         yield from self.rows_at(epoch, others).tolist()
 
     def partition(self, world: World, consumed: int = 0, first_worker: int = 0) -> Partition:
-        """Return a worker's share of what is left of an epoch: exact when all counts are known, else an upper bound."""
+        """Return a worker's share of the rest of an epoch: exact when all counts are known, else an upper bound."""
         partition = Plan.partition(self, world, consumed, first_worker)
         total = self.orders.total()
         return partition if total is None else replace(partition, num_positions=total)
@@ -96,7 +96,7 @@ class FilteredPlan(Plan):
         """Return the steps of an epoch.
 
         Raises:
-            UnknownLengthError: Nobody knows yet.
+            UnknownLengthError: It is not known yet.
         """
         if self.orders.total() is None:
             raise UnknownLengthError(

@@ -43,12 +43,12 @@ class BatchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where this process stands, as its trainer knows it."""
+    """The place of this process in its job, as its trainer knows it."""
 
     world: World | None
-    """None: asked for when it is needed, from torch.distributed or the launcher."""
+    """None: read when it is needed, from torch.distributed or the launcher."""
     replication: int
-    """So many consecutive ranks take the same samples."""
+    """Number of consecutive ranks that take the same samples."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -65,7 +65,7 @@ class Layout:
         return self.whole.replicated(self.replication)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle for a worker: it cannot ask torch.distributed for its place, so the trainer's goes along."""
+        """Pickle for a worker with the trainer's place: a worker cannot ask torch.distributed."""
         return (partial(Layout, world=self.whole, replication=self.replication), ())
 
 

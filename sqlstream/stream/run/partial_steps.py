@@ -1,7 +1,7 @@
-"""What a rank has behind it beyond the end of a step: where rows give no sample, or several, batches are no steps.
+"""What a rank has delivered behind the end of a step: where rows give no sample, or several, batches are no steps.
 
-Positions stay the unit of order and state. A rank takes its positions step by step; their numbers in that order are the same
-for any number of workers, so a state that names them can be gone on with by any number of workers.
+Positions stay the unit of order and state. A rank takes its positions step by step. Their numbers in that order are the same
+for any number of workers, so any number of workers can go on from a state that names them.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class PartialRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveredAhead:
-    """What one rank has delivered beyond the samples that the whole job has behind it."""
+    """What one rank has delivered behind the samples that the whole job has taken."""
 
     rank: int
     world_size: int
     num_workers: int
     first_worker: int
-    """Of as many workers, counted from the one that is asked next, the one that takes the first step that is not complete."""
+    """The worker that takes the first incomplete step, counted from the worker that is asked next; valid for `num_workers`."""
     taken: tuple[DeliveredSpan, ...]
-    """In order."""
+    """Spans, in order."""
     unfinished: tuple[PartialRow, ...]
 
     def is_taken(self, epoch: int, numbers: Int64Array) -> NDArray[np.bool_]:
@@ -81,7 +81,7 @@ class DeliveredAhead:
         """Return what a dict in a state says.
 
         Raises:
-            StateError: It says something else.
+            StateError: The dict has other keys, or values that are no counts.
         """
         names = {field.name for field in fields(cls)}
         if not isinstance(beyond, Mapping) or set(beyond) != names:

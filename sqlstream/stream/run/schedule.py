@@ -1,4 +1,4 @@
-"""Order, layout and state of a dataset, without its samples: which process takes which positions when, and how far it is."""
+"""Order, layout and position of a dataset's run, without its samples: which process takes which positions, and when."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Schedule:
         self.layout = options.layout
         self.is_endless = options.is_endless
         self.is_announced = False
-        """A loader in the trainer says where iterations begin; true while it creates its workers, and in those."""
+        """True: a loader in the trainer sets where iterations begin; so while it creates its workers, and in those."""
         self.counter = EpochCounter()
         self.batches: BatchOptions | None = None
         self._options = options
@@ -54,7 +54,7 @@ class Schedule:
 
     @property
     def world(self) -> World:
-        """Where this process stands; ranks that take the same samples count as one."""
+        """The place of this process in its job; ranks that take the same samples count as one."""
         return self.layout.effective
 
     @property
@@ -83,7 +83,7 @@ class Schedule:
         return [self.plan.partition(world).num_samples for world in worlds]
 
     def expect_batches(self, options: BatchOptions) -> None:
-        """Learn from a loader how it takes samples.
+        """Take over how a loader takes samples.
 
         Raises:
             ConfigError: The dataset was given another batch size.
@@ -100,9 +100,9 @@ class Schedule:
     # -- an iteration -------------------------------------------------------------------------------------------------
 
     def begin(self) -> tuple[ShareProgress, Iterator[EpochShare]]:
-        """Begin an iteration in this process; return its progress, and what it takes of its epoch and of those that follow.
+        """Begin an iteration in this process; return its progress, and its shares of the epoch and of those that follow.
 
-        In a persistent worker the next iteration's epoch follows, too: it will most likely run it.
+        A persistent worker also gets its share of the next iteration's epoch, so that it can prepare it.
         """
         info = get_worker_info()
         world = self.world if info is None else self.world.with_worker(info.id, info.num_workers)
@@ -117,7 +117,7 @@ class Schedule:
         return progress, self._from(first, looks_ahead)
 
     def begin_delivery(self) -> Delivery:
-        """Begin an iteration of a loader in the trainer, which tells its workers where they begin.
+        """Begin an iteration of a loader, in the trainer; its workers read where it begins.
 
         Raises:
             StateError: The state is that of one process within a step.
@@ -140,11 +140,11 @@ class Schedule:
 
     @property
     def needs_new_workers(self) -> bool:
-        """Workers that run already lack what the next iteration goes on from."""
+        """The next iteration goes on from a state that workers which run already do not have."""
         return self.counter.has_more(self.counter.next)
 
     def place_of_worker(self) -> WorkerPosition:
-        """Return how far this process, a worker or the trainer, has come with the samples that it made."""
+        """Return the position of this process, a worker or the trainer, after the samples that it made."""
         info, progress = get_worker_info(), self._progress
         assert progress is not None, "a batch is made of samples"
         return WorkerPosition(0 if info is None else info.id, progress.share.epoch, progress.taken, progress.offset)
@@ -171,7 +171,7 @@ class Schedule:
         return self._share(mark.epoch, plan, partition, start.beyond)
 
     def batches_of(self, epoch: int, batch_size: int) -> EpochShare:
-        """Return what this rank takes of an epoch in batches of `batch_size`, all in one process."""
+        """Return this rank's share of an epoch in batches of `batch_size`, all in one process."""
         plan = replace(self.plan, batch_size=batch_size)
         return self._share(epoch, plan, plan.partition(self.world))
 
@@ -209,20 +209,20 @@ class Schedule:
                 "state of its own: use infinite_iteration=True and save every rank's state, or make one sample of each row"
             )
 
-    # -- where it stands ----------------------------------------------------------------------------------------------
+    # -- position -----------------------------------------------------------------------------------------------------
 
     def where(self, num_samples: int | None = None) -> RunPosition:
-        """Return where the whole job stands: after `num_samples` of the epoch, or as far as this process knows.
+        """Return the position of the whole job: after `num_samples` of the epoch, or as far as this process knows.
 
-        A worker, or a process within a step, adds how far its own share is.
+        A worker, or a process within a step, adds the position in its own share.
 
         Raises:
-            StateError: Workers of a plain DataLoader iterate: they run ahead of the trainer, who alone knows.
+            StateError: Workers of a plain DataLoader iterate: they run ahead of the trainer, and cannot know what it has taken.
         """
         return self._position() if num_samples is None else RunPosition(self._position_after(num_samples))
 
     def set_next(self, mark: JobPosition, share: Share | None = None, beyond: DeliveredAhead | None = None) -> None:
-        """Make the next iteration begin at `mark`; with `share`, in this process alone, and beyond it."""
+        """Make the next iteration begin at `mark`; with `share`, in this process alone, at a position behind it."""
         self._progress = self._delivery = self._loaded = None
         if share is None or get_worker_info() is None:
             self.counter.set_from_outside(mark, has_more=beyond is not None)
@@ -236,17 +236,16 @@ class Schedule:
 
     @property
     def place(self) -> JobPosition:
-        """Where the whole job stands, at a step's end."""
+        """The position of the whole job, at a step's end."""
         return self._position().mark
 
     def place_after(self, num_steps: int) -> JobPosition:
-        """Return where the whole job will stand `num_steps` later; without endless iteration the next epoch at most."""
+        """Return the position of the whole job `num_steps` later; without endless iteration the next epoch at most."""
         return advanced(self.place, num_steps, self.plan, self.world, is_endless=self.is_endless)
 
     def _position(self) -> RunPosition:
         loaded = self._loaded
-        is_untouched = self._progress is None and self._delivery is None
-        if loaded is not None and (loaded.share is not None or (is_untouched and loaded.mark == self.counter.next)):
+        if loaded is not None and (loaded.share is not None or (not self.is_under_way and loaded.mark == self.counter.next)):
             return RunPosition(loaded.mark, loaded.share, loaded.beyond)
         if get_worker_info() is None and self.counter.epoch_of_workers is not None:
             raise StateError(
@@ -261,7 +260,7 @@ class Schedule:
         return RunPosition(self.counter.next)
 
     def _position_after(self, num_samples: int) -> JobPosition:
-        """Return where the whole job stands after `num_samples` samples of the epoch under way."""
+        """Return the position of the whole job after `num_samples` samples of the epoch under way."""
         if (started := self.counter.epoch_of_workers) is not None:
             epoch = started
         elif self._delivery is not None:
@@ -285,16 +284,16 @@ def own_seed(seed: int, share: EpochShare, *, is_endless: bool) -> int:
 
 
 def reweight(schedule: Schedule, weights: WeightsSpec | None, at_step: int | None, prefetch: int) -> None:
-    """Have rows weigh `weights` from the next epoch on, or from a step of the epoch under way.
+    """Make rows weigh `weights` from the next epoch on, or from a step of the epoch under way.
 
     Args:
-        schedule: Whose.
-        weights: What rows weigh; None: all the same.
+        schedule: The run.
+        weights: Weights of the rows; None: all the same.
         at_step: The step, counted from the start of the epoch.
         prefetch: Samples that each process plans ahead.
 
     Raises:
-        StateError: The step is handed out already.
+        StateError: The step is handed out or planned already.
     """
     is_between_epochs = at_step is None and not schedule.is_endless
     following = schedule.counter.next if is_between_epochs else first_free(schedule, prefetch)
@@ -314,7 +313,7 @@ def reweight(schedule: Schedule, weights: WeightsSpec | None, at_step: int | Non
 
 
 def first_free(schedule: Schedule, prefetch: int) -> JobPosition:
-    """Return the first place of the run that no process can have planned, the same on every rank."""
+    """Return the first position of the run that no process can have planned, the same on every rank."""
     if not schedule.is_under_way:
         return schedule.counter.next
     if schedule.counter.has_several:

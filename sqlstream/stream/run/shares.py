@@ -1,4 +1,4 @@
-"""What one process takes of an epoch, and how far it has come."""
+"""The share of one process in an epoch, and its position in that share."""
 
 from __future__ import annotations
 
@@ -13,37 +13,39 @@ from sqlstream.stream.run.partial_steps import DeliveredAhead
 from sqlstream.stream.run.weighting import Weighting
 
 PLANNED_TOGETHER = 64
-"""Positions whose rows are worked out in one go: a call of numpy costs little beside 64 samples."""
+"""Positions whose rows are computed together: a call of numpy costs little beside 64 samples."""
 SHUFFLED_TOGETHER = 1024
-"""Positions whose slots are: a hundred calls, which take as long for 1024 as for 64. Weights, which may change, have no say."""
+"""Positions whose slots are computed together: these hundred calls of numpy take as long for 1024 as for 64.
+
+Rows are computed later, `PLANNED_TOGETHER`, since weights may change meanwhile; slots do not depend on them."""
 
 
 class Planned(NamedTuple):
-    """Some of a share, in order."""
+    """Neighbouring positions of a share."""
 
     places: Int64Array
-    """Counted from the share's start: [n]."""
+    """Places, counted from the share's start: [n]."""
     positions: Int64Array
-    """Of the epoch: [n]."""
+    """Positions of the epoch: [n]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochShare:
-    """What one process takes of one epoch."""
+    """The share of one process in one epoch."""
 
     epoch: int
     plan: Plan
     partition: Partition
     weighting: Weighting
-    """From the plan's slots to rows."""
+    """The rows of the plan's slots."""
     version: int
-    """Of the weighting: a share that was planned before a change is another one."""
+    """Version of the weighting: a share that was planned before a change is another one."""
     taken: int = 0
-    """Positions of the share that lie behind it."""
+    """Positions of the share that were taken before."""
     offset: int = 0
-    """Samples of the next position that lie behind it."""
+    """Samples of the next position that were taken before."""
     beyond: DeliveredAhead | None = None
-    """What of it was delivered before the state was saved that it goes on from."""
+    """What the saved state, from which the share goes on, says was delivered behind its mark."""
 
     @property
     def current_partition(self) -> Partition:
@@ -72,7 +74,7 @@ class EpochShare:
         return self.plan.rows_at(self.epoch, positions)
 
     def rows_at(self, positions: Int64Array, slots: Int64Array | None = None) -> Int64Array:
-        """Return the selected rows at `positions`, where `slots` of the plan stand, as it is weighed now: [n]."""
+        """Return the selected rows at `positions`, by the weights of now: [n]; `slots`: what `slots_at` returned for them."""
         slots = self.slots_at(positions) if slots is None else slots
         return self.weighting.rows_at(self.plan.seed, self.epoch, positions, slots)
 
@@ -88,24 +90,24 @@ class EpochShare:
 
 @dataclass(slots=True)
 class ShareProgress:
-    """How far a process has come in its share; the engine moves it on."""
+    """The position of a process in its share; the engine moves it on."""
 
     share: EpochShare
     taken: int
-    """Positions of the share behind it."""
+    """Positions of the share that are taken."""
     offset: int = 0
-    """Samples of the next position behind it."""
+    """Samples of the next position that are taken."""
     _place: int = -1
-    """What is being made."""
+    """The place whose samples are being made."""
     _num_made: int = 0
     _num_delivered: int = 0
 
     def begin(self, share: EpochShare) -> None:
-        """Come to an epoch."""
+        """Move to the start of an epoch's share."""
         self.share, self.taken, self.offset, self._place = share, share.taken, share.offset, -1
 
     def come_to(self, share: EpochShare | None, place: int) -> None:
-        """Come to a place of a share, the next one or the one before again."""
+        """Move to a place of a share: the next one, or the same again."""
         if share is not None and share is not self.share and share.epoch != self.share.epoch:
             self.begin(share)
         if place != self._place:
@@ -125,12 +127,12 @@ class ShareProgress:
         return True
 
     def end(self) -> None:
-        """Come to the end of the share."""
+        """Move to the end of the share."""
         self.taken, self.offset = self.share.partition.num_samples, 0
 
 
 class WorkerPosition(NamedTuple):
-    """How far a worker had come when it made a batch; travels beside it."""
+    """The position of a worker after a batch; it goes to the trainer with the batch."""
 
     worker: int
     epoch: int

@@ -1,4 +1,4 @@
-"""Where a run stands: a small JSON-able dict that is checked when it comes back."""
+"""The state of a run: a small JSON-able dict that is checked when it is loaded."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sqlstream.stream.run.partial_steps import DeliveredAhead
 
 STATE_VERSION = 1
 CHANGE_KEYS = frozenset(("epoch", "sample", "expression", "fingerprint"))
-"""What a state holds of each change of weights."""
+"""Keys of a change of weights in a state."""
 COMPARED = (
     *("fingerprint", "shuffle_seed", "permutation_version", "epoch_size", "first_weights"),
     *("num_canonical_nodes", "blocks", "global_batch_size"),
 )
-"""What must be equal for the rest of the run to be the same."""
+"""Fields that must be equal for the rest of the run to be the same."""
 
 
 def _check_counts(owner: str, names: tuple[str, ...], state: Mapping[str, object]) -> None:
@@ -28,7 +28,7 @@ def _check_counts(owner: str, names: tuple[str, ...], state: Mapping[str, object
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one process has taken of its own share, where the whole job is not at the end of a step; only it can go on there."""
+    """What one process has taken of its share behind the last step of the whole job; no other process can go on there."""
 
     rank: int
     world_size: int
@@ -37,9 +37,9 @@ class Share:
     first_worker: int
     """The worker that takes the step after `sample_in_epoch`."""
     taken: int
-    """Positions behind it, in the order of its share, beyond `sample_in_epoch`."""
+    """Positions taken behind `sample_in_epoch`, in the order of the share."""
     offset: int
-    """Samples of the next position behind it."""
+    """Samples taken of the next position."""
 
     @classmethod
     def of(cls, partition: Partition, taken: int, offset: int) -> Share:
@@ -57,7 +57,7 @@ class Share:
 
     @property
     def place(self) -> str:
-        """Whose share it is, in words."""
+        """The process of the share, in words."""
         return f"rank {self.rank} of {self.world_size}, worker {self.worker} of {self.num_workers}"
 
     @classmethod
@@ -65,7 +65,7 @@ class Share:
         """Return the share in a dict.
 
         Raises:
-            StateError: It is none.
+            StateError: The dict is no share.
         """
         names = tuple(field.name for field in fields(cls))
         if not isinstance(share, Mapping) or set(share) != set(names):
@@ -76,36 +76,36 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState:
-    """Epoch and samples consumed, and what they were counted in.
+    """Epoch and samples consumed, and the order in which they were counted.
 
-    `epoch` and `sample_in_epoch` are the keys of `sds`; a state of `sds` loads as far as these go.
+    `epoch` and `sample_in_epoch` are the keys of `sds`: a state of `sds` loads, without the checks that need the others.
     """
 
     epoch: int
     sample_in_epoch: int
-    """Samples of the epoch that the whole job has behind it."""
+    """Samples of the epoch that the whole job has taken."""
     fingerprint: str | None = None
-    """The index, with its filter."""
+    """Fingerprint of the index, with its filter."""
     shuffle_seed: int | None = None
     global_batch_size: int | None = None
     """Samples of a step of the whole job; None: the dataset did not know it."""
     num_canonical_nodes: int = 1
     blocks: str | None = None
-    """The layout of a block shuffle, by its fingerprint."""
+    """Fingerprint of the layout of a block shuffle."""
     epoch_size: int | None = None
     """Positions of an epoch."""
     weights: tuple[Mapping[str, object], ...] = ()
-    """Changes of the rows' weights: epoch and sample from which each holds, its expression and fingerprint."""
+    """Changes of the rows' weights: epoch and sample from which on each holds, its expression and fingerprint."""
     share: Share | None = None
-    """Set by a process that stands within a step, or knows only its own share (a worker of torchdata's loader)."""
+    """Set by a process within a step, or by one that knows only its own share (a worker of torchdata's loader)."""
     beyond: DeliveredAhead | None = None
-    """Set where rows give no sample, or several: what this rank has delivered beyond `sample_in_epoch`."""
+    """Set where rows give no sample, or several: what this rank has delivered behind `sample_in_epoch`."""
     version: int = STATE_VERSION
     permutation_version: int = PERMUTATION_VERSION
 
     @property
     def first_weights(self) -> object:
-        """The weights that the run began with, by their fingerprint; None: none."""
+        """Fingerprint of the weights that the run began with; None: it began without weights."""
         begins = bool(self.weights) and (self.weights[0]["epoch"], self.weights[0]["sample"]) == (0, 0)
         return self.weights[0]["fingerprint"] if begins else None
 
@@ -144,11 +144,11 @@ class StreamState:
     def check(self, current: StreamState) -> None:
         """Raise StateError if this state belongs to another dataset, seed, batch or order than `current`."""
         if self.fingerprint is None:
-            return  # of sds: it says nothing of its dataset
+            return  # a state of sds, which has nothing to compare
         for name in COMPARED:
             theirs, ours = getattr(self, name), getattr(current, name)
             if name == "global_batch_size" and (theirs is None or ours is None):
-                continue  # a dataset that learns it later checks when it goes on
+                continue  # a loader sets it later, and the partition then checks the position
             if theirs != ours:
                 raise StateError(
                     f"the state has {name}={theirs!r}, this dataset {ours!r}: resume with the dataset, query, weights, seed "

@@ -1,7 +1,7 @@
-"""Which row stands at a slot of the plan: the slot itself, or what weights and `epoch_size` make of it.
+"""The row of each slot of the plan: the slot itself, or, with weights or `epoch_size`, what these make of it.
 
-A plan shuffles slots; without weights, and with as many positions as rows, a slot is a row. Changes of weights are facts of
-the run, as its seed is: each holds from a place (epoch, position) on. Workers that run already read them in shared memory.
+A plan shuffles slots; without weights, and with as many positions as rows, a slot is a row. Changes of weights belong to the
+run, as its seed does: each holds from a place (epoch, position) on. Workers that run already read them in shared memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sqlstream.order import Int64Array
 from sqlstream.order.weights import WeightedRows
 
 SHARED_BYTES = 1 << 16
-"""Room for some two hundred changes, which is a few more than anybody makes in a run."""
+"""Room for some two hundred changes; arbitrary, more than a run is expected to need."""
 OPEN_TABLES = 8
 """Tables that stay open, the last ones: each takes a descriptor and 1 MiB. More changes in one epoch are rare."""
 _HEADER = 16
@@ -34,20 +34,20 @@ _HEADER = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """From a place of the run on, rows come as often as a table says."""
+    """A table of weights that holds from a place of the run on."""
 
     epoch: int
     sample: int
     """Position of the epoch."""
     expression: str | None
-    """What was given; None: an array, which a state cannot hold, or no weights any more."""
+    """The expression that was given; None: an array, which a state cannot hold, or no weights any more."""
     fingerprint: str | None
-    """Of index and weights; None: all rows weigh the same."""
+    """Fingerprint of index and weights; None: all rows weigh the same."""
     path: str | None
-    """Where the table is on this node."""
+    """Path of the table on this node."""
 
     def to_state(self) -> dict[str, object]:
-        """Return what fits every node."""
+        """Return the fields that are the same on every node."""
         return {name: getattr(self, name) for name in ("epoch", "sample", "expression", "fingerprint")}
 
 
@@ -58,7 +58,7 @@ class Weighting:
         num_rows: Selected rows.
         num_positions: Positions of an epoch.
         weigh: Makes the table of an expression or an array.
-        weights: What rows weigh from the start; None: all the same.
+        weights: Weights of the rows from the start; None: all the same.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Weighting:
 
     @cached_property
     def _numbers(self) -> Int64Array:
-        """Version and length of the text; numpy reads it in a tenth of torch's time: [2]."""
+        """Version and length of the text: [2]."""
         numbers: Int64Array = self._shared[:_HEADER].view(torch.int64).numpy()
         return numbers
 
@@ -109,16 +109,16 @@ class Weighting:
         return self._read[1]
 
     def add(self, epoch: int, sample: int, weights: WeightsSpec | None) -> None:
-        """Have rows weigh `weights` from position `sample` of `epoch` on; changes for later places are dropped.
+        """Make rows weigh `weights` from position `sample` of `epoch` on; changes for later places are dropped.
 
         Raises:
-            ConfigError: The weights are none, or these are too many changes.
+            ConfigError: `weights` are not weights, or these are too many changes.
         """
         earlier = [change for change in self.changes if (change.epoch, change.sample) < (epoch, sample)]
         self._write((*earlier, self._change(epoch, sample, weights)))
 
     def rows_at(self, seed: int | None, epoch: int, positions: Int64Array, slots: Int64Array) -> Int64Array:
-        """Return the selected rows of `slots`, which stand at `positions` of an epoch: [n]."""
+        """Return the selected rows of `slots`, which are at `positions` of an epoch: [n]."""
         changes = self.changes
         before = [change for change in changes if (change.epoch, change.sample) <= (epoch, 0)]
         rows = self._rows_of(before[-1] if before else None, seed, epoch, slots)
@@ -137,7 +137,7 @@ class Weighting:
         """Take over the changes of a state; tables that are not on this node are made.
 
         Raises:
-            StateError: One was given as an array, which is not here.
+            StateError: One was given as an array, and the dataset was made without it.
         """
         if list(state) == self.to_state():
             return
@@ -174,7 +174,7 @@ class Weighting:
             raise ConfigError(f"{len(changes)} changes of weights are too many for one run ({len(text)} bytes): begin another")
         self._shared[_HEADER : _HEADER + len(text)] = torch.from_numpy(np.frombuffer(text, np.uint8).copy())  # [bytes]
         self._numbers[1] = len(text)
-        self._numbers[0] += 1  # last: who sees it sees the rest
+        self._numbers[0] += 1  # last: a worker that reads the new version finds the whole text
 
     def _rows_of(self, change: Change | None, seed: int | None, epoch: int, slots: Int64Array) -> Int64Array:
         path = None if change is None else change.path
@@ -194,10 +194,10 @@ def weighting_of(index: Index, directory: Path, epoch_size: int | None, weights:
         index: Its rows.
         directory: Where tables of weights are kept.
         epoch_size: Positions of an epoch; None: as many as rows.
-        weights: What rows weigh.
+        weights: Weights of the rows; None: all the same.
 
     Raises:
-        ConfigError: The epoch has no position or no row, or these are no weights.
+        ConfigError: The epoch has no position or no row, or `weights` are not weights.
     """
     if isinstance(index, LazyIndex):
         if weights is not None or epoch_size is not None:

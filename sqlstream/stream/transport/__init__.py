@@ -1,1 +1,1 @@
-"""The way of batches from worker to trainer: shared memory, and pins that outlive their worker."""
+"""Transport of batches from worker to trainer: shared memory, and pins that outlive their worker."""

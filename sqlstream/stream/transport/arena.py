@@ -3,8 +3,9 @@
     a slot   free ─ claimed, written, sealed by its worker ─> taken ─ the trainer's last lease of it is gone ─> free
 
 New memory costs more than the copy into it (page faults), so slots are used again. A slot has one writer at a time: its worker
-while it is free, and the trainer, who frees it, while it is taken. A process that the trainer forks has the batches, too, that
-were leased then: their slots are not free before it has ended. The memory has no name in the file system: nothing stays behind.
+while it is free, and the trainer, which frees it, while it is taken. A child that the trainer forks keeps the batches that were
+leased then: their slots are free after the child has ended. The memory has no name in the file system, so it ends with its
+processes.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ import torch
 SLOT_BYTES = 64 << 20
 """Most bytes of a batch; address space, not memory: pages that were never written take none."""
 ALIGNMENT = 64
-"""Where tensors begin: at a cache line, as torch has them."""
+"""Alignment of tensors in bytes: a cache line, as torch has it."""
 LIMITED_SHARE = 4
-"""Of an address space that is limited (`ulimit -v`) at most one part in so many is reserved: the trainer needs the rest."""
+"""The memory takes at most one part in so many of a limited address space (`ulimit -v`): the trainer needs the rest."""
 
 
-class _Heir:
-    """A child that the trainer has forked; it lives while it has the other end of a pipe."""
+class _ForkedChild:
+    """A child that the trainer has forked; it runs as long as it has the other end of a pipe."""
 
     def __init__(self) -> None:
         self._ours, self._its = os.pipe()
         os.set_blocking(self._ours, False)
         weakref.finalize(self, os.close, self._ours).atexit = False
 
-    def is_born(self) -> None:
-        """Leave the other end to the child alone."""
+    def close_its_end(self) -> None:
+        """Close the child's end in the parent, so that the child alone has it."""
         os.close(self._its)
 
     def is_gone(self) -> bool:
@@ -56,19 +57,19 @@ class _Heir:
 class _Cells(c_ubyte * SLOT_BYTES):  # type: ignore[misc]  # ctypes makes the base
     """A slot's memory in the trainer."""
 
-    heirs: list[_Heir]
+    children: list[_ForkedChild]
 
 
 class Arena:
     """The memory of the workers of one iteration: a page of flags, then slots. It ends with the last batch that lies in it.
 
     Args:
-        num_slots: Of all workers together.
-        fd: The memory; None: new memory.
+        num_slots: Slots of all workers together.
+        fd: Descriptor of the memory; None: new memory.
         token: Its name among the arenas of this process.
 
     Raises:
-        OSError: The memory, or the address space for it, cannot be had.
+        OSError: There is not enough memory or address space.
     """
 
     def __init__(self, num_slots: int, fd: int | None = None, token: str | None = None) -> None:
@@ -90,7 +91,7 @@ class Arena:
         _arenas[self.token] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Go to a worker that is being started."""
+        """Pickle for a worker that is being started."""
         if get_spawning_popen() is None:
             raise TypeError("the memory of a running loader goes to its own workers only: pickle the dataset by itself")
         return _attached, (self.num_slots, DupFd(self._fd), self.token)
@@ -98,7 +99,7 @@ class Arena:
     # -- in a worker --------------------------------------------------------------------------------------------------
 
     def find_free(self, slots: range) -> int | None:
-        """Return the first free one of a worker's slots: in this order as few as possible are ever touched."""
+        """Return the first free one of a worker's slots: so as few pages as possible are ever touched."""
         return next((slot for slot in slots if not self.memory[slot]), None)
 
     def start_of(self, slot: int) -> int:
@@ -106,7 +107,7 @@ class Arena:
         return self._slots_at + slot * SLOT_BYTES
 
     def seal(self, slot: int) -> None:
-        """Hand a written slot over: it is taken until the trainer has no lease of it."""
+        """Hand a written slot over: it is taken as long as the trainer has a lease of it."""
         self.memory[slot] = 1
 
     def tensor(self, slot: int, start: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:  # [...]
@@ -123,25 +124,25 @@ class Arena:
         cells = self._leases.get(slot)
         if cells is None:
             cells = self._leases[slot] = _Cells.from_buffer(self.memory, self.start_of(slot))
-            cells.heirs = []
-            lease = _Lease(slot, cells.heirs)
+            cells.children = []
+            lease = _Lease(slot, cells.children)
             weakref.finalize(cells, _free, self.memory, lease, os.getpid(), self._inherited).atexit = False
         return cells
 
-    def bequeath(self, heir: _Heir) -> None:
-        """Keep what is leased now for a child as well."""
+    def lease_to(self, child: _ForkedChild) -> None:
+        """Keep the slots that are leased now until a child has ended, too."""
         for cells in list(self._leases.values()):
-            cells.heirs.append(heir)
+            cells.children.append(child)
 
 
 class _Lease(NamedTuple):
-    """A slot, and the children that have it, too."""
+    """A slot, and the children that were forked while it was leased."""
 
     slot: int
-    heirs: list[_Heir]
+    children: list[_ForkedChild]
 
     def is_over(self) -> bool:
-        return all(heir.is_gone() for heir in self.heirs)
+        return all(child.is_gone() for child in self.children)
 
 
 _arenas: weakref.WeakValueDictionary[str, Arena] = weakref.WeakValueDictionary()
@@ -152,7 +153,7 @@ def _attached(num_slots: int, fd: Any, token: str) -> Arena:
 
 
 def _free(memory: mmap.mmap, lease: _Lease, pid: int, inherited: list[_Lease]) -> None:
-    if os.getpid() != pid:  # a child that was forked later has no say
+    if os.getpid() != pid:  # a forked child must not free the slot of its parent
         return
     if lease.is_over():
         memory[lease.slot] = 0
@@ -166,7 +167,7 @@ def leased_view(token: str, slot: int) -> memoryview:
 
 
 def leased_tensor(token: str, slot: int, start: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:  # [...]
-    """Return a tensor in a slot of the arena of that name; it is the trainer's, who may write into it."""
+    """Return a tensor in a slot of the arena of that name; the trainer may write into it."""
     return _tensor_in(_arenas[token].lease(slot), start, dtype, shape)
 
 
@@ -179,23 +180,23 @@ class _Forks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._heir: _Heir | None = None
+        self._child: _ForkedChild | None = None
         os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
 
     def _before(self) -> None:
         self._lock.acquire()
-        self._heir = _Heir() if _arenas else None
+        self._child = _ForkedChild() if _arenas else None
 
     def _in_parent(self) -> None:
-        heir, self._heir = self._heir, None
+        child, self._child = self._child, None
         self._lock.release()
-        if heir is not None:
-            heir.is_born()
+        if child is not None:
+            child.close_its_end()
             for arena in list(_arenas.values()):
-                arena.bequeath(heir)
+                arena.lease_to(child)
 
     def _in_child(self) -> None:
-        self._heir = None  # its other end stays open for as long as this process lives
+        self._child = None  # its other end stays open in this process
         self._lock.release()
 
 

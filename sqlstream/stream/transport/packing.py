@@ -1,14 +1,13 @@
-"""The way of a batch from a worker to the trainer: through memory that both see, not through the pipe between them.
+"""Sends a batch from a worker to the trainer through memory that both have mapped, instead of the pipe between them.
 
-A pipe copies bytes four times, 64 KiB at a time; torch sends tensors in memory that is new for each, whose pages cost more than
-the copy. Here a worker writes each batch into a slot of an arena, which the trainer reads, and which is then used again:
+A pipe copies bytes four times, 64 KiB at a time; torch sends each tensor in new memory, whose pages cost more than the copy.
+Here a worker writes each batch into a slot of an arena; the trainer reads the slot, which is then used again:
 
     worker   sample ─ gather: long bytes and tensors ─> slot ─ collate: where they lie ─ pipe ─> trainer
 
-Each value goes there as soon as it is made, while the processor has it at hand, and its memory is free for the next one's: to
-stack a batch of pictures in the end takes three times as long. What was bytes is a sequence of bytes there (PackedBytes), what
-was tensors is a tensor, both in the slot's memory. When all slots are taken (the trainer keeps batches), or a batch is too
-large for one, it goes as it does without this.
+Each value is copied as soon as it is made, while it is in the processor's cache. The trainer gets bytes as a sequence of bytes
+(PackedBytes) and tensors as a tensor, both in the slot's memory. When all slots are taken (the trainer keeps batches), or a
+batch is too large for one, torch sends it.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ from sqlstream.transforms.base import Sample
 logger = logging.getLogger(__name__)
 
 MIN_PACKED_BYTES = 1024
-"""Shorter values are cheaper in the message; they go to the slot only beside a longer one of their field."""
+"""Shorter values are sent in the message; they go to the slot only beside a longer one of their field."""
 MAX_MESSAGE_BYTES = 1 << 16
-"""Tensors up to this size go in the message: a file and a socket for each, as torch has it, cost more than their copies."""
+"""Tensors up to this size are sent in the message: torch's file and socket for each cost more than their copies."""
 MIN_PLACED_BYTES = 1 << 14
-"""Tensors from this size on go to the slot one by one; to stack shorter ones in the end takes less than a call for each."""
+"""Tensors from this size on are copied to the slot one by one; shorter ones are stacked at the end."""
 NUM_SPARE_SLOTS = 3
-"""Beside those that wait for the trainer: the one being written, and the last two batches that the trainer took."""
+"""Slots beside those of waiting batches: the one being written, and those of the last two batches that the trainer took."""
 
 
 class PackedBytes(Sequence[bytes]):
-    """One field of a batch, where its worker has put it: a sequence of `bytes`, each made when it is asked for.
+    """One field of a batch in shared memory: a sequence of `bytes`, each made when it is asked for.
 
     Args:
-        memory: What the values lie in.
-        starts: Where each begins.
-        stops: Where each ends.
+        memory: The memory of the values.
+        starts: Start of each value in it.
+        stops: End of each value in it.
     """
 
     def __init__(self, memory: memoryview, starts: Sequence[int], stops: Sequence[int]) -> None:
@@ -68,7 +67,7 @@ class PackedBytes(Sequence[bytes]):
         return map(bytes, self.views())
 
     def views(self) -> list[memoryview]:
-        """Return all values without a copy; the batch's memory is kept for as long as one of them is."""
+        """Return all values without a copy; each of them keeps the batch's memory."""
         return [self._memory[start:stop] for start, stop in zip(self._starts, self._stops, strict=True)]
 
     def __eq__(self, other: object) -> bool:
@@ -80,19 +79,19 @@ class PackedBytes(Sequence[bytes]):
         return f"PackedBytes of {len(self)} values"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the list that it stands for: the memory is this process's."""
+        """Pickle as a list of bytes, since the memory is this process's."""
         return list, (list(self),)
 
 
 class _BytesAt(NamedTuple):
-    """Where one value lies in the slot that is being written."""
+    """Place of one value in the slot that is being written."""
 
     start: int
     stop: int
 
 
 class _TensorStack:
-    """Where the tensors of one field of a batch go: one behind the other, as their stack has them."""
+    """Memory for the tensors of one field of a batch: one behind the other, as their stack has them."""
 
     def __init__(self, start: int, stack: torch.Tensor) -> None:  # [b, ...]
         self.start = start
@@ -100,7 +99,7 @@ class _TensorStack:
         self._num = 0
 
     def add(self, value: torch.Tensor) -> torch.Tensor | _TensorRow:  # [...]
-        """Return where a copy of a tensor lies now; the tensor itself if it does not fit."""
+        """Copy a tensor and return its place; return the tensor itself if it does not fit."""
         stack, number = self._stack, self._num
         if number == len(stack) or value.dtype != stack.dtype or value.shape != stack.shape[1:]:
             return value
@@ -113,19 +112,19 @@ class _TensorStack:
 
 
 class _TensorRow(NamedTuple):
-    """Where one tensor lies."""
+    """Place of one tensor in a stack."""
 
     rows: _TensorStack
     number: int
 
 
 class BatchPacker:
-    """What the workers of one iteration do for their trainer; in them it is the loader's `collate_fn`.
+    """Packs the batches of one iteration; in the workers it is the loader's `collate_fn`.
 
     Args:
-        num_workers: Each has slots of its own.
+        num_workers: Number of workers; each has slots of its own.
         prefetch_factor: Batches of a worker that wait for the trainer.
-        batch_size: Samples of a batch, as a rule.
+        batch_size: Samples of a whole batch.
     """
 
     def __init__(self, num_workers: int, prefetch_factor: int, batch_size: int) -> None:
@@ -136,11 +135,11 @@ class BatchPacker:
         self._end = 0
         self._is_used = False
         self._rows: dict[str, _TensorStack | None] = {}
-        """Where long tensors of a field go; None: nowhere, they are stacked in the end."""
+        """Memory for long tensors, by field; None: they are stacked at the end."""
 
     @classmethod
     def new(cls, num_workers: int, prefetch_factor: int, batch_size: int) -> BatchPacker | None:
-        """Return a new one; None, with a warning, where its memory cannot be had: batches then come as torch sends them."""
+        """Return a new one; None, with a warning, if there is no memory for it: then torch sends the batches."""
         try:
             return cls(num_workers, prefetch_factor, batch_size)
         except OSError as error:
@@ -152,7 +151,7 @@ class BatchPacker:
             return None
 
     def gather(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """Yield samples with what is long of them in the slot; what it took is free for the next one's."""
+        """Yield samples whose long values are copied to the slot."""
         self._begin()
         for sample in samples:
             yield self._gathered(sample)
@@ -176,7 +175,7 @@ class BatchPacker:
         return {**sample, **gathered} if gathered else sample  # never in place: it may be a transform's own
 
     def _room_for(self, first: torch.Tensor) -> _TensorStack | None:  # [...]
-        """Return where a batch of tensors like the first one may go; None: there is no slot, or no room in it."""
+        """Return memory for a batch of tensors like the first one; None: there is no slot, or no room in it."""
         num_bytes, shape = self._batch_size * first.nbytes, (self._batch_size, *first.shape)
         start = None if num_bytes <= MAX_MESSAGE_BYTES else self._take(num_bytes, ALIGNMENT)
         if start is None or self._slot is None:
@@ -184,7 +183,7 @@ class BatchPacker:
         return _TensorStack(start, self._arena.tensor(self._slot, start, first.dtype, shape))
 
     def __call__(self, samples: list[Sample]) -> Any:
-        """Return the batch as torch's default makes it, but ready to be sent."""
+        """Return the batch of torch's default, with packed fields that become values in the trainer."""
         self._is_used = False
         try:
             batch = {field: self._collated([sample[field] for sample in samples]) for field in samples[0]}
@@ -211,7 +210,7 @@ class BatchPacker:
         return _PackedBatch(batch) if _is_small(batch) else batch
 
     def _joined(self, values: list[Any]) -> Any:
-        """Return where the values of a field lie, or the values if not all of them do."""
+        """Return the packed field, or a list of its values if not all of them fit into the slot."""
         pieces: list[Any] = [self._put(value) if type(value) is bytes else value for value in values]
         if not all(type(piece) is _BytesAt for piece in pieces):
             return [self._read(piece) if type(piece) is _BytesAt else piece for piece in pieces]
@@ -219,7 +218,7 @@ class BatchPacker:
         return _Packed(self._arena.token, self._slot, [piece.start for piece in pieces], [piece.stop for piece in pieces])
 
     def _stacked(self, tensors: list[torch.Tensor]) -> Any:  # n × [...]
-        """Return the stack of tensors: in the slot if it is long, and as torch does if there is no room."""
+        """Return the stack of tensors: in the slot if it is long; torch's own if there is no room."""
         first = tensors[0]  # [...]
         shape, num_bytes = (len(tensors), *first.shape), len(tensors) * first.nbytes
         if num_bytes <= MAX_MESSAGE_BYTES:
@@ -231,12 +230,12 @@ class BatchPacker:
         return self._sent(start, first.dtype, shape)
 
     def _sent(self, start: int, dtype: torch.dtype, shape: Sequence[int]) -> Any:
-        """Return what the trainer gets as a tensor of the slot."""
+        """Return the packed tensor at a place of the slot."""
         self._is_used = True
         return _PackedTensor(self._arena.token, self._slot, start, dtype, shape)
 
     def _put(self, data: bytes) -> bytes | _BytesAt:
-        """Put a value into the slot; return it as it is when there is no slot, or no room in it."""
+        """Copy a value into the slot and return its place; return the value if there is no slot, or no room in it."""
         start = self._take(len(data))
         if start is None or self._slot is None:
             return data
@@ -245,7 +244,7 @@ class BatchPacker:
         return piece
 
     def _take(self, num_bytes: int, alignment: int = 1) -> int | None:
-        """Return where in the slot so many bytes may go; None: there is no slot, or no room in it."""
+        """Reserve bytes in the slot and return their start; None: there is no slot, or no room in it."""
         if self._slot is None:
             info = get_worker_info()
             first = 0 if info is None else info.id * self._num_slots
@@ -263,7 +262,7 @@ class BatchPacker:
 
 
 class _Packed:
-    """A field on its way: the trainer gets PackedBytes."""
+    """A field of bytes in the message; it is unpickled as PackedBytes."""
 
     def __init__(self, *place: Any) -> None:
         self._place = place
@@ -277,7 +276,7 @@ def _received(token: str, slot: int, starts: list[int], stops: list[int]) -> Pac
 
 
 class _PackedTensor:
-    """A stack of tensors on its way: the trainer gets a tensor."""
+    """A stack of tensors in the message; it is unpickled as a tensor."""
 
     def __init__(self, *place: Any) -> None:
         self._place = place
@@ -287,7 +286,7 @@ class _PackedTensor:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value is numbers in this process's memory, and nothing else."""
+    """Return whether a value is a tensor of plain numbers in this process's memory."""
     return (
         type(value) is torch.Tensor
         and value.layout is torch.strided
@@ -307,7 +306,7 @@ _NUMPY_DTYPES = frozenset(
 
 
 class _PackedBatch:
-    """A small tensor on its way, as bytes of the message."""
+    """A small tensor, sent as bytes of the message."""
 
     def __init__(self, value: torch.Tensor) -> None:  # [...]
         self._array = value.numpy()
