@@ -195,7 +195,9 @@ def from_start(indices: Sequence[SupportsIndex], index: Index) -> list[int]:
             f"dataset[{number!r}]: a row is a whole number, not {type(number).__name__}; for several rows at once, "
             "dataset.__getitems__([0, 1])"
         ) from None
-    size = index.known_length if index.known_length is not None or min(numbers, default=0) >= 0 else len(index)
+    size = index.known_length
+    if size is None and min(numbers, default=0) < 0:
+        size = len(index)
     for number in numbers:
         if size is not None and not -size <= number < size:
             raise IndexError(f"index {number} is out of range: the dataset has {size} samples")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from sqlstream.stream.chain.global_rng import GlobalGenerators
 from sqlstream.transforms.base import Sample, Transform, apply, may_draw_globally
-from sqlstream.transforms.rng import GENERATOR, begin, begin_stage, end
+from sqlstream.transforms.rng import GENERATOR, begin_stage, end
 
 _UNSEEDED = contextlib.nullcontext()
 
@@ -47,35 +47,26 @@ class Chain:
         Raises:
             TransformError: One of them failed.
         """
-        if not self._transforms:
-            return sample
-        if self._seeds_globals:
-            return self.run_keyed(sample, (self._seed, epoch, position))
-        begin_stage(sample, (self._seed, epoch, position, self._stage))
-        outcome = apply(self._transforms, sample)
-        if not isinstance(outcome, dict):
-            return _each(outcome, _UNSEEDED)
-        end(outcome)
-        return outcome
+        return self.run_keyed(sample, (self._seed, epoch, position))
 
     def run_keyed(self, sample: Sample, key: tuple[int, int, int], *, watches: bool = False) -> Sample | Iterator[Sample]:
         """Do what `run` does, with the randomness of `key`; with `watches`, set `drew`."""
         if not self._transforms:
             return sample
-        begin(sample, key, self._stage)
+        begin_stage(sample, (*key, self._stage))
         if not self._seeds_globals:
-            return self._ended(apply(self._transforms, sample), None)
-        generators = GlobalGenerators((*key, self._stage), watches=watches)
-        with generators:
             outcome = apply(self._transforms, sample)
-            generators.goes_on = not isinstance(outcome, dict)
-        return self._ended(outcome, generators)
-
-    def _ended(self, outcome: Sample | Iterator[Sample], generators: GlobalGenerators | None) -> Sample | Iterator[Sample]:
-        """Take the generator out of a sample, or out of each of several when it is made."""
-        if not isinstance(outcome, dict):
-            return _each(outcome, generators or _UNSEEDED)
-        self.drew = GENERATOR in outcome or (generators is not None and generators.was_drawn_from)
+            if not isinstance(outcome, dict):
+                return _each(outcome, _UNSEEDED)
+            self.drew = GENERATOR in outcome
+        else:
+            generators = GlobalGenerators((*key, self._stage), watches=watches)
+            with generators:
+                outcome = apply(self._transforms, sample)
+                generators.goes_on = not isinstance(outcome, dict)
+            if not isinstance(outcome, dict):
+                return _each(outcome, generators)
+            self.drew = GENERATOR in outcome or generators.was_drawn_from
         end(outcome)
         return outcome
 

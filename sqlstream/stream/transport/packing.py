@@ -13,7 +13,7 @@ batch is too large for one, torch sends it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
@@ -207,7 +207,7 @@ class BatchPacker:
         if isinstance(first, np.ndarray) and first.dtype.kind in _NUMERIC_KINDS:
             values = [torch.as_tensor(value) for value in values]
         batch = self._stacked(values) if all(map(_is_plain, values)) else default_collate(values)
-        return _PackedBatch(batch) if _is_small(batch) else batch
+        return _Unpickled(torch.from_numpy, batch.numpy()) if _is_small(batch) else batch
 
     def _joined(self, values: list[Any]) -> Any:
         """Return the packed field, or a list of its values if not all of them fit into the slot."""
@@ -215,7 +215,9 @@ class BatchPacker:
         if not all(type(piece) is _BytesAt for piece in pieces):
             return [self._read(piece) if type(piece) is _BytesAt else piece for piece in pieces]
         self._is_used = True
-        return _Packed(self._arena.token, self._slot, [piece.start for piece in pieces], [piece.stop for piece in pieces])
+        return _Unpickled(
+            _received, self._arena.token, self._slot, [piece.start for piece in pieces], [piece.stop for piece in pieces]
+        )
 
     def _stacked(self, tensors: list[torch.Tensor]) -> Any:  # n × [...]
         """Return the stack of tensors: in the slot if it is long; torch's own if there is no room."""
@@ -232,7 +234,7 @@ class BatchPacker:
     def _sent(self, start: int, dtype: torch.dtype, shape: Sequence[int]) -> Any:
         """Return the packed tensor at a place of the slot."""
         self._is_used = True
-        return _PackedTensor(self._arena.token, self._slot, start, dtype, shape)
+        return _Unpickled(leased_tensor, self._arena.token, self._slot, start, dtype, shape)
 
     def _put(self, data: bytes) -> bytes | _BytesAt:
         """Copy a value into the slot and return its place; return the value if there is no slot, or no room in it."""
@@ -261,28 +263,19 @@ class BatchPacker:
         return self._arena.memory[start + piece.start : start + piece.stop]
 
 
-class _Packed:
-    """A field of bytes in the message; it is unpickled as PackedBytes."""
+class _Unpickled:
+    """A value of the message that the trainer makes as it unpickles the batch: `make(*arguments)`."""
 
-    def __init__(self, *place: Any) -> None:
-        self._place = place
+    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
+        self._make = make
+        self._arguments = arguments
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, self._place
+        return self._make, self._arguments
 
 
 def _received(token: str, slot: int, starts: list[int], stops: list[int]) -> PackedBytes:
     return PackedBytes(leased_view(token, slot), starts, stops)
-
-
-class _PackedTensor:
-    """A stack of tensors in the message; it is unpickled as a tensor."""
-
-    def __init__(self, *place: Any) -> None:
-        self._place = place
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return leased_tensor, self._place
 
 
 def _is_plain(value: Any) -> bool:
@@ -303,13 +296,3 @@ _NUMERIC_KINDS = "biufc"
 _NUMPY_DTYPES = frozenset(
     (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
 )
-
-
-class _PackedBatch:
-    """A small tensor, sent as bytes of the message."""
-
-    def __init__(self, value: torch.Tensor) -> None:  # [...]
-        self._array = value.numpy()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return torch.from_numpy, (self._array,)
