@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from sqlstream.errors import ConfigError, DecodeError, TransformError
+from sqlstream.config import check_at_least
+from sqlstream.errors import DecodeError, TransformError
 from sqlstream.transforms.audio_clip import AudioClipOptions, chooser
 from sqlstream.transforms.audio_decode import Source, decode_audio
 from sqlstream.transforms.audio_process import ResampleOptions, fit_length, normalize, resample, to_float
@@ -102,10 +103,9 @@ class ResizeAudioTransform(BaseTransform):
         **resampling_kwargs: Any,
     ) -> None:
         super().__init__(audio_input_field, output_field, **resampling_kwargs)
-        if target_audio_sr < 1:
-            raise ConfigError(f"ResizeAudioTransform: target_audio_sr={target_audio_sr!r} is out of range: give 1 or more")
-        if target_length is not None and target_length < 1:
-            raise ConfigError(f"ResizeAudioTransform: target_length={target_length!r} is out of range: give 1 or more, or None")
+        check_at_least("ResizeAudioTransform: target_audio_sr", target_audio_sr, 1)
+        if target_length is not None:
+            check_at_least("ResizeAudioTransform: target_length", target_length, 1)
         self.original_sr_input_field = original_sr_input_field
         self.target_audio_sr = int(target_audio_sr)
         self.clip_duration_field = clip_duration_field

@@ -108,9 +108,7 @@ def parse_options(options_type: type[Any], given: Mapping[str, Any], owner: str)
         raise ConfigError(f"{owner} has no option {', '.join(map(repr, unknown))}: it knows {', '.join(known) or 'none'}")
     try:
         return options_type(**given)
-    except TypeError as error:
-        raise ConfigError(f"{owner}: {error}") from None
-    except ConfigError as error:
+    except (TypeError, ConfigError) as error:
         raise ConfigError(f"{owner}: {error}") from None
 
 

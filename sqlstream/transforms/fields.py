@@ -188,7 +188,7 @@ class AddConstantFieldTransform:
     """Puts the same value into every sample.
 
     Args:
-        output_field: Where to.
+        output_field: Gets the value.
         value: Shared by all samples, not copied.
     """
 

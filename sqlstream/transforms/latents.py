@@ -131,11 +131,6 @@ class SampleVideoVAELatentTransform(SampleImageVAELatentTransform):
         return sample_gaussian(mean[offset::skip], logvar[offset::skip], rng(sample))
 
 
-def temporal_compression(num_frames: int, num_latent_frames: int) -> int:
-    """Return how many video frames one latent frame stands for."""
-    return math.ceil(num_frames / num_latent_frames)
-
-
 def frame_skip(latents: Mapping[str, Any], num_latent_frames: int, framerate: float) -> int:
     """Return the step over latent frames that makes the video's framerate `framerate`.
 
@@ -152,7 +147,7 @@ def frame_skip(latents: Mapping[str, Any], num_latent_frames: int, framerate: fl
         raise DecodeError(f"'input_framerate' or 'input_shape' cannot be read: {error}") from error
     ratio = input_framerate / framerate
     if not math.isfinite(ratio) or round(ratio) < 1 or abs(ratio - round(ratio)) > _WHOLE:
-        each = temporal_compression(num_frames, num_latent_frames) if num_latent_frames else 0
+        each = math.ceil(num_frames / num_latent_frames) if num_latent_frames else 0
         raise TransformError(
             f"framerate={framerate} does not divide the video's {input_framerate:g} frames per second ({num_frames} frames in "
             f"{num_latent_frames} latent frames of {each}): give {input_framerate:g} divided by a whole number"

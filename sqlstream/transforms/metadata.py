@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, DecodeError, TransformError
 from sqlstream.transforms.base import Sample
 from sqlstream.transforms.field import BaseTransform, failure, naming, read_bytes, read_field, summary
@@ -183,8 +184,7 @@ class OneHotEncodeTransform(BaseTransform):
 
     def __init__(self, input_field: str, num_classes: int, output_field: str | None = None) -> None:
         super().__init__(input_field, output_field)
-        if num_classes < 1:
-            raise ConfigError(f"OneHotEncodeTransform: num_classes={num_classes!r} is out of range: give 1 or more")
+        check_at_least("OneHotEncodeTransform: num_classes", num_classes, 1)
         self.num_classes = num_classes
 
     def transform(self, value: Any, sample: Sample) -> torch.Tensor:  # noqa: ARG002

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, DecodeError, TransformError
 from sqlstream.transforms.base import Sample
-from sqlstream.transforms.field import BaseTransform, dummy_reason, failure, naming, read_bytes, read_field, summary
+from sqlstream.transforms.field import BaseTransform, dummy_reason, failure, read_bytes, summary
 from sqlstream.transforms.fields import load_file
 from sqlstream.transforms.rng import rng
 from sqlstream.transforms.tensor_files import load_tensors, mapping_of, tensor_in
@@ -75,8 +76,7 @@ class TextEmbLoaderTransform(BaseTransform):
         allow_pickle: bool = False,
     ) -> None:
         super().__init__(input_field, output_field)
-        if num_tokens < 1:
-            raise ConfigError(f"TextEmbLoaderTransform: num_tokens={num_tokens!r} is out of range: give 1 or more")
+        check_at_least("TextEmbLoaderTransform: num_tokens", num_tokens, 1)
         self.num_tokens = num_tokens
         self.allow_missing = allow_missing
         self.allow_pickle = allow_pickle
@@ -139,6 +139,29 @@ def choose(generator: np.random.Generator, probabilities: Sequence[float], is_po
     return int(generator.choice(len(weights), p=weights / weights.sum()))
 
 
+class Chooser(Protocol):
+    """A transform that chooses among fields of a sample."""
+
+    probabilities: tuple[float, ...]
+    allow_missing: bool
+
+
+def choose_fields(transform: Chooser, sample: Sample, groups: Sequence[Sequence[str]]) -> Sequence[str]:
+    """Return one of several groups of fields, drawn by the transform's probabilities.
+
+    Raises:
+        TransformError: A field holds no value and `allow_missing` is off, or no group has values in all of its fields.
+    """
+    fields = [field for group in groups for field in group]
+    missing = {field: reason for field in fields if (reason := dummy_reason(sample, field)) is not None}
+    if missing and not transform.allow_missing:
+        raise failure(transform, sample, f"fields hold no value: {missing!r} (allow_missing=True chooses among the others)")
+    chosen = choose(rng(sample), transform.probabilities, [not missing.keys() & set(group) for group in groups])
+    if chosen is None:
+        raise failure(transform, sample, f"none of the fields can be chosen: {missing!r} hold no value")
+    return groups[chosen]
+
+
 class TextEmbSamplingTransform:
     """Chooses one of several texts, with its embedding.
 
@@ -181,17 +204,10 @@ class TextEmbSamplingTransform:
         Raises:
             TransformError: A field is missing, or all pairs are.
         """
-        fields = (*self.input_text_fields, *self.input_text_emb_fields)
-        missing = {field: reason for field in fields if (reason := dummy_reason(sample, field)) is not None}
-        if missing and not self.allow_missing:
-            raise failure(self, sample, f"fields hold no value: {missing!r} (allow_missing=True chooses among the others)")
         pairs = list(zip(self.input_text_fields, self.input_text_emb_fields, strict=True))
-        chosen = choose(rng(sample), self.probabilities, [not missing.keys() & set(pair) for pair in pairs])
-        if chosen is None:
-            raise failure(self, sample, f"no text with its embedding can be chosen: {missing!r} hold no value")
-        text, embedding = (sample[field] for field in pairs[chosen])
+        text, embedding = (sample[field] for field in choose_fields(self, sample, pairs))
         if self.cleanup:
-            for field in fields:
+            for field in (*self.input_text_fields, *self.input_text_emb_fields):
                 sample.pop(field, None)
         sample[self.output_text_field] = text
         sample[self.output_text_emb_field] = embedding
@@ -233,18 +249,12 @@ class ChooseFieldTransform:
         Raises:
             TransformError: A field is missing, or all are.
         """
-        missing = {field: reason for field in self.input_fields if (reason := dummy_reason(sample, field)) is not None}
-        if missing and not self.allow_missing:
-            raise failure(self, sample, f"fields hold no value: {missing!r} (allow_missing=True chooses among the others)")
-        chosen = choose(rng(sample), self.probabilities, [field not in missing for field in self.input_fields])
-        if chosen is None:
-            raise failure(self, sample, f"no field can be chosen: {missing!r} hold no value")
-        value = read_field(self, sample, self.input_fields[chosen])
-        with naming(self, sample, self.output_field):
-            if self.cleanup:
-                for field in self.input_fields:
-                    sample.pop(field, None)
-            sample[self.output_field] = value
-            if self.choice_field is not None:
-                sample[self.choice_field] = self.input_fields[chosen]
+        (chosen,) = choose_fields(self, sample, [(field,) for field in self.input_fields])
+        value = sample[chosen]
+        if self.cleanup:
+            for field in self.input_fields:
+                sample.pop(field, None)
+        sample[self.output_field] = value
+        if self.choice_field is not None:
+            sample[self.choice_field] = chosen
         return sample

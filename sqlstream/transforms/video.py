@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, DecodeError, TransformError
 from sqlstream.transforms.audio import media_source, positive
 from sqlstream.transforms.audio_decode import decode_audio_between
@@ -99,8 +100,7 @@ class _ClipTransform(BaseTransform):
         frame_format = decode_kwargs.pop("frame_format", "pil")
         super().__init__(input_field, output_field, **decode_kwargs)
         owner = type(self).__name__
-        if num_frames < 1:
-            raise ConfigError(f"{owner}: num_frames={num_frames!r} is out of range: give 1 or more")
+        check_at_least(f"{owner}: num_frames", num_frames, 1)
         if frame_format not in FRAME_FORMATS:
             raise ConfigError(f"{owner}: frame_format={frame_format!r} is not one of {', '.join(FRAME_FORMATS)}")
         self.reader_options(self.options)  # what is wrong with them shows here

@@ -19,7 +19,6 @@ from sqlstream.transforms.latents import (
     LoadLatentFromDiskTransform,
     SampleImageVAELatentTransform,
     SampleVideoVAELatentTransform,
-    temporal_compression,
 )
 from sqlstream.transforms.rng import begin
 
@@ -150,7 +149,6 @@ def test_video_latents_keep_every_kth_frame_of_the_framerate() -> None:
         transform = SampleVideoVAELatentTransform("x", framerate=8.0, random_offset=True)
         starts.add(round(float(transform(sample)["x"][0, 0, 0, 0])))
     assert starts == {0, 1, 2}
-    assert temporal_compression(13, 4) == 4
 
 
 def test_framerates_that_do_not_divide_and_missing_facts_are_errors() -> None:
