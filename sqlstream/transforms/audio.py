@@ -35,7 +35,7 @@ class DecodeAudioTransform(BaseTransform):
     Args:
         input_field: Encoded audio.
         output_field: None: into the input field.
-        original_sr_output_field: Gets the sample rate; None: nowhere.
+        original_sr_output_field: Gets the sample rate; None: no field gets it.
         decode_kwargs: `duration`, `clip_offset_strategy`, `allow_shorter_audio`, `loudness_cutoff` (`AudioClipOptions`).
     """
 

@@ -1,4 +1,4 @@
-"""Where in an audio file a clip lies: pure functions."""
+"""The range of a clip in an audio file: pure functions."""
 
 from __future__ import annotations
 

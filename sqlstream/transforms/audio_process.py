@@ -161,11 +161,11 @@ def _k_weighting(frequencies: np.ndarray[Any, Any], sample_rate: int) -> np.ndar
 
 
 def normalize(samples: torch.Tensor, sample_rate: int, target_db: float | None) -> torch.Tensor:  # [c, s]
-    """Return samples brought to a loudness, then scaled down if a peak passes 1; silence stays silence. # [c, s].
+    """Return samples scaled to a loudness, then scaled down if a peak passes 1; silence stays silence. # [c, s].
 
     Args:
         samples: float.
-        sample_rate: Of the samples.
+        sample_rate: Samples per second.
         target_db: LUFS; None: only the peaks are limited.
     """
     if target_db is not None:

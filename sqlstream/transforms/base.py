@@ -43,7 +43,7 @@ def apply(transforms: Sequence[Transform], sample: Sample) -> Sample | Iterator[
 
 
 def _carry(origin: Sample, result: Sample) -> None:
-    """Keep the sample's generator when a transform returned another dict; without it, what follows would draw at random."""
+    """Copy the sample's generator to the dict that a transform returned: without it later draws would not depend on the key."""
     for field in PRIVATE_FIELDS:
         if field in origin and field not in result:
             result[field] = origin[field]
@@ -74,12 +74,12 @@ def _apply_to_each(
 
 
 def may_draw_globally(transform: Transform) -> bool:
-    """Return whether it may draw from the global generators: foreign code may, our own transforms use `rng(sample)` alone."""
+    """Return whether it may draw from global generators: foreign code may, our own transforms use `rng(sample)` alone."""
     return not type(transform).__module__.startswith("sqlstream.transforms.") or getattr(transform, "calls_given_code", False)
 
 
 def transform_name(transform: Transform) -> str:
-    """Return what a person calls this transform."""
+    """Return the name of a transform in messages."""
     return getattr(transform, "__name__", None) or type(transform).__name__
 
 

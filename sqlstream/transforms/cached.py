@@ -1,8 +1,8 @@
 """A point of a chain at which samples are stored: the second epoch skips what lies before it.
 
 `CacheTransform` is a marker that the stream engine looks for (`stream.engine.stored_samples`) in a dataset's list of
-transforms; called without an engine, or inside another transform, it just runs its own. Here is what decides whether two chains
-are the same.
+transforms; called without an engine, or inside another transform, it runs its transforms. `chain_key` decides whether two
+chains are the same.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class CacheTransform:
     """Runs transforms, and marks their result as one to be stored.
 
     Args:
-        name: Of this point; part of the key.
-        transforms: What is skipped when the result is found.
+        name: Name of this point; part of the key.
+        transforms: Transforms that are skipped when the result is found.
         version: Part of the key: change it when something changes that the key cannot see (a file that a transform reads, a
             model's weights, an installed package).
 
@@ -61,7 +61,7 @@ class CachePoint:
     key: str
     """Hash of all that decides what a sample is at this point; see `chain_key`."""
     transforms: tuple[Transform, ...]
-    """What is run from the point before, or from the start of the chain, up to this one."""
+    """Transforms from the point before, or from the start of the chain, up to this one."""
 
 
 def split_at_points(transforms: Sequence[Transform]) -> tuple[list[CachePoint], list[Transform]]:
@@ -91,7 +91,7 @@ def chain_key(transform: CacheTransform, before: Sequence[Transform] = ()) -> st
 
     Args:
         transform: The point.
-        before: What stands before it in its chain.
+        before: The transforms before it in its chain.
 
     Raises:
         ConfigError: A parameter has no stable description and `version` is not given either.
@@ -106,7 +106,7 @@ def chain_key(transform: CacheTransform, before: Sequence[Transform] = ()) -> st
 
 
 def describe(value: Any) -> Any:
-    """Return what JSON can say of a value in a row, the same in every process.
+    """Return a value of a row as JSON, the same in every process.
 
     Raises:
         ConfigError: It has no stable description.

@@ -1,4 +1,4 @@
-"""Which moments of a video make a clip: pure functions. Times are seconds from the first frame."""
+"""The moments of a video that make a clip: pure functions. Times are seconds from the first frame."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Times = npt.NDArray[np.float64]
 
 
 class CropInterval(StrEnum):
-    """What an interval demands of a clip."""
+    """How a clip lies in its interval."""
 
     HARD = "hard"
     """The clip lies inside."""
@@ -109,8 +109,8 @@ def plan_clip(
     Args:
         options: What the user asked for.
         num_frames: Frames of the clip.
-        duration: Of the video, in seconds.
-        framerate: Of the video.
+        duration: Length of the video, in seconds.
+        framerate: Frames per second of the video.
         rng: Gives the sample's generator; called only if something is random.
 
     Raises:
@@ -179,7 +179,7 @@ def shown_at(starts: npt.NDArray[Any], times: Times, framerate: float) -> npt.ND
     Args:
         starts: When each frame begins, ascending. # [n]
         times: Moments. # [t]
-        framerate: Of the video, for the tolerance.
+        framerate: Frames per second of the video, for the tolerance.
     """
     indices = np.searchsorted(starts, times + tolerance(framerate), side="right") - 1  # [t]
     return np.clip(indices, 0, len(starts) - 1).astype(np.int64)

@@ -1,6 +1,6 @@
 """A sample as bytes and back: one safetensors file, tensors as tensors, the rest as JSON in its metadata; no pickle.
 
-Any safetensors tool can look into a stored sample. What comes back equals what went in, types included: tuples, bytes, arrays,
+Any safetensors tool can read a stored sample. A decoded sample equals the encoded one, types included: tuples, bytes, arrays,
 Pillow images, dicts with keys that are no texts.
 """
 

@@ -23,7 +23,7 @@ def collate(samples: Sequence[Mapping[str, Any]], ragged_fields: Collection[str]
 
     Args:
         samples: At least one; all with the same fields.
-        ragged_fields: Fields that stay lists whatever they hold, e.g. tensors of different lengths.
+        ragged_fields: Fields that stay lists, e.g. of tensors of different lengths.
 
     Raises:
         TransformError: Tensors of one field differ in shape or dtype, or samples differ in their fields; it names them.

@@ -1,8 +1,8 @@
-"""What decides what a transform makes of a sample, as JSON that is the same in every process.
+"""Describes a transform as JSON, by all that decides its result; the description is the same in every process.
 
 Classes and functions count by name and byte code, with the constants, functions and classes of the user's own modules that they
-refer to, and so on from there. Not seen: what is looked up by a name made at run time, what an imported package does, what a
-file or a model holds, and objects in global variables (`CacheTransform(version=)` stands for these).
+refer to, and so on from there. Not seen: names that are made at run time, the code of installed packages, the contents of files
+and models, and objects in global variables (for these there is `CacheTransform(version=)`).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _MAIN = ("__main__", "__mp_main__")  # the same script in the trainer and in a w
 
 
 class Describer:
-    """Describes values; one for each key, since it knows what it has met already.
+    """Describes values; there is one for each key, since it remembers the functions that it has met.
 
     Args:
-        has_version: The user answers for what has no stable description.
+        has_version: The user gives a version for values without a stable description.
     """
 
     def __init__(self, *, has_version: bool) -> None:
@@ -48,7 +48,7 @@ class Describer:
         self._met: set[int] = set()
 
     def describe(self, value: Any) -> Any:  # noqa: PLR0911 - one line for each kind of value
-        """Return what JSON can say of a transform or a parameter.
+        """Return a transform or a parameter as JSON.
 
         Raises:
             ConfigError: It has no stable description, and there is no version.
@@ -124,7 +124,7 @@ class Describer:
         return described + [{key: value} for key, value in (("constants", constants), ("reach", reach)) if value]
 
     def _reach(self, function: Any) -> list[Any]:
-        """Return what a function refers to by global names, as far as it is the user's own; `[]` if that is nothing."""
+        """Return the user's own values, functions and classes that a function refers to by global names; `[]`: none."""
         if id(function) in self._met or not _is_users(_module_of(function)):
             return []
         self._met.add(id(function))
@@ -142,7 +142,7 @@ class Describer:
         return [found] if found else []
 
     def _refer(self, found: dict[str, Any], name: str, value: Any, label: str) -> None:
-        """Note what a global name stands for: a constant, or a function or class of the user."""
+        """Add the description of a global name's value, if that is a constant, or a function or class of the user."""
         if _is_constant(name, value):
             if (described := self._try(value)) is not None:
                 found[label] = described
@@ -178,7 +178,7 @@ def _functions_of(item: Any) -> list[tuple[str, Any]]:
 
 
 def _is_constant(name: str, value: Any) -> bool:
-    """Return whether a variable of a module or class is a constant: nothing changes it in place, or its name says so."""
+    """Return whether a variable of a module or class is a constant: by its type, or by a name in capitals."""
     if isinstance(value, tuple | frozenset):
         return all(_is_constant(name, item) for item in value)
     return isinstance(value, _FIXED) or (name.isupper() and isinstance(value, list | dict | set | torch.Tensor | np.ndarray))

@@ -1,6 +1,6 @@
-"""What transforms on one field share: reading it, options, errors that say what the sample holds.
+"""Transforms on one field: they read it, take options, and raise errors that name transform, field and sample.
 
-Functions of the other modules do the work on values and raise plain errors; the classes here add transform, field and sample.
+Functions of the other modules do the work on values and raise plain errors; the classes here add the names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_FIELDS = 30  # arbitrary: an error is read by a person
 
 
 def summary(value: Any) -> str:
-    """Return what a person needs to know of a value: its type, and shape, length or text."""
+    """Return a value's type, with shape, length or text, for a message."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return f"{type(value).__name__} {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if isinstance(value, bytes | bytearray | memoryview):
@@ -37,7 +37,7 @@ def summary(value: Any) -> str:
 
 
 def holds(sample: Mapping[str, Any]) -> str:
-    """Return which sample this is, and what its fields hold."""
+    """Return the sample's key and a summary of its fields, for a message."""
     fields = [f"{name}: {summary(value)}" for name, value in sample.items() if name not in PRIVATE_FIELDS]
     more = f", and {len(fields) - _MAX_FIELDS} more" if len(fields) > _MAX_FIELDS else ""
     return f"sample {sample.get('__sample_key__')!r} holds {', '.join(fields[:_MAX_FIELDS]) or 'no field'}{more}"
@@ -97,7 +97,7 @@ def read_bytes(value: Any) -> bytes:
 
 
 def parse_options(options_type: type[Any], given: Mapping[str, Any], owner: str) -> Any:
-    """Return the option value of keyword arguments.
+    """Return the frozen options of keyword arguments.
 
     Raises:
         ConfigError: A name is unknown, or a value is out of its range.
@@ -114,16 +114,16 @@ def parse_options(options_type: type[Any], given: Mapping[str, Any], owner: str)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NoOptions:
-    """A transform that has no options takes none."""
+    """Options of a transform that has none."""
 
 
 class BaseTransform:
     """A transform from one field to one field; subclasses implement `transform`.
 
     Args:
-        input_field: Read from here.
-        output_field: The result goes here; None: into the input field.
-        transform_kwargs: Options, checked against `options_type` now.
+        input_field: The field that is read.
+        output_field: The field that gets the result; None: the input field.
+        transform_kwargs: Options, checked against `options_type` in the constructor.
     """
 
     options_type: ClassVar[type[Any]] = NoOptions
@@ -156,9 +156,9 @@ class BaseTransform:
 
 
 class naming:  # noqa: N801 - reads as a word in `with naming(...)`
-    """Context in which errors get the name of the transform, the field and what the sample holds.
+    """Context in which errors get the names of transform and field, and a summary of the sample.
 
-    Two stay as they are, since no sample is at fault: a missing package, and a transform that is not written yet.
+    Two errors stay as they are, since no sample is at fault: a missing package, and a transform that is not written yet.
     """
 
     def __init__(self, transform: object, sample: Mapping[str, Any], field: str) -> None:
@@ -177,7 +177,7 @@ class naming:  # noqa: N801 - reads as a word in `with naming(...)`
 
 
 def with_names(error: Exception, transform: object, sample: Mapping[str, Any], field: str) -> Exception:
-    """Return the error of a transform on a field with their names in it; what `naming` raises."""
+    """Return the error that `naming` raises: `error` with the names of transform and field in it."""
     if isinstance(error, MissingDependencyError | NotImplementedError):
         return error
     if isinstance(error, TransformError | DecodeError) and error.context.get("transform"):

@@ -26,7 +26,7 @@ class IdentityTransform(BaseTransform):
 
 
 class LoadFromDiskTransform:
-    """Replaces paths by what their files hold.
+    """Replaces paths by the contents of their files.
 
     Args:
         fields_to_load: Fields that hold paths.
@@ -50,7 +50,7 @@ class LoadFromDiskTransform:
         """
         for field in self.fields_to_load:
             value = read_field(self, sample, field)
-            try:  # `with naming(...)` would take as long as to open the file
+            try:  # not `with naming(...)`, which would cost a small file as much as its open
                 sample[field] = load_file(value, as_text=self.mode != "rb")
             except Exception as error:
                 raise with_names(error, self, sample, field) from error
@@ -76,7 +76,7 @@ class RenameFieldsTransform:
 
     Args:
         old_to_new_mapping: New names by old names.
-        strict: A missing field is an error; False: it is passed over.
+        strict: A missing field is an error; False: it is skipped.
     """
 
     def __init__(self, old_to_new_mapping: Mapping[str, str], strict: bool = True) -> None:
@@ -101,8 +101,8 @@ class FieldsFilteringTransform:
     """Keeps the named fields, or removes the named ones.
 
     Args:
-        fields_to_keep: All other fields go; a name that the sample lacks is passed over.
-        fields_to_remove: These go.
+        fields_to_keep: All other fields are removed; a name that the sample lacks is skipped.
+        fields_to_remove: These fields are removed.
     """
 
     def __init__(self, fields_to_keep: Sequence[str] | None = None, fields_to_remove: Sequence[str] | None = None) -> None:
@@ -132,7 +132,7 @@ class EnsureFieldsTransform:
 
     Args:
         fields_whitelist: Fields that the sample must have.
-        check_dummy_values: They must also hold something: not None, '', NaN or a tensor with NaN.
+        check_dummy_values: They must also hold a value: not None, '', NaN or a tensor with NaN.
         drop_others: Remove all other fields.
     """
 
@@ -159,7 +159,7 @@ class FindNonDummyValueTransform:
     """Takes the first of several fields that holds a value.
 
     Args:
-        input_fields: Looked at in this order.
+        input_fields: The fields, in the order in which they are tried.
         output_field: Gets the value.
     """
 
@@ -229,7 +229,7 @@ class GatherFieldsTransform:
     """Gathers fields into one.
 
     Args:
-        input_fields: They stay where they are.
+        input_fields: The fields; they stay in the sample.
         output_field: Gets the collection.
         output_type: `dict` (by field name), or a type made of the values in order: `list`, `tuple`, `torch.stack`, …
     """

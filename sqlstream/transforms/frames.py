@@ -1,4 +1,4 @@
-"""What a video decoder is: the interface between `video_reader` and the libraries behind it."""
+"""The interface between `video_reader` and the libraries that decode videos."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from sqlstream.transforms.audio_decode import Source
 from sqlstream.transforms.clip import Times
 
 CHUNK = 64
-"""Frames asked of a decoder at a time; the clock is looked at in between.
-
-Joining the pieces copies: 16 frames of 720p in two pieces cost a fifth more than in one.
-"""
+"""Frames that a decoder gives at a time; the time limit is checked in between. Smaller pieces cost more copies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +45,7 @@ class Decoder(Protocol):
         """Return the frames shown at ascending times; `check` raises when time is up."""
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +57,7 @@ class ReaderOptions:
     is_approximate: bool = False
     """Do not scan the file for its frames (torchcodec)."""
     is_scattered: bool = False
-    """Frames at scattered moments will be asked for, rather than a clip: another decoder is the fastest then."""
+    """Frames at scattered moments are wanted, not a clip: then another decoder is the fastest."""
     decoder: str | None = None
     """'torchcodec', 'PyAV' or 'decord': which one to try first; None: the fastest at hand."""
 

@@ -1,6 +1,6 @@
-"""Reads as much of a JPEG's header as tells that its pixels need no more than a decoder.
+"""Finds JPEGs whose pixels need a decoder alone, by their headers.
 
-Pillow's own reading of the header (tables, profiles, comments, all into objects) costs a tenth of a photo's decode.
+Pillow's own reading of the header makes objects of tables, profiles and comments, which costs a tenth of a photo's decode.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from sqlstream.transforms.resize import Size
 
 MAX_PIXELS = 64 << 20
-"""Larger ones are left to Pillow, which warns of them, or refuses them, from 89 million pixels on, or from what it was told."""
+"""Larger images are left to Pillow, which warns of them, or refuses them, from its own limit on (89 million pixels)."""
 _START = b"\xff\xd8"
 _FRAMES = frozenset((0xC0, 0xC1, 0xC2))
 """Baseline, extended and progressive: what libjpeg-turbo decodes with 8 bits."""
@@ -45,6 +45,6 @@ def plain_size(data: bytes) -> Size | None:
 
 
 def _most_pixels() -> int:
-    """Return from where on Pillow must be asked; a program that has not imported it has not set its limit either."""
+    """Return the most pixels that need no look by Pillow; a program that has not imported it has not set its limit either."""
     limit = getattr(sys.modules.get("PIL.Image"), "MAX_IMAGE_PIXELS", None)
     return MAX_PIXELS if limit is None else min(MAX_PIXELS, limit)

@@ -104,7 +104,7 @@ def image_to_tensor(image: Image, num_channels: int = 3) -> torch.Tensor:  # [c,
 def rgb_view(image: Image) -> torch.Tensor:  # [3 or 4, h, w]
     """Return an RGB image as uint8, without a copy where Pillow lets us look at its memory.
 
-    There, a fourth channel of no meaning follows the three. It costs nothing: torch resizes four as fast as three.
+    There, a fourth channel without meaning follows the three; torch resizes four as fast as three.
     """
     if hasattr(image, "__arrow_c_array__"):  # since Pillow 11.3
         with contextlib.suppress(ValueError):  # more than 4 million pixels: it lies in several pieces

@@ -1,4 +1,4 @@
-"""Reads files that samples name. One that the engine has open meanwhile is read there: opening it again costs 16 KB more."""
+"""Reads files that samples name; a file that the engine has open is read through its descriptor, without another open."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class OpenFiles(Protocol):
-    """Files that somebody else has open, and closes; then they are no longer in it."""
+    """Files that the engine has open; a file that it closes is no longer in `open_files`."""
 
     @property
     def open_files(self) -> Mapping[str, tuple[int, int]]:
@@ -22,7 +22,7 @@ class _Nothing:
 
 
 class _Lent(threading.local):
-    """What is open for the sample that this thread makes."""
+    """Files that are open for the sample that this thread makes."""
 
     def __init__(self) -> None:
         self.files: OpenFiles = _Nothing()
@@ -32,12 +32,12 @@ _lent = _Lent()
 
 
 def lend(files: OpenFiles) -> None:
-    """Have `read_file` in this thread read open files where they are, until others are lent or these are closed."""
+    """Make `read_file` in this thread read these open files, until others are lent or these are closed."""
     _lent.files = files
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """Return what a file holds.
+    """Return the contents of a file.
 
     Raises:
         OSError, ValueError: It cannot be read.
@@ -46,7 +46,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     if file is not None:
         fd, size_bytes = file
         data = os.pread(fd, size_bytes, 0)
-        if len(data) == size_bytes:  # one read brings 2 GiB at most
+        if len(data) == size_bytes:  # one read gives 2 GiB at most
             return data
-    with open(path, "rb", buffering=0) as unbuffered:  # a buffer, or a Path, costs half as much again as a small file
+    with open(path, "rb", buffering=0) as unbuffered:  # without a buffer: a file is read whole
         return unbuffered.read()

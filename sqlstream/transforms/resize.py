@@ -17,7 +17,7 @@ from sqlstream.errors import ConfigError, TransformError
 
 Size = tuple[int, int]
 INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
-"""What Pillow knows. All but `nearest` filter over the whole support when they shrink (antialias)."""
+"""Filters of Pillow. All but `nearest` filter over the whole support when they shrink (antialias)."""
 
 
 SDS_INTERPOLATION = "bilinear"
@@ -102,7 +102,7 @@ def choose_resolution(options: ResizeOptions, size: Size, rng: np.random.Generat
 
     Args:
         options: What the user asked for.
-        size: Of the input.
+        size: Size of the input.
         rng: Draws among `random_resize`; None if it is not used.
     """
     is_vertical = options.allow_vertical and size[0] > size[1]

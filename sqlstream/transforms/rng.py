@@ -1,9 +1,9 @@
 """The random generator of a sample: draws depend on (seed, epoch, position) alone, never on worker identity.
 
 Contract with the stream engine. Before a chain runs, the engine calls `begin(sample, (seed, epoch, position), stage)`, which
-puts the key under the private field `__rng_key__`; transforms call `rng(sample)` and share one generator, kept under
-`__rng__`, so that two of them never draw the same numbers; `base.apply` carries both fields over to what a transform returns.
-Before a sample is yielded the engine calls `end(sample)`, which takes both out. A *stage* separates the parts of a chain:
+puts the key into the private field `__rng_key__`; transforms call `rng(sample)` and share one generator, in the field
+`__rng__`, so that two of them never draw the same numbers; `base.apply` copies both fields to the dict that a transform
+returns. Before a sample is yielded the engine calls `end(sample)`, which removes both. A *stage* separates parts of a chain:
 predownload transforms are stage 0, transforms stage 1, and what follows the n-th `CacheTransform` stage 1 + n, so that draws
 after a cached point do not depend on whether the sample came out of the cache.
 
@@ -53,7 +53,7 @@ def begin_piece(piece: dict[str, Any], key: tuple[int, ...] | None, number: int)
 
     Args:
         piece: The sample made.
-        key: `__rng_key__` of the sample that it was made of; None: it had none, then nothing is done.
+        key: `__rng_key__` of the sample that it was made of; None: the sample has none, and the piece gets none.
         number: Counts the pieces from 0.
     """
     if key is not None:
@@ -62,7 +62,7 @@ def begin_piece(piece: dict[str, Any], key: tuple[int, ...] | None, number: int)
 
 
 def end(sample: dict[str, Any]) -> None:
-    """Take the private fields out of `sample`."""
+    """Remove the private fields of `sample`."""
     sample.pop(RNG_KEY, None)
     sample.pop(GENERATOR, None)
 

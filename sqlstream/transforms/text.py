@@ -168,7 +168,7 @@ class TextEmbSamplingTransform:
     Args:
         input_text_fields: The texts.
         input_text_emb_fields: Their embeddings, in the same order.
-        probabilities: Of each pair.
+        probabilities: Probability of each pair.
         output_text_field: Gets the chosen text.
         output_text_emb_field: Gets its embedding.
         cleanup: Remove the input fields.
@@ -218,11 +218,11 @@ class ChooseFieldTransform:
     """Copies one of several fields, chosen by probability: a caption, or (before downloads) the URL to fetch.
 
     Args:
-        input_fields: To choose from.
+        input_fields: The fields.
         output_field: Gets the chosen value.
-        probabilities: Of each field; None: all equal.
+        probabilities: Probability of each field; None: all equal.
         allow_missing: Choose only among fields that hold a value; False: a missing one is an error.
-        choice_field: Gets the name of the chosen field; None: nowhere.
+        choice_field: Gets the name of the chosen field; None: no field gets it.
         cleanup: Remove the input fields.
     """
 

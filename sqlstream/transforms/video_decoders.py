@@ -20,7 +20,7 @@ from sqlstream.transforms.frames import Frames, ReaderOptions, chunks, file_like
 _LONG_GAP_SECONDS = 3.0
 """PyAV seeks over gaps longer than this; shorter ones are decoded through (a group of pictures lasts 1 to 10 s)."""
 _MARGIN_FRAMES = 3
-"""So many frames before a clip all are decoded: in most videos of uneven frames, too, the one shown is then among them."""
+"""Frames before a clip that are all decoded: so the frame shown is found in most videos of uneven frames, too."""
 
 
 class TorchcodecDecoder:
@@ -49,7 +49,7 @@ class TorchcodecDecoder:
         return Frames(pixels=joined(pixels), times=np.concatenate(starts).astype(np.float64) - self.begin)
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         del self._decoder
 
 
@@ -78,7 +78,7 @@ class DecordDecoder:
         return Frames(pixels=joined(pixels), times=self._starts[indices])
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         del self._reader
 
 
@@ -123,7 +123,7 @@ class AvDecoder:
     def _first_pts(self) -> int:
         """Return when the first frame is shown, in units of the time base.
 
-        A key frame's packet says so, and need not be decoded: of 720p that is a tenth of a clip's time.
+        A key frame's packet has the time, so the frame need not be decoded.
         """
         packet = next(self._container.demux(self._stream), None)
         if packet is not None and packet.is_keyframe and packet.pts is not None:
@@ -148,7 +148,7 @@ class AvDecoder:
                 if pixels is None:
                     pixels = np.empty((len(times), *array.shape), dtype=np.uint8)  # [t, h, w, c]
                 pixels[number] = array
-                del array  # the next frame gets its memory: new pages for each would cost a tenth of the time
+                del array  # so that the next frame gets its memory, not new pages
             starts.append(start)
         assert pixels is not None
         return Frames(pixels=torch.from_numpy(pixels).permute(0, 3, 1, 2), times=np.array(starts, dtype=np.float64))
@@ -174,8 +174,8 @@ class AvDecoder:
     def _from(self, moment: float, check: Callable[[], None]) -> Iterator[tuple[float, Any]]:
         """Yield (time, frame) from the one shown at `moment` on.
 
-        On the way there, frames that no other needs (most B frames) are not decoded: a fifth of the time. Should one of them be
-        what is shown at `moment`, in a video of uneven frames, the way is gone once more with all of them.
+        Before `moment`, frames that no other frame needs (most B frames) are not decoded. If one of them is shown at `moment`,
+        as in a video of uneven frames, decoding starts again with all of them.
         """
         for skip_before in (moment - _MARGIN_FRAMES / self.framerate, -math.inf):
             frames = self._sought(moment, check, skip_before)
@@ -208,7 +208,7 @@ class AvDecoder:
             back = max(1.0, 2 * back)
 
     def _frames(self, check: Callable[[], None], skip_before: float) -> Iterator[tuple[float, Any]]:
-        """Yield (time, frame) from here on, of those before `skip_before` perhaps only what others are made of."""
+        """Yield (time, frame) from here on; of the frames before `skip_before` perhaps only those that others need."""
         self._skipped_until = -math.inf
         previous = None
         for packet in self._container.demux(self._stream):
@@ -227,7 +227,7 @@ class AvDecoder:
                 yield start, frame
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._container.close()
 
 

@@ -1,8 +1,8 @@
-"""Frames of a video at given times, by whichever decoder is at hand.
+"""Frames of a video at given times, by the fastest decoder that is installed and reads the file.
 
-torchcodec is preferred where it imports for frames at scattered moments, PyAV for the frames of a clip: each is the faster one
-there. The other follows; decord serves where neither is installed, or where it is asked for. PyAV reads what the other two
-cannot: MPEG-TS (both give wrong frames there), and what does not suit decord. What fails in one goes to the next.
+For frames at scattered moments torchcodec is tried first, for the frames of a clip PyAV; then the other one. decord is used
+where neither is installed, or where it is asked for. PyAV alone reads MPEG-TS (the other two give wrong frames there). A file
+that one decoder cannot read goes to the next.
 
 A reader belongs to the process that opened it: decord's hangs after a fork, torchcodec's shares a file position with the
 parent. So it cannot be pickled, and refuses to work in another process.
@@ -32,13 +32,9 @@ DECODERS: dict[str, tuple[str, OpenDecoder]] = {
 }
 """Modules and what opens a file with them."""
 ORDER_FOR_CLIPS = ("PyAV", "torchcodec", "decord")
-"""Fastest first, 720p H.264 with its opening: torchcodec takes 1.1 to 1.3 times PyAV's time for 16 frames in a row.
-
-PyAV skips frames that no other needs on the way to the clip, and fills an array in huge pages. No setting makes torchcodec
-faster there: seek modes, ranges and dimension orders are within 2 %, frame mappings and more threads cost more.
-"""
+"""Fastest first (`benchmarks/decode.py`): PyAV skips frames that no other frame needs, and fills one array."""
 ORDER_FOR_SCATTERED = ("torchcodec", "PyAV", "decord")
-"""Fastest first: PyAV takes 1.12 times torchcodec's time for 16 frames at random moments of 10 s (median)."""
+"""Fastest first (`benchmarks/decode.py`)."""
 _DECORD_FORMATS = frozenset(("mp4", "mov", "matroska", "webm"))
 _NOT_FOR_DECORD = frozenset(("hevc", "av1", "libdav1d", "libaom-av1"))
 _MAX_PIXELS = 1 << 27  # 16384 x 8192: more than any video has
@@ -111,7 +107,7 @@ class VideoReader:
 
         Args:
             times: Seconds from the first frame. # [t]
-            timeout_seconds: Most seconds that it may take; looked at between frames.
+            timeout_seconds: Longest time, checked between frames.
 
         Raises:
             DecodeError: They cannot be decoded, lie after the end, or take too long.
@@ -194,7 +190,7 @@ def decoders_for(source: Source, options: ReaderOptions) -> list[tuple[str, Any,
         if library is None or (is_stream and name != "PyAV"):
             continue
         if name == "decord" and (found or not _suits_decord(libraries["PyAV"], source)):
-            continue  # what failed in another one, decord had better not touch
+            continue  # a file that failed in another decoder may end the process in decord
         found.append((name, library, open_decoder))
     if not found:
         raise MissingDependencyError("PyAV, torchcodec or decord is needed to decode videos: pip install 'sqlstream[video]'")
@@ -204,9 +200,9 @@ def decoders_for(source: Source, options: ReaderOptions) -> list[tuple[str, Any,
 def _suits_decord(av: Any | None, source: Source) -> bool:
     """Return whether decord reads this file, and rightly: MP4 or Matroska, neither HEVC nor AV1, of a sane size.
 
-    Without PyAV nobody can tell: then it is tried.
+    Without PyAV it is not known: then decord is tried.
 
-    Of HEVC's open groups of pictures decord gives wrong frames; damaged AVI files made it end the process (3 of some 700 in a
+    decord gives wrong frames of HEVC's open groups of pictures; damaged AVI files made it end the process (3 of some 700 in a
     fuzzing run).
     """
     if av is None:
@@ -217,7 +213,7 @@ def _suits_decord(av: Any | None, source: Source) -> bool:
             is_known = not _DECORD_FORMATS.isdisjoint(container.format.name.split(","))
             codec = stream.codec_context
             return is_known and codec.name not in _NOT_FOR_DECORD and codec.width * codec.height <= _MAX_PIXELS
-    except Exception:  # what PyAV cannot open, decord had better not touch
+    except Exception:  # a file that PyAV cannot open may end the process in decord
         return False
 
 
