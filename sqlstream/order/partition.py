@@ -153,14 +153,13 @@ class Partition:
         """Return the worker that takes `step`, which is not before `first_step`."""
         return (self.first_worker + step - self.first_step) % self.world.num_workers
 
-    def blocks(self, taken: int = 0, block: int = 256) -> Iterator[Int64Array]:
+    def blocks(self, block: int = 256) -> Iterator[Int64Array]:
         """Yield this worker's positions in order, lazily, in arrays of at most `block`.
 
         Args:
-            taken: Samples that this worker has yielded already since `consumed`.
-            block: Longest array; 256 makes the cost of a numpy call vanish beside that of a sample.
+            block: Longest array; with 256 a call of numpy costs little beside the samples.
         """
-        for start in range(taken, self.num_samples, block):
+        for start in range(0, self.num_samples, block):
             yield self.positions(start, start + block)
 
     @property

@@ -253,7 +253,7 @@ class StreamingDataset(IterableDataset[Sample]):
         cache = options.cache.open(storage)
         try:
             seed = options.order.agreed_seed()
-            index = open_any(options.index, cache, show_progress=show_progress)
+            index = open_any(options, cache)
             self._schedule = open_schedule(options.order, seed, index, cache.path / "index")
         except BaseException:
             cache.close()

@@ -137,10 +137,11 @@ def default_name(src: str) -> str:
     return "-".join(parts[-3:]).removesuffix(urls.extension(bare)) or "dataset"
 
 
-def open_any(options: IndexOptions, cache: Cache, *, show_progress: bool) -> Index:
+def open_any(options: DatasetOptions, cache: Cache) -> Index:
     """Return the index of a source: lazy if `options` say so."""
-    opener = open_index if options.lazy is None else open_lazy_index
-    return opener(options, cache.path / "index", cache.fetcher, show_progress=show_progress, identity=cache.identity)
+    opener = open_index if options.index.lazy is None else open_lazy_index
+    directory, show_progress = cache.path / "index", options.show_progress
+    return opener(options.index, directory, cache.fetcher, show_progress=show_progress, identity=cache.identity)
 
 
 def open_schedule(options: OrderOptions, seed: int | None, index: Index, directory: Path) -> Schedule:

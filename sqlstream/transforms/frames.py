@@ -75,6 +75,6 @@ def file_like(source: Source) -> Any:
     return io.BytesIO(source) if isinstance(source, bytes) else source
 
 
-def chunks(values: Sequence[Any], size: int = CHUNK) -> list[Sequence[Any]]:
-    """Return `values` in pieces of at most `size`."""
-    return [values[start : start + size] for start in range(0, len(values), size)]
+def chunks(values: Sequence[Any]) -> list[Sequence[Any]]:
+    """Return `values` in pieces of at most `CHUNK`."""
+    return [values[start : start + CHUNK] for start in range(0, len(values), CHUNK)]
