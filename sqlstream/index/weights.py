@@ -179,10 +179,10 @@ def _evaluate(index: Index, expression: str, path: Path, place: Workplace, *, sh
 def _sandbox(index: Index, expression: str, place: Workplace) -> Sandbox | DuckSandbox:
     """Return a sandbox for (row, weight) of the selected rows, in the engine of the index's filter."""
     selection = index.selection
-    source = VIEWS[0] if selection is None else bracketed(selection.query)
+    engine = "sqlite" if selection is None else selection.engine
+    source = VIEWS[0] if selection is None else bracketed(selection.query, engine)
     if selection is not None and selection.max_size is not None:
         source = f"(SELECT * FROM {source} LIMIT {selection.max_size})"
-    engine = "sqlite" if selection is None else selection.engine
     query = f"SELECT {ROW}, ({one_expression('weights', expression, engine)}) AS weight FROM {source}"
     if engine == "duckdb":
         return DuckSandbox(index, query, place.temporary("duckdb"))

@@ -185,7 +185,7 @@ def test_a_kept_connection_would_not_help_either(index: Index) -> None:
     ("query", "expected"),
     [
         ("select a/b from t", "select a*1.0/b from t"),
-        ("select 'a/b', \"x/y\", [p/q], a//b -- c/d", "select 'a/b', `x/y`, [p/q], a/b"),
+        ("select 'a/b', \"x/y\", [p/q], a//b -- c/d", "select 'a/b', `x/y`, `p/q`, a/b"),
         ('select /* ; */ index, "a`b""c" from t ;; ', 'select   `index`, `a``b"c` from t'),
         ("select update from t", "select update from t"),
     ],

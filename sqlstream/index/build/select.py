@@ -137,7 +137,7 @@ class _Positions:
     def write(self, sandbox: Sandbox | DuckSandbox, directory: Path, bar: Progress) -> Index:
         """Write the positions, then the file that makes them valid."""
         statement = sandbox.statement
-        if not has_word(statement, "order"):  # else the outer SELECT might lose the order
+        if not has_word(statement, "order", self._options.sql_engine):  # else the outer SELECT might lose the order
             statement = f"SELECT {ROW} FROM ({statement})"
         temporary, room = self._place.temporary("positions"), IndexRoom(directory, self._options)
         with open(temporary, "wb") as file:

@@ -1,4 +1,4 @@
-"""Users' SQL before SQLite sees it. Pure: text in, text out.
+"""Users' SQL before SQLite sees it, by the tokens that sqlglot finds in it. Pure: text in, text out.
 
 `sds` ran filters on DuckDB, where they silently mean something else than in SQLite. So that a script keeps its rows:
 - `/` divides as in DuckDB and Python (3/2 is 1.5, SQLite alone says 1), `//` gives whole numbers of whole numbers;
@@ -7,29 +7,27 @@
 - `left(…)` and `right(…)` are functions, not joins;
 - `ILIKE` becomes SQLite's operator MATCH, whose function is ours.
 `LIKE` minds upper and lower case (set in `sandbox`); functions of DuckDB that SQLite lacks are in `duckdb_compat`.
+
+Texts and quoted names are spelled anew and comments are left out, so SQLite sees the same tokens as we do, whatever quotes and
+comments it knows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from sqlstream.errors import QueryError
 from sqlstream.index.types.models import ROW, VIEWS
 
-_TOKEN = re.compile(
-    r"""(?P<space>\s+|--[^\n]*|/\*.*?(?:\*/|\Z))
-    |(?P<text>'(?:[^']|'')*')
-    |(?P<quoted>"(?:[^"]|"")*")
-    |(?P<tick>`(?:[^`]|``)*`|\[[^\]]*\])
-    |(?P<word>[^\W\d]\w*)
-    |(?P<number>\d[\w.]*)
-    |(?P<whole>//)
-    |(?P<other>.)""",
-    re.DOTALL | re.VERBOSE,
-)
+_BLANK = re.compile(r"\s+|--[^\n]*|/\*.*?\*/", re.DOTALL)
+_BLANKS = re.compile(r"\s+")
+_START = "( "  # before a text, whose first word else may be a command that swallows the rest
+_TRUE_DIVISION = "*1.0/"
 _JOINS = ("left", "right")  # functions only where a bracket follows
-_CALL = re.compile(r"\s*\(")
 _ONLY_SQLITE = frozenset("add alter commit delete drop index insert set transaction update".split())
 """Words that SQLite reserves, DuckDB does not, and no SELECT needs."""
 
@@ -46,6 +44,45 @@ _ROWIDS = frozenset({"rowid", "oid", "_rowid_"})
 """What SQLite calls the number of a row in a table; of a view some builds of it give NULL."""
 
 
+class Token(NamedTuple):
+    """A word, number, text, name or sign of a query."""
+
+    text: str
+    """As it is written."""
+    name: str
+    """Without its quotes."""
+    before: str
+    """A blank for each run of blanks, and for each comment, between it and the token before."""
+
+
+@lru_cache(maxsize=64)
+def tokens(text: str, engine: str = "sqlite") -> tuple[Token, ...]:
+    """Return what a text is made of; comments count as blanks.
+
+    Args:
+        text: A query or an expression.
+        engine: In whose dialect it is, "sqlite" or "duckdb".
+
+    Raises:
+        ValueError: A quote or comment without its end, or what is no SQL.
+    """
+    import sqlglot
+
+    whole, found, end = _START + text, list[Token](), len(_START)
+    try:
+        parts = sqlglot.tokenize(whole, read=engine)[1:]
+    except (sqlglot.errors.TokenError, ValueError) as error:
+        raise ValueError("it has a quote or a comment without its end: close it") from error
+    for part in parts:
+        before, own = _BLANK.sub(" ", whole[end : part.start]), whole[part.start : part.end + 1]
+        if before.strip() or "\0" in own:
+            raise ValueError(f"it has {(before + own).strip()!r}, which is no SQL")
+        is_quoted = own[-1] in "'\"`]$"
+        found.append(Token(own if is_quoted else _BLANKS.sub(" ", own), part.text, before))
+        end = part.end + 1
+    return tuple(found)
+
+
 def to_sqlite(query: str, columns: Collection[str]) -> str:
     r"""Return one SELECT statement as SQLite must read it, without comments.
 
@@ -60,11 +97,12 @@ def to_sqlite(query: str, columns: Collection[str]) -> str:
         >>> to_sqlite('SELECT * FROM dataframe WHERE width / height > 1.5 AND "index" != \'a/b\'; -- wide', ["index"])
         "SELECT * FROM dataframe WHERE width *1.0/ height > 1.5 AND `index` != 'a/b'"
     """
-    _check_query(query)
+    with _named(query):
+        check_closed(query)
+        statement = translated(query, _ONLY_SQLITE & {column.lower() for column in columns}).strip().rstrip("; ")
+        if has_word(statement, ";"):
+            raise ValueError("it is more than one statement: give one SELECT")
     _check_rowids(query, columns)
-    statement = translated(query, _ONLY_SQLITE & {column.lower() for column in columns}).strip().rstrip("; ")
-    if has_word(statement, ";"):
-        raise QueryError(f"the query {shortened(query)!r} is more than one statement: give one SELECT")
     if not re.match(r"(?:select|with)\b", statement, re.IGNORECASE):
         raise QueryError(f"the query {shortened(query)!r} is no SELECT: give 'SELECT … FROM dataframe WHERE …'")
     return statement
@@ -76,27 +114,28 @@ def translated(text: str, reserved: Collection[str] = _ONLY_SQLITE) -> str:
     Args:
         text: A statement or an expression.
         reserved: Words (lower case) that are names here.
+
+    Raises:
+        ValueError: A quote or comment without its end, or what is no SQL.
     """
-    parts = []
-    for token in _TOKEN.finditer(text):
-        kind, word = str(token.lastgroup), token[0]
-        if kind == "space":
-            word = " "
-        elif kind == "quoted":
-            word = _tick(word[1:-1].replace('""', '"'))
-        elif kind == "word" and (word.lower() in reserved or (word.lower() in _JOINS and _CALL.match(text, token.end()))):
-            word = _tick(word)
-        elif kind == "word" and word.lower() == "ilike":
-            word = "MATCH"
-        elif kind == "whole":
-            word = "/"
-        elif word == "/":
-            word = "*1.0/"
-        parts.append(word)
+    found, parts = tokens(text), list[str]()
+    for at, token in enumerate(found):
+        word, mark = token.text.lower(), token.text[0]
+        is_call = found[at + 1 : at + 2] and found[at + 1].text == "("
+        if mark == "'":
+            spelled = "'" + token.name.replace("'", "''") + "'"
+        elif mark in '"`[' or word in reserved or (word in _JOINS and is_call):
+            spelled = "`" + token.name.replace("`", "``") + "`"  # which SQLite never takes for a text
+        elif word == "/" and parts and parts[-1] == _TRUE_DIVISION and not token.before:
+            parts[-1] = "/"
+            continue
+        else:
+            spelled = {"ilike": "MATCH", "/": _TRUE_DIVISION}.get(word, token.text)
+        parts += [token.before, spelled] if token.before else [spelled]
     return "".join(parts)
 
 
-def check_closed(text: str) -> None:
+def check_closed(text: str, engine: str = "sqlite") -> None:
     """Raise ValueError for quotes and comments without an end, and for brackets that do not match: what could leave its place.
 
     Example:
@@ -104,53 +143,44 @@ def check_closed(text: str) -> None:
         Traceback (most recent call last):
         ValueError: a bracket ')' closes none that it opens
     """
-    opened: list[str] = []
-    for token in _TOKEN.finditer(text):
-        mark = token[0]
-        if token.lastgroup == "space" and mark.startswith("/*") and (len(mark) < 4 or not mark.endswith("*/")):
-            raise ValueError("it has '/*' without its end: close the comment")
-        if token.lastgroup != "other":
-            continue
-        if mark in ("'", '"', "`", "[", "\0"):
-            raise ValueError(f"it has {mark!r} without its end: close the quote")
-        if mark == "(":
-            opened.append(mark)
-        elif mark == ")":
-            if not opened:
-                raise ValueError("a bracket ')' closes none that it opens")
-            opened.pop()
-    if opened:
+    depth = 0
+    for token in tokens(text, engine):
+        depth += (token.text == "(") - (token.text == ")")
+        if depth < 0:
+            raise ValueError("a bracket ')' closes none that it opens")
+    if depth:
         raise ValueError("it has '(' without its end: close the bracket")
 
 
-def bare(query: str) -> str:
+def bare(query: str, engine: str = "sqlite") -> str:
     r"""Return a query, or an expression, without comments and final semicolons, so that others can be built around it.
 
     Example:
         >>> bare("SELECT * FROM dataframe; -- all")
         'SELECT * FROM dataframe'
     """
-    return "".join(" " if token.lastgroup == "space" else token[0] for token in _TOKEN.finditer(query)).strip().rstrip("; ")
+    return as_written(tokens(query, engine)).rstrip("; ")
 
 
-def bracketed(query: str) -> str:
+def as_written(some: Sequence[Token]) -> str:
+    """Return the text of neighbouring tokens."""
+    return "".join(token.before + token.text for token in some).strip()
+
+
+def bracketed(query: str, engine: str = "sqlite") -> str:
     """Return a query in brackets, which it cannot leave.
 
     Raises:
         QueryError: Its own brackets, quotes or comments do not match.
     """
-    _check_query(query)
-    return f"({bare(query)})"
+    with _named(query):
+        check_closed(query, engine)
+        return f"({bare(query, engine)})"
 
 
-def words(statement: str) -> Iterator[re.Match[str]]:
-    """Yield the tokens of a statement, blanks and comments left out."""
-    return (token for token in _TOKEN.finditer(statement) if token.lastgroup != "space")
-
-
-def has_word(statement: str, word: str) -> bool:
-    """Return True if `word` (lower case) stands in the statement outside of texts and quoted names."""
-    return any(token[0].lower() == word for token in _TOKEN.finditer(statement) if token.lastgroup in ("word", "other"))
+def has_word(statement: str, word: str, engine: str = "sqlite") -> bool:
+    """Return True if `word` (lower case), or a keyword that begins with it, stands in the statement outside of quotes."""
+    return any(token.text.lower().partition(" ")[0] == word for token in tokens(statement, engine))
 
 
 def check_repeatable(query: str, columns: Collection[str], engine: str = "sqlite") -> None:
@@ -164,16 +194,17 @@ def check_repeatable(query: str, columns: Collection[str], engine: str = "sqlite
     Example:
         >>> check_repeatable("SELECT * FROM dataframe WHERE day > date('2026-01-01', '-7 days')", ["day"])
     """
-    tokens = [token[0].lower() for token in words(query)]
+    with _named(query):
+        words = [token.text.lower() for token in tokens(query, engine)]
     names = {column.lower() for column in columns}
-    for place, word in enumerate(tokens):
+    for place, word in enumerate(words):
         if engine == "sqlite":
-            is_other = word in _DATES and _is_of_now(word, _arguments(tokens, place + 1))
+            is_other = word in _DATES and _is_of_now(word, _arguments(words, place + 1))
         elif word in _VOLATILE:
-            is_name = word not in _MOMENTS or word in names or tokens[place - 1 : place] == ["."]
-            is_other = tokens[place + 1 : place + 2] == ["("] or not is_name
+            is_name = word not in _MOMENTS or word in names or words[place - 1 : place] == ["."]
+            is_other = words[place + 1 : place + 2] == ["("] or not is_name
         else:
-            is_other = word == "tablesample" or tokens[place : place + 2] == ["using", "sample"]
+            is_other = word == "tablesample" or words[place : place + 2] == ["using", "sample"]
         if is_other:
             raise QueryError(
                 f"the query {shortened(query)!r} depends on the moment or on chance ({word}): other nodes and later runs would "
@@ -182,16 +213,16 @@ def check_repeatable(query: str, columns: Collection[str], engine: str = "sqlite
             )
 
 
-def _arguments(tokens: Sequence[str], start: int) -> Sequence[str] | None:
-    """Return the tokens within the brackets that open at `start`; None if none do."""
-    if tokens[start : start + 1] != ["("]:
+def _arguments(words: Sequence[str], start: int) -> Sequence[str] | None:
+    """Return the words within the brackets that open at `start`; None if none do."""
+    if words[start : start + 1] != ["("]:
         return None
     depth = 0
-    for place in range(start, len(tokens)):
-        depth += (tokens[place] == "(") - (tokens[place] == ")")
+    for place in range(start, len(words)):
+        depth += (words[place] == "(") - (words[place] == ")")
         if depth == 0:
-            return tokens[start + 1 : place]
-    return tokens[start + 1 :]
+            return words[start + 1 : place]
+    return words[start + 1 :]
 
 
 def _is_of_now(function: str, arguments: Sequence[str] | None) -> bool:
@@ -203,19 +234,20 @@ def _is_of_now(function: str, arguments: Sequence[str] | None) -> bool:
 def _check_rowids(query: str, columns: Collection[str]) -> None:
     """Raise QueryError for a row number that would be NULL, unless a column has that name, or `AS` gives it to a result."""
     names, before = {column.lower() for column in columns}, ""
-    for token in words(query):
-        name = token[0].strip('"`[]').lower() if token.lastgroup in ("word", "quoted", "tick") else ""
-        if name in _ROWIDS - names and before != "as":
+    for token in tokens(query):
+        if token.text[0] != "'" and token.name.lower() in _ROWIDS - names and before != "as":
             raise QueryError(
-                f"the query {shortened(query)!r} reads {token[0]!r}, which is no column here: the number of a row is {ROW!r}",
+                f"the query {shortened(query)!r} reads {token.text!r}, which is no column here: the number of a row is {ROW!r}",
                 query=query,
             )
-        before = token[0].lower()
+        before = token.text.lower()
 
 
-def _check_query(query: str) -> None:
+@contextlib.contextmanager
+def _named(query: str) -> Iterator[None]:
+    """Say of which query it is what its tokens are not."""
     try:
-        check_closed(query)
+        yield
     except ValueError as error:
         raise QueryError(f"the query {shortened(query)!r} is no single SELECT: {error}", query=query) from error
 
@@ -233,8 +265,3 @@ def shortened(query: str) -> str:
     """Return the query fit for an error message."""
     one_line = " ".join(query.split())
     return one_line if len(one_line) <= 300 else one_line[:300] + "…"
-
-
-def _tick(name: str) -> str:
-    """Return a name in backticks, which SQLite never takes for a text."""
-    return "`" + name.replace("`", "``") + "`"

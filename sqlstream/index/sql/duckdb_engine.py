@@ -66,18 +66,15 @@ class DuckdbEngine:
     Args:
         index: Whose file is queried; all rows of it, selected or not.
         query: The user's SQL, in DuckDB's dialect.
+        statement: What `duckdb_select` made of it.
         scratch: A path for DuckDB's file; its temporary files are in a directory of this name with `.d`.
         memory_bytes: What DuckDB may hold in memory.
         spill_bytes: What its temporary files may take.
-
-    Raises:
-        QueryError: No single SELECT.
     """
 
-    def __init__(self, index: Index, query: str, scratch: Path, *, memory_bytes: int, spill_bytes: int) -> None:
-        self._query = query
+    def __init__(self, index: Index, query: str, statement: str, scratch: Path, *, memory_bytes: int, spill_bytes: int) -> None:
+        self._query, self.statement = query, statement
         self.columns = [column.physical for column in index.columns]
-        self.statement = duckdb_select(query)
         self._duckdb: Any = importlib.import_module("duckdb")
         settings = {
             "memory_limit": f"{memory_bytes}B",

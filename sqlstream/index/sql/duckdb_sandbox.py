@@ -48,7 +48,8 @@ class DuckSandbox:
         check_repeatable(query, [column.name for column in index.columns], "duckdb")
         self.columns = [column.physical for column in index.columns]
         limits = replace(limits, seconds=budget_seconds).of(index)
-        self._process = QueryProcess(Job(index=index, query=query, engine="duckdb", scratch=scratch, limits=limits))
+        job = Job(index=index, query=query, statement=self.statement, engine="duckdb", scratch=scratch, limits=limits)
+        self._process = QueryProcess(job)
 
     @property
     def process_id(self) -> int:

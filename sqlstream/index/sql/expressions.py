@@ -1,8 +1,8 @@
 """Users' expressions (`where`, `weights`) and what a query is made of, by their syntax trees. Pure: text in, verdict out.
 
 An expression is put into brackets within a statement. So it must be one expression by two accounts that know nothing of each
-other: our tokens say that it never leaves these brackets, sqlglot's parser says that it is one expression. What runs is the
-user's own text: sqlglot's translation from DuckDB to SQLite changes what queries mean (`strftime` gets its arguments swapped,
+other: its tokens say that it never leaves these brackets, the parser says that it is one expression. What runs are the user's
+own tokens: sqlglot's translation from DuckDB to SQLite changes what queries mean (`strftime` gets its arguments swapped,
 `max(a, b)` loses `b`, `greatest` gives NULL for any NULL, `ILIKE` folds ASCII only, `"name"` becomes a text when misspelled).
 """
 
@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sqlstream.errors import QueryError
-from sqlstream.index.sql.dialect import bare, bracketed, check_closed, has_word, shortened, translated, words
+from sqlstream.index.sql.dialect import as_written, bare, bracketed, check_closed, has_word, shortened, tokens, translated
 from sqlstream.index.types.models import VIEWS
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ _DIALECTS = {
     "teradatasql": "teradata",
 }
 """SQLAlchemy's names of databases whose SQL sqlglot calls otherwise."""
-_FILTER = re.compile(rf"select \* from ({'|'.join(VIEWS)})(?: (?:where|order|limit)\b|$)", re.IGNORECASE)
+_FILTER = re.compile(rf"select \* from ({'|'.join(VIEWS)})(?: (?:where|order|limit)\b|[; ]*$)", re.IGNORECASE)
+_COMMENT = re.compile(r"--|/\*")
 _OTHER_ROWS = re.compile(r"\b(select|union|except|intersect|values|with)\b", re.IGNORECASE)
 _NO_COLUMNS = frozenset("from where group having qualify windows distinct order limit offset sample with".split())
 """Clauses that choose rows and compute no column."""
@@ -51,9 +52,9 @@ def one_expression(argument: str, text: str, engine: str = "sqlite") -> str:
         'n > 6'
     """
     try:
-        check_closed(text)
-        stripped = bare(text)
-        if has_word(stripped, ";"):
+        check_closed(text, engine)
+        stripped = bare(text, engine)
+        if has_word(stripped, ";", engine):
             raise _refused(argument, text, "it is more than one statement")
         trees = _parsed(f"SELECT {translated(stripped) if engine == 'sqlite' else stripped}", engine)
     except ValueError as error:
@@ -86,7 +87,7 @@ def with_where(query: str | None, where: str | None, engine: str = "sqlite") -> 
     if where is None:
         return query
     condition = one_expression("where", where, engine)
-    return f"SELECT * FROM {'dataframe' if query is None else bracketed(query)} WHERE ({condition})"
+    return f"SELECT * FROM {'dataframe' if query is None else bracketed(query, engine)} WHERE ({condition})"
 
 
 def condition_of(query: str | None, where: str | None) -> str | None:
@@ -126,7 +127,13 @@ def keeps_rows(query: str, engine: str = "sqlite") -> bool:
         >>> keeps_rows("SELECT * FROM dataframe WHERE n > 6"), keeps_rows("SELECT row, n + 1 AS n FROM dataframe")
         (True, False)
     """
-    if engine == "sqlite" and _FILTER.match(stripped := bare(query)) and not _OTHER_ROWS.search(stripped, len("select")):
+    plain = " ".join(query.split())
+    if (
+        engine == "sqlite"
+        and _FILTER.match(plain)
+        and not _OTHER_ROWS.search(plain, len("select"))
+        and not _COMMENT.search(plain)
+    ):
         return True  # most queries: without 0.3 s to import sqlglot
     try:
         trees = _parsed(translated(bare(query)) if engine == "sqlite" else query, engine)
@@ -270,9 +277,9 @@ def _several_rows(tree: exp.Expr) -> str | None:
 
 def _condition(query: str) -> str | None:
     """Return the text after WHERE of SELECT * FROM dataframe WHERE …; None without one."""
-    stripped = bare(query)
     try:
         check_closed(query)
+        stripped = bare(query)
         trees = _parsed(translated(stripped), "sqlite")
     except ValueError as error:
         raise _not_by_row(query, str(error)) from error
@@ -285,7 +292,7 @@ def _condition(query: str) -> str | None:
     is_table = source.key == "table" and _clauses(source) == {"this"} and source.name.lower() in VIEWS
     if not is_table or [value.key for value in tree.expressions] != ["star"] or _clauses(tree.expressions[0]):
         raise _not_by_row(query, "it does not begin with SELECT * FROM dataframe")
-    return stripped[list(words(stripped))[4].end() :].strip() if "where" in _clauses(tree) else None
+    return as_written(tokens(stripped)[len("SELECT * FROM dataframe WHERE".split()) :]) if "where" in _clauses(tree) else None
 
 
 def _source(tree: exp.Expr) -> exp.Expr:

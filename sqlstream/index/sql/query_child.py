@@ -50,9 +50,11 @@ class _QueryServer:
         if job.engine == "duckdb":
             assert job.scratch is not None
             memory, spill = job.limits.memory_bytes // 2, job.limits.result_bytes
-            self._engine = DuckdbEngine(job.index, job.query, job.scratch, memory_bytes=memory, spill_bytes=spill)
+            self._engine = DuckdbEngine(
+                job.index, job.query, job.statement, job.scratch, memory_bytes=memory, spill_bytes=spill
+            )
         else:
-            self._engine = SqliteEngine(job.index, job.query, budget_seconds=math.inf)
+            self._engine = SqliteEngine(job.index, job.query, budget_seconds=math.inf, statement=job.statement)
 
     def _describe(self) -> list[str]:
         assert self._engine is not None

@@ -65,6 +65,9 @@ class Job:
 
     index: Index
     query: str
+    """As the user wrote it, for errors."""
+    statement: str
+    """As the engine must read it."""
     engine: Literal["sqlite", "duckdb"]
     scratch: Path | None
     """Path of DuckDB's file."""

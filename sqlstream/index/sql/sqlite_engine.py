@@ -46,15 +46,16 @@ class SqliteEngine:
         index: Whose file is queried; all rows of it, selected or not.
         query: The user's SQL.
         budget_seconds: The query is stopped after this time; within one function of it, nothing stops it.
+        statement: The query as SQLite must read it, where that is known: its translation imports sqlglot.
 
     Raises:
         QueryError: No single SELECT.
     """
 
-    def __init__(self, index: Index, query: str, *, budget_seconds: float) -> None:
+    def __init__(self, index: Index, query: str, *, budget_seconds: float, statement: str | None = None) -> None:
         self._index, self._query, self._budget = index, query, budget_seconds
         self.columns = [column.physical for column in index.columns]
-        self.statement = to_sqlite(query, self.columns)
+        self.statement = statement or to_sqlite(query, self.columns)
         self.functions: set[str] = set()
         """Functions that the statements so far call, in lower case."""
         self.columns_read: set[str] = set()
