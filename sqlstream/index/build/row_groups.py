@@ -107,11 +107,6 @@ class RowGroupTable:
     def __init__(self, metadata: pq.FileMetaData, name: str, source: Any = None, groups: range = range(0)) -> None:
         self._metadata, self._name, self._source, self._groups = metadata, name, source, groups
 
-    @property
-    def num_rows(self) -> int | None:
-        """Rows of the groups."""
-        return sum(self._metadata.row_group(group).num_rows for group in self._groups)
-
     def schema(self) -> pa.Schema:
         """Return the columns as the footer says."""
         with arrow_errors(self._name, _CURE):

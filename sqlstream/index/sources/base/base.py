@@ -67,11 +67,6 @@ PLAIN = Reading()
 class TableFile(Protocol):
     """One local table file. Made from (path, name, reading); `name` is the redacted URL, for errors."""
 
-    @property
-    def num_rows(self) -> int | None:
-        """Rows of the file where that costs nothing to know."""
-        ...
-
     def schema(self) -> pa.Schema:
         """Return the columns with types that hold for the whole file (formats without types are read once for it)."""
         ...

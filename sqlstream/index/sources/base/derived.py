@@ -43,11 +43,6 @@ class DerivedTable:
             if name in own and _is_text(self._schema.field(name).type)
         }
 
-    @property
-    def num_rows(self) -> int | None:
-        """Rows of the table."""
-        return self._table.num_rows
-
     def schema(self) -> pa.Schema:
         """Return the columns: copies, the table's own, constants."""
         copies = [self._schema.field(origin).with_name(name) for name, origin in self._copies.items()]

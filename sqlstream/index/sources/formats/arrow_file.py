@@ -18,8 +18,6 @@ _MAGIC = b"ARROW1"
 class ArrowTable:
     """An Arrow file, memory-mapped, read batch by batch."""
 
-    num_rows: int | None = None
-
     def __init__(self, path: Path, name: str, reading: Reading = PLAIN) -> None:  # noqa: ARG002 - all formats take it
         self._path, self._name = path, name
         with open(path, "rb") as file:

@@ -50,7 +50,6 @@ _SHOWN_DIGITS = 40  # of a number in a message
 class DelimitedTable:
     """A text file with a header line and one row a line (more when quoted)."""
 
-    num_rows: int | None = None
     _usual_delimiter = ","
 
     def __init__(self, path: Path, name: str, reading: Reading = PLAIN, *, block_bytes: int = BLOCK_BYTES) -> None:

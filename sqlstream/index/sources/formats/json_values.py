@@ -48,8 +48,6 @@ class Record(NamedTuple):
 class JsonRecords(ABC):
     """Base of the JSON formats; a subclass says how to walk through a file."""
 
-    num_rows: int | None = None
-
     def __init__(self, name: str) -> None:
         self._name = name
         self._schema: pa.Schema = pa.schema([])

@@ -22,11 +22,6 @@ class ParquetTable:
         with arrow_errors(name, _CURE):
             self._file = self._opened([])
 
-    @property
-    def num_rows(self) -> int | None:
-        """Rows as the footer says."""
-        return int(self._file.metadata.num_rows)
-
     def schema(self) -> pa.Schema:
         """Return the columns as the footer says."""
         with arrow_errors(self._name, _CURE):

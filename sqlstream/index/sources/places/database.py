@@ -91,14 +91,13 @@ class DatabaseTable:
     """
 
     def __init__(self, url: str, query: str, spool: Path) -> None:
-        self._spool, self.num_rows = spool, 0
+        self._spool = spool
         merged = TableSchema()
         with open(spool, "wb") as file:
             for batch in _stream(url, query):
                 merged.merge(batch.schema, urls.redact(url))
                 with pa.ipc.new_stream(file, batch.schema) as writer:  # each batch has its own types
                     writer.write_batch(batch)
-                self.num_rows += batch.num_rows
         self._schema = pa.schema(list(merged.fields.values()))
 
     def schema(self) -> pa.Schema:

@@ -175,8 +175,6 @@ class DirectoryTable:
         label_column: A column for the name of each sample's folder; keys are then paths, so that cat/1.jpg is not dog/1.jpg.
     """
 
-    num_rows: int | None = None
-
     def __init__(self, listing: Listing, kind: DataSampleType, temporary: Path, label_column: str | None = None) -> None:
         self._label = label_column
         self._listing, self._kind, self._path = listing, kind, temporary
@@ -212,8 +210,7 @@ class DirectoryTable:
             raise SourceChangedError(
                 f"{self._name} changed while it was indexed: wait until its writer is done, and start again"
             )
-        self.num_rows = self._find_samples()
-        if not self.num_rows:
+        if not self._find_samples():
             wanted = ", ".join(sorted(self._kind.extensions)[:12])
             raise SourceError(
                 f"{self._name} holds {version[1]} files but no {self._kind} ({wanted}, …): check src and data_type"

@@ -22,11 +22,6 @@ class MemoryTable:
     def __init__(self, table: pa.Table) -> None:
         self._table = table
 
-    @property
-    def num_rows(self) -> int | None:
-        """Rows of the table."""
-        return int(self._table.num_rows)
-
     def schema(self) -> pa.Schema:
         """Return the columns."""
         return plain_schema(self._table.schema)
