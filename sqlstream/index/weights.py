@@ -27,7 +27,6 @@ from sqlstream.index.file.intact import check_plain, is_intact
 from sqlstream.index.file.npy import finish_npy, load_npy, write_header
 from sqlstream.index.file.workplace import Workplace, workplace
 from sqlstream.index.sql.dialect import bracketed
-from sqlstream.index.sql.duckdb_sandbox import DuckSandbox
 from sqlstream.index.sql.expressions import one_expression
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types.models import FORMAT_VERSION, ROW, VIEWS, fingerprint, quote
@@ -176,7 +175,7 @@ def _evaluate(index: Index, expression: str, path: Path, place: Workplace, *, sh
     by_row.flush()
 
 
-def _sandbox(index: Index, expression: str, place: Workplace) -> Sandbox | DuckSandbox:
+def _sandbox(index: Index, expression: str, place: Workplace) -> Sandbox:
     """Return a sandbox for (row, weight) of the selected rows, in the engine of the index's filter."""
     selection = index.selection
     engine = "sqlite" if selection is None else selection.engine
@@ -184,9 +183,7 @@ def _sandbox(index: Index, expression: str, place: Workplace) -> Sandbox | DuckS
     if selection is not None and selection.max_size is not None:
         source = f"(SELECT * FROM {source} LIMIT {selection.max_size})"
     query = f"SELECT {ROW}, ({one_expression('weights', expression, engine)}) AS weight FROM {source}"
-    if engine == "duckdb":
-        return DuckSandbox(index, query, place.temporary("duckdb"))
-    return Sandbox(index, query)
+    return Sandbox(index, query, engine=engine, scratch=place.temporary("duckdb"))
 
 
 def _numbers(values: Sequence[Any], rows: Sequence[int], expression: str) -> NDArray[np.float64]:

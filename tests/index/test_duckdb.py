@@ -16,8 +16,7 @@ import pytest
 
 from sqlstream.errors import MissingDependencyError, QueryError, SchemaError, SourceError
 from sqlstream.index.file.index import Index
-from sqlstream.index.sql.duckdb_sandbox import DuckSandbox
-from sqlstream.index.sql.sandbox import run_query
+from sqlstream.index.sql.sandbox import Sandbox, run_query
 from sqlstream.index.weights import open_weights
 from tests.index.sources import all_rows, build
 
@@ -86,7 +85,7 @@ def test_a_function_gives_in_sqlite_what_it_gives_in_duckdb(path: Path, tmp_path
     index = build(tmp_path, path)
     query = f"SELECT {', '.join(SAME)} FROM dataframe ORDER BY row"
     ours = run_query(index, query)[1]
-    with contextlib.closing(DuckSandbox(index, query, tmp_path / "scratch")) as duck:
+    with contextlib.closing(Sandbox(index, query, engine="duckdb", scratch=tmp_path / "scratch")) as duck:
         theirs = [row for batch in duck.run(duck.statement, 10)[1] for row in batch]
     for expression, mine, its in zip(SAME, zip(*ours, strict=True), zip(*theirs, strict=True), strict=True):
         assert mine == its, expression
@@ -213,7 +212,7 @@ def test_duckdb_has_a_budget_too(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("duckdb")
     index: Any = build(tmp_path, path)
     query = "SELECT count(*) AS n FROM range(1000000) a, range(1000000) b WHERE a.range + b.range = 7"
-    sandbox = DuckSandbox(index, query, tmp_path / "scratch", budget_seconds=0.5)
+    sandbox = Sandbox(index, query, engine="duckdb", scratch=tmp_path / "scratch", budget_seconds=0.5)
     with pytest.raises(QueryError, match=r"did not end within 0\.5 seconds"):
         sandbox.run(query, 1)
     sandbox.close()
@@ -223,6 +222,6 @@ def test_an_error_in_the_middle_of_a_result_is_the_query_s(path: Path, tmp_path:
     pytest.importorskip("duckdb")
     index: Any = build(tmp_path, path)
     query = "SELECT CASE WHEN x > 90000 THEN ('a' || x)::INT ELSE x END AS n FROM range(100000) t(x)"
-    sandbox = DuckSandbox(index, query, tmp_path / "scratch")
+    sandbox = Sandbox(index, query, engine="duckdb", scratch=tmp_path / "scratch")
     with contextlib.closing(sandbox), pytest.raises(QueryError, match=r"not run in DuckDB: .*Could not convert string 'a9\d+'"):
         list(sandbox.run(query, 1000)[1])

@@ -17,7 +17,6 @@ import pytest
 from sqlstream.errors import QueryError
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.workplace import workplace
-from sqlstream.index.sql.duckdb_sandbox import DuckSandbox
 from sqlstream.index.sql.query_process import QueryLimits
 from sqlstream.index.sql.sandbox import Sandbox, SharedProcess, run_query
 from tests.index.sources import build, write_csv
@@ -121,10 +120,11 @@ def test_ctrl_c_ends_a_call_that_takes_minutes(wide: Index) -> None:
 def test_the_budget_of_duckdb_is_for_the_whole_query(index: Index, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("duckdb")
     query = "SELECT range AS row FROM range(10000000000000)"
-    sandbox = DuckSandbox(index, query, place / "scratch", budget_seconds=0.5)
+    sandbox = Sandbox(index, query, engine="duckdb", scratch=place / "scratch", budget_seconds=0.5)
     with pytest.raises(QueryError, match=r"in DuckDB: it did not end within 0\.5 seconds"), contextlib.closing(sandbox):
         for _ in sandbox.run(query, 8192)[1]:  # each batch is there at once
             pass
+    assert sandbox.process_id is not None
     assert is_gone(sandbox.process_id)
     assert not list(place.glob("scratch*"))
     assert capfd.readouterr() == ("", "")
@@ -143,9 +143,10 @@ def test_the_budget_of_duckdb_is_for_the_whole_query(index: Index, place: Path, 
 )
 def test_no_function_of_duckdb_outlasts_the_budget(query: str, index: Index, place: Path) -> None:
     pytest.importorskip("duckdb")
-    sandbox = DuckSandbox(index, query, place / "scratch", budget_seconds=1)
+    sandbox = Sandbox(index, query, engine="duckdb", scratch=place / "scratch", budget_seconds=1)
     with contextlib.closing(sandbox), pytest.raises(QueryError, match=r"did not end within 1 seconds|emory"):
         list(sandbox.run(query, 8192)[1])
+    assert sandbox.process_id is not None
     assert is_gone(sandbox.process_id)
 
 

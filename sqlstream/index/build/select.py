@@ -24,7 +24,6 @@ from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.file.workplace import Workplace, workplace
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sql.dialect import has_word, shortened
-from sqlstream.index.sql.duckdb_sandbox import DuckSandbox
 from sqlstream.index.sql.expressions import keeps_rows
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types import values
@@ -64,19 +63,14 @@ def open_selection(base: Index, options: IndexOptions, directory: Path, *, show_
         if (found := _existing(base, options, key, directory)) is not None:  # built while we waited
             return found
         with (
-            contextlib.closing(_sandbox(base, options, place)) as sandbox,
+            contextlib.closing(
+                Sandbox(base, options.sql_query, engine=options.sql_engine, scratch=place.temporary("duckdb"))
+            ) as sandbox,
             progress(options.max_size, " rows", "selecting", show_progress) as bar,
         ):
             if _keeps_rows(options) and sandbox.describe() == [ROW, *sandbox.columns]:
                 return _Positions(base, options, place, key).write(sandbox, directory, bar)
             return _Table(base, options, place, key).write(sandbox, bar)
-
-
-def _sandbox(base: Index, options: IndexOptions, place: Workplace) -> Sandbox | DuckSandbox:
-    assert options.sql_query is not None
-    if options.sql_engine == "duckdb":
-        return DuckSandbox(base, options.sql_query, place.temporary("duckdb"))
-    return Sandbox(base, options.sql_query)
 
 
 def _selection_of(base: Index, options: IndexOptions, key: str, num_selected: int) -> SelectionInfo:
@@ -134,7 +128,7 @@ class _Positions:
     def __init__(self, base: Index, options: IndexOptions, place: Workplace, key: str) -> None:
         self._base, self._options, self._place, self._key = base, options, place, key
 
-    def write(self, sandbox: Sandbox | DuckSandbox, directory: Path, bar: Progress) -> Index:
+    def write(self, sandbox: Sandbox, directory: Path, bar: Progress) -> Index:
         """Write the positions, then the file that makes them valid."""
         statement = sandbox.statement
         if not has_word(statement, "order", self._options.sql_engine):  # else the outer SELECT might lose the order
@@ -196,9 +190,9 @@ class _Table:
     def __init__(self, base: Index, options: IndexOptions, place: Workplace, key: str) -> None:
         self._base, self._options, self._place, self._key = base, options, place, key
 
-    def write(self, sandbox: Sandbox | DuckSandbox, bar: Progress) -> Index:
+    def write(self, sandbox: Sandbox, bar: Progress) -> Index:
         """Write and publish the index file."""
-        known = sandbox.result_fields() if isinstance(sandbox, DuckSandbox) else {}
+        known = sandbox.result_fields()
         names, batches = sandbox.run(sandbox.statement, _ROWS_AT_A_TIME)
         names = self._logical(names, sandbox.columns)
         hidden = names[: len(sandbox.columns) + 1] == [ROW, *(column.name for column in self._base.columns)]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sqlstream.errors import QueryError, SchemaError
+from sqlstream.errors import MissingDependencyError, QueryError, SchemaError
 from sqlstream.index.file.index import Index, connect
 from sqlstream.index.sql.dialect import does_not_run, shortened
 from sqlstream.index.sql.expressions import without_end
@@ -42,10 +42,13 @@ def duckdb_select(query: str) -> str:
     """Return a query without comments and semicolons at its end.
 
     Raises:
-        ImportError: DuckDB is not installed.
+        MissingDependencyError: DuckDB is not installed.
         QueryError: It is no single SELECT to DuckDB.
     """
-    duckdb: Any = importlib.import_module("duckdb")
+    try:
+        duckdb: Any = importlib.import_module("duckdb")
+    except ImportError as error:
+        raise MissingDependencyError("sql_engine='duckdb' needs DuckDB: pip install 'sqlstream[duckdb]'") from error
     why = "give 'SELECT … FROM dataframe WHERE …'"
     try:
         statement = without_end(query, "duckdb")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sqlstream.config import child_environment
 from sqlstream.errors import QueryError
@@ -68,7 +68,8 @@ class Job:
     """As the user wrote it, for errors."""
     statement: str
     """As the engine must read it."""
-    engine: Literal["sqlite", "duckdb"]
+    engine: str
+    """`"sqlite"` or `"duckdb"`."""
     scratch: Path | None
     """Path of DuckDB's file."""
     limits: QueryLimits

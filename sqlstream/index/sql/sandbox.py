@@ -1,7 +1,7 @@
 """Users' SQL on an index, with limits on time and memory that hold whatever it calls.
 
 A SQLite statement that judges each row by itself, with functions whose time and result are bounded by their arguments, runs
-here: it is asked for the time between two rows. Everything else runs in a process of its own (0.3 s), which is killed.
+here: it is asked for the time between two rows. All else, and DuckDB, runs in a process of its own (0.3 s), which is killed.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from sqlstream.index.file.index import Index
 from sqlstream.index.sql import functions
 from sqlstream.index.sql.dialect import check_repeatable, has_word
+from sqlstream.index.sql.duckdb_engine import duckdb_select
 from sqlstream.index.sql.expressions import judges_rows
 from sqlstream.index.sql.query_process import Job, QueryLimits, QueryProcess
 from sqlstream.index.sql.sqlite_engine import SqliteEngine
@@ -52,16 +56,19 @@ class SharedProcess:
 
 
 class Sandbox:
-    """One user query, in SQLite.
+    """One user query.
 
     Args:
         index: Whose file is queried; all rows of it, selected or not.
-        query: The user's SQL.
-        budget_seconds: The query is stopped after this time.
+        query: The user's SQL, in the dialect of the engine.
+        engine: What runs it: "sqlite", or "duckdb" for what SQLite cannot say.
+        scratch: A path for DuckDB's file; `close` removes it.
+        budget_seconds: The query is stopped after this time; DuckDB's copy of the rows is not counted.
         limits: What else it may use.
         shared: Where it runs when it does not run here, beside others of the same owner; None: in a process of its own.
 
     Raises:
+        MissingDependencyError: DuckDB is not installed.
         QueryError: No single SELECT, or it does not run.
     """
 
@@ -70,23 +77,29 @@ class Sandbox:
         index: Index,
         query: str,
         *,
+        engine: str = "sqlite",
+        scratch: Path | None = None,
         budget_seconds: float = BUDGET_SECONDS,
         limits: QueryLimits = DEFAULT_LIMITS,
         shared: SharedProcess | None = None,
     ) -> None:
-        check_repeatable(query, [column.name for column in index.columns])
-        self._engine = SqliteEngine(index, query, budget_seconds=budget_seconds)
         self._shared, self._is_shared = shared or SharedProcess(), shared is not None
         self._process: QueryProcess | None = None
-        self.columns = self._engine.columns
-        self.statement = self._engine.statement
-        try:
-            self._engine.prepare()
-        except BaseException:
-            self._engine.close()
-            raise
+        self._here: SqliteEngine | None = None
+        self.columns = [column.physical for column in index.columns]
+        if engine == "duckdb":
+            self.statement = duckdb_select(query)
+        check_repeatable(query, [column.name for column in index.columns], engine)
+        if engine == "sqlite":
+            self._here = SqliteEngine(index, query, budget_seconds=budget_seconds)
+            self.statement = self._here.statement
+            try:
+                self._here.prepare()
+            except BaseException:
+                self._here.close()
+                raise
         limits = replace(limits, seconds=budget_seconds).of(index)
-        self._job = Job(index=index, query=query, statement=self.statement, engine="sqlite", scratch=None, limits=limits)
+        self._job = Job(index=index, query=query, statement=self.statement, engine=engine, scratch=scratch, limits=limits)
 
     @property
     def process_id(self) -> int | None:
@@ -95,16 +108,25 @@ class Sandbox:
 
     @property
     def columns_read(self) -> set[str]:
-        """Columns that the query looks at, as SQL spells them."""
-        return self._engine.columns_read
+        """Columns that a query of SQLite looks at, as SQL spells them."""
+        return set() if self._here is None else self._here.columns_read
 
     def start(self) -> QueryProcess | SqliteEngine:
         """Return where the query runs."""
-        if self._is_bounded():
-            return self._engine
+        if self._here is not None and self._is_bounded(self._here):
+            return self._here
         if self._process is None:
             self._process = self._shared.open(self._job)
         return self._process
+
+    def result_fields(self) -> dict[str, pa.Field[Any]]:
+        """Return the Arrow fields of the query's result by name, as far as the engine knows them: SQLite knows none.
+
+        Raises:
+            SchemaError: A type that no index can hold.
+        """
+        where = self.start()
+        return where.result_fields() if isinstance(where, QueryProcess) and self._here is None else {}
 
     def describe(self) -> list[str]:
         """Return the names of the query's result columns (doubles get a number)."""
@@ -120,17 +142,16 @@ class Sandbox:
         Args:
             is_over: All rows were read: a shared process may take the next query.
         """
-        self._engine.close()
+        if self._here is not None:
+            self._here.close()
         if not (self._is_shared and is_over):
             self._shared.close()
 
-    def _is_bounded(self) -> bool:
+    def _is_bounded(self, engine: SqliteEngine) -> bool:
         """Return True if no call of the statement takes long, and no value of it is longer than those of the table."""
-        return (
-            not has_word(self.statement, "||")
-            and all(map(functions.is_bounded, self._engine.functions))
-            and judges_rows(self.statement)
-        )
+        if has_word(self.statement, "||"):
+            return False
+        return all(map(functions.is_bounded, engine.functions)) and judges_rows(self.statement)
 
 
 def run_query(
