@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sqlstream.errors import QueryError
-from sqlstream.index.file.index import Index, connect, damage_named
+from sqlstream.index.file.index import Index, reading
 from sqlstream.index.sql.dialect import shortened
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types.models import ROW, quote
@@ -44,7 +44,7 @@ def explain(index: Index, query: str) -> list[SourceCount]:
     Raises:
         QueryError: It does not run, or does not give rows of the index.
     """
-    with damage_named(index.path), contextlib.closing(connect(index.path)) as connection:
+    with reading(index.path) as connection:
         sources = connection.execute("SELECT url, first_row FROM sources ORDER BY position").fetchall()
     starts = np.array([first_row for _, first_row in sources] or [0], np.int64)  # [num_sources]
     kept = np.zeros(len(starts), np.int64)  # [num_sources]
@@ -69,7 +69,7 @@ def explain(index: Index, query: str) -> list[SourceCount]:
 def column_ranges(index: Index) -> list[ColumnRange]:
     """Return nulls, least and greatest value of each column."""
     parts = [f"count(*) - count({name}), min({name}), max({name})" for name in (quote(c.physical) for c in index.columns)]
-    with damage_named(index.path), contextlib.closing(connect(index.path)) as connection:
+    with reading(index.path) as connection:
         found: list[Any] = []
         for start in range(0, len(parts), 500):  # SQLite gives at most 2000 columns
             found += connection.execute(f"SELECT {', '.join(parts[start : start + 500])} FROM dataframe").fetchone()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqlstream.errors import IndexDatabaseError
-from sqlstream.index.file.index import connect, damage_named, positions_path, read_columns, read_selection
+from sqlstream.index.file.index import positions_path, read_columns, read_selection, reading
 from sqlstream.index.file.intact import check_plain, is_intact
 from sqlstream.index.file.npy import load_npy
 from sqlstream.index.types.models import IndexInfo, SelectionInfo, SourceFile
@@ -19,14 +19,10 @@ def describe(path: Path, selection: SelectionInfo | None = None) -> IndexInfo:
     Raises:
         IndexDatabaseError: The file is damaged, or none of ours.
     """
-    with damage_named(path):
-        connection = connect(path)
-        try:
-            meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
-            columns = read_columns(connection)
-            sources = connection.execute("SELECT url, size_bytes, etag FROM sources ORDER BY position").fetchall()
-        finally:
-            connection.close()
+    with reading(path) as connection:
+        meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
+        columns = read_columns(connection)
+        sources = connection.execute("SELECT url, size_bytes, etag FROM sources ORDER BY position").fetchall()
     size_bytes = path.stat().st_size
     if selection is not None:
         size_bytes += positions_path(path.parent, selection.fingerprint).stat().st_size
@@ -99,12 +95,8 @@ def verify_indexes(directory: Path, *, repair: bool = False) -> tuple[list[Index
 def _check_sqlite(path: Path) -> None:
     describe(path)
     if is_intact(path, most_bytes=None) is None:  # of a version that wrote no checksum
-        with damage_named(path):
-            connection = connect(path)
-            try:
-                found = [line for (line,) in connection.execute("PRAGMA integrity_check").fetchmany(3)]
-            finally:
-                connection.close()
+        with reading(path) as connection:
+            found = [line for (line,) in connection.execute("PRAGMA integrity_check").fetchmany(3)]
         if found != ["ok"]:
             raise IndexDatabaseError(f"{path} is damaged: {'; '.join(map(str, found))}")
 

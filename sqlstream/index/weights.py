@@ -25,7 +25,7 @@ from sqlstream.errors import ConfigError, QueryError
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.intact import check_plain, is_intact
 from sqlstream.index.file.npy import finish_npy, load_npy, write_header
-from sqlstream.index.file.workplace import Workplace, workplace
+from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.sql.dialect import bracketed
 from sqlstream.index.sql.expressions import one_expression
 from sqlstream.index.sql.sandbox import Sandbox
@@ -77,10 +77,11 @@ def open_weights(index: Index, spec: WeightsSpec, directory: Path, *, show_progr
     parts = {"format": FORMAT_VERSION, "version": WEIGHTS_VERSION, "index": index.fingerprint, "weights": what}
     key = fingerprint(parts)
     path = directory / f"{key}.weights.npy"
-    if not _is_usable(path):
-        with workplace(directory, key, show_progress=show_progress) as place:
-            if not _is_usable(path):  # no other process has done it while we waited
-                _build(index, spec, array, place, path.name, show_progress=show_progress)
+
+    def build(place: Workplace) -> Path:
+        return _build(index, spec, array, place, path.name, show_progress=show_progress)
+
+    build_once(directory, key, lambda: path if _is_usable(path) else None, build, show_progress=show_progress)
     index.hold(path)
     sums = load_npy(path, len(index))
     os.utime(path)  # last used
@@ -122,7 +123,7 @@ def _text(value: Any) -> str:
 
 def _build(
     index: Index, spec: WeightsSpec, array: NDArray[np.float64] | None, place: Workplace, name: str, *, show_progress: bool
-) -> None:
+) -> Path:
     """Write the sums in two walks over the weights: their sum gives the scale."""
     if array is None:
         by_row = place.temporary("weights")
@@ -148,7 +149,7 @@ def _build(
             last = int(sums[-1])
             file.write(sums.astype("<i8").tobytes())
         finish_npy(file, len(index))
-    place.publish(temporary, name)
+    return place.publish(temporary, name)
 
 
 def _evaluate(index: Index, expression: str, path: Path, place: Workplace, *, show_progress: bool) -> None:

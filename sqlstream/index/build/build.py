@@ -21,7 +21,7 @@ from sqlstream.index.file import versions
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.intact import is_intact
 from sqlstream.index.file.room import IndexRoom, RoomyReader
-from sqlstream.index.file.workplace import Workplace, sweep_dead, workplace
+from sqlstream.index.file.workplace import Workplace, build_once, sweep_dead, workplace
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.base import TableFile
 from sqlstream.index.sources.base.derived import DerivedTable
@@ -63,10 +63,7 @@ def open_index(
         SourceError: A file of it is broken, empty, or lacks what is asked for; `StorageError` when it cannot be reached.
         QueryError: The filter does not run, or keeps no row.
     """
-    check_limits(options)
-    sweep_dead(directory)
-    remote = RoomyReader(remote, IndexRoom(directory, options))
-    plan = plan_of(options, directory, remote)
+    plan, remote = plan_of(options, directory, remote)
     own_query = None if plan.has_database else options.sql_query  # a database has run it already
     options = replace(options, sql_query=with_where(own_query, options.where, options.sql_engine), where=None)
     base = _open_base(plan, options, directory, remote, show_progress=show_progress, identity=identity)
@@ -81,15 +78,17 @@ def open_index(
     return index
 
 
-def check_limits(options: IndexOptions) -> None:
-    """Raise ConfigError for limits that leave nothing."""
+def plan_of(options: IndexOptions, directory: Path, remote: RemoteReader) -> tuple[SourcePlan, RemoteReader]:
+    """Return what the source is, and a reader of it that asks for room; what dead builders left in `directory` is removed.
+
+    Raises:
+        ConfigError: A limit leaves nothing, or the source is nothing that an index can be made of.
+    """
     for name, limit in (("max_size", options.max_size), ("max_index_files_to_use", options.max_index_files)):
         if limit is not None:
             check_at_least(name, limit, 1)
-
-
-def plan_of(options: IndexOptions, directory: Path, remote: RemoteReader) -> SourcePlan:
-    """Return what the source is."""
+    sweep_dead(directory)
+    remote = RoomyReader(remote, IndexRoom(directory, options))
     with contextlib.ExitStack() as stack:
 
         def temporary() -> Path:
@@ -99,7 +98,7 @@ def plan_of(options: IndexOptions, directory: Path, remote: RemoteReader) -> Sou
             )
             return place.temporary("list")
 
-        return plan_sources(options, temporary, remote)
+        return plan_sources(options, temporary, remote), remote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,14 +182,14 @@ def _open_base(
     target = target_of(plan, options, identity)
     index = Index(directory / f"{target.key}.sqlite", base_url=plan.paths_base_url)
     index.provenance = plan.provenance
-    if index.is_usable():
+
+    def build(place: Workplace) -> Index:
+        temporary = place.temporary()
+        num_known = _start_from_relative(plan, options, target, directory, temporary)
+        _build(plan, options, place, remote, (target, temporary, num_known), show_progress=show_progress)
         return index
-    with workplace(directory, target.key, show_progress=show_progress) as place:
-        if not index.is_usable():  # nobody has built it while we waited
-            temporary = place.temporary()
-            num_known = _start_from_relative(plan, options, target, directory, temporary)
-            _build(plan, options, place, remote, (target, temporary, num_known), show_progress=show_progress)
-    return index
+
+    return build_once(directory, target.key, lambda: index if index.is_usable() else None, build, show_progress=show_progress)
 
 
 def _start_from_relative(plan: SourcePlan, options: IndexOptions, target: Target, directory: Path, temporary: Path) -> int:
@@ -199,12 +198,8 @@ def _start_from_relative(plan: SourcePlan, options: IndexOptions, target: Target
     Raises:
         SourceChangedError: The source changed other than by growing, and that is what was asked for.
     """
-    relatives = [] if target.lineage is None else versions.find_relatives(directory, target.lineage)
-    relatives = [relative for relative in relatives if relative.path.stem != target.key]  # that one is damaged
-    grown = versions.grown_from(relatives, target.digests) if target.max_size is None else None
+    grown = find_grown(plan, options, target, directory)
     if grown is None:
-        named = [urls.redact(part.source.url) for part in plan.parts]
-        versions.check_unchanged(relatives, target.digests, named, plan.src, options.on_source_change)
         return 0
     logger.info("%s has grown by %d files: indexing these", plan.src, len(target.digests) - len(grown.parts))
     try:
@@ -216,6 +211,24 @@ def _start_from_relative(plan: SourcePlan, options: IndexOptions, target: Target
         temporary.unlink()
         return 0
     return len(grown.parts)
+
+
+def find_grown(plan: SourcePlan, options: IndexOptions, target: Target, directory: Path) -> versions.Relative | None:
+    """Return the index of an earlier version of the source, which only grew; None when there is none.
+
+    Raises:
+        SourceChangedError: The source changed other than by growing, and that is what was asked for.
+    """
+    relatives = [] if target.lineage is None else versions.find_relatives(directory, target.lineage)
+    is_copied = options.lazy is None
+    if is_copied:
+        relatives = [relative for relative in relatives if relative.path.stem != target.key]  # that one is damaged
+    may_grow = target.max_size is None or not is_copied
+    grown = versions.grown_from(relatives, target.digests) if may_grow else None
+    if grown is None:
+        named = [urls.redact(part.source.url) for part in plan.parts]
+        versions.check_unchanged(relatives, target.digests, named, plan.src, options.on_source_change)
+    return grown
 
 
 def _build(
@@ -241,12 +254,21 @@ def _build(
                         writer.write_listed(first_row, table.listed())  # of the very files that the rows name
                 if writer.num_rows == max_size:
                     break
-        add_missing(writer, options, plan)
-        if not writer.num_rows:
-            raise SourceError(f"{plan.src} has no rows: an index needs one at least")
-        own = {"fingerprint": target.key, "lineage": target.lineage, "src": plan.src}
-        writer.finish({**own, "base_url": urls.redact(plan.base_url), "key_column": plan.key_column})
+        finish(writer, plan, options, target)
     place.publish(temporary, f"{target.key}.sqlite")
+
+
+def finish(writer: IndexWriter, plan: SourcePlan, options: IndexOptions, target: Target, **more: object) -> None:
+    """Complete an index file whose rows are written; `more` is what it says of itself beside what all files say.
+
+    Raises:
+        SourceError: It has no rows; SchemaError: a column is missing.
+    """
+    _add_missing(writer, options, plan)
+    if not writer.num_rows:
+        raise SourceError(f"{plan.src} has no rows: an index needs one at least")
+    own = {"fingerprint": target.key, "lineage": target.lineage, "src": plan.src}
+    writer.finish({**own, **more, "base_url": urls.redact(plan.base_url), "key_column": plan.key_column})
 
 
 def begin_source(
@@ -289,7 +311,7 @@ def kept_names(names: Sequence[str], options: IndexOptions, key_column: str) -> 
     return [name for name in dict.fromkeys(names) if name in wanted]
 
 
-def add_missing(writer: IndexWriter, options: IndexOptions, plan: SourcePlan) -> None:
+def _add_missing(writer: IndexWriter, options: IndexOptions, plan: SourcePlan) -> None:
     """Add asked for columns that no file has, if that is allowed; they read as None."""
     for option, names in (
         ("columns_to_download", options.columns_to_download),

@@ -10,15 +10,14 @@ from hashlib import blake2b
 from pathlib import Path
 
 from sqlstream.config import IndexOptions
-from sqlstream.errors import ConfigError, SourceError
-from sqlstream.index.build.build import Target, add_missing, begin_source, check_limits, plan_of, target_of
+from sqlstream.errors import ConfigError
+from sqlstream.index.build.build import Target, begin_source, find_grown, finish, plan_of, target_of
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.row_groups import RowGroupTable, parse_footer, read_footer
-from sqlstream.index.file import versions
 from sqlstream.index.file.intact import check_plain
 from sqlstream.index.file.kept import KeptRows
-from sqlstream.index.file.room import IndexRoom, RoomyReader
-from sqlstream.index.file.workplace import Workplace, sweep_dead, workplace
+from sqlstream.index.file.room import IndexRoom
+from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.access import named_errors
 from sqlstream.index.sources.plan.parts import DerivedPart, FilePart, parquet_part
@@ -59,13 +58,10 @@ def open_lazy_index(
         QueryError: The filter needs more than one row at a time, or does not run.
         SourceError: A file is broken, or lacks what is asked for.
     """
-    check_limits(options)
     condition = condition_of(options.sql_query, options.where)
     if options.sql_engine != "sqlite":
         raise ConfigError("sql_engine='duckdb' filters whole tables: leave it or lazy_index_chunk_size out")
-    sweep_dead(directory)
-    remote = RoomyReader(remote, IndexRoom(directory, options))
-    plan = plan_of(options, directory, remote)
+    plan, remote = plan_of(options, directory, remote)
     parts = [_parquet(part, plan) for part in map(parquet_part, plan.parts)]
     parts = _with_footers(parts, remote)
     plan = replace(plan, parts=tuple(parts))
@@ -74,21 +70,23 @@ def open_lazy_index(
     max_rows = options.max_size
     index = LazyIndex(path, parts=parts, condition=condition, max_rows=max_rows, base_url=plan.paths_base_url)
     index.provenance = plan.provenance
-    if not index.is_usable():
-        with workplace(directory, target.key, show_progress=show_progress) as place:
-            if not index.is_usable():  # nobody has built it while we waited
-                _check_changes(plan, options, target, directory)
-                _build(plan, parts, options, target, place, remote, show_progress=show_progress)
+
+    def build(place: Workplace) -> LazyIndex:
+        find_grown(plan, options, target, directory)
+        _build(plan, parts, options, target, place, remote, show_progress=show_progress)
+        return index
+
+    build_once(directory, target.key, lambda: index if index.is_usable() else None, build, show_progress=show_progress)
     if condition is None:
         index.hold()
         return index
     index.check_condition()
-    check_plain(index.kept_path)
-    if not index.kept_path.exists():
-        with workplace(directory, index.kept_path.stem, is_brief=True) as place:
-            if not index.kept_path.exists():
-                _make_kept(index, place)
-    index.hold(index.kept_path)
+    kept = index.kept_path
+    check_plain(kept)
+    build_once(
+        directory, kept.stem, lambda: kept if kept.exists() else None, lambda place: _make_kept(index, place), is_brief=True
+    )
+    index.hold(kept)
     return index
 
 
@@ -101,19 +99,11 @@ def _parquet(part: FilePart | DerivedPart | None, plan: SourcePlan) -> FilePart 
     return part
 
 
-def _check_changes(plan: SourcePlan, options: IndexOptions, target: Target, directory: Path) -> None:
-    """Say that the source changed other than by growing."""
-    relatives = [] if target.lineage is None else versions.find_relatives(directory, target.lineage)
-    if versions.grown_from(relatives, target.digests) is None:
-        named = [urls.redact(part.source.url) for part in plan.parts]
-        versions.check_unchanged(relatives, target.digests, named, plan.src, options.on_source_change)
-
-
-def _make_kept(index: LazyIndex, place: Workplace) -> None:
+def _make_kept(index: LazyIndex, place: Workplace) -> Path:
     temporary = place.temporary("kept")
     with open(temporary, "wb") as file:
         file.truncate(KeptRows.size_bytes(index.bounds[1:] - index.bounds[:-1]))
-    place.publish(temporary, index.kept_path.name)
+    return place.publish(temporary, index.kept_path.name)
 
 
 def _build(
@@ -148,11 +138,7 @@ def _build(
                 writer.count_elsewhere(num_rows)
                 num_chunks += 1
             bar.update(1)
-        add_missing(writer, options, plan)
-        if not writer.num_rows:
-            raise SourceError(f"{plan.src} has no rows: an index needs one at least")
-        own = {"fingerprint": target.key, "lineage": target.lineage, "src": plan.src, "is_lazy": 1}
-        writer.finish({**own, "base_url": urls.redact(plan.base_url), "key_column": plan.key_column})
+        finish(writer, plan, options, target, is_lazy=1)
     place.publish(temporary, f"{target.key}.sqlite")
 
 

@@ -21,7 +21,7 @@ from sqlstream.index.file.intact import check_plain, is_intact
 from sqlstream.index.file.key_check import find_duplicate
 from sqlstream.index.file.npy import finish_npy, write_header
 from sqlstream.index.file.room import IndexRoom
-from sqlstream.index.file.workplace import Workplace, workplace
+from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sql.dialect import has_word, shortened
 from sqlstream.index.sql.expressions import keeps_rows
@@ -57,11 +57,9 @@ def open_selection(base: Index, options: IndexOptions, directory: Path, *, show_
         "engine": options.sql_engine,
     }
     key = fingerprint(parts)
-    if (found := _existing(base, options, key, directory)) is not None:
-        return found
-    with workplace(directory, key, show_progress=show_progress) as place:
-        if (found := _existing(base, options, key, directory)) is not None:  # built while we waited
-            return found
+
+    def select(place: Workplace) -> Index:
+        assert options.sql_query is not None
         with (
             contextlib.closing(
                 Sandbox(base, options.sql_query, engine=options.sql_engine, scratch=place.temporary("duckdb"))
@@ -71,6 +69,8 @@ def open_selection(base: Index, options: IndexOptions, directory: Path, *, show_
             if _keeps_rows(options) and sandbox.describe() == [ROW, *sandbox.columns]:
                 return _Positions(base, options, place, key).write(sandbox, directory, bar)
             return _Table(base, options, place, key).write(sandbox, bar)
+
+    return build_once(directory, key, lambda: _existing(base, options, key, directory), select, show_progress=show_progress)
 
 
 def _selection_of(base: Index, options: IndexOptions, key: str, num_selected: int) -> SelectionInfo:

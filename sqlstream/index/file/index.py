@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -346,6 +347,17 @@ def connect(path: Path) -> sqlite3.Connection:
         for pragma in ("query_only=ON", "trusted_schema=OFF", f"cache_size=-{_SCAN_CACHE_KIB}", "mmap_size=0"):
             connection.execute(f"PRAGMA {pragma}")
     return connection
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """Give a connection to an index file for a moment.
+
+    Raises:
+        IndexDatabaseError: The file is damaged, or none of ours.
+    """
+    with damage_named(path), contextlib.closing(connect(path)) as connection:
+        yield connection
 
 
 def read_columns(connection: sqlite3.Connection) -> tuple[Column, ...]:

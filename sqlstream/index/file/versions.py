@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqlstream.errors import IndexDatabaseError, SourceChangedError
-from sqlstream.index.file.index import connect, damage_named
+from sqlstream.index.file.index import reading
 
 logger = logging.getLogger(__name__)
 
@@ -34,17 +34,11 @@ def find_relatives(directory: Path, lineage: str) -> list[Relative]:
     found = []
     for path in directory.glob("*.sqlite"):
         try:
-            with damage_named(path):
-                connection = connect(path)
-                try:
-                    meta = dict(
-                        connection.execute("SELECT key, value FROM meta WHERE key IN ('lineage', 'created_at')").fetchall()
-                    )
-                    if meta.get("lineage") != lineage:
-                        continue
-                    sources = connection.execute("SELECT identity, url FROM sources ORDER BY position").fetchall()
-                finally:
-                    connection.close()
+            with reading(path) as connection:
+                meta = dict(connection.execute("SELECT key, value FROM meta WHERE key IN ('lineage', 'created_at')").fetchall())
+                if meta.get("lineage") != lineage:
+                    continue
+                sources = connection.execute("SELECT identity, url FROM sources ORDER BY position").fetchall()
         except IndexDatabaseError as error:
             logger.warning("%s", error)
             continue

@@ -14,6 +14,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from sqlstream.errors import IndexDatabaseError
 from sqlstream.index.file.intact import check_plain
@@ -22,6 +23,7 @@ from sqlstream.progress import Progress, progress
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _LOCK, _TEMPORARY = ".lock", ".tmp"
 _SPILL = ".d"  # of the directory that DuckDB makes beside a temporary file
 LOOK_SECONDS = 0.25
@@ -90,6 +92,32 @@ def workplace(
         except BaseException:  # of a handler before it: this process would wait for its own lock for ever
             _release(directory, key, held)
             raise
+
+
+def build_once(
+    directory: Path,
+    key: str,
+    find: Callable[[], T | None],
+    build: Callable[[Workplace], T],
+    *,
+    show_progress: bool = False,
+    is_brief: bool = False,
+) -> T:
+    """Return what `find` finds, else what `build` makes: one process at a time, and none after another one has done it.
+
+    Args:
+        directory: Where index files are.
+        key: What is built.
+        find: Returns it, or None when it is not there, or damaged.
+        build: Makes it.
+        show_progress: As for `workplace`.
+        is_brief: As for `workplace`.
+    """
+    if (found := find()) is not None:
+        return found
+    with workplace(directory, key, show_progress=show_progress, is_brief=is_brief) as place:
+        found = find()  # another process may have built it while we waited
+        return build(place) if found is None else found
 
 
 def sweep_dead(directory: Path) -> None:
