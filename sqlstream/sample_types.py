@@ -43,26 +43,6 @@ class DataSampleType(StrEnum):
             known = ", ".join(cls)
             raise ConfigError(f"data_type={value!r} is unknown: give one of {known}") from None
 
-    @classmethod
-    def from_ext(cls, extension: str) -> DataSampleType:
-        """Return the plain type (never a latent, whose extension tells no kind) of files with this extension.
-
-        Args:
-            extension: With or without its dot, in any case.
-
-        Raises:
-            ConfigError: No type has this extension.
-
-        Example:
-            >>> DataSampleType.from_ext(".JPG")
-            <DataSampleType.IMAGE: 'image'>
-        """
-        wanted = extension.lower().removeprefix(".")
-        for kind in (cls.VIDEO, cls.AUDIO, cls.IMAGE, cls.TEXT):
-            if wanted in EXTENSIONS[kind]:
-                return kind
-        raise ConfigError(f"no data type has the extension {extension!r}: give data_type, one of {', '.join(cls)}")
-
     @property
     def extensions(self) -> frozenset[str]:
         """Extensions of this type's files: lower case, without a dot."""

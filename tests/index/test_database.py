@@ -14,6 +14,7 @@ import sqlalchemy
 
 from sqlstream.errors import ConfigError, MissingDependencyError, QueryError, SchemaError, SourceError
 from sqlstream.index.sources.places import database
+from sqlstream.index.types.origins import is_local_database
 from tests.index import postgres
 from tests.index.sources import all_rows, build
 
@@ -161,7 +162,7 @@ def test_an_error_after_the_first_rows_is_ours(url: str, tmp_path: Path) -> None
 
 def test_which_databases_are_files_of_this_machine() -> None:
     urls = ("sqlite:///x.db", "sqlite+pysqlite:////x.db", "SQLITE:///x.db", "duckdb:///x", "postgresql://h/d", "s3://b/sqlite")
-    assert [database.is_local_database(url) for url in urls] == [True] * 4 + [False] * 2
+    assert [is_local_database(url) for url in urls] == [True] * 4 + [False] * 2
 
 
 def test_sqlite_is_a_database_too(tmp_path: Path) -> None:

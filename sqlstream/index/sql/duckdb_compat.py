@@ -6,7 +6,7 @@
 - lists (JSON text here): `len` `array_length` `list_contains` `array_contains` `list_has`
 - numbers: `greatest` `least` (NULLs left out) `isnan` (NaN is NULL here, so NULL is NaN) `isfinite` `isinf`
 - times (ISO text here): `year` `month` `day` `hour` `minute` `second` `date_part` `epoch`
-- aggregates: `median` `stddev` `stddev_samp` `variance` `var_samp` `count_if` `bool_and` `bool_or` `any_value`
+- aggregates: `median` `stddev` `variance` `count_if` `bool_and` `bool_or` `any_value`
 """
 
 from __future__ import annotations
@@ -239,9 +239,7 @@ def _take_first(values: list[Any], value: Any) -> None:
 AGGREGATES: dict[str, type[_Values]] = {
     "median": _aggregate("median", statistics.median),
     "stddev": _aggregate("stddev", statistics.stdev, 2, _take_float),
-    "stddev_samp": _aggregate("stddev_samp", statistics.stdev, 2, _take_float),
     "variance": _aggregate("variance", statistics.variance, 2, _take_float),
-    "var_samp": _aggregate("var_samp", statistics.variance, 2, _take_float),
     "count_if": _aggregate("count_if", sum, 0, _take_truth),
     "bool_and": _aggregate("bool_and", lambda values: int(all(values)), 1, _take_truth),
     "bool_or": _aggregate("bool_or", lambda values: int(any(values)), 1, _take_truth),

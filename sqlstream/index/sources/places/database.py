@@ -32,7 +32,6 @@ from sqlstream.index.types.models import ENCODING, JSON, fingerprint
 from sqlstream.index.types.schema import TableSchema
 from sqlstream.storage.base import urls
 
-_LOCAL = frozenset({"duckdb", "sqlite"})  # read within this process
 _ADBC = {"postgres": "adbc_driver_postgresql", "postgresql": "adbc_driver_postgresql"}
 _EXTRAS = {"postgres": "postgres", "postgresql": "postgres", "bigquery": "bigquery", "duckdb": "duckdb"}
 _FAILURES = frozenset(
@@ -53,16 +52,6 @@ def is_database(src: str) -> bool:
         (True, False)
     """
     return _dialect(src) in urls.DATABASES
-
-
-def is_local_database(url: str) -> bool:
-    """Return True for a database that is a file of this machine, which other people's text must not name.
-
-    Example:
-        >>> is_local_database("sqlite:////home/me/data.db"), is_local_database("postgresql://host/db")
-        (True, False)
-    """
-    return _dialect(url) in _LOCAL
 
 
 def identity(url: str) -> str:
