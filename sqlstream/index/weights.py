@@ -10,7 +10,6 @@ evaluated once per node, and a resumed run finds the same one.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sqlstream.errors import ConfigError, QueryError
 from sqlstream.index.file.index import Index
-from sqlstream.index.file.intact import check_plain, is_intact
+from sqlstream.index.file.intact import is_there
 from sqlstream.index.file.npy import finish_npy, load_npy, write_header
 from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.sql.dialect import bracketed
@@ -33,8 +32,6 @@ from sqlstream.index.types.models import FORMAT_VERSION, ROW, VIEWS, fingerprint
 from sqlstream.order.permute import Int64Array
 from sqlstream.order.weights import WEIGHTS_VERSION, scale_of, scale_weights
 from sqlstream.progress import progress
-
-logger = logging.getLogger(__name__)
 
 WeightsSpec: TypeAlias = str | ArrayLike
 """An SQL expression, the name of a column, or one number for each selected row."""
@@ -81,7 +78,7 @@ def open_weights(index: Index, spec: WeightsSpec, directory: Path, *, show_progr
     def build(place: Workplace) -> Path:
         return _build(index, spec, array, place, path.name, show_progress=show_progress)
 
-    build_once(directory, key, lambda: path if _is_usable(path) else None, build, show_progress=show_progress)
+    build_once(directory, key, lambda: path if is_there(path) else None, build, show_progress=show_progress)
     index.hold(path)
     sums = load_npy(path, len(index))
     os.utime(path)  # last used
@@ -210,13 +207,3 @@ def _check(weights: NDArray[np.float64], first: int, index: Index, spec: Weights
 
 def _shown(spec: WeightsSpec) -> str:
     return repr(spec) if isinstance(spec, str) else "(an array)"
-
-
-def _is_usable(path: Path) -> bool:
-    check_plain(path)
-    if not path.exists():
-        return False
-    if is_intact(path) is False:
-        logger.warning("the weights %s are damaged: making them again", path)
-        return False
-    return True

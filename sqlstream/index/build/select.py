@@ -17,7 +17,7 @@ import pyarrow as pa
 from sqlstream.config import IndexOptions
 from sqlstream.errors import QueryError, SchemaError, SourceError
 from sqlstream.index.file.index import Index, positions_path, read_selection, selection_path
-from sqlstream.index.file.intact import check_plain, is_intact
+from sqlstream.index.file.intact import is_there
 from sqlstream.index.file.key_check import find_duplicate
 from sqlstream.index.file.npy import finish_npy, write_header
 from sqlstream.index.file.room import IndexRoom
@@ -89,13 +89,14 @@ def _existing(base: Index, options: IndexOptions, key: str, directory: Path) -> 
     computed = Index(directory / f"{key}.sqlite", base_url=base.base_url)
     if computed.is_usable():
         return computed
-    selection = read_selection(selection_path(directory, key))
-    positions = positions_path(directory, key)
-    check_plain(positions)
-    if selection is None or not positions.exists() or not _keeps_rows(options):  # earlier versions went by names alone
+    path = selection_path(directory, key)
+    selection = read_selection(path)
+    if (
+        not is_there(positions_path(directory, key)) or selection is None or not _keeps_rows(options)
+    ):  # earlier ones went by names
         return None
-    if selection != _selection_of(base, options, key, selection.num_selected) or is_intact(positions) is False:
-        logger.warning("the selection %s is damaged: making it again", positions)
+    if selection != _selection_of(base, options, key, selection.num_selected):
+        logger.warning("the index file %s is damaged: building it again", path)
         return None
     return _with_positions(base, selection)
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from sqlstream.errors import IndexDatabaseError
-from sqlstream.index.file.intact import check_plain, is_intact
+from sqlstream.index.file.intact import check_plain, is_there
 from sqlstream.index.file.npy import load_npy, unload, unreadable
 from sqlstream.index.types import values
 from sqlstream.index.types.models import APPLICATION_ID, FORMAT_VERSION, ROW, Column, SelectionInfo, quote
@@ -228,11 +228,7 @@ class Index:
         Raises:
             IndexDatabaseError: The file is none of ours, or is damaged so that its checksum cannot tell.
         """
-        check_plain(self.path)
-        if not self.path.exists():
-            return False
-        if is_intact(self.path) is False:
-            logger.warning("the index file %s is damaged: building it again", self.path)
+        if not is_there(self.path):
             return False
         if not set(self._opened().meta).issuperset(_NAMED):
             raise damaged(self.path, f"it does not say its {', '.join(_NAMED)}")

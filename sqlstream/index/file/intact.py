@@ -6,12 +6,15 @@ behind its numbers. A flip of any bit, and any run of damage up to 32 bits long,
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import zlib
 from pathlib import Path
 
 from sqlstream.errors import IndexDatabaseError
+
+logger = logging.getLogger(__name__)
 
 CHECKED_BYTES = 16 << 20
 """Largest file that is checked whenever it is opened for a dataset: some 10 ms. Larger ones by `sqlstream index verify`."""
@@ -42,6 +45,21 @@ def check_plain(path: Path) -> None:
             f"{path} is {kinds.get(stat.S_IFMT(mode), 'a device')}, which sqlstream never makes there: remove it, and the next "
             "run builds the index again"
         )
+
+
+def is_there(path: Path) -> bool:
+    """Return whether a file is there and, as far as its checksum tells, as it was written; that it is damaged is logged.
+
+    Raises:
+        IndexDatabaseError: Something else is there, that we never make.
+    """
+    check_plain(path)
+    if not path.exists():
+        return False
+    if is_intact(path) is False:
+        logger.warning("the index file %s is damaged: building it again", path)
+        return False
+    return True
 
 
 def stamp_sqlite(path: Path) -> None:
