@@ -53,6 +53,7 @@ NOT_ONE = [
     "n = 'a' 'b",
     "\0",
     "n {# ) #}; (",
+    "n {# 1 #}",
     "ATTACH 'x' AS y",
     "PRAGMA user_version",
 ]

@@ -80,6 +80,8 @@ def tokens(text: str, engine: str = "sqlite") -> tuple[Token, ...]:
         is_quoted = own[-1] in "'\"`]$"
         found.append(Token(own if is_quoted else _BLANKS.sub(" ", own), part.text, before))
         end = part.end + 1
+    if rest := _BLANK.sub("", whole[end:]):
+        raise ValueError(f"it has {rest!r}, which is no SQL")  # what sqlglot takes for a comment, and no database does
     return tuple(found)
 
 

@@ -136,7 +136,7 @@ def keeps_rows(query: str, engine: str = "sqlite") -> bool:
     ):
         return True  # most queries: without 0.3 s to import sqlglot
     try:
-        trees = _parsed(translated(bare(query)) if engine == "sqlite" else query, engine)
+        trees = _parsed(translated(query) if engine == "sqlite" else query, engine)
     except ValueError:
         return False
     return len(trees) == 1 and _keeps(trees[0], frozenset(VIEWS))

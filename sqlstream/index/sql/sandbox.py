@@ -125,8 +125,11 @@ class Sandbox:
         Raises:
             SchemaError: A type that no index can hold.
         """
-        where = self.start()
-        return where.result_fields() if isinstance(where, QueryProcess) and self._here is None else {}
+        if self._here is not None:
+            return {}
+        process = self.start()
+        assert isinstance(process, QueryProcess)
+        return process.result_fields()
 
     def describe(self) -> list[str]:
         """Return the names of the query's result columns (doubles get a number)."""
