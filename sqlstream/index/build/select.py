@@ -46,68 +46,19 @@ def open_selection(base: Index, options: IndexOptions, directory: Path, *, show_
         SchemaError: Its result lacks the key, or a column to download.
         SourceError: A selected row has no key, or the key of another.
     """
-    assert options.sql_query is not None
-    parts = {
-        "format": FORMAT_VERSION,
-        "base": base.fingerprint,
-        "query": options.sql_query,
-        "max_size": options.max_size,
-        "download": sorted(options.columns_to_download),
-        "allow_missing": options.allow_missing_columns,
-        "engine": options.sql_engine,
-    }
-    key = fingerprint(parts)
+    chosen = _Filter(base, options, directory)
 
     def select(place: Workplace) -> Index:
-        assert options.sql_query is not None
+        scratch = place.temporary("duckdb")
         with (
-            contextlib.closing(
-                Sandbox(base, options.sql_query, engine=options.sql_engine, scratch=place.temporary("duckdb"))
-            ) as sandbox,
+            contextlib.closing(Sandbox(base, chosen.query, engine=options.sql_engine, scratch=scratch)) as sandbox,
             progress(options.max_size, " rows", "selecting", show_progress) as bar,
         ):
-            if _keeps_rows(options) and sandbox.describe() == [ROW, *sandbox.columns]:
-                return _Positions(base, options, place, key).write(sandbox, directory, bar)
-            return _Table(base, options, place, key).write(sandbox, bar)
+            if chosen.keeps_rows() and sandbox.describe() == [ROW, *sandbox.columns]:
+                return chosen.write_positions(sandbox, place, bar)
+            return chosen.write_table(sandbox, place, bar)
 
-    return build_once(directory, key, lambda: _existing(base, options, key, directory), select, show_progress=show_progress)
-
-
-def _selection_of(base: Index, options: IndexOptions, key: str, num_selected: int) -> SelectionInfo:
-    assert options.sql_query is not None
-    return SelectionInfo(
-        fingerprint=key,
-        base=base.fingerprint,
-        query=options.sql_query,
-        engine=options.sql_engine,
-        max_size=options.max_size,
-        num_selected=num_selected,
-    )
-
-
-def _existing(base: Index, options: IndexOptions, key: str, directory: Path) -> Index | None:
-    computed = Index(directory / f"{key}.sqlite", base_url=base.base_url)
-    if computed.is_usable():
-        return computed
-    path = selection_path(directory, key)
-    selection = read_selection(path)
-    if (
-        not is_there(positions_path(directory, key)) or selection is None or not _keeps_rows(options)
-    ):  # earlier ones went by names
-        return None
-    if selection != _selection_of(base, options, key, selection.num_selected):
-        logger.warning("the index file %s is damaged: building it again", path)
-        return None
-    return _with_positions(base, selection)
-
-
-def _keeps_rows(options: IndexOptions) -> bool:
-    assert options.sql_query is not None
-    return keeps_rows(options.sql_query, options.sql_engine)
-
-
-def _with_positions(base: Index, selection: SelectionInfo) -> Index:
-    return Index(base.path, selection=selection, base_url=base.base_url)
+    return build_once(directory, chosen.key, chosen.find, select, show_progress=show_progress)
 
 
 def _limited(rows: Iterator[list[tuple[Any, ...]]], max_size: int | None, bar: Progress) -> Iterator[list[tuple[Any, ...]]]:
@@ -123,18 +74,51 @@ def _limited(rows: Iterator[list[tuple[Any, ...]]], max_size: int | None, bar: P
                 return
 
 
-class _Positions:
-    """A query that gives rows of the index as they are: their ids are kept, in its order."""
+class _Filter:
+    """A query on an index, and where its result is: positions of the index's rows, or a file of what it computes."""
 
-    def __init__(self, base: Index, options: IndexOptions, place: Workplace, key: str) -> None:
-        self._base, self._options, self._place, self._key = base, options, place, key
+    def __init__(self, base: Index, options: IndexOptions, directory: Path) -> None:
+        assert options.sql_query is not None
+        self._base, self._options, self._directory, self.query = base, options, directory, options.sql_query
+        self.key = fingerprint(
+            {
+                "format": FORMAT_VERSION,
+                "base": base.fingerprint,
+                "query": self.query,
+                "max_size": options.max_size,
+                "download": sorted(options.columns_to_download),
+                "allow_missing": options.allow_missing_columns,
+                "engine": options.sql_engine,
+            }
+        )
+        self._shown = f"the query {shortened(self.query)!r}"
 
-    def write(self, sandbox: Sandbox, directory: Path, bar: Progress) -> Index:
-        """Write the positions, then the file that makes them valid."""
+    def keeps_rows(self) -> bool:
+        """Return True if positions can hold the result; for most other queries that imports sqlglot."""
+        return keeps_rows(self.query, self._options.sql_engine)
+
+    def find(self) -> Index | None:
+        """Return the result of an earlier run; None when there is none, or it is damaged."""
+        computed = Index(self._directory / f"{self.key}.sqlite", base_url=self._base.base_url)
+        if computed.is_usable():
+            return computed
+        path = selection_path(self._directory, self.key)
+        selection = read_selection(path)
+        if not is_there(positions_path(self._directory, self.key)) or selection is None:
+            return None
+        if not self.keeps_rows():  # positions of an earlier version, which went by the names of columns
+            return None
+        if selection != self._selection(selection.num_selected):
+            logger.warning("the index file %s is damaged: building it again", path)
+            return None
+        return self._with_positions(selection)
+
+    def write_positions(self, sandbox: Sandbox, place: Workplace, bar: Progress) -> Index:
+        """Write the ids of the rows that the query keeps, in its order, then the file that makes them valid."""
         statement = sandbox.statement
         if not has_word(statement, "order", self._options.sql_engine):  # else the outer SELECT might lose the order
             statement = f"SELECT {ROW} FROM ({statement})"
-        temporary, room = self._place.temporary("positions"), IndexRoom(directory, self._options)
+        temporary, room = place.temporary("positions"), IndexRoom(self._directory, self._options)
         with open(temporary, "wb") as file:
             write_header(file, 0)
             count = 0
@@ -142,22 +126,22 @@ class _Positions:
             make_room = room.on_growth(temporary)
             for batch in _limited(batches, self._options.max_size, bar):
                 make_room()
-                file.write(_row_ids([row[0] for row in batch], self._base, self._options).tobytes())
+                file.write(self._row_ids([row[0] for row in batch]).tobytes())
                 count += len(batch)
             if not count:
-                raise _empty(self._options)
+                raise self._empty()
             finish_npy(file, count)
         room.need(0)
         self._check_keys(temporary)
-        selection = _selection_of(self._base, self._options, self._key, count)
-        self._place.publish(temporary, positions_path(directory, self._key).name)
-        description = self._place.temporary("selection")
+        selection = self._selection(count)
+        place.publish(temporary, positions_path(self._directory, self.key).name)
+        description = place.temporary("selection")
         with open(description, "w") as text:
             text.write(json.dumps(asdict(selection)))
             text.flush()
             os.fsync(text.fileno())
-        self._place.publish(description, selection_path(directory, self._key).name)
-        return _with_positions(self._base, selection)
+        place.publish(description, selection_path(self._directory, self.key).name)
+        return self._with_positions(selection)
 
     def _check_keys(self, path: Path) -> None:
         """Look at the selected keys, only where those of all rows are not known to be good."""
@@ -184,22 +168,15 @@ class _Positions:
                 f"{twice[2]!r} in the index column {key!r}: select one of them, or name another column with index_col_name"
             )
 
-
-class _Table:
-    """A query with columns of its own: its result becomes an index file."""
-
-    def __init__(self, base: Index, options: IndexOptions, place: Workplace, key: str) -> None:
-        self._base, self._options, self._place, self._key = base, options, place, key
-
-    def write(self, sandbox: Sandbox, bar: Progress) -> Index:
-        """Write and publish the index file."""
+    def write_table(self, sandbox: Sandbox, place: Workplace, bar: Progress) -> Index:
+        """Write the index file of a query with columns of its own."""
         known = sandbox.result_fields()
         names, batches = sandbox.run(sandbox.statement, _ROWS_AT_A_TIME)
         names = self._logical(names, sandbox.columns)
         hidden = names[: len(sandbox.columns) + 1] == [ROW, *(column.name for column in self._base.columns)]
         self._check_columns(names)
         kinds = [_ResultColumn(name, self._base) for name in names]
-        temporary = self._place.temporary()
+        temporary = place.temporary()
         room = IndexRoom(temporary.parent, self._options)
         with contextlib.closing(IndexWriter(temporary, self._base.key_column, room=room)) as writer:
             for name in names[hidden:]:
@@ -210,17 +187,17 @@ class _Table:
             for rows in _limited(batches, self._options.max_size, bar):
                 columns = list(zip(*rows, strict=True))
                 if hidden:
-                    _row_ids(columns[0], self._base, self._options)
+                    self._row_ids(columns[0])
                 for kind, column in zip(kinds, columns, strict=True):
                     kind.look_at(column)
                 writer.write_values(dict(zip(names[hidden:], columns[hidden:], strict=True)))
             if not writer.num_rows:
-                raise _empty(self._options)
-            own = {"fingerprint": self._key, "query": self._options.sql_query, "base": self._base.fingerprint}
+                raise self._empty()
+            own = {"fingerprint": self.key, "query": self.query, "base": self._base.fingerprint}
             same = {name: self._base.meta[name] for name in ("src", "base_url", "key_column")}
             writer.finish({**own, **same}, {kind.name: known.get(kind.name) or kind.field() for kind in kinds[hidden:]})
         self._check_written(temporary)
-        path = self._place.publish(temporary, f"{self._key}.sqlite")
+        path = place.publish(temporary, f"{self.key}.sqlite")
         return Index(path, base_url=self._base.base_url)
 
     def _logical(self, names: list[str], physical: list[str]) -> list[str]:
@@ -230,10 +207,10 @@ class _Table:
 
     def _check_columns(self, names: list[str]) -> None:
         if twice := [name for name in names if names.count(name) > 1]:
-            raise QueryError(f"the query {_text(self._options)!r} gives {twice[0]!r} more than once: name one of them with AS")
+            raise QueryError(f"{self._shown} gives {twice[0]!r} more than once: name one of them with AS")
         if taken := [name for name in names if name in SAMPLE_FIELDS]:
             raise QueryError(
-                f"the query {_text(self._options)!r} gives a column {taken[0]!r}, a field that every sample gets, whose values "
+                f"{self._shown} gives a column {taken[0]!r}, a field that every sample gets, whose values "
                 "would be lost: give it another name with AS"
             )
         key = self._base.key_column
@@ -242,20 +219,37 @@ class _Table:
             if name not in names:
                 what = "the index column" if name == key else "a column of columns_to_download"
                 raise SchemaError(
-                    f"the query {_text(self._options)!r} gives no {name!r}, which is {what}: select it as well "
+                    f"{self._shown} gives no {name!r}, which is {what}: select it as well "
                     f"(it gives {', '.join(map(repr, names))})"
                 )
 
     def _check_written(self, temporary: Path) -> None:
-        written = Index(temporary)
-        try:
+        with contextlib.closing(Index(temporary)) as written:
             if written.key_problem is not None:
                 raise SourceError(
-                    f"the result of the query {_text(self._options)!r} cannot be sampled: {written.key_problem}: "
-                    "select keys that differ"
+                    f"the result of {self._shown} cannot be sampled: {written.key_problem}: select keys that differ"
                 )
-        finally:
-            written.close()
+
+    def _row_ids(self, ids: Sequence[Any]) -> np.ndarray:
+        if not all(type(row_id) is int and 0 <= row_id < self._base.num_rows for row_id in ids):
+            raise QueryError(f"{self._shown} gives a column {ROW!r} that holds no row ids: name it differently")
+        return np.array(ids, "<i8")  # [n]
+
+    def _selection(self, num_selected: int) -> SelectionInfo:
+        return SelectionInfo(
+            fingerprint=self.key,
+            base=self._base.fingerprint,
+            query=self.query,
+            engine=self._options.sql_engine,
+            max_size=self._options.max_size,
+            num_selected=num_selected,
+        )
+
+    def _with_positions(self, selection: SelectionInfo) -> Index:
+        return Index(self._base.path, selection=selection, base_url=self._base.base_url)
+
+    def _empty(self) -> QueryError:
+        return QueryError(f"{self._shown} keeps no row: loosen its conditions", query=self.query)
 
 
 class _ResultColumn:
@@ -281,17 +275,3 @@ class _ResultColumn:
         if len(self._kinds) > 1:
             return pa.field(self.name, pa.string(), metadata={ENCODING: ANY})
         return pa.field(self.name, _NATURAL[next(iter(self._kinds))] if self._kinds else pa.null())
-
-
-def _row_ids(ids: Sequence[Any], base: Index, options: IndexOptions) -> np.ndarray:
-    if not all(type(row_id) is int and 0 <= row_id < base.num_rows for row_id in ids):
-        raise QueryError(f"the query {_text(options)!r} gives a column {ROW!r} that holds no row ids: name it differently")
-    return np.array(ids, "<i8")  # [n]
-
-
-def _empty(options: IndexOptions) -> QueryError:
-    return QueryError(f"the query {_text(options)!r} keeps no row: loosen its conditions", query=options.sql_query)
-
-
-def _text(options: IndexOptions) -> str:
-    return shortened(options.sql_query or "")

@@ -7,7 +7,6 @@ multi-row VALUES (1.5 times `executemany`, measured on 10^6 rows of 8 columns), 
 from __future__ import annotations
 
 import datetime as dt
-import importlib.metadata
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from sqlstream import __version__
 from sqlstream.index.file.index import read_columns
 from sqlstream.index.file.intact import stamp_sqlite
 from sqlstream.index.file.key_check import KeyCheck
@@ -226,7 +226,7 @@ class IndexWriter:
             "format_version": FORMAT_VERSION,
             "num_rows": self.num_rows,
             "key_problem": self._keys.problem(db, quote(key.physical)) if key else None,
-            "sqlstream_version": _version(),
+            "sqlstream_version": __version__,
             "created_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         }
         db.executemany("INSERT INTO meta VALUES (?, ?)", {**own, **meta}.items())
@@ -263,10 +263,3 @@ def _shown(column: Column) -> str:
     if wanted != "BLOB" and (column.has_nan or wanted != column.declared):
         value = f"CAST({value} AS {wanted})"
     return value if value == name else f"{value} AS {name}"
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("sqlstream")
-    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
-        return "unknown"
