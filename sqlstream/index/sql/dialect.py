@@ -55,7 +55,7 @@ class Token(NamedTuple):
     """A blank for each run of blanks, and for each comment, between it and the token before."""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=2)  # a query and its translation are asked for in turn; long IN lists are megabytes of tokens
 def tokens(text: str, engine: str = "sqlite") -> tuple[Token, ...]:
     """Return what a text is made of; comments count as blanks.
 

@@ -36,12 +36,10 @@ def _kind(column: Column) -> pa.DataType:
 
 def _array(column: Column, stored: Sequence[Any]) -> Any:
     own = values.encoding(column.field)
-    if own and own != UUID:
+    if own not in (b"", UUID):
         return pa.array([None if value is None else str(value) for value in stored], pa.string())
-    if own == UUID:
-        return pa.array(stored, column.field.type)
     decode = values.decoder(column)
-    if decode is None:
+    if decode is None or own == UUID:
         return pa.array(stored, column.field.type)
     if pa.types.is_timestamp(column.field.type):
         moments = np.array(

@@ -75,9 +75,7 @@ def below(base_url: str, *, keeps_rooted: bool = False) -> Rewrite:
 
 
 def _is_text(kind: Any) -> bool:
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _is_text(kind.value_type)
-    if pa.types.is_dictionary(kind):
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_dictionary(kind):
         return _is_text(kind.value_type)
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
