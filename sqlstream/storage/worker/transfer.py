@@ -132,63 +132,48 @@ class Transfer:
             self.active_since = None
 
     def _attempt(self, storage: Storage) -> tuple[ObjectInfo, int]:
-        """Download once, behind what an earlier try has kept; return what the server says of the object, and its bytes."""
+        """Download the object or its part once, behind what an earlier try has kept; also from a server that ignores ranges.
+
+        Returns:
+            What the server says of the object, and the bytes that the file holds.
+        """
         self._raise_if_over()
         request = self.request
-        if request.span is not None:
-            return self._attempt_span(storage, *request.span)
+        start, stop = request.span or (0, None)
         begun_at = self.active_since = time.monotonic()
-        stream = self._open(storage, 0, None)
-        latency = time.monotonic() - begun_at
-        offset, info = stream.start, stream.info
+        with range_of(request.url, stop or 0, request.whole_bytes):
+            stream = self._open(storage, start, stop)
+        latency, offset, info = time.monotonic() - begun_at, stream.start, stream.info
+        size_bytes = info.size_bytes if stop is None else stop - start
+        checks_md5 = self._context.checks_etag and stop is None
         try:
-            _check_version(self.request, info)
+            _check_version(request, info)
             if offset == 0:
                 self._md5 = hashlib.md5(usedforsecurity=False)
-            if info.size_bytes is not None:
-                self._wait_for_grant(info.size_bytes, info.size_bytes)
+            if size_bytes is not None:
+                self._wait_for_grant(size_bytes, size_bytes)
             for chunk in self._chunks(stream):
-                if self._context.checks_etag:
+                if checks_md5:
                     self._md5.update(chunk)
-                self._write(chunk, offset, info.size_bytes)
+                within = chunk[max(0, start - offset) : None if stop is None else max(0, stop - offset)]
+                self._write(within, max(start, offset) - start, size_bytes)
                 offset += len(chunk)
-            if info.size_bytes is not None:
-                check_length(request.url, received=offset, expected=info.size_bytes)
-        except TransientStorageError:
-            self._keep(offset, info)
-            raise
-        finally:
-            stream.close()
-            self._counts.num_requests += stream.num_extra_requests
-        check_size(request.url, offset, request.expected_bytes)
-        if self._context.checks_etag:
-            self._check_md5(info.etag)
-        self._context.observe(DownloadTiming(latency_seconds=latency, size_bytes=offset))
-        return info, offset
-
-    def _attempt_span(self, storage: Storage, start: int, stop: int) -> tuple[ObjectInfo, int]:
-        """Download a part of the object once, behind what an earlier try has kept; also from a server that ignores ranges."""
-        begun_at = self.active_since = time.monotonic()
-        with range_of(self.request.url, stop, self.request.whole_bytes):
-            stream = self._open(storage, start, stop)
-        latency, offset = time.monotonic() - begun_at, stream.start
-        try:
-            _check_version(self.request, stream.info)
-            for chunk in self._chunks(stream):
-                within = chunk[max(0, start - offset) : max(0, stop - offset)]
-                self._write(within, max(start, offset) - start, stop - start)
-                offset += len(chunk)
-                if offset > stop:  # not at its end: a stream may look there whether the object is still the same
+                if stop is not None and offset > stop:  # not at its end: a stream may look there whether the object is the same
                     break
-            check_length(self.request.url, received=max(0, min(offset, stop) - start), expected=stop - start)
+            num_bytes = max(0, (offset if stop is None else min(offset, stop)) - start)
+            if size_bytes is not None:
+                check_length(request.url, received=num_bytes, expected=size_bytes)
         except TransientStorageError:
-            self._keep(offset - start, stream.info)
+            self._keep(offset - start, info)
             raise
         finally:
             stream.close()
             self._counts.num_requests += stream.num_extra_requests
-        self._context.observe(DownloadTiming(latency_seconds=latency, size_bytes=stop - start))
-        return stream.info, stop - start
+        check_size(request.url, num_bytes, request.expected_bytes)
+        if checks_md5:
+            self._check_md5(info.etag)
+        self._context.observe(DownloadTiming(latency_seconds=latency, size_bytes=num_bytes))
+        return info, num_bytes
 
     def _chunks(self, stream: ObjectStream) -> Iterator[memoryview]:
         """Yield the bytes of an answer, and count them."""
