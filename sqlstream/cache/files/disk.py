@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -184,21 +185,23 @@ class Disk:
         """Return a new, empty, locked part file; it must exist before its row does."""
         while True:
             name = f"{key.hex()}.{uuid.uuid4().hex}"
-            fd = self._create_locked(f"{self._part}/{name}")
+            try:
+                fd = locked_files.create_locked(f"{self._part}/{name}")
+            except FileNotFoundError:
+                self._make_folders()
+                continue
             if fd is not None:
                 return Part(name=name, fd=fd)
 
-    def _create_locked(self, path: str) -> int | None:
-        try:
-            return locked_files.create_locked(path)
-        except FileNotFoundError:
-            self._make_folders()
-            return locked_files.create_locked(path)
-
     def _make_folders(self) -> None:
-        """Make folders that somebody has removed, if this is still a cache."""
-        if (self.root / "FORMAT").is_file():
-            layout.make_folders(self.root)
+        """Make the folders that a user has removed.
+
+        Raises:
+            FileNotFoundError: This is no cache any more.
+        """
+        if not (self.root / "FORMAT").is_file():
+            raise FileNotFoundError(errno.ENOENT, "the cache directory is gone", str(self.root))
+        layout.make_folders(self.root)
 
     def allocate(self, part: Part, num_bytes: int, *, takes_room: bool = True) -> None:
         """Have a part's length say how much may be written to it: a rebuild of the ledger counts that.
@@ -218,7 +221,8 @@ class Disk:
         try:
             os.rename(f"{self._part}/{part.name}", path)
         except FileNotFoundError:  # the first file of its folder
-            self._make_folders()
+            if not os.path.isdir(self.data):
+                self._make_folders()
             with contextlib.suppress(FileExistsError):
                 os.mkdir(os.path.dirname(path), 0o700)
             os.rename(f"{self._part}/{part.name}", path)
@@ -280,7 +284,12 @@ class Disk:
         Raises:
             CacheDirectoryError: A stranger holds the file's lock.
         """
-        fd = self._create_locked(f"{self._owners}/{owner}")
+        path = f"{self._owners}/{owner}"
+        try:
+            fd = locked_files.create_locked(path)
+        except FileNotFoundError:
+            self._make_folders()
+            fd = locked_files.create_locked(path)
         if fd is None:
             raise CacheDirectoryError(f"somebody else than sqlstream locks files in {self._owners}: find out who")
         return locks.raise_descriptor(fd)  # a file that this process reads is closed before its pins are free
