@@ -82,7 +82,7 @@ def agree_on_seed(world: World) -> int:
 
 
 def _initialised_torch_distributed() -> Any | None:
-    """Return the module torch.distributed if somebody has imported and initialised it."""
+    """Return the module torch.distributed if the program has imported and initialised it."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None

@@ -66,7 +66,7 @@ class MissingDependencyError(SqlStreamError, ImportError):
 
 
 class UnknownLengthError(SqlStreamError, TypeError):
-    """Nobody knows yet how many rows a filter keeps; a TypeError, so that `list()` goes on without."""
+    """It is not known yet how many rows a filter keeps; a TypeError, so that `list()` goes on without."""
 
 
 class SourceError(SqlStreamError):

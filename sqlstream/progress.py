@@ -26,7 +26,7 @@ def progress(total: int | None, unit: str, description: str, show: bool = True) 
     """Yield a bar on stderr to `update`; silent when stderr is no terminal or `show` is False.
 
     Args:
-        total: Units in all, or None when nobody knows.
+        total: Units in all, or None when it is not known.
         unit: What is counted, such as `" rows"`, or `"B"` for bytes.
         description: Left of the bar.
         show: False keeps it silent.

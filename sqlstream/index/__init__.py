@@ -8,7 +8,7 @@
 
 Promises:
 - A file under its final name is whole: builders write under temporary names, under the kernel lock of the fingerprint.
-- It is built once per directory and source version; whoever comes meanwhile waits for it.
+- It is built once per directory and source version; a process that comes meanwhile waits for it.
 - What goes in comes out, type and value, NaN and -0.0 included (a query's computed table reads NaN as None, as SQL does).
 - Memory is flat: batches while building, 8 bytes a row for the check of keys, positions mapped.
 - Users' SQL reads the rows and nothing else.

@@ -134,7 +134,7 @@ def test_hole_10_a_changed_file_that_another_process_reads_is_not_taken_from_it(
         while Session(cache).ledger.account().filling_bytes:
             time.sleep(0.01)  # its row is written a little later than its file
         os.truncate(path, 100)
-        with pytest.raises(CacheError, match=rf"{url} has 100 bytes instead of 5000, and somebody else reads it"):
+        with pytest.raises(CacheError, match=rf"{url} has 100 bytes instead of 5000, and another process reads it"):
             cache.acquire_many([url])
         assert Path(path).exists()
         holder.kill()

@@ -337,7 +337,7 @@ def test_clear_repair_quarantine_and_discard_leave_what_is_read_under_locks(cach
     assert (report.removed_entries, report.kept_pinned_entries, report.kept_pinned_bytes) == (NUM_OBJECTS - 1, 1, 4096)
     os.truncate(path, 50)
     owner, disk = Session(cache).owner, Session(cache).disk
-    with pytest.raises(CacheError, match="50 bytes instead of 100, and somebody else reads it"):
+    with pytest.raises(CacheError, match="50 bytes instead of 100, and another process reads it"):
         owner.run(lambda tx: recover.quarantine(tx, disk, REFS[0].key, owner.id))
     (finding,) = cache.verify(repair=True)
     assert (finding.kind, finding.repaired) == ("wrong size", False)

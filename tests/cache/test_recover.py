@@ -90,7 +90,7 @@ def test_a_kill_between_unlink_and_commit_is_not_said_to_be_a_strangers(
             with cache.pinned(url) as path:
                 assert path.exists()
         assert cache.statistics().quarantined == 0
-    assert "somebody else" not in caplog.text
+    assert "another program" not in caplog.text
     check_invariants(filled, at_rest=True)
 
 
@@ -146,7 +146,7 @@ def damage(directory: Path, kind: str, url: str) -> None:
     ("kind", "key", "num_bytes", "explanation"),
     [
         ("missing file", None, 12_288, "the ledger has 10000 bytes, but no file is there"),
-        ("wrong size", None, 12_288, "the file has 77 bytes instead of 10000: somebody else changed it"),
+        ("wrong size", None, 12_288, "the file has 77 bytes instead of 10000: another program changed it"),
         ("unknown file", "aa" * 16, 12_288, "the ledger does not count it"),
         ("wrong totals", "totals", 4096, "the sums say 7 entries, 77824 bytes ready and 0 filling, the rows 6, 73728 and 0"),
     ],

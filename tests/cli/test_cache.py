@@ -198,7 +198,7 @@ def test_verify_prints_each_finding_and_repair_mends_it(dst: Path) -> None:
     result = run("cache", "verify", dst)
     assert result.returncode == 1
     assert "1 found, 0 repaired, 1 left" in result.stdout
-    assert f"the file has 5 bytes instead of {FILE_BYTES}: somebody else changed it; a repair forgets it" in result.stdout
+    assert f"the file has 5 bytes instead of {FILE_BYTES}: another program changed it; a repair forgets it" in result.stdout
     assert "--repair" in result.stdout
 
     result = run("cache", "verify", dst, "--repair")

@@ -343,7 +343,7 @@ def _take_from_ended(owner: Owner, disk: Disk) -> bool:
 
 def _no_room(ledger: Ledger, need_bytes: int, waited: float, free_space: FreeSpace) -> CacheFullError:
     pins = ledger.pinned_bytes_by_owner()
-    holders = ", ".join(f"{name} (pid {pid}): {num_bytes} bytes" for name, pid, num_bytes in pins) or "nobody"
+    holders = ", ".join(f"{name} (pid {pid}): {num_bytes} bytes" for name, pid, num_bytes in pins) or "no process"
     return CacheFullError(
         f"no room for {need_bytes} bytes under the cache limit of {ledger.account().limit_bytes} bytes after {waited:.0f} s; "
         f"{f'{free_space.describe()}; ' if free_space.min_bytes else ''}"

@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 
 from sqlstream.cache.files.disk import Disk, OwnerNote
 from sqlstream.cache.ledger import damage
-from sqlstream.cache.ledger.eviction import choose, standing
+from sqlstream.cache.ledger.eviction import choose, eviction_state
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
 from sqlstream.cache.model.rows import NO_LIMIT
 from sqlstream.cache.recovery import recover
@@ -133,7 +133,7 @@ class Owner:
             if self._policy is None:
                 self._policy, self._generation = name, -1  # asked for with the next transaction, which registers us anew
         with self.transaction() as tx:
-            current = standing(tx).policy.name
+            current = eviction_state(tx).policy.name
         if current != name:
             logger.warning(
                 "the cache %s evicts by %s, which another user of it asked for: eviction_policy=%r takes effect when it is "

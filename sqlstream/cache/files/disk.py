@@ -291,7 +291,7 @@ class Disk:
             self._make_folders()
             fd = locked_files.create_locked(path)
         if fd is None:
-            raise CacheDirectoryError(f"somebody else than sqlstream locks files in {self._owners}: find out who")
+            raise CacheDirectoryError(f"another program than sqlstream locks files in {self._owners}: find out which")
         return locks.raise_descriptor(fd)  # a file that this process reads is closed before its pins are free
 
     def write_note(self, fd: int, note: OwnerNote) -> None:

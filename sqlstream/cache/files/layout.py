@@ -135,7 +135,7 @@ def allocate_file(path: Path, num_bytes: int) -> bool:
 
 
 def entries_of(directory: str) -> list[os.DirEntry[str]]:
-    """Return what is in a folder; nothing if somebody has removed it.
+    """Return what is in a folder; nothing if it was removed.
 
     Raises:
         CacheDiskError: It cannot be read.

@@ -34,7 +34,7 @@ class EvictionState:
     """The clock of policies that look ahead."""
 
 
-def standing(tx: LedgerTransaction) -> EvictionState:
+def eviction_state(tx: LedgerTransaction) -> EvictionState:
     """Return the policy in force and its clock."""
     name, num_uses = tx.connection.execute("SELECT policy, uses FROM meta").fetchone()
     return EvictionState(policy=policy_in_ledger(name), num_uses=num_uses)
@@ -70,7 +70,7 @@ def drain_touches(tx: LedgerTransaction, max_rows: int) -> bool:
     rows = tx.connection.execute("SELECT seq, keys, hints FROM touch ORDER BY seq LIMIT ?", (max_rows,)).fetchall()
     if not rows:
         return False
-    policy = standing(tx).policy
+    policy = eviction_state(tx).policy
     uses: list[tuple[int, bytes] | tuple[int, bytes, int]] = []
     for seq, body, hints in rows:
         keys = split_keys(body)
@@ -91,7 +91,7 @@ def drain_touches(tx: LedgerTransaction, max_rows: int) -> bool:
 
 def unpinned_in_order(tx: LedgerTransaction, limit: int) -> list[EntryRow]:
     """Return ready entries without a pin, those that the policy would evict first in front."""
-    _forget_stale(tx, standing(tx).policy)
+    _forget_stale(tx, eviction_state(tx).policy)
     pinned = tx.pinned()
     cursor = tx.connection.execute(
         "SELECT key, state, size, charged_bytes, part, ext, url FROM entry INDEXED BY entry_by_rank WHERE state = 'ready' "

@@ -81,13 +81,13 @@ def quarantine(tx: LedgerTransaction, disk: Disk, key: bytes, owner: str | None)
         return
     if size_bytes is not None and (tx.pinned_by_others(key, owner) or disk.is_read(key, row.ext)):
         raise CacheError(
-            f"the cached file of {row.url} has {size_bytes} bytes instead of {row.size_bytes}, and somebody else reads it: "
+            f"the cached file of {row.url} has {size_bytes} bytes instead of {row.size_bytes}, and another process reads it: "
             f"find out what writes into {disk.root}/data"
         )
     is_evicted = size_bytes is None and key in disk.read_removal()  # by a process that died before its COMMIT
     remove(tx, disk, [row])
     if not is_evicted:
-        logger.warning("the cached file of %s was changed or removed by somebody else: fetching it again", row.url)
+        logger.warning("the cached file of %s was changed or removed by another program: fetching it again", row.url)
         tx.count({"quarantined": 1})
 
 
@@ -206,10 +206,10 @@ def _verify_entries(ledger: Ledger, disk: Disk, rows: Sequence[EntryRow], *, rep
 def _explanation(row: EntryRow, size_bytes: int | None, *, is_free: bool) -> str:
     cure = "a repair forgets it, and it is fetched again when it is wanted"
     if size_bytes is None:
-        return f"the ledger has {row.size_bytes} bytes, but no file is there: somebody else deleted it; {cure}"
+        return f"the ledger has {row.size_bytes} bytes, but no file is there: another program deleted it; {cure}"
     if not is_free:
         cure = "a running process reads it: repair again when that has ended"
-    return f"the file has {size_bytes} bytes instead of {row.size_bytes}: somebody else changed it; {cure}"
+    return f"the file has {size_bytes} bytes instead of {row.size_bytes}: another program changed it; {cure}"
 
 
 def _verify_files(ledger: Ledger, disk: Disk, files: Sequence[DataFile], *, repair: bool) -> list[Finding]:
@@ -231,7 +231,7 @@ def _verify_files(ledger: Ledger, disk: Disk, files: Sequence[DataFile], *, repa
                 key=file.key.hex(),
                 url="",
                 bytes=disk.unit.charge(size_bytes),
-                explanation="the file is named as ours, but the ledger does not count it: somebody else put it there, or put "
+                explanation="the file is named as ours, but the ledger does not count it: another program put it there, or put "
                 "an old ledger back; a repair deletes it",
                 repaired=repaired,
             )
@@ -248,7 +248,7 @@ def _verify_totals(tx: LedgerTransaction, *, repair: bool) -> list[Finding]:
         tx.set_totals(*sums)
     explanation = (
         f"the sums say {stored[0]} entries, {stored[1]} bytes ready and {stored[2]} filling, the rows {sums[0]}, {sums[1]} and "
-        f"{sums[2]}: somebody else wrote into the ledger; a repair adds up anew"
+        f"{sums[2]}: another program wrote into the ledger; a repair adds up anew"
     )
     num_bytes = abs(sum(stored[1:]) - sum(sums[1:]))
     return [Finding(kind="wrong totals", key="totals", url="", bytes=num_bytes, explanation=explanation, repaired=repair)]

@@ -1,6 +1,6 @@
 """A lazy index: its rows stay in Parquet files, whose row groups are read when they are needed.
 
-Its file holds columns, sources and footers, so it is small and built at once; `rows` is empty. Whoever wants rows asks which
+Its file holds columns, sources and footers, so it is small and built at once; `rows` is empty. A reader of rows asks which
 bytes they are in (`place_of`), brings these, and gives them back to `read`: the index knows no cache and no network.
 """
 
@@ -201,7 +201,7 @@ class LazyIndex(Index):
         return np.append(self._table[:, 3], self._table[-1, 3] + self._table[-1, 4])
 
     def sizes(self) -> Int64Array:
-        """Return how many rows of each chunk the filter keeps, -1 where nobody knows yet: [num_chunks].
+        """Return how many rows of each chunk the filter keeps, -1 where it is not known yet: [num_chunks].
 
         With `max_rows`, that is known of a chunk when all chunks before it have been counted, or enough rows found.
         """

@@ -240,7 +240,7 @@ class Index:
         return True
 
     def hold(self, *others: Path) -> None:
-        """Open now: from here on nobody removes the files, nor `others`, until `close`."""
+        """Open now: from here on no process removes the files, nor `others`, until `close`."""
         with self._lock:
             self._opened()
             self._mark_in_use(others)
@@ -287,7 +287,7 @@ class Index:
     def _records(self, ids: Sequence[int]) -> tuple[_Open, dict[int, tuple[Any, ...]]]:
         """Return the open file, and stored rows by id, with the id at their end; ids without a row are left out."""
         found: dict[int, tuple[Any, ...]] = {}
-        with self._lock:  # nobody closes the file meanwhile
+        with self._lock:  # no thread closes the file meanwhile
             opened = self._opened()
             for start in range(0, len(ids), opened.max_ids):
                 some = ids[start : start + opened.max_ids]

@@ -43,7 +43,7 @@ class KeptRows:
         return int(8 * len(num_rows) + (-(-num_rows // 8)).sum())
 
     def counts(self) -> Int64Array:
-        """Return how many rows of each chunk are kept, -1 where nobody knows yet: [num_chunks]."""
+        """Return how many rows of each chunk are kept, -1 where it is not known yet: [num_chunks]."""
         return (self._words() >> _COUNT_SHIFT).astype(np.int64) - 1
 
     def offsets(self, chunk: int) -> Int64Array | None:

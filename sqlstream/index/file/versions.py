@@ -30,7 +30,7 @@ class Relative:
 
 
 def find_relatives(directory: Path, lineage: str) -> list[Relative]:
-    """Return the indexes of this lineage, the oldest first; those that cannot be read are left out, nobody asked for them."""
+    """Return the indexes of this lineage, the oldest first; those that cannot be read are left out: they were not asked for."""
     found = []
     for path in directory.glob("*.sqlite"):
         try:

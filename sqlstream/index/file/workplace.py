@@ -1,7 +1,7 @@
 """Where index files grow: one builder a fingerprint, temporary names, and nothing left of builders that died.
 
-Whoever makes or removes temporary files of a fingerprint holds the kernel lock on `<fingerprint>.lock`, from before the first
-of them exists until the last is renamed or gone. So a temporary file whose lock is free belongs to nobody.
+A process that makes or removes temporary files of a fingerprint holds the kernel lock on `<fingerprint>.lock`, from before the
+first of them exists until the last is renamed or gone. So a temporary file whose lock is free belongs to no process.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Workplace:
 def workplace(
     directory: Path, key: str, *, show_progress: bool = False, is_brief: bool = False, look_seconds: float = LOOK_SECONDS
 ) -> Iterator[Workplace]:
-    """Yield the right to build `key`, after waiting for whoever has it; temporary files that the body leaves are removed.
+    """Yield the right to build `key`, after a wait for the process that has it; remove temporary files that the body leaves.
 
     Args:
         directory: Where index files are.
@@ -149,7 +149,7 @@ def sync(path: Path) -> None:
 
 
 def _wait_for(fd: int) -> bool:
-    """Wait for whoever has the lock; signals are handed over meanwhile."""
+    """Wait for the process that has the lock; signals are handed over meanwhile."""
     section = locks.uninterrupted()
     while not locks.lock_blocking(fd):
         locks.unlock(fd)

@@ -35,7 +35,7 @@ class HelperProcess:
         return self._process.pid
 
     def kill(self) -> None:
-        """End it now, and with it what it was asked; whoever reads the channel sees the end."""
+        """End it now, and with it what it was asked; a reader of the channel sees the end."""
         self.is_stopping = True
         self.end()
 
