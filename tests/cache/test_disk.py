@@ -342,7 +342,7 @@ def test_a_ballast_that_cannot_be_had_is_no_error(directory: Path) -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
     with Cache(directory) as cache:
-        disk = cache.store.disk
+        disk = Session(cache).disk
         for effect in ("create", "posix_fallocate"):
             disk.drop_ballast()
             with SideEffects(1, fail, only=frozenset([effect])).installed():
