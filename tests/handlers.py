@@ -25,7 +25,7 @@ LOOKS = ("RESUME", "CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "POP_JUMP_BACKWA
 
 
 class HandlerError(Exception):
-    """What a handler raises that has to do with nobody's work: a timeout, a preemption."""
+    """What a handler raises that has to do with no work of ours: a timeout, a preemption."""
 
 
 def _looked_after(code: Any, known: dict[Any, frozenset[int]] = {}) -> frozenset[int]:  # noqa: B006 - a cache

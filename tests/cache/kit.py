@@ -62,7 +62,7 @@ UNSHARE = ["unshare", "--mount", "--map-root-user"]
 
 @functools.cache
 def may_mount() -> bool:
-    """Whether a program of ours may mount a tmpfs that nobody else sees."""
+    """Whether a program of ours may mount a tmpfs that no other process sees."""
     if shutil.which("unshare") is None:
         return False
     probe = [*UNSHARE, "mount", "-t", "tmpfs", "probe", "/mnt"]

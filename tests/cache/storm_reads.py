@@ -35,7 +35,7 @@ def limit_of(sizes: Sequence[int]) -> int:
 
 
 class MarkingFetcher(Fetcher):
-    """Holds a lock of its own for each object while it downloads it; whoever finds one held has found a second download."""
+    """Holds a lock of its own for each object while it downloads it; one that is held shows a second download."""
 
     def __init__(self, cache: Cache, marks: Path, troubles: list[str]) -> None:
         super().__init__(cache.storage_options)

@@ -45,7 +45,7 @@ def open_dataset(task: Task, *, has_objects: bool) -> StreamingDataset:
 
 
 def drawn_alone(task: Task) -> list[list[int]]:
-    """Return what each row draws where nobody else does anything."""
+    """Return what each row draws where no other thread runs."""
     with open_dataset(task, has_objects=False) as dataset:
         return [list(sample["draws"]) for sample in dataset.__getitems__(range(len(task.urls)))]
 

@@ -168,7 +168,7 @@ def test_hole_12_the_dead_give_back_before_the_living_lose_anything(
         wait_for_download(server, directory, "/o/3.bin")
         dead.kill()
         wait_for_helpers(directory)
-        assert Session(cache).ledger.account().filling_bytes > 0  # nobody has reaped it
+        assert Session(cache).ledger.account().filling_bytes > 0  # no process has reaped it
         hold = cache.hold([ObjectRef.of(urls[2], size_bytes=20_000)])
         Session(cache).release(hold)
         assert cache.statistics().evictions == 0

@@ -171,7 +171,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.end(self.player(number))
 
     def end(self, player: Player) -> None:
-        """End in order: what is above the limit goes then, as far as nobody else pins it, and nothing otherwise."""
+        """End in order: what is above the limit goes then, as far as no other owner pins it, and nothing otherwise."""
         player.close()
         self.leave(player)
         if not self.reference.is_above_limit:

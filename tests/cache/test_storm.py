@@ -1,4 +1,4 @@
-"""Processes and threads on one small cache, killed, interrupted and lied to at random: no promise breaks, nobody hangs."""
+"""Processes and threads on one small cache, killed, interrupted and lied to at random: no promise breaks, no process hangs."""
 
 from __future__ import annotations
 

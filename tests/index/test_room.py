@@ -45,7 +45,7 @@ class Endless(BaseHTTPRequestHandler):
         line = b"1,%s\n" % (b"x" * 65_000)
         self.wfile.write(b"b\r\nindex,text\n\r\n")
         try:
-            for _ in range(4000):  # 260 MB: enough to show that nobody stopped it
+            for _ in range(4000):  # 260 MB: enough to show that nothing stopped it
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
         except OSError:
             return

@@ -1,8 +1,8 @@
 """Cache directories as the code left them: archives in `directories/`, and what was in them in directories.json.
 
-- `idle`: an index with two filters and a table of weights, all objects, stored samples; nobody uses it.
+- `idle`: an index with two filters and a table of weights, all objects, stored samples; no process uses it.
 - `lazy`: footers and chunks of a lazy index, whose filter was run on all of it.
-- `killed`: its process was killed: pins, touches that nobody has drained, a download half way, entries from before.
+- `killed`: its process was killed: pins, touches that no process has drained, a download half way, entries from before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processes of an earlier version and of this one on one cache: right bytes, one account, and nobody hangs.
+"""Processes of an earlier version and of this one on one cache: right bytes, one account, and no process hangs.
 
 Where this version has another schema of the ledger, the earlier one is refused from the moment of the upgrade on, by one clear
 error; until then, and where the schema is the same, they work side by side.

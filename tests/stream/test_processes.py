@@ -206,7 +206,7 @@ def test_random_access_and_then_forked_workers_never_hang(photos: Photos, tmp_pa
 
 
 def test_a_forked_process_opens_a_dataset_after_its_parent_did(photos: Photos, tmp_path: Path) -> None:
-    """Torch's threads, which a parent has started, are missing in its child: whoever needs them waits for ever."""
+    """Torch's threads, which a parent has started, are missing in its child: code that needs them waits for ever."""
     assert finish(start("open_then_fork", photos.src, tmp_path / "cache")) == "done\n"
 
 

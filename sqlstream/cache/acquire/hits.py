@@ -100,7 +100,7 @@ class ReadHits:
     def __init__(
         self, disk: Disk, ledger: Ledger, holdings: Holds, bypass: Bypass, uses: UsageLog, num_hits_a_look: int
     ) -> None:
-        self._shelf = ReadLockPool(disk.data, uses.take_back)
+        self._pool = ReadLockPool(disk.data, uses.take_back)
         self._ledger = ledger
         self._holdings = holdings
         self._owner = holdings.owner
@@ -125,7 +125,7 @@ class ReadHits:
         if not ready or len(ready) < len(wanted):
             return None
         self._uses.note(ready, 0, policy, {})
-        return [ReadHold(group, ready, self._shelf) for group in groups]
+        return [ReadHold(group, ready, self._pool) for group in groups]
 
     def by_rows(self, read_hold: ReadHold) -> AnyHold:
         """Return a hold in use that pins by rows what a claimed read hold keeps by locks; those are given back last.

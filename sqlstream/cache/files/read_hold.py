@@ -40,7 +40,7 @@ class ReadHold:
         pool: Where the files are, and locks to take.
     """
 
-    __slots__ = ("_locks", "_ready", "_shelf", "paths", "refs")
+    __slots__ = ("_locks", "_pool", "_ready", "paths", "refs")
 
     is_read_hold: ClassVar[bool] = True
     is_settled: ClassVar[bool] = True
@@ -53,7 +53,7 @@ class ReadHold:
         self.paths: list[str] = []
         """Where its objects are, in their order, from the claim to the release."""
         self._ready = ready
-        self._shelf = pool
+        self._pool = pool
         self._locks: read_locks.ReadLocks | None = None
 
     @property
@@ -71,7 +71,7 @@ class ReadHold:
 
         Its sample must then be acquired again, by rows.
         """
-        ready, pool = self._ready, self._shelf
+        ready, pool = self._ready, self._pool
         try:
             held = self._locks = pool.unused.pop()
         except IndexError:
@@ -97,4 +97,4 @@ class ReadHold:
         if held is not None:
             held.close()
             self._locks = None
-            self._shelf.unused.append(held)  # last: a Ctrl-C before it loses them, one after it must not give them twice
+            self._pool.unused.append(held)  # last: a Ctrl-C before it loses them, one after it must not give them twice
