@@ -34,7 +34,7 @@ def filled(directory: Path, num_entries: int) -> tuple[Cache, list[ObjectRef]]:
     """A full cache of `num_entries`: rows for all, files (hard links) for those that are used."""
     cache = Cache(directory, limit=num_entries * SIZE)
     refs = [ObjectRef.of(f"http://nowhere/{i}") for i in range(num_entries)]
-    with cache.store.ledger.transaction() as tx:
+    with cache._directory.ledger.transaction() as tx:
         tx.connection.executemany(
             "INSERT INTO entry VALUES (?, ?, ?, ?, 'ready', ?, NULL, '', NULL, NULL, 0, NULL)",
             [(ref.key, ref.url, SIZE, SIZE, i) for i, ref in enumerate(refs)],
@@ -46,7 +46,7 @@ def filled(directory: Path, num_entries: int) -> tuple[Cache, list[ObjectRef]]:
         if i % 50_000 == 0 and i:
             block.unlink()
             block.write_bytes(bytes(SIZE))
-        path = Path(cache.store.disk.data_path(ref.key, ""))
+        path = Path(cache._directory.disk.data_path(ref.key, ""))
         path.parent.mkdir(exist_ok=True)
         os.link(block, path)
     return cache, [ObjectRef.of(ref.url) for ref in used]  # made just before, as an engine's are: not strewn over the memory
@@ -85,7 +85,7 @@ def walk(refs: Sequence[ObjectRef]) -> Iterator[Sequence[ObjectRef]]:
 
 
 def windows(cache: Cache, walked: Iterator[Sequence[ObjectRef]], num_windows: int) -> None:
-    acquirer = cache.store.acquirer
+    acquirer = cache._directory.acquirer
     for window in itertools.islice(walked, num_windows):
         holds = acquirer.acquire([[ref] for ref in window], cache.fetcher)
         for hold in holds:
@@ -104,7 +104,7 @@ def far_from_full(cache: Cache) -> Iterator[None]:
 
 
 def light_windows(cache: Cache, refs: Sequence[ObjectRef], num_windows: int, width: int) -> None:
-    acquirer = cache.store.acquirer
+    acquirer = cache._directory.acquirer
     with far_from_full(cache):
         for start in range(0, num_windows * width, width):
             at = start % (len(refs) - width)
@@ -116,21 +116,21 @@ def light_windows(cache: Cache, refs: Sequence[ObjectRef], num_windows: int, wid
 
 def open_and_close(cache: Cache, refs: Sequence[ObjectRef], num: int) -> None:
     for i in range(num):
-        os.close(os.open(cache.store.disk.data_path(refs[i % len(refs)].key, ""), os.O_RDONLY))
+        os.close(os.open(cache._directory.disk.data_path(refs[i % len(refs)].key, ""), os.O_RDONLY))
 
 
 def ledger_windows(cache: Cache, walked: Iterator[Sequence[ObjectRef]], num_windows: int) -> None:
     """The SQL alone: find, pin, touch; give back in a transaction of its own."""
-    cache.store.acquirer.owner.run(lambda tx: None)
-    owner = cache.store.acquirer.owner.id
+    cache._directory.acquirer.owner.run(lambda tx: None)
+    owner = cache._directory.acquirer.owner.id
     assert owner is not None
     for window in itertools.islice(walked, num_windows):
         keys = [ref.key for ref in window]
-        with cache.store.ledger.transaction() as tx:
+        with cache._directory.ledger.transaction() as tx:
             tx.find_ready(keys)
             tx.set_pins(owner, keys)
             tx.touch(keys)
-        with cache.store.ledger.transaction() as tx:
+        with cache._directory.ledger.transaction() as tx:
             tx.set_pins(owner, ())
 
 

@@ -8,7 +8,7 @@ L7 at rest, after reaping, charged equals the disk. L8 no process waits for room
 Words: entry, key, pin, owner (a process), reserve → publish | abandon, evict, reap, hold (the pins of one sample).
 
     cache ┬ admin (statistics, clear, versions)
-          └ directory ─ acquire ┬ downloads ─ storage.fetcher (helper process)
+          └ session (all that the engine imports) ─ directory ─ acquire ┬ downloads ─ storage.fetcher (helper process)
                                 └ recovery ─ ledger (SQL only) | files (disk and locks only)
     model: what all of them exchange
 """

@@ -11,17 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sqlstream.cache.acquire.acquirer import downloaded_ahead
-from sqlstream.cache.acquire.checksums import VerifyReads, check_verify_reads, verify_content
+from sqlstream.cache.acquire.checksums import VerifyReads, check_verify_reads, num_without, verify_content
 from sqlstream.cache.acquire.holds import AnyHold, Hold
 from sqlstream.cache.admin import statistics
 from sqlstream.cache.admin.clear import ClearReport, clear
 from sqlstream.cache.admin.statistics import CacheStatistics
 from sqlstream.cache.directory import CacheDirectory, close_store, open_stand_in, open_store
 from sqlstream.cache.files.layout import local_directory
+from sqlstream.cache.ledger import reports
+from sqlstream.cache.ledger.reports import FailureRecord
 from sqlstream.cache.model.policies import Policy, policy_named
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.recovery import recover
 from sqlstream.cache.recovery.recover import Finding
+from sqlstream.cache.session import CacheSession, LedgerSession
 from sqlstream.config import (
     AS_IT_IS,
     AsItIs,
@@ -107,19 +110,20 @@ class Cache:
         self._holds: dict[str, list[Hold]] = {}
         with locks.uninterrupted():  # no handler raises between a store that is opened and the one who closes it
             try:
-                self.store = open_store(self.path, create=create, allow_network_fs=allow_network_fs)
+                self._directory = open_store(self.path, create=create, allow_network_fs=allow_network_fs)
             except CacheError as error:
                 if not is_bypassed:
                     raise
-                self.store = open_stand_in(self.path, error)
-                self.path = self.store.disk.root
-            self.fetcher = Fetcher(self.storage_options)
-            self._finalizer = weakref.finalize(self, _close_aside, self.store, self.fetcher, id(self))
+                self._directory = open_stand_in(self.path, error)
+                self.path = self._directory.disk.root
+            fetcher = Fetcher(self.storage_options)
+            self.session: CacheSession = LedgerSession(self._directory, fetcher, verifies_reads=self.verifies_reads)
+            self._finalizer = weakref.finalize(self, _close_aside, self._directory, fetcher, id(self))
             self._finalizer.atexit = False
         _open.add(self)
-        acquirer = self.store.acquirer
+        acquirer = self._directory.acquirer
         if is_bypassed:
-            acquirer.bypass.allow(self.fetcher)
+            acquirer.bypass.allow(fetcher)
         try:
             acquirer.downloads.free_space.ask(id(self), least_free_bytes)
             acquirer.checksums.ask(id(self), verifies=self.verifies_reads)
@@ -133,7 +137,7 @@ class Cache:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle path and options: another process opens the directory itself."""
-        return (_reopen, (self.path, self._arguments, self.store.acquirer.bypass.directory, os.getpid()))
+        return (_reopen, (self.path, self._arguments, self._directory.acquirer.bypass.directory, os.getpid()))
 
     def __enter__(self) -> Cache:
         return self
@@ -162,10 +166,10 @@ class Cache:
         try:
             ref = ObjectRef.of(url, identity=self.identity)
             hold = self.hold((ref,))  # an exception before the next line forgets it: then Python gives it back
-            yield self.path_of(ref, hold)
+            yield Path(hold.paths[0])
         finally:
             if hold is not None:
-                self.store.acquirer.release(hold)
+                self.session.release(hold)
 
     def acquire_many(self, wanted: Sequence[str]) -> list[Path]:
         """Bring and pin objects, all or none; return their paths, valid until `release_many` of the same URLs.
@@ -182,7 +186,7 @@ class Cache:
         in_order = [paths[url] for url in wanted]
         is_noted = False
         try:  # last: what a handler raises before drops the holds, which gives them back
-            with self.store.acquirer.owner.state:
+            with self._directory.acquirer.owner.state:
                 for url, hold in acquired.items():
                     self._holds.setdefault(url, []).append(hold)
                 is_noted = True
@@ -199,25 +203,26 @@ class Cache:
             ConfigError: A URL was not acquired by this object; nothing is given back.
         """
         for hold in _take_holds(self, list(filter(urls.is_remote, dict.fromkeys(wanted)))):
-            self.store.acquirer.release(hold)  # what a handler raises here drops the others, which gives them back
+            self.session.release(hold)  # what a handler raises here drops the others, which gives them back
 
-    def hold(self, refs: Sequence[ObjectRef]) -> Hold:
-        """Return a hold, in use, on objects that are all here (the engine plans many at once, with `store.acquirer`)."""
-        acquirer = self.store.acquirer
+    def hold(self, refs: Sequence[ObjectRef]) -> AnyHold:
+        """Return an open hold on objects that are all here (the engine plans many at once, with `session`)."""
+        session = self.session
         while True:
             self.check_open()
-            hold = acquirer.acquire_one(refs, self.fetcher)
+            hold = session.acquire_one(refs)
             try:
-                acquirer.wait(hold)
+                if hold.outstanding or hold.error is not None:
+                    hold = session.wait(hold)
             except BaseException:
-                acquirer.release(hold)
+                session.release(hold)
                 raise
             if hold.error is not None:
-                acquirer.release(hold)
+                session.release(hold)
                 raise hold.error
-            if acquirer.holdings.claim(hold) and (not self.verifies_reads or acquirer.checksums.is_right(hold)):
+            if session.open(hold):
                 return hold
-            acquirer.release(hold)
+            session.release(hold)
 
     def check_open(self) -> None:
         """Raise ConfigError after `close`."""
@@ -232,7 +237,16 @@ class Cache:
         """Return the same as text, which takes a tenth of the time."""
         if hold is not None and hold.files is not None:
             return str(hold.files[ref.key].path)
-        return self.store.disk.data_path(ref.key, ref.ext)
+        return self._directory.disk.data_path(ref.key, ref.ext)
+
+    @property
+    def fetcher(self) -> Fetcher:
+        """The client of remote storage that brings objects for this cache."""
+        return self.session.fetcher
+
+    @fetcher.setter
+    def fetcher(self, fetcher: Fetcher) -> None:
+        self.session.fetcher = fetcher
 
     # -- the directory ------------------------------------------------------------------------------------------------
 
@@ -246,40 +260,47 @@ class Cache:
         self.check_open()
         self._limit_bytes = parse_limit(limit)
         self._arguments["limit"] = limit
-        self.store.acquirer.limits.give(id(self), self._limit_bytes)
+        self._directory.acquirer.limits.give(id(self), self._limit_bytes)
 
     @property
     def policy(self) -> Policy:
         """The eviction policy in force; of a cache that fails and is bypassed, the default."""
-        name = "lru"
-        with self.store.acquirer.bypass.tolerated():
-            name = self.store.ledger.policy()
-        return policy_named(name)
+        return self.session.policy
 
     def statistics(self) -> CacheStatistics:
         """Return the account of this moment."""
         self.check_open()
-        self.store.acquirer.owner.flush()
-        return statistics.collect(self.store.ledger, self.store.disk)
+        self._directory.acquirer.owner.flush()
+        return statistics.collect(self._directory.ledger, self._directory.disk)
 
     def clear(self, *, dataset: str | None = None, older_than_seconds: float | None = None, index: bool = False) -> ClearReport:
         """Remove entries, never a pinned one; see `sqlstream.cache.admin.clear`."""
         self.check_open()
-        self.store.acquirer.owner.flush()
-        return clear(self.store.ledger, self.store.disk, dataset=dataset, older_than_seconds=older_than_seconds, index=index)
+        self._directory.acquirer.owner.flush()
+        return clear(
+            self._directory.ledger, self._directory.disk, dataset=dataset, older_than_seconds=older_than_seconds, index=index
+        )
 
     def verify(self, repair: bool = False, deep: bool = False) -> list[Finding]:
         """Return all on which ledger and disk disagree, `deep`: contents too; with `repair`, mend it beside all readers."""
         self.check_open()
-        self.store.acquirer.owner.flush()
+        self._directory.acquirer.owner.flush()
         checks = (recover.verify, verify_content) if deep else (recover.verify,)
-        return [found for check in checks for found in check(self.store.ledger, self.store.disk, repair=repair)]
+        return [found for check in checks for found in check(self._directory.ledger, self._directory.disk, repair=repair)]
+
+    def failures(self) -> list[FailureRecord]:
+        """Return what failed in this cache, in any process, the most frequent first."""
+        return reports.failures(self._directory.ledger)
+
+    def num_without_checksum(self) -> int:
+        """Return how many whole objects have no checksum, so that a deep `verify` does not read them; a scan."""
+        return num_without(self._directory.ledger)
 
     def rest(self) -> None:
         """End the helper process and what it still brings; the next miss starts it again."""
         if self.is_closed:  # at the latest as Python ends, where an iterator may be ended after all else
             return
-        self.store.acquirer.downloads.cancel(self.fetcher)
+        self._directory.acquirer.downloads.cancel(self.fetcher)
         self.fetcher.stop()
 
     def close(self) -> None:
@@ -287,7 +308,7 @@ class Cache:
         with locks.uninterrupted():
             self.is_closed = True
             if self._finalizer.detach() is not None:
-                _close(self.store, self.fetcher, id(self))
+                _close(self._directory, self.fetcher, id(self))
 
 
 _open: weakref.WeakSet[Cache] = weakref.WeakSet()
@@ -314,15 +335,16 @@ def local_file(url: str) -> Path:
 def _reopen(path: Path, arguments: dict[str, object], private_directory: str, pid: int) -> Cache:
     cache = Cache(path, **arguments)  # type: ignore[arg-type]  # what __init__ took
     if os.getpid() != pid:
-        cache.store.acquirer.bypass.join(private_directory)
+        cache._directory.acquirer.bypass.join(private_directory)
     return cache
 
 
 def _hold_each(cache: Cache, refs: Mapping[str, ObjectRef]) -> dict[str, Hold]:
     """Return a hold, in use, for each of several objects that are here together, by URL."""
-    acquirer = cache.store.acquirer
+    acquirer = cache._directory.acquirer
     with downloaded_ahead(acquirer, list(refs.values()), cache.fetcher):
         hold = cache.hold(tuple(refs.values()))
+    assert isinstance(hold, Hold), "it was not asked for reading alone"
     pieces = {piece.refs[0].key: piece for piece in acquirer.holdings.split(hold)}
     return {url: pieces[ref.key] for url, ref in refs.items()}
 
@@ -330,7 +352,7 @@ def _hold_each(cache: Cache, refs: Mapping[str, ObjectRef]) -> dict[str, Hold]:
 def _take_holds(cache: Cache, wanted: Sequence[str]) -> list[Hold]:
     """Return what `acquire_many` noted for each URL, and forget it; all of it or none."""
     taken: list[Hold] = []
-    with cache.store.acquirer.owner.state:
+    with cache._directory.acquirer.owner.state:
         for url in wanted:
             if not cache._holds.get(url):
                 raise ConfigError(f"{urls.redact(url)} is not acquired: release once for each call that acquired it")

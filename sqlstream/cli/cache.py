@@ -151,10 +151,9 @@ def _print_report(report: ClearReport) -> None:
 def run_failures(options: argparse.Namespace) -> int:
     """Print what failed, how and how often."""
     from sqlstream.cache import Cache
-    from sqlstream.cache.ledger.reports import failures
 
     with Cache(options.dst, create=False) as cache:
-        records = failures(cache.store.ledger)
+        records = cache.failures()
     if options.json:
         print_json({"failures": records})
     elif not records:
@@ -168,11 +167,10 @@ def run_failures(options: argparse.Namespace) -> int:
 def run_verify(options: argparse.Namespace) -> int:
     """Print what is wrong; return 1 if something stays wrong."""
     from sqlstream.cache import Cache
-    from sqlstream.cache.acquire.checksums import num_without
 
     with Cache(options.dst, create=False) as cache:
         findings = cache.verify(repair=options.repair, deep=options.deep)
-        num_unread = num_without(cache.store.ledger) if options.deep else 0
+        num_unread = cache.num_without_checksum() if options.deep else 0
     num_left = sum(not finding.repaired for finding in findings)
     if options.json:
         print_json({"findings": findings, "num_left": num_left} | ({"num_unread": num_unread} if options.deep else {}))

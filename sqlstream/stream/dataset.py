@@ -11,8 +11,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from sqlstream.cache import Cache
-from sqlstream.cache.acquire.checksums import VerifyReads
-from sqlstream.cache.ledger.reports import FailureRecord, failures
+from sqlstream.cache.session import FailureRecord, VerifyReads
 from sqlstream.config import (
     AS_IT_IS,
     DEFAULT_PREFETCH,
@@ -402,7 +401,7 @@ class StreamingDataset(IterableDataset[Sample]):
 
         Each names row, URL, global step (in its epoch), error, count and time; the most frequent first.
         """
-        return failures(self.cache.store.ledger)
+        return self.cache.failures()
 
     def state_dict(self, num_samples: int | None = None) -> dict[str, object]:
         """Return the state of the run, JSON-able.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from sqlstream.cache import Cache
-from sqlstream.cache.acquire.checksums import VerifyReads
+from sqlstream.cache.session import VerifyReads
 from sqlstream.config import (
     DEFAULT_RETAINED,
     AsItIs,

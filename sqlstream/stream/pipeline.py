@@ -88,8 +88,7 @@ class Pipeline:
         info = get_worker_info()
         is_worker = info is not None
         if info is not None:
-            self.cache.store.acquirer.num_expected = info.num_workers * ranks_on_node
-            self.cache.fetcher.share_node(info.num_workers * ranks_on_node)
+            self.cache.session.expect(info.num_workers * ranks_on_node)
             if self.worker_engine is None:
                 gc.freeze()  # else the first collection copies all pages that a worker shares with its trainer
         engine = self.worker_engine
@@ -105,7 +104,7 @@ class Pipeline:
         try:
             yield engine
         finally:  # the garbage collector may end an iteration that was left in the middle of a transaction
-            if self.cache.store.acquirer.owner.is_closed:  # as Python ends modules may be empty by then
+            if self.cache.session.is_closed:  # as Python ends modules may be empty by then
                 self._end_iteration(engine, is_worker=is_worker)
             else:
                 interrupts.call_outside(partial(self._end_iteration, engine, is_worker=is_worker))
@@ -130,10 +129,9 @@ class Pipeline:
     def _make_engine(self, num_retained: int, note_given_up: Callable[[], None] | None = None) -> Engine:
         """Return an engine that keeps the paths of `num_retained` samples valid, noting when it gives one up beyond these."""
         if self.handover is not None:
-            self.handover.begin(self.cache.store.acquirer)
+            self.handover.begin(self.cache.session)
         if self.dataset_id is None:
-            with self.cache.store.acquirer.bypass.tolerated(), self.cache.store.ledger.transaction() as tx:
-                self.dataset_id = tx.add_dataset(self.name, self.index.src, self.index.fingerprint)
+            self.dataset_id = self.cache.session.register(self.name, self.index.src, self.index.fingerprint)
         origins, options = self.index.origins(), self.options.samples
         rules = Rules(
             allowed_roots=options.allowed_roots,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 from sqlstream.cache import Cache
 from sqlstream.cache.acquire.acquirer import Acquirer
@@ -14,37 +14,30 @@ from sqlstream.cache.acquire.downloads import Downloads
 from sqlstream.cache.acquire.hits import ReadHits
 from sqlstream.cache.acquire.holds import AnyHold, Hold, Holds
 from sqlstream.cache.acquire.owner import Owner
-from sqlstream.cache.directory import CacheDirectory, close_store, open_store
+from sqlstream.cache.directory import close_store, open_store
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.tuning import CacheTuning
-from sqlstream.storage.fetcher import Fetcher
-
-
-class OpenCache(Protocol):
-    """A `Cache`, or what a test has in its place."""
-
-    @property
-    def store(self) -> CacheDirectory: ...
-
-    @property
-    def fetcher(self) -> Fetcher: ...
+from sqlstream.cache.session import LedgerSession
 
 
 class Session:
     """A cache as the engine uses it: holds, ledger, files. It keeps nothing itself, so two of one cache are the same.
 
     Args:
-        cache: It stays open for as long as the session is used.
+        cache: It stays open for as long as the session is used; or the session of one.
     """
 
-    def __init__(self, cache: OpenCache) -> None:
-        self.directory = cache.store
+    def __init__(self, cache: Cache | LedgerSession) -> None:
+        session = cache.session if isinstance(cache, Cache) else cache
+        assert isinstance(session, LedgerSession)
+        self.of_engine = session
+        """What the engine is given."""
+        self.directory = session._directory
         """One object for all caches of this process in one directory."""
-        self._acquirer = cache.store.acquirer
-        self._cache = cache
+        self._acquirer = self.directory.acquirer
 
     # -- holds --------------------------------------------------------------------------------------------------------
 
@@ -54,7 +47,7 @@ class Session:
     def acquire(self, groups: Sequence[Sequence[ObjectRef]], *, for_reading: bool) -> Sequence[AnyHold]: ...
     def acquire(self, groups: Sequence[Sequence[ObjectRef]], *, for_reading: bool = False) -> Sequence[AnyHold]:
         """Return holds on as many groups as there is room for now."""
-        return self._acquirer.acquire(groups, self._cache.fetcher, for_reading=for_reading)
+        return self.of_engine.acquire(groups, for_reading=for_reading)
 
     @overload
     def acquire_one(self, group: Sequence[ObjectRef]) -> Hold: ...
@@ -62,23 +55,27 @@ class Session:
     def acquire_one(self, group: Sequence[ObjectRef], *, for_reading: bool) -> AnyHold: ...
     def acquire_one(self, group: Sequence[ObjectRef], *, for_reading: bool = False) -> AnyHold:
         """Return a hold on one group, waiting for room if need be."""
-        return self._acquirer.acquire_one(group, self._cache.fetcher, for_reading=for_reading)
+        return self.of_engine.acquire_one(group, for_reading=for_reading)
 
     def wait(self, hold: AnyHold, timeout_seconds: float | None = None) -> bool:
         """Wait until every object of `hold` is here, or one failed; return whether it is settled."""
-        return self._acquirer.wait(hold, timeout_seconds)
+        return self.of_engine.wait(hold, timeout_seconds).is_settled
 
     def claim(self, hold: AnyHold) -> bool:
         """Put a prefetched hold to use; return False if it was revoked."""
-        return self._acquirer.holdings.claim(hold)
+        return self.of_engine.open(hold)
 
     def retain(self, hold: AnyHold) -> AnyHold:
         """Keep the paths of a used hold valid; return the hold that does."""
-        return self._acquirer.retain(hold)
+        return self.of_engine.retain(hold)
 
     def release(self, hold: AnyHold) -> None:
         """Give a hold back; the ledger learns of it with the next transaction."""
-        self._acquirer.release(hold)
+        self.of_engine.release(hold)
+
+    def hand_over(self, give: Callable[[int], None]) -> None:
+        """End, and leave the pins of retained holds to the process that `give` gives a descriptor to."""
+        self.of_engine.hand_over(give)
 
     def collect(self) -> None:
         """Take back the pins of holds that are forgotten."""
@@ -86,7 +83,7 @@ class Session:
 
     def flush(self) -> None:
         """Write what waits for a transaction."""
-        self._acquirer.flush()
+        self.of_engine.flush()
 
     def close(self) -> None:
         """Give everything back and end the background thread."""
@@ -123,7 +120,6 @@ class Session:
 
     @property
     def acquirer(self) -> Acquirer:
-        """What parts of the engine are given."""
         return self._acquirer
 
     @property

@@ -239,10 +239,10 @@ def test_the_limit_of_a_process_that_left_its_pins_to_the_trainer_ends_with_it(d
             socket.send_fds(theirs, [b"pins"], [fd])
 
         def child() -> str:
-            acquirer = Session(cache).acquirer
+            session = Session(cache)
             hold = cache.hold((ObjectRef.of(urls[0], identity=cache.identity),))
-            acquirer.retain(hold)
-            acquirer.hand_over(leave)
+            session.retain(hold)
+            session.hand_over(leave)
             return "handed over"
 
         assert answer_of_forked_child(child) == "handed over"

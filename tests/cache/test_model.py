@@ -29,6 +29,7 @@ from sqlstream.cache.model.policies import POLICIES
 from sqlstream.cache.model.refs import ObjectRef, charged_bytes
 from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.cache.recovery import recover
+from sqlstream.cache.session import LedgerSession
 from sqlstream.errors import CacheFullError, StorageError
 from sqlstream.process import locks
 from sqlstream.testing.invariants import violations
@@ -78,7 +79,7 @@ class Player:
     @property
     def session(self) -> Session:
         """How it is used."""
-        return Session(self)
+        return Session(LedgerSession(self.store, self.fetcher, verifies_reads=False))
 
     def run_nothing(self) -> None:
         """Run one transaction: register, write what was deferred."""

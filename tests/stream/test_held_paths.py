@@ -100,18 +100,18 @@ NOT_FOUND = {
 
 @pytest.mark.parametrize("value", FOUND.values(), ids=FOUND.keys())
 def test_a_path_in_a_sample_is_found_however_it_is_wrapped(value: Any) -> None:
-    assert holds_path({"row": 1, "data": b"", "found": value, "text": "a"}, DIRECTORY)
-    assert holds_path(value, DIRECTORY)
+    assert holds_path({"row": 1, "data": b"", "found": value, "text": "a"}, (DIRECTORY,))
+    assert holds_path(value, (DIRECTORY,))
 
 
 @pytest.mark.parametrize("value", NOT_FOUND.values(), ids=NOT_FOUND.keys())
 def test_what_names_no_file_of_the_cache_keeps_none(value: Any) -> None:
-    assert not holds_path({"row": 1, "data": b"", "found": value, "text": "a"}, DIRECTORY)
-    assert not holds_path(value, DIRECTORY)
+    assert not holds_path({"row": 1, "data": b"", "found": value, "text": "a"}, (DIRECTORY,))
+    assert not holds_path(value, (DIRECTORY,))
 
 
 def test_a_sample_that_is_too_large_to_look_through_keeps_its_files() -> None:
-    assert holds_path({"graph": [[["x", 1]] for _ in range(MAX_LOOKED_AT)]}, DIRECTORY)
+    assert holds_path({"graph": [[["x", 1]] for _ in range(MAX_LOOKED_AT)]}, (DIRECTORY,))
 
 
 def test_a_usual_sample_is_looked_through_in_one_call() -> None:
@@ -122,7 +122,7 @@ def test_a_usual_sample_is_looked_through_in_one_call() -> None:
     calls: list[str] = []
     sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
     try:
-        holds_path(usual, DIRECTORY)
+        holds_path(usual, (DIRECTORY,))
     finally:
         sys.setprofile(None)
     assert calls == ["holds_path"]

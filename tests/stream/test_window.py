@@ -38,7 +38,7 @@ def slots(server: FaultyHttpServer) -> Iterator[PlannedSample]:
 def opened(server: FaultyHttpServer, cache: Cache, prefetch_bytes: int) -> Window:
     share = cast(EpochShare, None)  # asked for forecasts only, which this cache's policy does not want
     options = SampleOptions(prefetch=256, prefetch_bytes=prefetch_bytes)
-    return Window(slots(server), Session(cache).acquirer, cache, options, share, for_reading=bool)
+    return Window(slots(server), cache.session, options, share, for_reading=bool)
 
 
 def take(window: Window, cache: Cache) -> None:

@@ -215,14 +215,14 @@ def prepare_entries(job: Job) -> None:
 
 
 def _add_entries(cache: Cache, refs: Sequence[ObjectRef]) -> None:
-    paths = [cache.store.disk.data_path(ref.key, ref.ext) for ref in refs]
+    paths = [cache._directory.disk.data_path(ref.key, ref.ext) for ref in refs]
     for directory in {os.path.dirname(path) for path in paths}:
         os.makedirs(directory, exist_ok=True)
     Path(paths[0]).write_bytes(bytes(SMALL_BYTES))
     for path in paths[1:]:
         os.link(paths[0], path)
     charge = charged_bytes(SMALL_BYTES)
-    with cache.store.ledger.transaction() as tx:
+    with cache._directory.ledger.transaction() as tx:
         tx.connection.executemany(
             "INSERT INTO entry (key, url, size, charged_bytes, state, tick, ext, created_at) "
             "VALUES (?, ?, ?, ?, 'ready', 0, ?, 0)",

@@ -20,8 +20,9 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
+from types import MappingProxyType
 from typing import ClassVar, TypeAlias
 
 from sqlstream.cache.acquire.owner import Owner
@@ -105,6 +106,10 @@ class Hold:
     """Where its objects are, by key, when the cache could not take them."""
     fetcher: Fetcher | None = None
     """What brings its objects if the cache fails them; None: nothing, the error is raised."""
+    paths: list[str] = field(default_factory=list)
+    """Where its objects are, in their order, once it is open."""
+    open_files: ClassVar[Mapping[str, tuple[int, int]]] = MappingProxyType({})
+    """Files that it holds open: none."""
     number: int = 0
     """Its place among all holds of this process; 0 while it pins nothing."""
 
@@ -243,7 +248,8 @@ class Holds:
     def split(self, hold: Hold) -> list[Hold]:
         """Return one hold in use for each object of `hold`, in its place; no pin changes."""
         with self.owner.state:
-            pieces = [Hold((ref,), hold.owner, {}, NOTHING, state=_IN_USE) for ref in hold.refs]
+            refs = {ref.key: ref for ref in hold.refs}.values()
+            pieces = [Hold((ref,), hold.owner, {}, NOTHING, state=_IN_USE) for ref in refs]
             if hold.files is not None:
                 for piece in pieces:
                     piece.files = {ref.key: hold.files[ref.key] for ref in piece.refs}

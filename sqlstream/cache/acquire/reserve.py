@@ -84,7 +84,7 @@ class AcquireTransaction:
         if num_held < len(groups):
             self.found = tx.find(self.window)
             for group in groups[num_held:]:
-                if not self._add(tx, tuple({ref.key: ref for ref in group}.values())):
+                if not self._add(tx, group):
                     break
         if self._eviction.policy.looks_ahead:
             advance(tx, len(self._ranks))
@@ -103,14 +103,11 @@ class AcquireTransaction:
                 charges: dict[bytes, int] = {}
                 for ref in group:
                     charges[ref.key] = ready[ref.key][2]
-                refs = group
-                if len(charges) < len(group):  # two columns may name one object
-                    refs = tuple({ref.key: ref for ref in group}.values())
                 num_bytes = sum(charges.values())
                 held_bytes += num_bytes
                 if held_bytes > share_bytes and held_bytes > num_bytes:  # a process that holds nothing may have one
                     break
-                holds.append(Hold(refs, owner, charges, NOTHING, num_bytes))
+                holds.append(Hold(group, owner, charges, NOTHING, num_bytes))
         self.holdings.add(holds)
         self.holds += holds
         if self._eviction.policy.looks_ahead:
@@ -118,9 +115,10 @@ class AcquireTransaction:
                 self._rank(hold.refs)
         return len(holds)
 
-    def _add(self, tx: LedgerTransaction, refs: tuple[ObjectRef, ...]) -> bool:
+    def _add(self, tx: LedgerTransaction, group: Sequence[ObjectRef]) -> bool:
         """Hold the objects of one sample; False, with nothing changed, when there is no room for it."""
-        hold = Hold(refs, self.owner, {}, NOTHING)
+        hold = Hold(group, self.owner, {}, NOTHING)
+        refs = tuple({ref.key: ref for ref in group}.values())  # two columns may name one object
         rows = {ref.key: self._row(tx, ref) for ref in refs}
         if any(ref.is_stored_sample and not _is_ready(rows[ref.key]) for ref in refs):
             hold.is_void = True
@@ -242,7 +240,7 @@ class AcquireTransaction:
     def _rank(self, refs: Sequence[ObjectRef]) -> None:
         """Work out what the policy makes of one sample's uses, in their order."""
         assert self._eviction is not None
-        for ref in refs:
+        for ref in {ref.key: ref for ref in refs}.values():
             now = self._eviction.num_uses + len(self._ranks)
             self._ranks[ref.key] = self._eviction.policy.rank_of(None if ref.next_use is None else now + ref.next_use)
 

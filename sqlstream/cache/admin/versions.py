@@ -17,32 +17,32 @@ _READY = (
 )
 
 
-def drop_other_versions(store: CacheDirectory, refs: Iterable[ObjectRef]) -> Set[bytes]:
+def drop_other_versions(directory: CacheDirectory, refs: Iterable[ObjectRef]) -> Set[bytes]:
     """Remove entries whose size or ETag is not the one that a listing names, so that they are fetched again.
 
     A key holds no version of an object, so that a listed one and one that is named in a table are one entry.
 
     Args:
-        store: The cache.
+        directory: The cache.
         refs: Objects that are about to be acquired; only those that a listing named are looked at.
 
     Returns:
         The keys of entries that stay, since others use them.
     """
     listed = {ref.key: ref for ref in refs if ref.is_listed}
-    acquirer: Acquirer = store.acquirer
+    acquirer: Acquirer = directory.acquirer
     if not listed or acquirer.bypass.is_cache_left_alone:
         return frozenset()
     stay: set[bytes] = set()
     with acquirer.bypass.tolerated():
-        found = store.ledger.database.read(_READY, (b"".join(listed), positions(len(listed))))
+        found = directory.ledger.database.read(_READY, (b"".join(listed), positions(len(listed))))
         other = [key for key, size_bytes, etag in found if _differs(listed[key], size_bytes, etag)]
 
         def remove(tx: LedgerTransaction) -> set[bytes]:
             rows = [row for row in tx.find(other).values() if row.is_ready]
             pinned = tx.pinned()  # by us, too: another dataset of this process may use it
             free = [row for row in rows if row.key not in pinned]
-            removed = {row.key for row in recover.remove(tx, store.disk, free)}
+            removed = {row.key for row in recover.remove(tx, directory.disk, free)}
             return {row.key for row in rows} - removed
 
         if other:

@@ -25,6 +25,7 @@ from typing import NamedTuple
 from sqlstream.cache.files import layout, locked_files
 from sqlstream.cache.files.layout import AllocationUnit, allocation_unit
 from sqlstream.cache.model import refs
+from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.rows import ReadyRow
 from sqlstream.errors import CacheDirectoryError
 from sqlstream.process import interrupts, locks
@@ -106,6 +107,14 @@ class Disk:
         """Return the path of an entry's file."""
         name = key.hex()
         return f"{self.data}/{name[:2]}/{name}{ext}"
+
+    def data_paths(self, wanted: Iterable[ObjectRef]) -> list[str]:
+        """Return the paths of the files of objects, in their order."""
+        data, paths = self.data, []
+        for ref in wanted:
+            name = ref.key.hex()
+            paths.append(f"{data}/{name[:2]}/{name}{ref.ext}")
+        return paths
 
     def data_size(self, key: bytes, ext: str) -> int | None:
         """Return the size in bytes of an entry's file, None when it is absent or not a plain file."""

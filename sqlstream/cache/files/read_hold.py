@@ -44,6 +44,7 @@ class ReadHold:
 
     is_read_hold: ClassVar[bool] = True
     is_settled: ClassVar[bool] = True
+    is_released: ClassVar[bool] = False
     outstanding: ClassVar[frozenset[bytes]] = frozenset()
     error: ClassVar[Exception | None] = None
     files: ClassVar[None] = None

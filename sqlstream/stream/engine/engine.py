@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from sqlstream.cache.acquire.holds import AnyHold
-from sqlstream.cache.admin.versions import drop_other_versions
-from sqlstream.cache.cache import Cache
+from sqlstream.cache import Cache
+from sqlstream.cache.session import AnyHold
 from sqlstream.config import OnError, SampleOptions
 from sqlstream.errors import AccessDeniedError, ObjectChangedError, ObjectNotFoundError, SampleError, StorageError
 from sqlstream.storage.base.urls import redact
@@ -62,11 +61,11 @@ class Engine:
         self._reader = reader
         self._chain = chain
         self._options = options
-        self._maker = SampleMaker(cache, reader, chain, num_retained, note_given_up)
+        self._maker = SampleMaker(cache.session, reader, chain, num_retained, note_given_up)
         self._name = name
-        self._failures = FailureLog(options, cache.store.ledger, name, cache.path)
+        self._failures = FailureLog(options, cache.session, name, cache.path)
         self._ahead: Window | None = None
-        self._acquirer = cache.store.acquirer
+        self._session = cache.session
 
     # -- a stream -----------------------------------------------------------------------------------------------------
 
@@ -86,7 +85,7 @@ class Engine:
         """
         first = next(shares)
         progress.begin(first)
-        self._failures = FailureLog(self._options, self._cache.store.ledger, self._name, self._cache.path)
+        self._failures = FailureLog(self._options, self._session, self._name, self._cache.path)
         window, last_epoch, epoch = self._window(first, shares), None if is_endless else first.epoch, first.epoch
         slot: PlannedSample | None = None
         try:
@@ -137,7 +136,7 @@ class Engine:
         try:
             if len(remote) > 1:  # all at once, as far as there is room; a single one is acquired where it is waited for
                 groups = [slot.wanted for slot in remote]
-                holds = self._acquirer.acquire(groups, self._cache.fetcher, for_reading=self._maker.for_reading)
+                holds = self._session.acquire(groups, for_reading=self._maker.for_reading)
                 for slot, hold in zip(remote, holds, strict=False):
                     slot.hold = hold
             made: dict[int, list[Sample]] = {position: [] for position in range(len(selected))}
@@ -146,7 +145,7 @@ class Engine:
             self._maker.keep(access, num_accesses=KEPT_ACCESSES)
         except BaseException:
             for hold in access:
-                self._acquirer.release(hold)
+                self._session.release(hold)
             raise
         finally:
             for slot in slots:
@@ -172,7 +171,7 @@ class Engine:
             self._rows.close()
         self._maker.close(release_kept=release_kept)
         self._chain.flush()
-        self._acquirer.flush()
+        self._session.flush()
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
@@ -185,7 +184,7 @@ class Engine:
                 return window
             window.close()
         planned = self._plan(itertools.chain((first,), following))
-        return Window(planned, self._acquirer, self._cache, self._options, first, for_reading=lambda: self._maker.for_reading)
+        return Window(planned, self._session, self._options, first, for_reading=lambda: self._maker.for_reading)
 
     def _plan(self, shares: Iterable[EpochShare]) -> Iterator[PlannedSample]:
         for share in shares:
@@ -205,7 +204,7 @@ class Engine:
     def _drop_other_versions(self, planned: Sequence[PlannedSample]) -> None:
         """Remove objects from the cache that are there in another version than their listing names; they are fetched again."""
         listed = [ref for slot in planned for ref in slot.refs.values() if ref.is_listed]
-        in_use = drop_other_versions(self._cache.store, listed) if listed else ()
+        in_use = self._session.drop_other_versions(listed) if listed else ()
         for slot in planned if in_use else ():
             if any(ref.key in in_use for ref in slot.wanted):
                 where = ", ".join(redact(ref.url) for ref in slot.wanted if ref.key in in_use)

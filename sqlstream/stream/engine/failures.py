@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from sqlstream.cache.ledger.ledger import Ledger
-from sqlstream.cache.ledger.reports import Failure, record_failures
+from sqlstream.cache.session import CacheSession, Failure
 from sqlstream.config import OnError, SampleOptions
 from sqlstream.errors import CacheError, ObjectNotFoundError, StorageError, TooManyFailuresError
 from sqlstream.storage.base.urls import redact
@@ -28,14 +27,14 @@ class FailureLog:
 
     Args:
         options: What is logged, and how many failures are too many.
-        ledger: The ledger to which failures are written; downloads have counted theirs there, but know no row and step.
+        session: Where failures are written down; downloads have counted theirs there, but know no row and step.
         name: Name of the dataset.
         directory: The cache, whose failures `sqlstream cache failures` lists.
     """
 
-    def __init__(self, options: SampleOptions, ledger: Ledger, name: str, directory: object) -> None:
+    def __init__(self, options: SampleOptions, session: CacheSession, name: str, directory: object) -> None:
         self._options = options
-        self._ledger = ledger
+        self._session = session
         self._name = name
         self._directory = directory
         self.num_seen = 0
@@ -114,7 +113,6 @@ class FailureLog:
             text = f"{type(error).__name__}: {error}"
             failed = [Failure(url=f"{self._name} row {slot.row_id}", error=text, row=slot.row_id, step=step)]
         try:
-            with self._ledger.transaction() as tx:
-                record_failures(tx, failed)
+            self._session.note_failures(failed)
         except CacheError as problem:  # a run goes on without the report
             logger.warning("the failure of row %d of %s could not be written down: %s", slot.row_id, self._name, problem)

@@ -10,7 +10,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlstream.cache.model.policies import Policy
+from sqlstream.cache.session import Policy
 from sqlstream.order import Int64Array, Partition, Plan, Tail
 from sqlstream.stream.engine.slots import PlannedSample
 from sqlstream.stream.run.shares import EpochShare

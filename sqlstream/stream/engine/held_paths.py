@@ -28,19 +28,19 @@ MAX_LOOKED_AT = 10_000
 """Containers and objects of a sample; a sample with more counts as one with a path, and its files are kept."""
 
 
-def holds_path(value: Any, directory: str) -> bool:
-    """Return whether a value of a sample is, or contains, a path below `directory`: in any container, attribute or array."""
+def holds_path(value: Any, directories: tuple[str, ...]) -> bool:
+    """Return whether a value of a sample is, or contains, a path below a directory: in any container, attribute or array."""
     kind = type(value)
     if kind in _NO_PATHS:
         return False
     if kind is str:
-        return bool(value.startswith(directory))
+        return bool(value.startswith(directories))
     if kind is dict:
         rest = []
         for item in value.values():  # most fields end in this loop, without a call
             kind = type(item)
             if kind is str:
-                if item.startswith(directory):
+                if item.startswith(directories):
                     return True
             elif kind not in _NO_PATHS:
                 if kind is np.ndarray:
@@ -49,17 +49,17 @@ def holds_path(value: Any, directory: str) -> bool:
                 elif kind in _SEQUENCES and set(map(type, item)) <= _NO_PATHS:
                     continue
                 rest.append(item)
-        return bool(rest) and _any_holds(rest, directory)
-    return _any_holds([value], directory)
+        return bool(rest) and _any_holds(rest, directories)
+    return _any_holds([value], directories)
 
 
-def _any_holds(values: list[Any], directory: str) -> bool:
+def _any_holds(values: list[Any], directories: tuple[str, ...]) -> bool:
     """Look through values, and what they contain, without recursion: each container and object once."""
     seen: dict[int, Any] = {}
     while values:
         value = values.pop()
         if isinstance(value, str):
-            if value.startswith(directory):
+            if value.startswith(directories):
                 return True
             continue
         if isinstance(value, _NEVER_LOOKED_INTO) or id(value) in seen:
@@ -72,7 +72,7 @@ def _any_holds(values: list[Any], directory: str) -> bool:
         if kinds <= _NO_PATHS:
             continue
         if kinds == {str}:
-            if any(item.startswith(directory) for item in items):
+            if any(item.startswith(directories) for item in items):
                 return True
             continue
         values += [item for item in items if type(item) not in _NO_PATHS]

@@ -12,10 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from sqlstream.cache.acquire.holds import Hold
-from sqlstream.cache.acquire.put import Putter
-from sqlstream.cache.cache import Cache
-from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.cache import Cache
+from sqlstream.cache.session import AnyHold, ObjectRef
 from sqlstream.config import LazyOptions
 from sqlstream.errors import QueryError, SourceChangedError
 from sqlstream.index.build.lazy import ChunkRows, LazyIndex
@@ -41,10 +39,11 @@ class LazyRows:
     def __init__(self, index: LazyIndex, cache: Cache, options: LazyOptions, dataset: int | None) -> None:
         self._index = index
         self._cache = cache
+        self._session = cache.session
         self._options = options
         self._dataset = dataset
         self._loaded: OrderedDict[int, ChunkRows] = OrderedDict()
-        self._ahead: dict[int, Hold] = {}
+        self._ahead: dict[int, AnyHold] = {}
 
     # -- the rows of a share ------------------------------------------------------------------------------------------
 
@@ -73,7 +72,7 @@ class LazyRows:
                 return share
             sizes = self._index.sizes()
             for chunk in [chunk for chunk in self._ahead if sizes[chunk] == 0]:  # another process has counted them
-                self._cache.store.acquirer.release(self._ahead.pop(chunk))
+                self._session.release(self._ahead.pop(chunk))
             self._count(self._index.to_count(order.next_blocks.tolist()))
         if not order.num_positions:
             raise QueryError(f"the filter {self._index.condition} keeps no row of {self._index.src}: loosen it")
@@ -150,7 +149,7 @@ class LazyRows:
     def close(self) -> None:
         """Release what was fetched for later."""
         for hold in self._ahead.values():
-            self._cache.store.acquirer.release(hold)
+            self._session.release(hold)
         self._ahead.clear()
 
     # -- chunks -------------------------------------------------------------------------------------------------------
@@ -182,14 +181,13 @@ class LazyRows:
 
     def _fetch(self, chunks: Iterable[int]) -> None:
         """Begin to download chunks that are not in memory, as many as may be under way; does not wait."""
-        acquirer = self._cache.store.acquirer
         for chunk in chunks:
             num_under_way = sum(not hold.is_settled for hold in self._ahead.values())
             if num_under_way >= self._options.num_threads or len(self._ahead) >= WINDOW_CHUNKS + self._options.num_ahead:
                 return
             if chunk in self._loaded or chunk in self._ahead or not (refs := self._refs(chunk)):
                 continue
-            for hold in acquirer.acquire([refs], self._cache.fetcher):
+            for hold in self._session.acquire([refs]):
                 self._ahead[chunk] = hold
 
     def _load(self, chunk: int) -> ChunkRows:
@@ -202,7 +200,7 @@ class LazyRows:
         return rows
 
     def _read(self, chunk: int) -> ChunkRows:
-        acquirer, refs = self._cache.store.acquirer, self._refs(chunk)
+        refs = self._refs(chunk)
         if not refs:
             return self._index.read(chunk, [])
         hold = self._cache.hold(refs)
@@ -210,16 +208,15 @@ class LazyRows:
             self._check_unchanged(chunk, refs)
             return self._index.read(chunk, [self._cache.path_of(ref, hold) for ref in refs])
         finally:
-            acquirer.release(hold)
+            self._session.release(hold)
             if (ahead := self._ahead.pop(chunk, None)) is not None:
-                acquirer.release(ahead)
+                self._session.release(ahead)
 
     def _check_unchanged(self, chunk: int, refs: Sequence[ObjectRef]) -> None:
         """Compare a chunk's file with what was indexed; the bytes of another version do not stay in the cache."""
         try:
             self._index.place_of(chunk).check_unchanged(self._cache.fetcher)
         except SourceChangedError:
-            putter = Putter(self._cache.store.acquirer, self._cache.store.disk)
             for ref in refs:
-                putter.discard(ref)
+                self._session.discard(ref)
             raise

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 
 from torch.utils.data import get_worker_info
 
-from sqlstream.cache.acquire.holds import AnyHold, Hold
-from sqlstream.cache.cache import Cache
-from sqlstream.cache.files.read_hold import ReadHold
+from sqlstream.cache.session import AnyHold, CacheSession
 from sqlstream.stream.engine.held_paths import holds_path
 from sqlstream.stream.engine.slots import PlannedSample, RowReader
 from sqlstream.stream.engine.stored_samples import CachedChain
@@ -21,7 +19,7 @@ class SampleMaker:
     """Makes samples of slots.
 
     Args:
-        cache: Objects by URL.
+        session: Holds their objects.
         reader: From slots to samples.
         chain: The transforms of every sample.
         num_retained: Yielded samples whose paths stay valid.
@@ -30,16 +28,14 @@ class SampleMaker:
 
     def __init__(
         self,
-        cache: Cache,
+        session: CacheSession,
         reader: RowReader,
         chain: CachedChain,
         num_retained: int,
         note_given_up: Callable[[], None] | None = None,
     ) -> None:
-        self._acquirer = cache.store.acquirer
-        self._holdings = self._acquirer.holdings
-        self._fetcher = cache.fetcher
-        self._is_right = self._acquirer.checksums.is_right if cache.verifies_reads else lambda _: True
+        self._session = session
+        self._directories = session.directories
         self._reader = reader
         self._chain = chain
         self._num_retained = num_retained
@@ -49,7 +45,6 @@ class SampleMaker:
         self._num_kept = 0
         self._promises = get_worker_info() is not None
         """Samples go to a trainer in another process, after this one has yielded them."""
-        self._data_directory = f"{cache.store.disk.root}/data/"
         self._is_plain = not chain.has_points
         self.for_reading = True
         """No sample was yielded with a path in it: objects are only read between claim and release."""
@@ -63,10 +58,10 @@ class SampleMaker:
         if slot.error is not None:
             raise slot.error
         hold = slot.hold
-        if not (isinstance(hold, ReadHold) and self._is_plain):
+        if hold is None or hold.outstanding or hold.error is not None or not self._is_plain:
             self._settle(slot)
             hold = slot.hold
-        elif not hold.claim() or not self._is_right(hold):  # else a miss: the slot is acquired again
+        elif not self._session.open(hold):  # the slot is acquired again
             self.give_back(slot)
             self._settle(slot)
             hold = slot.hold
@@ -79,11 +74,7 @@ class SampleMaker:
         except BaseException:
             self._done_with(slot, is_kept=False)
             raise
-        if isinstance(hold, ReadHold) and not is_kept:
-            hold.close()  # a read hold has no row in the ledger to release
-            slot.hold = None  # last: if a signal handler raises before, `give_back` closes the hold
-        else:
-            self._done_with(slot, is_kept)
+        self._done_with(slot, is_kept)
         return outcome
 
     def make_all(self, slot: PlannedSample) -> list[Sample]:
@@ -94,7 +85,7 @@ class SampleMaker:
     def give_back(self, slot: PlannedSample) -> None:
         """Release a slot's objects."""
         if slot.hold is not None:
-            self._acquirer.release(slot.hold)
+            self._session.release(slot.hold)
             slot.hold = None
 
     def close(self, *, release_kept: bool) -> None:
@@ -110,8 +101,8 @@ class SampleMaker:
         if self._promises or num_accesses > 1:
             with contextlib.suppress(IndexError):  # another thread has released the oldest
                 oldest = self._kept[0][0]
-                if isinstance(oldest, Hold) and oldest.is_released:  # since this process's share of the limit was too small
-                    self._acquirer.warn_of_paths()
+                if oldest.is_released:  # since this process's share of the limit was too small
+                    self._session.warn_of_paths()
         self._kept.append(holds)
         self._num_kept += len(holds)
         while self._num_kept > self._num_retained and len(self._kept) > num_accesses:
@@ -126,7 +117,7 @@ class SampleMaker:
             return
         self._num_kept -= len(holds)
         for hold in holds:
-            self._acquirer.release(hold)
+            self._session.release(hold)
 
     def _several(self, slot: PlannedSample, samples: Iterator[Sample]) -> Iterator[Sample]:
         """Yield samples that are made while they are asked for; the slot's objects are pinned until the last one."""
@@ -146,14 +137,14 @@ class SampleMaker:
         while wanted := slot.wanted:
             hold = slot.hold
             if hold is None:
-                hold = slot.hold = self._acquirer.acquire_one(wanted, self._fetcher, for_reading=for_reading)
+                hold = slot.hold = self._session.acquire_one(wanted, for_reading=for_reading)
             if hold.outstanding or hold.error is not None:
-                self._acquirer.wait(hold)
+                hold = slot.hold = self._session.wait(hold)
                 if hold.error is not None:
                     error = slot.with_own_text(hold.error)
                     self.give_back(slot)
                     raise error
-            if self._holdings.claim(hold) and self._is_right(hold) and self._chain.read(slot):
+            if self._session.open(hold) and self._chain.read(slot):
                 return
             self.give_back(slot)
             self._chain.look_up([slot])
@@ -161,7 +152,7 @@ class SampleMaker:
 
     def _keeps_path(self, hold: AnyHold, sample: Sample) -> bool:
         """Return whether a sample has paths that need its hold: paths in the cache, or of private files past a broken cache."""
-        return hold.files is not None or holds_path(sample, self._data_directory)
+        return hold.files is not None or holds_path(sample, self._directories)
 
     def _done_with(self, slot: PlannedSample, is_kept: bool) -> None:
         hold = slot.hold
@@ -170,7 +161,7 @@ class SampleMaker:
         if is_kept:
             slot.hold = None
             self.for_reading = False
-            kept = self._acquirer.retain(hold)
+            kept = self._session.retain(hold)
             if slot.access is None:
                 self.keep([kept])
             else:

@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sqlstream.cache.acquire.holds import AnyHold
-from sqlstream.cache.cache import Cache, local_file
-from sqlstream.cache.files.read_hold import ReadHold
-from sqlstream.cache.model.refs import ListedObject, ObjectRef
+from sqlstream.cache.cache import local_file
+from sqlstream.cache.session import AnyHold, ListedObject, ObjectRef
 from sqlstream.config import SampleOptions
 from sqlstream.errors import AccessDeniedError, MissingFieldError, ObjectNotFoundError, SampleError
 from sqlstream.index.types.origins import Origins
@@ -219,19 +217,16 @@ class RowReader:
                 sample[column] = str(urls.local_path(url))
         return refs
 
-    def finish(self, slot: PlannedSample, cache: Cache) -> Sample:
+    def finish(self, slot: PlannedSample) -> Sample:
         """Return the sample with the paths of its objects, which are here and pinned.
 
         Raises:
             ObjectNotFoundError: A local file is not there.
         """
         sample, refs, hold = slot.sample, slot.refs, slot.hold
-        if isinstance(hold, ReadHold):
+        if hold is not None:
             lend(hold)
             sample.update(zip(refs, hold.paths, strict=True))
-        else:
-            for column, ref in refs.items():
-                sample[column] = cache.file_of(ref, hold)
         if len(refs) < len(self._columns):
             for column in self._columns:
                 if column not in refs and sample.get(column) is not None:

@@ -19,9 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sqlstream.cache.acquire.put import PutItem, Putter
-from sqlstream.cache.cache import Cache
-from sqlstream.cache.model.refs import KEY_BYTES, STORED_SAMPLE_EXTENSION, ObjectRef
+from sqlstream.cache import Cache
+from sqlstream.cache.session import KEY_BYTES, STORED_SAMPLE_EXTENSION, ObjectRef, PutItem
 from sqlstream.config import SampleOptions
 from sqlstream.errors import CacheError, ConfigError, DecodeError
 from sqlstream.process import locks
@@ -79,10 +78,8 @@ class CachedChain:
         self._rest = chain(rest, FIRST_STAGE + len(points))
         self._columns = options.columns_to_download
         self._dataset = dataset
-        self._ledger, self._disk = cache.store.ledger, cache.store.disk
-        self._acquirer = cache.store.acquirer
-        self._cache = cache
-        self._putter = Putter(self._acquirer, self._disk)
+        self._session = cache.session
+        self._directory = cache.path
         self._unwritten: dict[bytes, PutItem] = {}
         self._damaged: set[bytes] = set()
         """Stored samples that can neither be read nor removed, since other processes hold them."""
@@ -118,31 +115,25 @@ class CachedChain:
 
     def _ready(self, keys: set[bytes]) -> set[bytes]:
         """Return the keys of the samples that are stored; those that this process has just made are written first."""
-        if self._acquirer.bypass.is_cache_left_alone:
-            return set()
         try:
             if not keys.isdisjoint(self._unwritten):
                 self.flush()
-            rows = self._ledger.find(list(keys))
-            if any(not row.is_ready and key in self._acquirer.downloads.leads for key, row in rows.items()):
-                self._acquirer.owner.flush()
-                rows = self._ledger.find(list(keys))
+            return self._session.stored(list(keys)) - self._damaged
         except CacheError as error:
             self._say("the ledger of %s could not be asked for stored samples, so they are made again: %s", error)
             return set()
-        return {key for key, row in rows.items() if row.is_ready} - self._damaged
 
     def read(self, slot: PlannedSample) -> bool:
         """Read the stored sample of a slot that has one; return False if it is damaged: then it is made again."""
-        if slot.found is None:
+        if slot.found is None or slot.hold is None:
             return True
         ref = slot.stored_refs[slot.found]
         with locks.uninterrupted():  # an exception of a signal handler is no damage
             try:
-                sample = decode_sample(Path(self._disk.data_path(ref.key, ref.ext)).read_bytes())
+                sample = decode_sample(Path(slot.hold.paths[0]).read_bytes())
             except (OSError, DecodeError) as error:
                 self._say("a stored sample in %s (%s) is damaged and made again: %s", ref.url, error)
-                if not self._putter.discard(ref):
+                if not self._session.discard(ref):
                     self._damaged.add(ref.key)
                 return False
         if _EPOCH in sample:
@@ -178,9 +169,9 @@ class CachedChain:
             ConfigError: A transform before a point makes several samples, or leaves the path of a cached file in them.
         """
         if not self._stages:
-            return self._rest.run(reader.finish(slot, self._cache), slot.epoch, slot.position)
+            return self._rest.run(reader.finish(slot), slot.epoch, slot.position)
         if slot.stored is None or slot.found is None:
-            sample, num_done = reader.finish(slot, self._cache), 0
+            sample, num_done = reader.finish(slot), 0
         else:
             sample, num_done = slot.stored, slot.found + 1
         for stage, ref in zip(self._stages[num_done:], slot.stored_refs[num_done:], strict=True):
@@ -195,9 +186,8 @@ class CachedChain:
             raise ConfigError(
                 f"CacheTransform {name!r}: a transform before this point makes several samples of one: put it behind the point"
             )
-        directories = (f"{self._disk.root}/data/", f"{self._acquirer.bypass.directory}/")
         for field, value in result.items():
-            if any(holds_path(value, directory) for directory in directories):
+            if holds_path(value, self._session.directories):
                 raise ConfigError(
                     f"CacheTransform {name!r}: field {field!r} holds the path of a cached file ({value!r}), which may be gone "
                     "when the sample is found again: read the file before this point, or drop the field"
@@ -222,17 +212,15 @@ class CachedChain:
         """Store the samples that wait, in one transaction; those without room are not stored, and the stream goes on."""
         unwritten, self._unwritten = self._unwritten, {}  # first: other threads add to the new dict
         items = list(unwritten.values())
-        if not items or self._acquirer.bypass.is_cache_left_alone:
-            return
-        reason = self._putter.put(items)
+        reason = self._session.put(items) if items else None
         if reason is not None:
             self._say("samples are not stored in %s, and made again when they are needed: %s", reason)
 
     def _say(self, text: str, *arguments: object) -> None:
         """Log a warning about this cache, once in a process."""
-        if (text, self._disk.root) not in _said:
-            _said.add((text, self._disk.root))
-            logger.warning(text, self._disk.root, *arguments)
+        if (text, self._directory) not in _said:
+            _said.add((text, self._directory))
+            logger.warning(text, self._directory, *arguments)
 
 
 def _object_identity(ref: ObjectRef) -> object:

@@ -6,9 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 
-from sqlstream.cache.acquire.acquirer import Acquirer
-from sqlstream.cache.cache import Cache
-from sqlstream.cache.files.read_hold import ReadHold
+from sqlstream.cache.session import CacheSession
 from sqlstream.config import SampleOptions
 from sqlstream.stream.engine.forecast import foresee, is_wanted
 from sqlstream.stream.engine.slots import PlannedSample
@@ -26,30 +24,27 @@ class Window:
 
     Args:
         planned: Slots, made when they are asked for.
-        acquirer: Downloads and pins their objects.
-        cache: The cache of these objects; its policy may need to know when they are used again.
+        session: Downloads and pins their objects; its policy may need to know when they are used again.
         options: Slots ahead at most, and bytes that the acquired ones may have, as far as sizes are known.
         first: The share that the slots begin with.
-        for_reading: Returns True while objects are only read between claim and release; see `Acquirer.acquire`.
+        for_reading: Returns True while objects are only read between claim and release; see `CacheSession.acquire`.
     """
 
     def __init__(
         self,
         planned: Iterator[PlannedSample],
-        acquirer: Acquirer,
-        cache: Cache,
+        session: CacheSession,
         options: SampleOptions,
         first: EpochShare,
         *,
         for_reading: Callable[[], bool],
     ) -> None:
         self._planned = planned
-        self._acquirer = acquirer
+        self._session = session
         self._for_reading = for_reading
-        self._fetcher = cache.fetcher
         self._prefetch = options.prefetch
         self._prefetch_bytes = options.prefetch_bytes
-        self._foresees = is_wanted(cache.policy, first)
+        self._foresees = is_wanted(session.policy, first)
         self._ahead: deque[PlannedSample] = deque()
         self._used: deque[Mapping[bytes, int]] = deque(maxlen=SIZES_LOOKED_AT)
         """Bytes on disk of the objects of the last slots: where samples are used as they come, no others are known."""
@@ -79,7 +74,7 @@ class Window:
         slot = ahead.popleft()
         if slot.hold is not None:
             self._num_acquired -= 1
-            if not isinstance(slot.hold, ReadHold):  # a read hold has no sizes
+            if not slot.hold.is_read_hold:  # they have the sizes
                 self._used.append(slot.hold.charges)
         elif slot.wanted:
             self._num_bare -= 1
@@ -95,7 +90,7 @@ class Window:
     def give_back(self, slot: PlannedSample) -> None:
         """Release a slot's objects."""
         if slot.hold is not None:
-            self._acquirer.release(slot.hold)
+            self._session.release(slot.hold)
             slot.hold = None
 
     def _look_ahead(self) -> None:
@@ -115,7 +110,7 @@ class Window:
         bare = [slot for slot in ahead if slot.hold is None and slot.wanted][:num_affordable]
         if not bare:
             return
-        holds = self._acquirer.acquire([slot.wanted for slot in bare], self._fetcher, for_reading=self._for_reading())
+        holds = self._session.acquire([slot.wanted for slot in bare], for_reading=self._for_reading())
         for slot, hold in zip(bare, holds, strict=False):
             slot.hold = hold
         self._num_acquired += len(holds)

@@ -27,7 +27,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from sqlstream.cache.acquire.acquirer import Acquirer
+from sqlstream.cache.session import CacheSession
 from sqlstream.process import locks
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Handover:
             return (Handover, ())
         return (_attached, tuple(map(DupFd, self._fds)))
 
-    def begin(self, acquirer: Acquirer) -> None:
+    def begin(self, session: CacheSession) -> None:
         """In a worker, at its first sample: release what earlier iterations left; send this one's pins as it ends."""
         info = get_worker_info()
         if info is None or self._worker == os.getpid() or not self._close.alive:
@@ -86,7 +86,7 @@ class Handover:
                 if number == iteration:  # of a worker of the same iteration, which has ended already
                     self._send(number, fd)
                 os.close(fd)
-        Finalize(None, acquirer.hand_over, args=(lambda fd: self._send(iteration, fd),), exitpriority=_PRIORITY)
+        Finalize(None, session.hand_over, args=(lambda fd: self._send(iteration, fd),), exitpriority=_PRIORITY)
 
     def may_warn(self) -> bool:
         """Return True to one process of the dataset, once: workers of later iterations know nothing of earlier ones.
