@@ -63,7 +63,7 @@ def best_seconds(call: Callable[[], object], repeats: int) -> float:
 def first_samples(plan: Plan, consumed: int) -> Int64Array:
     """What a worker does before its first sample of an epoch: its share, the first block of positions, their rows."""
     world = World(rank=3, world_size=RANKS, worker=1, num_workers=WORKERS)
-    return plan.rows_at(4, next(plan.partition(world, consumed).blocks()))
+    return plan.order.rows_at(4, next(plan.partition(world, consumed).blocks())).row
 
 
 def measure_order(size: int) -> dict[str, float]:

@@ -18,8 +18,8 @@ from sqlstream.index.file.index import Index
 from sqlstream.index.sql.functions import hash_value
 from sqlstream.index.types.arrow import arrays_of, schema_of
 from sqlstream.index.weights import WeightTable
+from sqlstream.order import Shuffled
 from sqlstream.order.permute import Int64Array
-from sqlstream.order.plan import Plan
 from sqlstream.order.weights import WeightedRows
 
 REST = "train"
@@ -87,9 +87,9 @@ def _order(index: Index, options: ExportOptions, weights: WeightTable | None) ->
     drawn = WeightedRows(
         num_rows=len(index), num_positions=num_rows, cumulative=None if weights is None else weights.cumulative()
     )
-    plan = Plan(num_samples=num_rows, seed=options.seed, batch_size=None)
+    order = Shuffled(num_rows=num_rows, seed=options.seed)
     for start in range(0, num_rows, _ROWS_AT_A_TIME):
-        slots = plan.rows(0, start, min(start + _ROWS_AT_A_TIME, num_rows))
+        slots = order.rows_at(0, np.arange(start, min(start + _ROWS_AT_A_TIME, num_rows))).row
         is_plain = weights is None and num_rows == len(index)
         yield slots if is_plain else drawn.rows_at(options.seed, 0, slots)
 

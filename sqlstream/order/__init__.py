@@ -1,20 +1,26 @@
 """Order: a pure function from (seed, epoch, position) to a row, and the share of every rank and worker in it.
 
-`permute` shuffles numbers without a table, `plan` says which row stands where, `partition` who takes it, `blocks` is a shuffle
-for rows that come in chunks. numpy only, O(1) memory (`blocks`: three numbers a block).
+`order` says what an order is, and what it gives (`Draws`). `shuffled`, `blocks`, `weighted` and `filtered` are orders that are
+composed: weights and filters stand around a shuffle. `permute` shuffles numbers without a table; `steps` and `partition` say
+which process takes which positions. numpy only, O(1) memory (`blocks`: three numbers a block).
 
 Words: a *position* counts samples of an epoch over the whole job, a *step* takes G = batch size x world size positions, a
-*row* is a selected row of the index.
+*row* is a selected row of the index, a *stream* is one dataset of an order, a *draw* is a row that a stream gives.
 
 O1 the order depends on nothing but the number of rows, seed, epoch and canonical nodes. O2 the rows of every global batch are
 the same on any layout with the same G. O3 going on after any step, on any layout, equals the uninterrupted run. O4 each row
 exactly once an epoch, but for repeats in the last step on several ranks. O5 as many steps, of as many samples, on every rank.
 """
 
-from sqlstream.order.blocks import BlockLayout, BlockOrder, shuffle_blocks
+from sqlstream.order.blocks import BlockLayout, BlockOrder, Blocks, shuffle_blocks
+from sqlstream.order.filtered import Filtered
+from sqlstream.order.order import MAX_REPLACEMENTS, Draws, Order
 from sqlstream.order.partition import Partition, Tail
 from sqlstream.order.permute import MAX_SIZE, PERMUTATION_VERSION, Int64Array, Permutation
-from sqlstream.order.plan import MAX_REPLACEMENTS, Plan
+from sqlstream.order.plan import Plan, shuffled
+from sqlstream.order.shuffled import Shuffled
+from sqlstream.order.steps import Steps
+from sqlstream.order.weighted import Weighted, WeightsFrom
 
 __all__ = [
     "MAX_REPLACEMENTS",
@@ -22,10 +28,19 @@ __all__ = [
     "PERMUTATION_VERSION",
     "BlockLayout",
     "BlockOrder",
+    "Blocks",
+    "Draws",
+    "Filtered",
     "Int64Array",
+    "Order",
     "Partition",
     "Permutation",
     "Plan",
+    "Shuffled",
+    "Steps",
     "Tail",
+    "Weighted",
+    "WeightsFrom",
     "shuffle_blocks",
+    "shuffled",
 ]

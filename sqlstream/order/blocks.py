@@ -6,13 +6,14 @@ data one window after the other, needs `window` blocks at a time, and needs each
 Blocks may hold fewer rows than they have numbers for (a filter keeps some of them), and their number may not be known yet: then
 the order is known up to the first window with such a block, and does not change when the rest becomes known.
 
-A plan uses it by `Plan(blocks=BlockLayout(...))`. With canonical nodes each part of the positions has blocks of its own, dealt
-once for all epochs; at most one block fewer than there are parts is cut in two.
+With canonical nodes each part of the positions has blocks of its own, dealt once for all epochs; at most one block fewer than
+there are parts is cut in two.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -20,9 +21,11 @@ import numpy as np
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
+from sqlstream.order.order import Draws, check_positions, check_seed, some_others
 from sqlstream.order.permute import Int64Array, Permutation
+from sqlstream.order.shuffled import REPLACEMENTS
 
-# Purposes of keys, apart from those in plan.py.
+# Purposes of keys, apart from those in shuffled.py.
 _BLOCK_ORDER, _WINDOW_ORDER, _BLOCK_PARTS = 101, 102, 103
 MAX_BLOCKS = 1 << 24
 """An epoch holds three numbers a block: 400 MB at this many, and then blocks have too few rows to be worth it."""
@@ -111,8 +114,7 @@ class BlockOrder:
         Raises:
             IndexError: A position is not within the known part of the epoch.
         """
-        if positions.size and not 0 <= positions.min() <= positions.max() < self.starts[-1]:
-            raise IndexError(f"positions {positions.min()} to {positions.max()} are not within [0, {self.starts[-1]})")
+        check_positions(positions, self.num_positions)
         shuffled = positions.astype(np.int64)
         if self.seed is not None:
             windows = self._places(positions) // self.window
@@ -154,6 +156,80 @@ class BlockOrder:
     def _places(self, positions: Int64Array) -> Int64Array:
         """Return for each position the place in `blocks` of the block that covers it; empty blocks cover none."""
         return np.searchsorted(self.starts, positions, side="right").astype(np.int64) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """Each row once an epoch, in shuffled windows of blocks.
+
+    Example:
+        >>> order = Blocks(layout=BlockLayout.of_size(4, num_rows=10, window=1), seed=3)
+        >>> order.rows_at(0, np.arange(10)).row.tolist()
+        [6, 5, 7, 4, 2, 3, 1, 0, 9, 8]
+    """
+
+    layout: BlockLayout
+    seed: int
+    """Which shuffle."""
+    num_canonical_nodes: int = 1
+    """Fixed parts of the dataset, each of which stays on one node: part c has the positions p with p mod parts = c."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_at_least("num_canonical_nodes", self.num_canonical_nodes, 1)
+        check_seed(self.seed)
+
+    @property
+    def fingerprint(self) -> str:
+        """A text for the order."""
+        return f"{self.layout.fingerprint}, seed {self.seed}, {self.num_canonical_nodes} parts"
+
+    @property
+    def is_counted(self) -> bool:
+        """Rows are counted."""
+        return True
+
+    def num_positions(self, epoch: int) -> int:  # noqa: ARG002 - every epoch is the same
+        """Return the positions of an epoch."""
+        return self.layout.num_rows
+
+    def rows_at(self, epoch: int, positions: Int64Array) -> Draws:
+        """Return the rows at `positions`."""
+        check_positions(positions, self.layout.num_rows)
+        parts, orders = self.num_canonical_nodes, self._orders(epoch)
+        if parts == 1:
+            return Draws.of_rows(epoch, positions, orders[0].rows_at(positions))
+        rows, part = np.empty(len(positions), dtype=np.int64), positions % parts
+        for number in np.unique(part).tolist():
+            mine = part == number
+            rows[mine] = orders[number].rows_at(positions[mine] // parts)
+        return Draws.of_rows(epoch, positions, rows)
+
+    def positions_of(self, epoch: int, rows: Int64Array) -> Int64Array:
+        """Return the positions of rows."""
+        positions = np.empty(len(rows), dtype=np.int64)
+        for number, order in enumerate(self._orders(epoch)):
+            places = order.positions_of(rows)
+            positions[places >= 0] = places[places >= 0] * self.num_canonical_nodes + number
+        return positions
+
+    def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:  # noqa: ARG002 - a position has one
+        """Yield rows to try instead of the one at `position`, from its window: no other block is fetched for them."""
+        index, part = divmod(position, self.num_canonical_nodes)
+        order = self._orders(epoch)[part]
+        others = some_others(order.window_of(index), index, REPLACEMENTS, self.seed, epoch, position)
+        yield from order.rows_at(others).tolist()
+
+    def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:  # noqa: ARG002 - all is known
+        """Return no chunks."""
+        return {}
+
+    def reseeded(self, seed: int) -> Blocks:
+        """Return another shuffle."""
+        return replace(self, seed=seed)
+
+    def _orders(self, epoch: int) -> tuple[BlockOrder, ...]:
+        return shuffle_parts(self.layout, self.seed, epoch, self.num_canonical_nodes)
 
 
 def shuffle_blocks(

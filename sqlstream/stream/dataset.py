@@ -348,7 +348,7 @@ class StreamingDataset(IterableDataset[Sample]):
     @property
     def shuffle_seed(self) -> int | None:
         """The seed of the order; the drawn one for `shuffle_seed=-1`."""
-        return self._schedule.plan.seed
+        return self._schedule.identity.shuffle_seed
 
     @property
     def epoch(self) -> int:

@@ -60,7 +60,7 @@ class EpochBatches(Sampler[list[int]]):
         share = self._dataset.schedule.batches_of(self.epoch, self._batch_size)
         self.epoch += 1
         for positions in share.partition.blocks(block=self._batch_size):
-            yield share.rows_at(positions).tolist()
+            yield share.order.rows_at(share.epoch, positions).row.tolist()
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`."""

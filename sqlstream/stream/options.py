@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlstream.cache import Cache
@@ -23,12 +23,12 @@ from sqlstream.index.build.build import open_index
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_build import open_lazy_index
 from sqlstream.index.file.index import Index
-from sqlstream.order import BlockLayout, Plan
+from sqlstream.order import BlockLayout, Filtered, Steps, Weighted, shuffled
 from sqlstream.storage.base import urls
 from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS
-from sqlstream.stream.run.filtered_plan import FilteredPlan, Orders
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions, OrderOptions
 from sqlstream.stream.run.schedule import Schedule
+from sqlstream.stream.run.state import RunIdentity
 from sqlstream.stream.run.weighting import weighting_of
 from sqlstream.transforms.base import Transform
 from sqlstream.transforms.cached import CacheTransform, split_at_points
@@ -157,35 +157,44 @@ def open_schedule(options: OrderOptions, seed: int | None, index: Index, directo
         ConfigError: The index has no rows for such an order.
     """
     weighting = weighting_of(index, directory, options.epoch_size, options.weights)
-    plan = Plan(
-        num_samples=weighting.num_positions,
-        seed=seed,
-        batch_size=options.batch_size,
-        tail=options.tail,
-        num_canonical_nodes=options.num_canonical_nodes,
+    layout = blocks_of(index, options, weighting.num_positions)
+    order = shuffled(weighting.num_positions, seed, options.num_canonical_nodes, layout)
+    if not isinstance(index, LazyIndex):
+        order = Weighted(order=order, weights=weighting, seed=seed)
+    elif index.condition is not None:
+        order = Filtered(chunks=index, window=WINDOW_CHUNKS, seed=seed)
+    steps = Steps(
+        order=order, batch_size=options.batch_size, tail=options.tail, num_canonical_nodes=options.num_canonical_nodes
     )
-    return Schedule(in_blocks(plan, index, options), weighting, options, fingerprint=index.fingerprint)
+    identity = RunIdentity(
+        fingerprint=index.fingerprint,
+        shuffle_seed=seed,
+        num_canonical_nodes=options.num_canonical_nodes,
+        blocks=None if layout is None else layout.fingerprint,
+        epoch_size=weighting.num_positions,
+    )
+    return Schedule(steps, weighting, options, identity=identity)
 
 
-def in_blocks(plan: Plan, index: Index, options: OrderOptions) -> Plan:
-    """Return `plan` over blocks of rows: the chunks of a lazy index, or such as the user asks for.
+def blocks_of(index: Index, options: OrderOptions, num_positions: int) -> BlockLayout | None:
+    """Return the blocks of an order: the chunks of a lazy index, or such as the user asks for; None: it has none.
+
+    A filter of a lazy index keeps no block whole: its order has windows of chunks instead.
 
     Raises:
-        ConfigError: These blocks cannot be, or the plan has parts of fixed size, which a lazy filter cannot give.
+        ConfigError: These blocks cannot be, or there are parts of fixed size, which a lazy filter cannot give.
     """
     if not isinstance(index, LazyIndex):
         if options.shuffle_block_size is None:
-            return plan
-        layout = BlockLayout.of_size(options.shuffle_block_size, num_rows=plan.num_samples, window=options.shuffle_window)
-        return replace(plan, blocks=layout)
+            return None
+        return BlockLayout.of_size(options.shuffle_block_size, num_rows=num_positions, window=options.shuffle_window)
     if options.shuffle_block_size is not None:
         raise ConfigError("chunks of a lazy index are its blocks: leave shuffle_block_size or lazy_index_chunk_size out")
     if index.condition is None:
-        return replace(plan, blocks=BlockLayout(bounds=index.bounds, window=WINDOW_CHUNKS))
-    if plan.num_canonical_nodes > 1:
+        return BlockLayout(bounds=index.bounds, window=WINDOW_CHUNKS)
+    if options.num_canonical_nodes > 1:
         raise ConfigError(
-            f"num_canonical_nodes={plan.num_canonical_nodes} needs to know how many rows a filter keeps, which a lazy index "
+            f"num_canonical_nodes={options.num_canonical_nodes} needs to know how many rows a filter keeps, which a lazy index "
             "finds out on the way: use 1, or leave the filter or lazy_index_chunk_size out"
         )
-    own = {field.name: getattr(plan, field.name) for field in fields(plan)}
-    return FilteredPlan(**own, orders=Orders(index, WINDOW_CHUNKS))
+    return None

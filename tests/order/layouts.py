@@ -55,7 +55,7 @@ def global_batches(plan: Plan, layout: Layout, epoch: int, consumed: int = 0) ->
     """The rows of every step after `consumed`, rank by rank; fails if ranks differ in steps or in samples a step."""
     ranks = [list(rank_batches(plan, layout, rank, consumed)) for rank in range(layout.num_ranks)]
     assert len({tuple(len(batch) for batch in batches) for batches in ranks}) == 1, "ranks are out of step"
-    return [[plan.rows_at(epoch, batch) for batch in step] for step in zip(*ranks, strict=True)]
+    return [[plan.order.rows_at(epoch, batch).row for batch in step] for step in zip(*ranks, strict=True)]
 
 
 def row_sets(steps: list[list[Int64Array]]) -> list[set[int]]:

@@ -60,7 +60,7 @@ def test_a_node_needs_its_own_blocks_only_in_every_epoch() -> None:
     for node in range(6):
         world = World(rank=node, world_size=6, local_rank=0, local_world_size=1, node=node, num_nodes=6)
         positions = np.concatenate(list(plan.partition(world).blocks()))
-        epochs = [set((plan.rows_at(epoch, positions) // 17).tolist()) for epoch in range(3)]
+        epochs = [set((plan.order.rows_at(epoch, positions).row // 17).tolist()) for epoch in range(3)]
         assert epochs[0] == epochs[1] == epochs[2]
         kept.append(epochs[0])
     assert set().union(*kept) == set(range(60))
@@ -100,7 +100,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="the blocks hold 5 rows, the plan 6"):
         Plan(num_samples=6, seed=1, batch_size=4, blocks=BlockLayout(bounds=np.array([0, 5]), window=1))
     with pytest.raises(IndexError, match=r"5 to 5 are not within \[0, 5\)"):
-        plan_of([5], 1).rows_at(0, np.array([5]))
+        plan_of([5], 1).order.rows_at(0, np.array([5]))
 
 
 def test_the_shuffle_comes_nearer_to_a_whole_one_with_every_larger_window() -> None:

@@ -80,7 +80,9 @@ def test_the_last_step_is_as_its_policy_says(tail: Tail, num_samples: int) -> No
         layout = Layout(num_ranks, num_workers)
         plan = plan_for(layout, num_samples, 16, tail)
         steps = global_batches(plan, layout, epoch=2)
-        assert len(steps) == plan.num_steps(World(world_size=num_ranks)) == whole + (rest > 0 and tail is not Tail.DROP)
+        assert (
+            len(steps) == plan.partition(World(world_size=num_ranks)).num_steps == whole + (rest > 0 and tail is not Tail.DROP)
+        )
         if len(steps) > whole:
             width = {Tail.SHORT: -(-rest // num_ranks), Tail.FILL: 16 // num_ranks, Tail.DROP: 0}[tail]
             assert [len(batch) for batch in steps[-1]] == [width] * num_ranks
@@ -181,7 +183,7 @@ def test_an_iteration_over_epochs_without_end_keeps_its_workers_in_turn(num_samp
         for queue, share in zip(queues, shares, strict=True):
             queue += [epoch * 1000 + position for block in share.blocks() for position in block.tolist()]
         (first_worker,) = {share.next_worker for share in shares}
-    num_steps = plan.num_steps(World())
+    num_steps = plan.partition(World()).num_steps
     for step in range(num_epochs * num_steps):  # the DataLoader asks its workers in turn, batch by batch
         queue = queues[step % num_workers]
         batch, queues[step % num_workers] = queue[:8], queue[8:]
@@ -196,7 +198,7 @@ def test_without_a_batch_size_every_position_is_taken_and_ranks_have_equally_man
     for rank in range(num_ranks):
         workers = Layout(num_ranks, num_workers).worlds(rank)
         own = [np.concatenate([np.empty(0, dtype=np.int64), *plan.partition(world).blocks()]) for world in workers]
-        assert sum(map(len, own)) == plan.num_steps(workers[0]) == -(-53 // num_ranks)
+        assert sum(map(len, own)) == plan.partition(workers[0]).num_steps == -(-53 // num_ranks)
         steps = [positions[:-1] // num_ranks for positions in own]  # but the last, which may be a repeat
         assert all(np.all(step % len(workers) == worker) for worker, step in enumerate(steps))
         taken += own

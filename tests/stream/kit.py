@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from sqlstream import StreamingDataset
+from sqlstream.order import Int64Array
 from sqlstream.transforms.base import Sample, Transform
 from sqlstream.transforms.presets import CacheTransform
 from tests.stream.sources import Photos
@@ -61,6 +62,11 @@ def with_transforms(photos: Photos, directory: Path, transforms: Sequence[Transf
         "none_to_empty_str": True,
     }
     return StreamingDataset(photos.src, directory, transforms=transforms, **{**defaults, "cache_limit": None, **options})
+
+
+def rows_in_order(dataset: StreamingDataset, epoch: int, start: int, stop: int) -> Int64Array:
+    """The rows at positions `[start, stop)` of an epoch, as the dataset's order has them."""
+    return dataset.schedule.steps.order.rows_at(epoch, np.arange(start, stop)).row
 
 
 def whole(samples: list[dict[str, Any]]) -> list[tuple[tuple[str, Any], ...]]:

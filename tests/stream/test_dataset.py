@@ -29,6 +29,7 @@ from sqlstream.order import Plan
 from sqlstream.stream.options import default_name
 from sqlstream.testing.servers import Fault, FaultyAnswer
 from sqlstream.world import World
+from tests.stream.kit import rows_in_order
 from tests.stream.sources import Photos, check_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -239,7 +240,7 @@ def test_the_trainer_reads_what_failed_in_its_workers_and_at_which_step(photos: 
     with open_photos(photos, tmp_path / "cache", shuffle_seed=3, num_downloading_retries=0) as dataset:
         loader = StreamingDataLoader(dataset, batch_size=4, num_workers=2, collate_fn=len)
         list(loader)
-        order = dataset.schedule.plan.rows(0, 0, photos.num).tolist()
+        order = rows_in_order(dataset, 0, 0, photos.num).tolist()
         found = {(record.row, record.url): record for record in dataset.failures()}
     assert set(found) == {(number, photos.server.url + photos.path(number)) for number in (5, 41)}
     for (row, _), record in found.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,12 +22,10 @@ from sqlstream.stream.run.delivery import Delivery, Loaded, RunPosition, Start, 
 from sqlstream.stream.run.epoch_counter import EpochCounter, JobPosition
 from sqlstream.stream.run.partial_steps import DeliveredAhead, stretches_of
 from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare, ShareProgress, WorkerPosition
-from sqlstream.stream.run.weighting import Weighting
 from sqlstream.world import World
 
 Batch = list[tuple[int, int, int]]
 """Epoch, position and number within it of each sample."""
-NO_WEIGHTING = cast(Weighting, None)
 
 
 def num_samples_of(epoch: int, position: int) -> int:
@@ -47,7 +45,7 @@ class Model:
         self._start = Start(mark=position.mark, first_worker=first_worker, beyond=beyond)
         self._plan, self._is_endless = plan, is_endless
         self._worlds = [world.with_worker(worker, num_workers) for worker in range(num_workers)]
-        self.delivery = Delivery(self._start, plan, world, num_workers, is_endless=is_endless)
+        self.delivery = Delivery(self._start, plan.steps, world, num_workers, is_endless=is_endless)
 
     def batches(self) -> Iterator[Batch]:
         workers = [self._worker(world) for world in self._worlds]
@@ -89,9 +87,7 @@ class Model:
 
     def _share(self, epoch: int, world: World, consumed: int, first_worker: int) -> EpochShare:
         partition = self._plan.partition(world, consumed, first_worker)
-        return EpochShare(
-            epoch=epoch, plan=self._plan, partition=partition, weighting=NO_WEIGHTING, version=0, beyond=self._start.beyond
-        )
+        return EpochShare(epoch=epoch, steps=self._plan.steps, partition=partition, fingerprint="", beyond=self._start.beyond)
 
 
 def plan_of(num_positions: int, batch_size: int, tail: Tail = Tail.SHORT) -> Plan:
@@ -154,14 +150,14 @@ def test_any_number_of_workers_goes_on_as_often_as_one_likes_and_no_sample_is_lo
 
 def test_where_each_position_gives_one_sample_a_state_is_a_mark_alone() -> None:
     plan, world = plan_of(53, 4), World()
-    taken = Delivery(Start(mark=JobPosition(2, 8)), plan, world, 3, is_endless=False)
+    taken = Delivery(Start(mark=JobPosition(2, 8)), plan.steps, world, 3, is_endless=False)
     for number in range(5):  # steps 2 to 6
         taken.note(WorkerPosition(number % 3, 2, 4 * (number // 3 + 1), 0))
         assert taken.position() == RunPosition(JobPosition(2, 12 + 4 * number))
 
 
 def test_a_state_is_small_though_a_worker_is_far_ahead() -> None:
-    taken = Delivery(Start(mark=JobPosition(0, 0)), plan_of(10**6, 8), World(), 2, is_endless=False)
+    taken = Delivery(Start(mark=JobPosition(0, 0)), plan_of(10**6, 8).steps, World(), 2, is_endless=False)
     taken.note(WorkerPosition(0, 0, 0, 3))
     taken.note(WorkerPosition(1, 0, 4000, 0))
     beyond = taken.position().beyond

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError
-from sqlstream.order import Plan, Tail
+from sqlstream.order import Int64Array, Plan, Tail, Weighted
 from sqlstream.order.blocks import BlockLayout
 from sqlstream.stream.engine.forecast import next_uses
 from sqlstream.stream.run.shares import EpochShare
@@ -18,6 +19,7 @@ from sqlstream.stream.run.weighting import Weighting
 from sqlstream.world import World
 from tests.cache.session import Session
 from tests.cache.simulations import lru_hits, next_uses_of
+from tests.stream.kit import rows_in_order
 from tests.stream.sources import Photos, check_bytes
 
 NUM_ROWS, BATCH_SIZE = 64, 2
@@ -25,7 +27,14 @@ NUM_ROWS, BATCH_SIZE = 64, 2
 
 def share_of(plan: Plan, world: World, num_positions: int = NUM_ROWS) -> EpochShare:
     weighting = Weighting(NUM_ROWS, num_positions, lambda weights: pytest.fail("no weights here"), None)
-    return EpochShare(epoch=0, plan=plan, partition=plan.partition(world), weighting=weighting, version=weighting.version)
+    steps = replace(plan.steps, order=Weighted(order=plan.order, weights=weighting, seed=plan.seed))
+    return EpochShare(epoch=0, steps=steps, partition=steps.partition(0, world), fingerprint=steps.order.fingerprint)
+
+
+def positions_of(plan: Plan, epoch: int, rows: Int64Array) -> Int64Array:
+    positions = plan.order.positions_of(epoch, rows)
+    assert positions is not None
+    return positions
 
 
 @pytest.mark.parametrize("seed", [None, 5])
@@ -46,7 +55,7 @@ def test_on_several_nodes_only_what_this_node_takes_again_counts(parts: int) -> 
     worlds = [World(rank=r, world_size=4, local_rank=r % 2, local_world_size=2, node=r // 2, num_nodes=2) for r in range(4)]
     for node in (0, 1):
         taken = {p for w in worlds if w.node == node for p in plan.partition(w).positions(0, NUM_ROWS // 4).tolist()}
-        again = plan.positions_of(1, plan.rows(0, 0, NUM_ROWS)).tolist()
+        again = positions_of(plan, 1, plan.rows(0, 0, NUM_ROWS)).tolist()
         expected = [(NUM_ROWS - p + q if q in taken else 2 * NUM_ROWS) // 2 for p, q in enumerate(again)]
         found = next_uses(share_of(plan, worlds[2 * node]), np.arange(NUM_ROWS))
         assert found is not None
@@ -57,7 +66,7 @@ def test_what_the_next_epoch_drops_counts_as_two_epochs_away() -> None:
     plan = Plan(num_samples=NUM_ROWS, seed=5, batch_size=60, tail=Tail.DROP)
     found = next_uses(share_of(plan, World()), np.arange(60))
     assert found is not None
-    is_dropped = plan.positions_of(1, plan.rows(0, 0, 60)) >= 60
+    is_dropped = positions_of(plan, 1, plan.rows(0, 0, 60)) >= 60
     assert is_dropped.sum() > 0
     assert ((found == 2 * NUM_ROWS) == is_dropped).all()
 
@@ -75,7 +84,7 @@ def test_a_squeezed_dataset_downloads_less_with_belady_than_lru_must(photos: Pho
         loader = StreamingDataLoader(dataset, batch_size=4, num_workers=num_workers, collate_fn=list)
         for _ in range(2):
             assert all(sample["is_right"] for batch in loader for sample in batch)
-        order = [row for epoch in (0, 1) for row in dataset.schedule.plan.rows(epoch, 0, photos.num).tolist()]
+        order = [row for epoch in (0, 1) for row in rows_in_order(dataset, epoch, 0, photos.num).tolist()]
         assert dataset.cache.statistics().eviction_policy == "belady"
     must = len(order) - lru_hits(order, photos.num * 3 // 10)
     assert photos.num < sum(photos.num_gets().values()) < 0.95 * must  # 0.87 by simulation

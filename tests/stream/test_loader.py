@@ -19,6 +19,7 @@ from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.world import World
 from tests.cache.session import Session
+from tests.stream.kit import rows_in_order
 from tests.stream.sources import Photos, check_bytes
 from tests.stream.tables import Job, Rows, make_table, others, rows_of
 
@@ -69,7 +70,7 @@ def test_batches_follow_the_plan_and_each_iteration_is_the_next_epoch(dataset: O
     for epoch in range(3):
         batches = list(loader)
         assert [len(batch) for batch in batches] == [8, 8, 6]
-        plan = data.schedule.plan.rows(epoch, 0, NUM_ROWS).tolist()
+        plan = rows_in_order(data, epoch, 0, NUM_ROWS).tolist()
         assert [pair for batch in batches for pair in batch] == [(epoch, row) for row in plan]
     loader.set_epoch(1)
     assert next(iter(loader))[0][0] == 1
@@ -153,16 +154,15 @@ def test_a_batch_of_none_gives_samples_one_by_one(dataset: OpenDataset) -> None:
     del batches
     loader.load_state_dict(state)
     rest = [sample["__row__"] for sample in loader]
-    assert first + rest == data.schedule.plan.rows(0, 0, NUM_ROWS).tolist()
+    assert first + rest == rows_in_order(data, 0, 0, NUM_ROWS).tolist()
 
 
 def test_spawned_workers_take_the_place_and_the_state_of_their_trainer(dataset: OpenDataset) -> None:
     data = dataset(world=World(rank=1, world_size=2))
-    plan = data.schedule.plan
     loader = StreamingDataLoader(data, batch_size=4, num_workers=2, multiprocessing_context="spawn", collate_fn=rows_of)
     data.set_progress(3, 8)
     batches = list(loader)
-    assert batches[0] == [(3, row) for row in plan.rows(3, 12, 16).tolist()]
+    assert batches[0] == [(3, row) for row in rows_in_order(data, 3, 12, 16).tolist()]
     assert loader.state_dict()["epoch"] == 4
 
 
@@ -173,7 +173,7 @@ def test_unaligned_workers_have_a_shuffle_of_their_own_and_go_on_in_it(dataset: 
         for batch, _ in zip(loader, range(9), strict=False):
             batches.append(batch)
             states.append(loader.state_dict())
-        order = loader.dataset.schedule.plan.rows(0, 0, NUM_ROWS).tolist()
+        order = rows_in_order(loader.dataset, 0, 0, NUM_ROWS).tolist()
         assert [row for batch in batches[:6] for _, row in batch][:NUM_ROWS] != order
         for stop in (1, 2, 4):
             loader.load_state_dict(states[stop - 1])
@@ -214,7 +214,7 @@ def test_insisting_on_another_batch_size_goes_on_at_its_last_whole_step(
     with caplog.at_level(logging.WARNING):
         other.load_state_dict({"epoch": 0, "sample_in_epoch": 16}, strict=False)
     assert "sample_in_epoch=16 of the state is no multiple of a step of 6 samples: going on after 12, so 4" in caplog.text
-    assert [row for _, row in next(iter(other))] == other.dataset.schedule.plan.rows(0, 12, 18).tolist()
+    assert [row for _, row in next(iter(other))] == rows_in_order(other.dataset, 0, 12, 18).tolist()
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_plain_loader_goes_on_anywhere_with_the_count_of_its_trainer(dataset: 
     alone = dataset(batch_size=8)
     alone.load_state_dict(state)
     rest = list(DataLoader(alone, batch_size=8, num_workers=3, collate_fn=rows_of))
-    order = alone.schedule.plan.rows(0, 0, NUM_ROWS).tolist()
+    order = rows_in_order(alone, 0, 0, NUM_ROWS).tolist()
     assert [row for batch in first for _, row in batch] == order[0:4] + order[8:12]
     assert [row for batch in rest for _, row in batch] == order[16:]
 
@@ -281,7 +281,7 @@ def test_without_a_batch_size_workers_cannot_go_on_within_an_epoch(dataset: Open
 
 def test_iterating_the_dataset_itself_stops_and_goes_on_at_any_sample(dataset: OpenDataset) -> None:
     data = dataset(batch_size=8)
-    order = [(epoch, row) for epoch in range(2) for row in data.schedule.plan.rows(epoch, 0, NUM_ROWS).tolist()]
+    order = [(epoch, row) for epoch in range(2) for row in rows_in_order(data, epoch, 0, NUM_ROWS).tolist()]
     for stop in (0, 1, 7, 8, 9, 16, 21, 22):
         data.set_epoch(0)
         samples = iter(data)
@@ -306,7 +306,7 @@ def test_a_state_from_within_a_step_is_refused_by_a_loader_unless_one_insists(da
     with pytest.raises(StateError, match="3 samples beyond its start"):
         next(iter(loader))
     loader.load_state_dict(state, strict=False)
-    assert [row for _, row in next(iter(loader))] == data.schedule.plan.rows(0, 8, 16).tolist()
+    assert [row for _, row in next(iter(loader))] == rows_in_order(data, 0, 8, 16).tolist()
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
@@ -405,7 +405,7 @@ def test_an_endless_iteration_has_the_next_epoch_on_its_way_before_this_one_ends
         samples = iter(data)
         for _ in range(photos.num):
             next(samples)
-        wanted = {photos.path(row) for row in data.schedule.plan.rows(1, 0, 4).tolist()}
+        wanted = {photos.path(row) for row in rows_in_order(data, 1, 0, 4).tolist()}
         with Session(data.cache).transaction() as tx:
             pinned = {row[0] for row in tx.connection.execute("SELECT url FROM entry JOIN pin USING (key)")}
         assert {photos.server.url + path for path in wanted} <= pinned
@@ -418,14 +418,14 @@ def test_persistent_workers_have_the_next_epoch_on_its_way_before_it_is_asked_fo
     with StreamingDataset(photos.src, tmp_path / "cache", columns_to_download=["image"], **options) as data:
         loader = StreamingDataLoader(data, batch_size=4, num_workers=1, persistent_workers=True, collate_fn=rows_of)
         list(loader)
-        wanted = {photos.path(row) for row in data.schedule.plan.rows(1, 0, 4).tolist()}
+        wanted = {photos.path(row) for row in rows_in_order(data, 1, 0, 4).tolist()}
         with Session(data.cache).transaction() as tx:
             pinned = {row[0] for row in tx.connection.execute("SELECT url FROM entry JOIN pin USING (key)")}
         assert {photos.server.url + path for path in wanted} <= pinned
         assert len(list(loader)) == 30
         loader.set_epoch(7)  # another one than prepared
         assert [pair for batch in loader for pair in batch] == [
-            (7, row) for row in data.schedule.plan.rows(7, 0, photos.num).tolist()
+            (7, row) for row in rows_in_order(data, 7, 0, photos.num).tolist()
         ]
         del loader
 

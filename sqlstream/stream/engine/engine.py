@@ -22,6 +22,7 @@ from sqlstream.stream.engine.row_source import RowSource
 from sqlstream.stream.engine.sample_maker import SampleMaker
 from sqlstream.stream.engine.slots import PlannedSample, RowReader
 from sqlstream.stream.engine.stored_samples import CachedChain
+from sqlstream.stream.engine.walk import walk
 from sqlstream.stream.engine.window import Window
 from sqlstream.stream.run.shares import EpochShare, ShareProgress
 from sqlstream.transforms.base import Sample
@@ -188,11 +189,11 @@ class Engine:
 
     def _plan(self, shares: Iterable[EpochShare]) -> Iterator[PlannedSample]:
         for share in shares:
-            for stretch in self._rows.walk(share):
-                places = stretch.places.tolist()
-                for slot in self._slots(share.epoch, stretch.positions.tolist(), stretch.row_ids):
+            for span in walk(share, [self._rows]):
+                places = span.places.tolist()
+                for slot in self._slots(share.epoch, span.positions.tolist(), span.row_ids):
                     slot.place = places[slot.place]
-                    slot.share = stretch.share
+                    slot.share = span.share
                     yield slot
 
     def _slots(self, epoch: int, positions: Sequence[int], row_ids: Sequence[int]) -> list[PlannedSample]:
@@ -247,7 +248,7 @@ class Engine:
 
     def _replacement(self, slot: PlannedSample, error: Exception) -> Iterator[Sample]:
         """Yield the samples of the first other row that does not fail."""
-        for selected in () if slot.share is None else slot.share.replacements(slot.position):
+        for selected in () if slot.share is None else slot.share.order.replacements(slot.epoch, slot.position):
             row_ids = self._rows.ids_of(np.array([selected], dtype=np.int64))
             samples: list[Sample] = []
             for stand_in in self._slots(slot.epoch, [slot.position], row_ids):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlstream.cache.session import Policy
-from sqlstream.order import Int64Array, Partition, Plan, Tail
+from sqlstream.order import Int64Array, Partition, Tail
 from sqlstream.stream.engine.slots import PlannedSample
 from sqlstream.stream.run.shares import EpochShare
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 def is_wanted(policy: Policy, share: EpochShare) -> bool:
     """Return whether the policy needs forecasts and the order has them; warn if it has none."""
-    if policy.looks_ahead and not _is_foreseeable(share):
+    if policy.looks_ahead and share.order.positions_of(share.epoch + 1, np.empty(0, dtype=np.int64)) is None:
         logger.warning(
             "the cache evicts by %s, but with weights, epoch_size or a filtered lazy index it is not known when rows come "
             "again: it evicts what was not used for longest",
@@ -52,20 +52,15 @@ def next_uses(share: EpochShare, positions: Int64Array) -> Int64Array | None:
     Returns:
         None where the order has no inverse.
     """
-    plan = share.plan
-    if not _is_foreseeable(share):
+    order, epoch = share.order, share.epoch
+    again = order.positions_of(epoch + 1, order.rows_at(epoch, positions).row)
+    if again is None:
         return None
-    partition = plan.partition(share.partition.world)
-    again = plan.positions_of(share.epoch + 1, plan.rows_at(share.epoch, positions))
-    distances = plan.num_samples - positions + again
-    distances[~_are_taken_here(partition, again)] = 2 * plan.num_samples
+    partition, num_positions = share.steps.partition(epoch + 1, share.partition.world), order.num_positions(epoch)
+    distances = num_positions - positions + again
+    distances[~_are_taken_here(partition, again)] = num_positions + partition.num_positions
     counted: Int64Array = np.maximum(distances // partition.world.num_nodes, 1)
     return counted
-
-
-def _is_foreseeable(share: EpochShare) -> bool:
-    """Return whether the order has an inverse; an order that becomes known on the way (`FilteredPlan`) has none."""
-    return type(share.plan) is Plan and share.weighting.is_plain
 
 
 def _are_taken_here(partition: Partition, positions: Int64Array) -> NDArray[np.bool_]:

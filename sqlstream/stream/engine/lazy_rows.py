@@ -7,8 +7,7 @@ windows are in memory: those of the current window of an epoch, and of the next 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -18,9 +17,6 @@ from sqlstream.config import LazyOptions
 from sqlstream.errors import QueryError, SourceChangedError
 from sqlstream.index.build.lazy import ChunkRows, LazyIndex
 from sqlstream.order import Int64Array
-from sqlstream.stream.engine.row_source import PlannedSpan
-from sqlstream.stream.run.filtered_plan import FilteredPlan
-from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare
 
 WINDOW_CHUNKS = 4
 """Chunks whose rows are shuffled together: the first sample waits for all of them, and each process holds two windows."""
@@ -44,66 +40,50 @@ class LazyRows:
         self._dataset = dataset
         self._loaded: OrderedDict[int, ChunkRows] = OrderedDict()
         self._ahead: dict[int, AnyHold] = {}
+        self._num_ahead: int | None = None
+        """What `num_ahead` is once all chunks are counted."""
 
-    # -- the rows of a share ------------------------------------------------------------------------------------------
+    # -- what comes next ----------------------------------------------------------------------------------------------
 
-    def walk(self, share: EpochShare) -> Iterator[PlannedSpan]:
-        """Yield what is left of a share; the next chunks are being downloaded meanwhile."""
-        taken = share.taken
-        while True:
-            share = self._settled(share, taken)
-            if taken >= share.partition.num_samples:
-                return
-            places, positions = share.planned(taken)
-            row_ids = self.ids_of(share.rows_at(positions))
-            self._look_ahead(share, taken)
-            yield PlannedSpan(share, places, positions, row_ids)
-            taken += PLANNED_TOGETHER
+    @property
+    def num_ahead(self) -> int:
+        """The kept rows of as many chunks as are fetched ahead, by the mean of those that are counted."""
+        if self._num_ahead is not None:
+            return self._num_ahead
+        sizes = self._index.sizes()
+        counted = sizes[sizes >= 0]
+        found = int(counted.sum()) * self._options.num_ahead // len(counted) if len(counted) else 0
+        if len(counted) == len(sizes):
+            self._num_ahead = found
+        return found
 
-    def _settled(self, share: EpochShare, taken: int) -> EpochShare:
-        """Run the filter until the rows of the next positions of a share, or the end of the epoch, are known."""
-        plan = share.plan
-        if not isinstance(plan, FilteredPlan):
-            return share
-        while not (order := plan.order(share.epoch)).is_whole:
-            step_size = share.partition.step_size
-            positions = share.partition.positions(taken, taken + PLANNED_TOGETHER)
-            if positions.size and (positions.max() // step_size + 1) * step_size <= order.num_positions:
-                return share
-            sizes = self._index.sizes()
-            for chunk in [chunk for chunk in self._ahead if sizes[chunk] == 0]:  # another process has counted them
-                self._session.release(self._ahead.pop(chunk))
-            self._count(self._index.to_count(order.next_blocks.tolist()))
-        if not order.num_positions:
-            raise QueryError(f"the filter {self._index.condition} keeps no row of {self._index.src}: loosen it")
-        if share.partition.num_positions == order.num_positions:
-            return share
-        return replace(share, partition=replace(share.partition, num_positions=order.num_positions))
+    def expect(self, numbers: Int64Array) -> None:
+        """Begin to fetch the chunks of rows."""
+        self._fetch(self._chunks_of(numbers))
 
-    def _look_ahead(self, share: EpochShare, taken: int) -> None:
-        """Fetch the chunks that this process needs after the rows of as many chunks as are fetched ahead."""
-        world, order = share.partition.world, None
-        num_rows, num_chunks = self._index.num_rows, len(self._index.bounds) - 1
-        if isinstance(share.plan, FilteredPlan):
-            order = share.plan.order(share.epoch)
-            num_rows, num_chunks = order.num_positions, len(order.first_rows)
-        rows_ahead = num_rows * self._options.num_ahead // num_chunks // (world.world_size * world.num_workers)
-        # One position for each span: together they soon name all chunks of the next window, and none behind it.
-        positions = share.partition.positions(taken + rows_ahead, taken + rows_ahead + 1)
-        if order is not None and positions.size and positions.max() >= order.num_positions:
-            self._fetch(order.next_blocks.tolist())
-        elif positions.size:
-            self._fetch(self._chunks_of(share.rows_at(positions)))
+    def expect_chunks(self, chunks: Int64Array) -> None:
+        """Begin to fetch chunks."""
+        self._fetch(chunks.tolist())
 
-    def _count(self, chunks: list[int]) -> None:
-        for number, chunk in enumerate(chunks):
-            self._fetch(chunks[number:])
+    def count(self, chunks: Int64Array) -> None:
+        """Run the filter on chunks, and release those that another process has found empty."""
+        sizes = self._index.sizes()
+        for chunk in [chunk for chunk in self._ahead if sizes[chunk] == 0]:
+            self._session.release(self._ahead.pop(chunk))
+        unknown = self._index.to_count(chunks.tolist())
+        for number, chunk in enumerate(unknown):
+            self._fetch(unknown[number:])
             self._load(chunk)
+
+    def check_rows(self) -> None:
+        """Raise QueryError if the filter keeps no row."""
+        if self._index.condition is not None and not self._index.sizes().any():
+            raise QueryError(f"the filter {self._index.condition} keeps no row of {self._index.src}: loosen it")
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def ids_of(self, numbers: Int64Array) -> list[int]:
-        """Return the ids of rows as the plan numbers them (`filtered_plan`)."""
+        """Return the ids of rows as the order numbers them (`order/filtered.py`)."""
         if self._index.condition is None:
             found: list[int] = numbers.tolist()
             return found

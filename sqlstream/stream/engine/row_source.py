@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from sqlstream.index.file.index import Index
 from sqlstream.order import Int64Array
-from sqlstream.stream.run.shares import PLANNED_TOGETHER, SHUFFLED_TOGETHER, EpochShare
-
-
-class PlannedSpan(NamedTuple):
-    """Some neighbouring positions of a share, and the rows at these positions."""
-
-    share: EpochShare
-    """The share, with the end of its epoch if that has become known."""
-    places: Int64Array
-    """Places, counted from the share's start: [n]."""
-    positions: Int64Array
-    """Positions of the epoch: [n]."""
-    row_ids: list[int]
 
 
 class RowSource(Protocol):
-    """Rows, and the order in which a share takes them."""
+    """The rows of one dataset, as its order numbers them."""
 
-    def walk(self, share: EpochShare) -> Iterator[PlannedSpan]:
-        """Yield what is left of a share, in order."""
+    @property
+    def num_ahead(self) -> int:
+        """Rows that are announced (`expect`) before they are needed; 0: all are here."""
+        ...
+
+    def expect(self, numbers: Int64Array) -> None:
+        """Begin to fetch what rows need; does not wait."""
+        ...
+
+    def expect_chunks(self, chunks: Int64Array) -> None:
+        """Begin to fetch chunks; does not wait."""
+        ...
+
+    def count(self, chunks: Int64Array) -> None:
+        """Run the filter, so that it becomes known how many rows of some of these chunks are kept."""
+        ...
+
+    def check_rows(self) -> None:
+        """Raise QueryError if a filter keeps no row, and all chunks are counted."""
         ...
 
     def ids_of(self, numbers: Int64Array) -> list[int]:
-        """Return the ids of rows as the plan numbers them."""
+        """Return the ids of rows."""
         ...
 
     def ids_at(self, selected: Sequence[int]) -> list[int]:
@@ -55,18 +59,22 @@ class RowSource(Protocol):
 class IndexRows:
     """The rows of a built index."""
 
+    num_ahead = 0
+
     def __init__(self, index: Index) -> None:
         self._index = index
 
-    def walk(self, share: EpochShare) -> Iterator[PlannedSpan]:
-        """Yield what is left of a share."""
-        for start in range(share.taken, share.partition.num_samples, SHUFFLED_TOGETHER):
-            places, positions = share.planned(start, SHUFFLED_TOGETHER)
-            slots = share.slots_at(positions)
-            for first in range(0, len(places), PLANNED_TOGETHER):
-                some = slice(first, first + PLANNED_TOGETHER)
-                row_ids = self.ids_of(share.rows_at(positions[some], slots[some]))
-                yield PlannedSpan(share, places[some], positions[some], row_ids)
+    def expect(self, numbers: Int64Array) -> None:
+        """Nothing is fetched."""
+
+    def expect_chunks(self, chunks: Int64Array) -> None:
+        """There are no chunks."""
+
+    def count(self, chunks: Int64Array) -> None:
+        """All is counted."""
+
+    def check_rows(self) -> None:
+        """An epoch may be empty."""
 
     def ids_of(self, numbers: Int64Array) -> list[int]:
         """Return the ids of selected rows."""

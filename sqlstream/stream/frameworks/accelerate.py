@@ -137,7 +137,7 @@ class AcceleratedBatches:
 
 def remainder_of(schedule: Schedule) -> int:
     """Return how many samples the last global batch has without its repeats, as `gather_for_metrics` wants it."""
-    plan = schedule.plan
-    if plan.num_canonical_nodes > 1 or schedule.is_endless:
+    steps = schedule.steps
+    if steps.num_canonical_nodes > 1 or schedule.is_endless:
         return -1  # repeats are not at its end
-    return 0 if plan.tail is Tail.DROP else plan.num_samples % schedule.step_size
+    return 0 if steps.tail is Tail.DROP else schedule.num_positions % schedule.step_size

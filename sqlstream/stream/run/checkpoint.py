@@ -18,16 +18,16 @@ def save_state(schedule: Schedule, num_samples: int | None) -> StreamState:
     Raises:
         StateError: Workers of a plain DataLoader run ahead of the trainer, and `num_samples` is not given.
     """
-    position, plan = schedule.where(num_samples), schedule.plan
+    position, identity = schedule.where(num_samples), schedule.identity
     return StreamState(
         epoch=position.mark.epoch,
         sample_in_epoch=position.mark.consumed,
-        fingerprint=schedule.fingerprint,
-        shuffle_seed=plan.seed,
+        fingerprint=identity.fingerprint,
+        shuffle_seed=identity.shuffle_seed,
         global_batch_size=schedule.global_batch_size,
-        num_canonical_nodes=plan.num_canonical_nodes,
-        blocks=None if plan.blocks is None else plan.blocks.fingerprint,
-        epoch_size=plan.num_samples,
+        num_canonical_nodes=identity.num_canonical_nodes,
+        blocks=identity.blocks,
+        epoch_size=identity.epoch_size,
         weights=tuple(schedule.weighting.to_state()),
         share=position.share,
         beyond=position.beyond,
@@ -53,7 +53,7 @@ def load_state(schedule: Schedule, saved: Mapping[str, object], *, strict: bool)
         schedule.set_next(JobPosition(state.epoch, state.sample_in_epoch), state.share, state.beyond)
         return
     consumed, step_size = state.sample_in_epoch, schedule.step_size
-    if schedule.plan.batch_size is not None and consumed < schedule.num_positions and consumed % step_size:
+    if schedule.steps.batch_size is not None and consumed < schedule.num_positions and consumed % step_size:
         consumed -= consumed % step_size
         logger.warning(
             "sample_in_epoch=%d of the state is no multiple of a step of %d samples: going on after %d, so %d come again",

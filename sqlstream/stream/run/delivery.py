@@ -10,7 +10,7 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from sqlstream.errors import StateError
-from sqlstream.order import Int64Array, Partition, Plan
+from sqlstream.order import Int64Array, Partition, Steps
 from sqlstream.stream.run.epoch_counter import EpochCounter, JobPosition
 from sqlstream.stream.run.partial_steps import DeliveredAhead, DeliveredSpan, PartialRow, stretches_of
 from sqlstream.stream.run.shares import ShareProgress, WorkerPosition
@@ -57,17 +57,17 @@ class Delivery:
 
     Args:
         start: The start of the iteration.
-        plan: The order.
+        steps: Order and steps.
         world: The place of the trainer.
         num_workers: Processes that make batches; 1 also where the trainer does.
         is_endless: The iteration goes on over epochs.
     """
 
-    def __init__(self, start: Start, plan: Plan, world: World, num_workers: int, *, is_endless: bool) -> None:
+    def __init__(self, start: Start, steps: Steps, world: World, num_workers: int, *, is_endless: bool) -> None:
         self.start = start
         self.is_over = False
         """The iteration has ended by itself."""
-        self._plan = plan
+        self._steps = steps
         self._world = world
         self._num_workers = num_workers
         self._is_endless = is_endless
@@ -131,7 +131,7 @@ class Delivery:
 
     @property
     def _batch_size(self) -> int:
-        return self._plan.batch_size or 1
+        return self._steps.batch_size or 1
 
     def _number(self, place: WorkerPosition) -> int:
         return int(self._partition(place.worker, place.epoch).numbers(place.taken, place.taken + 1)[0])
@@ -155,11 +155,11 @@ class Delivery:
         """Return a worker's share of an epoch of this iteration."""
         world = self._world.with_worker(worker, self._num_workers)
         mark = self.start.mark
-        first = self._plan.partition(world, mark.consumed, self.start.first_worker)
+        first = self._steps.partition(mark.epoch, world, mark.consumed, self.start.first_worker)
         if epoch == mark.epoch:
             return first
         num_steps_between = (epoch - mark.epoch - 1) * first.num_steps
-        return self._plan.partition(world, 0, (first.next_worker + num_steps_between) % self._num_workers)
+        return self._steps.partition(epoch, world, 0, (first.next_worker + num_steps_between) % self._num_workers)
 
 
 def begun(mark: JobPosition, loaded: Loaded | None, counter: EpochCounter, world: World, num_workers: int) -> Start:
@@ -182,9 +182,9 @@ def begun(mark: JobPosition, loaded: Loaded | None, counter: EpochCounter, world
     return Start(mark=mark, first_worker=first_worker, beyond=loaded.beyond)
 
 
-def advanced(mark: JobPosition, num_steps: int, plan: Plan, world: World, *, is_endless: bool) -> JobPosition:
+def advanced(mark: JobPosition, num_steps: int, steps: Steps, world: World, *, is_endless: bool) -> JobPosition:
     """Return the mark `num_steps` later; without endless iteration the next epoch's start at most."""
-    partition = plan.partition(world, mark.consumed)
+    partition = steps.partition(mark.epoch, world, mark.consumed)
     num_left = partition.num_steps - partition.first_step
     if num_steps < num_left:
         return JobPosition(mark.epoch, mark.consumed + num_steps * partition.step_size)

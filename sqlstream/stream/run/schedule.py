@@ -10,15 +10,15 @@ from dataclasses import replace
 from torch.utils.data import get_worker_info
 
 from sqlstream.config import check_at_least
-from sqlstream.errors import ConfigError, StateError
+from sqlstream.errors import ConfigError, StateError, UnknownLengthError
 from sqlstream.index.weights import WeightsSpec
-from sqlstream.order import Partition, Plan, Tail
+from sqlstream.order import Partition, Steps, Tail
 from sqlstream.stream.run.delivery import Delivery, Loaded, RunPosition, advanced, begun, processed
 from sqlstream.stream.run.epoch_counter import EpochCounter, JobPosition
 from sqlstream.stream.run.order_options import BatchOptions, OrderOptions
 from sqlstream.stream.run.partial_steps import DeliveredAhead
 from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare, ShareProgress, WorkerPosition
-from sqlstream.stream.run.state import Share
+from sqlstream.stream.run.state import RunIdentity, Share
 from sqlstream.stream.run.weighting import Weighting
 from sqlstream.world import World
 
@@ -29,16 +29,16 @@ class Schedule:
     """Order and state of one dataset in this process.
 
     Args:
-        plan: The order.
-        weighting: The rows of the plan's slots.
+        steps: Order and steps.
+        weighting: The weights of the run.
         options: What the user asked for.
-        fingerprint: That of the index whose rows these are.
+        identity: What a state says of the order, and compares.
     """
 
-    def __init__(self, plan: Plan, weighting: Weighting, options: OrderOptions, *, fingerprint: str) -> None:
-        self.plan = plan
+    def __init__(self, steps: Steps, weighting: Weighting, options: OrderOptions, *, identity: RunIdentity) -> None:
+        self.steps = steps
         self.weighting = weighting
-        self.fingerprint = fingerprint
+        self.identity = identity
         self.layout = options.layout
         self.is_endless = options.is_endless
         self.is_announced = False
@@ -60,7 +60,7 @@ class Schedule:
     @property
     def global_batch_size(self) -> int | None:
         """Samples of a step of the whole job; None: not known."""
-        return None if self.plan.batch_size is None else self.plan.batch_size * self.world.world_size
+        return None if self.steps.batch_size is None else self.steps.batch_size * self.world.world_size
 
     @property
     def step_size(self) -> int:
@@ -70,17 +70,26 @@ class Schedule:
     @property
     def num_positions(self) -> int:
         """Positions of an epoch; of a lazy index whose filter has not been run on all of it: at most so many."""
-        return self.plan.partition(World()).num_positions
+        return self.steps.order.num_positions(self.counter.next.epoch)
 
     @property
     def num_steps(self) -> int:
-        """Steps of every rank in an epoch."""
-        return self.plan.num_steps(self.world)
+        """Steps of every rank in an epoch.
+
+        Raises:
+            UnknownLengthError: They are not known yet.
+        """
+        if not self.steps.order.is_counted:
+            raise UnknownLengthError(
+                "the steps of an epoch are not known yet: the filter of a lazy index has not been run on all of its chunks. "
+                "One whole pass finds them out, for later runs, too; or leave lazy_index_chunk_size out"
+            )
+        return self.steps.partition(self.counter.next.epoch, self.world).num_steps
 
     def samples_of_workers(self, num_workers: int) -> list[int]:
         """Return how many positions of an epoch each of this rank's workers takes."""
         worlds = [self.world.with_worker(worker, num_workers) for worker in range(num_workers)]
-        return [self.plan.partition(world).num_samples for world in worlds]
+        return [self.steps.partition(self.counter.next.epoch, world).num_samples for world in worlds]
 
     def expect_batches(self, options: BatchOptions) -> None:
         """Take over how a loader takes samples.
@@ -95,7 +104,7 @@ class Schedule:
                 "give the same to both, or only to the StreamingDataLoader"
             )
         self.batches = options
-        self.plan = replace(self.plan, batch_size=batch_size, tail=Tail.DROP if options.drop_last else self.plan.tail)
+        self.steps = replace(self.steps, batch_size=batch_size, tail=Tail.DROP if options.drop_last else self.steps.tail)
 
     # -- an iteration -------------------------------------------------------------------------------------------------
 
@@ -106,9 +115,10 @@ class Schedule:
         """
         info = get_worker_info()
         world = self.world if info is None else self.world.with_worker(info.id, info.num_workers)
-        first = self._first_share(self.plan, world)
-        if self._options.is_unaligned and self.plan.seed is not None:
-            first = replace(first, plan=replace(self.plan, seed=own_seed(self.plan.seed, first, is_endless=self.is_endless)))
+        first, seed = self._first_share(world), self.identity.shuffle_seed
+        if self._options.is_unaligned and seed is not None:
+            order = self.steps.order.reseeded(own_seed(seed, first, is_endless=self.is_endless))
+            first = replace(first, steps=replace(self.steps, order=order), fingerprint=order.fingerprint)
         progress = ShareProgress(first, first.taken)
         if not self.is_announced:
             self._delivery = None
@@ -135,7 +145,7 @@ class Schedule:
         world = self.world
         start = begun(self.counter.announce(), self._loaded, self.counter, world, num_workers)
         self._progress = None
-        self._delivery = Delivery(start, self.plan, world, num_workers, is_endless=self.is_endless)
+        self._delivery = Delivery(start, self.steps, world, num_workers, is_endless=self.is_endless)
         return self._delivery
 
     @property
@@ -149,11 +159,11 @@ class Schedule:
         assert progress is not None, "a batch is made of samples"
         return WorkerPosition(0 if info is None else info.id, progress.share.epoch, progress.taken, progress.offset)
 
-    def _first_share(self, plan: Plan, world: World) -> EpochShare:
+    def _first_share(self, world: World) -> EpochShare:
         _, mark, share, beyond = self._loaded or Loaded(0, self.counter.next, None, None)
         if share is not None:
             self._loaded = None
-            partition = plan.partition(world, mark.consumed, share.first_worker)
+            partition = self.steps.partition(mark.epoch, world, mark.consumed, share.first_worker)
             ours = Share.of(partition, share.taken, share.offset)
             if ours != share:
                 raise StateError(
@@ -161,44 +171,43 @@ class Schedule:
                     "or save the state of a StreamingDataLoader, which fits any number of them"
                 )
             self.counter.skip_to(mark.epoch)
-            return replace(self._share(mark.epoch, plan, partition, beyond), taken=share.taken, offset=share.offset)
+            return replace(self._share(mark.epoch, self.steps, partition, beyond), taken=share.taken, offset=share.offset)
         mark = self.counter.announced if self.is_announced else self.counter.start()
         if self._is_over(mark):
             mark = JobPosition(mark.epoch + 1, 0)  # a state from an epoch's end goes on with the next
             self.counter.skip_to(mark.epoch)
         start = begun(mark, self._loaded, self.counter, world, world.num_workers)
-        partition = plan.partition(world, mark.consumed, start.first_worker)
-        return self._share(mark.epoch, plan, partition, start.beyond)
+        partition = self.steps.partition(mark.epoch, world, mark.consumed, start.first_worker)
+        return self._share(mark.epoch, self.steps, partition, start.beyond)
 
     def batches_of(self, epoch: int, batch_size: int) -> EpochShare:
         """Return this rank's share of an epoch in batches of `batch_size`, all in one process."""
-        plan = replace(self.plan, batch_size=batch_size)
-        return self._share(epoch, plan, plan.partition(self.world))
+        steps = replace(self.steps, batch_size=batch_size)
+        return self._share(epoch, steps, steps.partition(epoch, self.world))
 
-    def _share(self, epoch: int, plan: Plan, partition: Partition, beyond: DeliveredAhead | None = None) -> EpochShare:
-        weighting = self.weighting
-        return EpochShare(
-            epoch=epoch, plan=plan, partition=partition, beyond=beyond, weighting=weighting, version=weighting.version
-        )
+    def _share(self, epoch: int, steps: Steps, partition: Partition, beyond: DeliveredAhead | None = None) -> EpochShare:
+        fingerprint = steps.order.fingerprint
+        return EpochShare(epoch=epoch, steps=steps, partition=partition, beyond=beyond, fingerprint=fingerprint)
 
     def _from(self, share: EpochShare, looks_ahead: bool) -> Iterator[EpochShare]:
         while True:
             if self.is_endless and not share.partition.num_steps:
                 raise ConfigError(
-                    f"an epoch of {share.plan.num_samples} samples has no step: lower batch_size, or drop_last=False"
+                    f"an epoch of {share.partition.num_positions} samples has no step: lower batch_size, or drop_last=False"
                 )
             yield share
             if not self.is_endless and not looks_ahead:
                 return
             looks_ahead = False
             ended = share.current_partition
-            partition = share.plan.partition(ended.world, 0, ended.next_worker if self.is_endless else 0)
-            share = self._share(share.epoch + 1, share.plan, partition, share.beyond if self.is_endless else None)
+            epoch, first_worker = share.epoch + 1, ended.next_worker if self.is_endless else 0
+            partition = share.steps.partition(epoch, ended.world, 0, first_worker)
+            share = self._share(epoch, share.steps, partition, share.beyond if self.is_endless else None)
 
     def _is_over(self, mark: JobPosition) -> bool:
         if not mark.consumed:
             return False
-        partition = self.plan.partition(self.world, mark.consumed)
+        partition = self.steps.partition(mark.epoch, self.world, mark.consumed)
         return partition.first_step >= partition.num_steps
 
     def note_several(self) -> None:
@@ -241,7 +250,7 @@ class Schedule:
 
     def place_after(self, num_steps: int) -> JobPosition:
         """Return the position of the whole job `num_steps` later; without endless iteration the next epoch at most."""
-        return advanced(self.place, num_steps, self.plan, self.world, is_endless=self.is_endless)
+        return advanced(self.place, num_steps, self.steps, self.world, is_endless=self.is_endless)
 
     def _position(self) -> RunPosition:
         loaded = self._loaded
@@ -321,7 +330,7 @@ def first_free(schedule: Schedule, prefetch: int) -> JobPosition:
             "the weights cannot change within an epoch whose rows give no sample, or several: it is not known which positions "
             "are planned; leave at_step out"
         )
-    options, batch_size = schedule.batches, schedule.plan.batch_size or 1
+    options, batch_size = schedule.batches, schedule.steps.batch_size or 1
     planned = 1 + -(-(prefetch + PLANNED_TOGETHER) // batch_size)
     if options is None or options.num_workers == 0:
         return schedule.place_after(planned)

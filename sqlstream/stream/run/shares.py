@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from sqlstream.order import Int64Array, Partition, Plan
+from sqlstream.order import Int64Array, Order, Partition, Steps
 from sqlstream.stream.run.partial_steps import DeliveredAhead
-from sqlstream.stream.run.weighting import Weighting
 
 PLANNED_TOGETHER = 64
-"""Positions whose rows are computed together: a call of numpy costs little beside 64 samples."""
-SHUFFLED_TOGETHER = 1024
-"""Positions whose slots are computed together: these hundred calls of numpy take as long for 1024 as for 64.
-
-Rows are computed later, `PLANNED_TOGETHER`, since weights may change meanwhile; slots do not depend on them."""
+"""Positions whose samples are planned together: a call of numpy costs little beside 64 samples."""
 
 
 class Planned(NamedTuple):
@@ -34,12 +28,10 @@ class EpochShare:
     """The share of one process in one epoch."""
 
     epoch: int
-    plan: Plan
+    steps: Steps
     partition: Partition
-    weighting: Weighting
-    """The rows of the plan's slots."""
-    version: int
-    """Version of the weighting: a share that was planned before a change is another one."""
+    fingerprint: str
+    """That of the order when the share was made: a share that was planned before a change of weights is another one."""
     taken: int = 0
     """Positions of the share that were taken before."""
     offset: int = 0
@@ -48,9 +40,14 @@ class EpochShare:
     """What the saved state, from which the share goes on, says was delivered behind its mark."""
 
     @property
+    def order(self) -> Order:
+        """The rows of all positions."""
+        return self.steps.order
+
+    @property
     def current_partition(self) -> Partition:
         """The partition as it is known now: a lazy index learns on the way where the epoch ends."""
-        return self.plan.partition(self.partition.world, self.partition.consumed, self.partition.first_worker)
+        return self.steps.partition(self.epoch, self.partition.world, self.partition.consumed, self.partition.first_worker)
 
     def planned(self, start: int, num_places: int = PLANNED_TOGETHER) -> Planned:
         """Return what is left of the `num_places` places from `start` on."""
@@ -68,24 +65,6 @@ class EpochShare:
         if self.beyond is None:
             return 0
         return self.beyond.num_delivered(self.epoch, int(self.partition.numbers(place, place + 1)[0]))
-
-    def slots_at(self, positions: Int64Array) -> Int64Array:
-        """Return the slots of the plan that stand at `positions`: [n]."""
-        return self.plan.rows_at(self.epoch, positions)
-
-    def rows_at(self, positions: Int64Array, slots: Int64Array | None = None) -> Int64Array:
-        """Return the selected rows at `positions`, by the weights of now: [n]; `slots`: what `slots_at` returned for them."""
-        slots = self.slots_at(positions) if slots is None else slots
-        return self.weighting.rows_at(self.plan.seed, self.epoch, positions, slots)
-
-    def replacements(self, position: int) -> Iterator[int]:
-        """Yield selected rows to try instead of a failed position's."""
-        place = np.array([position], dtype=np.int64)
-        failed = self.rows_at(place)[0]
-        for slot in self.plan.replacements(self.epoch, position):
-            row = self.weighting.rows_at(self.plan.seed, self.epoch, place, np.array([slot], dtype=np.int64))[0]
-            if row != failed:  # with weights, a row may stand at several positions
-                yield int(row)
 
 
 @dataclass(slots=True)

@@ -75,6 +75,20 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunIdentity:
+    """What decides which samples of a dataset come when, beside the size of a batch and changes of weights."""
+
+    fingerprint: str
+    """Fingerprint of the index, with its filter."""
+    shuffle_seed: int | None
+    num_canonical_nodes: int
+    blocks: str | None
+    """Fingerprint of the layout of a block shuffle."""
+    epoch_size: int
+    """Positions of an epoch; of a lazy index with a filter, rows that are filtered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState:
     """Epoch and samples consumed, and the order in which they were counted.
 

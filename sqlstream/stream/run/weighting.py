@@ -1,11 +1,12 @@
-"""The row of each slot of the plan: the slot itself, or, with weights or `epoch_size`, what these make of it.
+"""The weights of a run, in memory that trainer and workers share.
 
-A plan shuffles slots; without weights, and with as many positions as rows, a slot is a row. Changes of weights belong to the
-run, as its seed does: each holds from a place (epoch, position) on. Workers that run already read them in shared memory.
+An order shuffles slots (`order/weighted.py`); without weights, and with as many positions as rows, a slot is a row. Changes of
+weights belong to the run, as its seed does: each holds from a place (epoch, position) on. Workers that run already read them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.sums import SumsFile
 from sqlstream.index.weights import WeightsSpec, WeightTable, open_weights
-from sqlstream.order import Int64Array
+from sqlstream.order import Int64Array, WeightsFrom
 from sqlstream.order.weights import WeightedRows
 
 SHARED_BYTES = 1 << 16
@@ -52,7 +53,7 @@ class Change:
 
 
 class Weighting:
-    """The rows of a plan's slots.
+    """The weights of a run: which table holds from where on.
 
     Args:
         num_rows: Selected rows.
@@ -94,9 +95,10 @@ class Weighting:
         return int(self._numbers[0])
 
     @property
-    def is_plain(self) -> bool:
-        """Every row stands at one position of every epoch."""
-        return self.num_positions == self._num_rows and not any(change.fingerprint for change in self.changes)
+    def fingerprint(self) -> str:
+        """A text for all changes so far."""
+        changes = self.to_state()
+        return hashlib.blake2b(json.dumps(changes).encode(), digest_size=8).hexdigest() if changes else "none"
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -117,15 +119,13 @@ class Weighting:
         earlier = [change for change in self.changes if (change.epoch, change.sample) < (epoch, sample)]
         self._write((*earlier, self._change(epoch, sample, weights)))
 
-    def rows_at(self, seed: int | None, epoch: int, positions: Int64Array, slots: Int64Array) -> Int64Array:
-        """Return the selected rows of `slots`, which are at `positions` of an epoch: [n]."""
+    def of_epoch(self, epoch: int) -> list[WeightsFrom]:
+        """Return the weights of an epoch, in the order of their positions."""
         changes = self.changes
-        before = [change for change in changes if (change.epoch, change.sample) <= (epoch, 0)]
-        rows = self._rows_of(before[-1] if before else None, seed, epoch, slots)
-        for change in changes:
-            if change.epoch == epoch and change.sample > 0 and (late := positions >= change.sample).any():
-                rows[late] = self._rows_of(change, seed, epoch, slots[late])
-        return rows
+        before = [change.path for change in changes if (change.epoch, change.sample) <= (epoch, 0)]
+        late = [change for change in changes if change.epoch == epoch and change.sample > 0]
+        first = WeightsFrom(0, self._rows_of(before[-1] if before else None))
+        return [first, *(WeightsFrom(change.sample, self._rows_of(change.path)) for change in late)]
 
     # -- in a state ---------------------------------------------------------------------------------------------------
 
@@ -176,15 +176,15 @@ class Weighting:
         self._numbers[1] = len(text)
         self._numbers[0] += 1  # last: a worker that reads the new version finds the whole text
 
-    def _rows_of(self, change: Change | None, seed: int | None, epoch: int, slots: Int64Array) -> Int64Array:
-        path = None if change is None else change.path
+    def _rows_of(self, path: str | None) -> WeightedRows | None:
+        """Return the rows of slots by the table at a path; None: a slot is a row."""
         if path is None and self.num_positions == self._num_rows:
-            return slots.copy()
+            return None
         if (table := self._tables.get(path)) is None:
             cumulative = None if path is None else SumsFile(Path(path))
             table = WeightedRows(num_rows=self._num_rows, num_positions=self.num_positions, cumulative=cumulative)
             self._tables = {**dict(list(self._tables.items())[1 - OPEN_TABLES :]), path: table}
-        return table.rows_at(seed, epoch, slots)
+        return table
 
 
 def weighting_of(index: Index, directory: Path, epoch_size: int | None, weights: WeightsSpec | None) -> Weighting:

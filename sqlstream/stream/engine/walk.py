@@ -1,0 +1,116 @@
+"""The walk along a share: which rows come next, in spans of neighbouring positions; what they need is fetched before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from sqlstream.order import Draws, Int64Array
+from sqlstream.stream.engine.row_source import RowSource
+from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare
+
+SHUFFLED_TOGETHER = 1024
+"""Positions that are asked of a counted order together: its hundred calls of numpy take as long for 1024 as for 64."""
+
+
+class PlannedSpan(NamedTuple):
+    """Neighbouring positions of a share, and their rows."""
+
+    share: EpochShare
+    """The share, with the end of its epoch if that has become known."""
+    places: Int64Array
+    """Places of the positions, counted from the share's start: [n]."""
+    positions: Int64Array
+    """Positions of the epoch: [n]."""
+    draws: Draws
+    row_ids: list[int]
+    """Id of the row of each draw: [m]."""
+
+
+def walk(share: EpochShare, sources: Sequence[RowSource]) -> Iterator[PlannedSpan]:
+    """Yield what is left of a share, `PLANNED_TOGETHER` positions at a time.
+
+    Args:
+        share: The share.
+        sources: The rows of each stream.
+
+    Raises:
+        QueryError: The filter of a lazy index keeps no row.
+    """
+    taken = share.taken
+    while True:
+        share = _settled(share, taken, sources)
+        if taken >= share.partition.num_samples:
+            return
+        num_together = SHUFFLED_TOGETHER if share.order.is_counted else PLANNED_TOGETHER
+        places, positions = share.planned(taken, num_together)
+        fingerprint, draws = share.order.fingerprint, share.order.rows_at(share.epoch, positions)
+        for start in range(0, max(1, len(places)), PLANNED_TOGETHER):
+            some = slice(start, start + PLANNED_TOGETHER)
+            if share.order.fingerprint != fingerprint:  # weights have changed, for positions that are not yielded
+                fingerprint, draws = share.order.fingerprint, share.order.rows_at(share.epoch, positions)
+            drawn = draws.of_positions(start, start + PLANNED_TOGETHER)
+            row_ids = _ids_of(drawn, sources)
+            _look_ahead(share, taken + start, sources)
+            yield PlannedSpan(share, places[some], positions[some], drawn, row_ids)
+        taken += num_together
+
+
+def numbers_by_stream(draws: Draws) -> Iterator[tuple[int, Int64Array]]:
+    """Yield each stream of `draws`, and the numbers of its draws, rising: [k]."""
+    streams = np.unique(draws.stream).tolist()
+    for stream in streams:
+        yield stream, np.flatnonzero(draws.stream == stream)
+
+
+def _settled(share: EpochShare, taken: int, sources: Sequence[RowSource]) -> EpochShare:
+    """Count until the rows of the next positions of a share, or the end of its epoch, are known."""
+    order, partition = share.order, share.partition
+    if not order.is_counted:
+        positions = partition.positions(taken, taken + PLANNED_TOGETHER)
+        last = partition.num_positions - 1
+        if positions.size:  # the end of a step, which may be the last one: it takes part of its positions twice
+            last = min(last, (int(positions.max()) // partition.step_size + 1) * partition.step_size - 1)
+        while needed := order.needs(share.epoch, last):
+            for stream, chunks in needed.items():
+                sources[stream].count(chunks)
+    num_positions = order.num_positions(share.epoch)
+    if not num_positions:
+        for source in sources:
+            source.check_rows()
+    if partition.num_positions == num_positions:
+        return share
+    return replace(share, partition=replace(partition, num_positions=num_positions))
+
+
+def _ids_of(draws: Draws, sources: Sequence[RowSource]) -> list[int]:
+    """Return the id of each row: [m]."""
+    if len(sources) == 1:
+        return sources[0].ids_of(draws.row)
+    row_ids = np.empty(len(draws.row), dtype=np.int64)
+    for stream, numbers in numbers_by_stream(draws):
+        row_ids[numbers] = sources[stream].ids_of(draws.row[numbers])
+    found: list[int] = row_ids.tolist()
+    return found
+
+
+def _look_ahead(share: EpochShare, taken: int, sources: Sequence[RowSource]) -> None:
+    """Announce the rows that this process needs after those that are fetched ahead."""
+    world = share.partition.world
+    for stream, source in enumerate(sources):
+        if not source.num_ahead:
+            continue
+        # One position for each span: together they soon name all chunks of the next window, and none behind it.
+        ahead = taken + source.num_ahead // (world.world_size * world.num_workers)
+        positions = share.partition.positions(ahead, ahead + 1)
+        if not positions.size:
+            continue
+        needed = share.order.needs(share.epoch, int(positions[0]))
+        if stream in needed:
+            source.expect_chunks(needed[stream])
+        elif not needed:
+            draws = share.order.rows_at(share.epoch, positions)
+            source.expect(draws.row[draws.stream == stream])
