@@ -434,11 +434,13 @@ def test_workers_keep_the_garbage_collector_off_what_they_inherit(photos: Photos
     def note_frozen(sample: dict[str, Any]) -> dict[str, Any]:
         return {"pid": os.getpid(), "frozen": gc.get_freeze_count()}
 
-    with StreamingDataset(photos.src, tmp_path / "cache", transforms=[note_frozen], show_progress=False) as data:
+    options: dict[str, Any] = {"transforms": [note_frozen], "epoch_size": 8}  # to count what is frozen takes 30 ms
+    with StreamingDataset(photos.src, tmp_path / "cache", show_progress=False, **options) as data:
         assert {sample["frozen"] for sample in data} == {0}
-        options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"}
-        loader = StreamingDataLoader(data, batch_size=None, **options)
+        workers: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"}
+        loader = StreamingDataLoader(data, batch_size=None, **workers)
         seen = [sample for _ in range(2) for sample in loader]
+        assert len({sample["pid"] for sample in seen}) == 2
         assert min(sample["frozen"] for sample in seen) > 1000
         for pid in {sample["pid"] for sample in seen}:
             counts = [sample["frozen"] for sample in seen if sample["pid"] == pid]
