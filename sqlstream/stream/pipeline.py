@@ -21,6 +21,7 @@ from sqlstream.storage.base.access import Rules
 from sqlstream.stream.chain.chain import Chain
 from sqlstream.stream.engine.engine import Engine
 from sqlstream.stream.engine.lazy_rows import LazyRows
+from sqlstream.stream.engine.recipe import Recipe
 from sqlstream.stream.engine.row_source import IndexRows, RowSource
 from sqlstream.stream.engine.slots import KnownObjects, RowJudge, RowReader
 from sqlstream.stream.engine.stored_samples import CachedChain
@@ -130,6 +131,17 @@ class Pipeline:
         """Return an engine that keeps the paths of `num_retained` samples valid, noting when it gives one up beyond these."""
         if self.handover is not None:
             self.handover.begin(self.cache.session)
+        return Engine(
+            [self.recipe()],
+            self.cache,
+            self.options.samples,
+            name=self.name,
+            num_retained=num_retained,
+            note_given_up=note_given_up,
+        )
+
+    def recipe(self) -> Recipe:
+        """Return how this process makes samples of the dataset."""
         if self.dataset_id is None:
             self.dataset_id = self.cache.session.register(self.name, self.index.src, self.index.fingerprint)
         origins, options = self.index.origins(), self.options.samples
@@ -148,16 +160,7 @@ class Pipeline:
             known=KnownObjects(dataset=self.dataset_id, identity=self.cache.identity, listed=self.index.listed),
         )
         chain = CachedChain(self.options.transforms, self.cache, options, seed=self.seed, dataset=self.dataset_id)
-        return Engine(
-            self._rows(),
-            self.cache,
-            reader,
-            chain,
-            options,
-            name=self.name,
-            num_retained=num_retained,
-            note_given_up=note_given_up,
-        )
+        return Recipe(name=self.name, rows=self._rows(), reader=reader, chain=chain)
 
     def _rows(self) -> RowSource:
         if isinstance(self.index, LazyIndex):

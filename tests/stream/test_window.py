@@ -13,6 +13,7 @@ import pytest
 from sqlstream.cache import Cache
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.config import SampleOptions
+from sqlstream.stream.engine.recipe import Recipe
 from sqlstream.stream.engine.slots import PlannedSample
 from sqlstream.stream.engine.window import FIRST_WIDTH, Window
 from sqlstream.stream.run.shares import EpochShare
@@ -21,6 +22,7 @@ from tests.cache.session import Session
 
 NUM_OBJECTS = 300
 SIZE_BYTES = 4096
+NO_RECIPE = cast(Recipe, None)  # no sample is made
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def server() -> Iterator[FaultyHttpServer]:
 def slots(server: FaultyHttpServer) -> Iterator[PlannedSample]:
     for i in range(NUM_OBJECTS):
         ref = ObjectRef.of(f"{server.url}/{i}")
-        yield PlannedSample(epoch=0, position=i, row_id=i, sample={}, refs={"file": ref}, wanted=(ref,))
+        yield PlannedSample(0, i, row_id=i, sample={}, refs={"file": ref}, recipe=NO_RECIPE, wanted=(ref,))
 
 
 def opened(server: FaultyHttpServer, cache: Cache, prefetch_bytes: int) -> Window:

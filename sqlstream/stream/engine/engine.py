@@ -8,7 +8,9 @@ sleeps; then the sample is acquired again.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -18,11 +20,10 @@ from sqlstream.config import OnError, SampleOptions
 from sqlstream.errors import AccessDeniedError, ObjectChangedError, ObjectNotFoundError, SampleError, StorageError
 from sqlstream.storage.base.urls import redact
 from sqlstream.stream.engine.failures import FailureLog
-from sqlstream.stream.engine.row_source import RowSource
+from sqlstream.stream.engine.recipe import Recipe
 from sqlstream.stream.engine.sample_maker import SampleMaker
-from sqlstream.stream.engine.slots import PlannedSample, RowReader
-from sqlstream.stream.engine.stored_samples import CachedChain
-from sqlstream.stream.engine.walk import walk
+from sqlstream.stream.engine.slots import PlannedSample
+from sqlstream.stream.engine.walk import PlannedSpan, numbers_by_stream, walk
 from sqlstream.stream.engine.window import Window
 from sqlstream.stream.run.shares import EpochShare, ShareProgress
 from sqlstream.transforms.base import Sample
@@ -35,34 +36,28 @@ class Engine:
     """Makes the samples of a process.
 
     Args:
-        rows: Rows, in the order of a share.
+        recipes: How the samples of each stream are made.
         cache: Objects by URL.
-        reader: From rows to slots and samples.
-        chain: What every sample goes through.
         options: Window, failures.
-        name: Name of the dataset, in the report of failures.
+        name: Name of the dataset, or of all that it mixes, in messages.
         num_retained: Yielded samples whose paths stay valid.
         note_given_up: Called when a sample's paths stop to be valid, since there are more samples than `num_retained`.
     """
 
     def __init__(
         self,
-        rows: RowSource,
+        recipes: Sequence[Recipe],
         cache: Cache,
-        reader: RowReader,
-        chain: CachedChain,
         options: SampleOptions,
         *,
         name: str,
         num_retained: int,
         note_given_up: Callable[[], None] | None = None,
     ) -> None:
-        self._rows = rows
+        self._recipes = tuple(recipes)
         self._cache = cache
-        self._reader = reader
-        self._chain = chain
         self._options = options
-        self._maker = SampleMaker(cache.session, reader, chain, num_retained, note_given_up)
+        self._maker = SampleMaker(cache.session, num_retained, note_given_up)
         self._name = name
         self._failures = FailureLog(options, cache.session, name, cache.path)
         self._ahead: Window | None = None
@@ -91,10 +86,11 @@ class Engine:
         slot: PlannedSample | None = None
         try:
             while not self._cache.is_closed and (slot := window.pop(last_epoch)) is not None:
-                if slot.epoch != epoch:
+                share = slot.share
+                if share is not None and share.epoch != epoch:
                     self._failures.end_epoch()
-                    epoch = slot.epoch
-                progress.come_to(slot.share, slot.place)
+                    epoch = share.epoch
+                progress.come_to(share, slot.place)
                 outcome = self._outcome(slot)
                 if isinstance(outcome, dict) and slot.is_last:
                     if progress.is_new(is_only=True):
@@ -122,14 +118,14 @@ class Engine:
         if num_samples != 1 or not slot.is_last:
             note_several()
 
-    def rows(self, selected: Sequence[int], epoch: int) -> list[Sample | list[Sample]]:
-        """Return the samples of selected rows, in the order asked; a list where transforms make several of one row.
+    def rows(self, selected: Sequence[int], epoch: int, stream: int = 0) -> list[Sample | list[Sample]]:
+        """Return the samples of a stream's selected rows, in the order asked; a list where transforms make several of one row.
 
         Raises:
             SampleError, StorageError: One of them cannot be made; never another row in its place.
         """
-        row_ids = self._rows.ids_at(selected)
-        slots = self._slots(epoch, selected, row_ids)
+        recipe = self._recipes[stream]
+        slots = self._slots(recipe, recipe.rows.ids_at(selected), selected, [epoch] * len(selected))
         access: list[AnyHold] = []
         for slot in slots:
             slot.access = access
@@ -151,7 +147,7 @@ class Engine:
         finally:
             for slot in slots:
                 self._maker.give_back(slot)
-            self._chain.flush()
+            recipe.chain.flush()
         return [samples[0] if len(samples) == 1 else samples for samples in made.values()]
 
     def _accessed(self, slot: PlannedSample) -> list[Sample]:
@@ -169,9 +165,11 @@ class Engine:
         if release_kept:
             if self._ahead is not None:
                 self._ahead.close()
-            self._rows.close()
+            for recipe in self._recipes:
+                recipe.rows.close()
         self._maker.close(release_kept=release_kept)
-        self._chain.flush()
+        for recipe in self._recipes:
+            recipe.chain.flush()
         self._session.flush()
 
     # -- planning -----------------------------------------------------------------------------------------------------
@@ -188,17 +186,43 @@ class Engine:
         return Window(planned, self._session, self._options, first, for_reading=lambda: self._maker.for_reading)
 
     def _plan(self, shares: Iterable[EpochShare]) -> Iterator[PlannedSample]:
+        sources = [recipe.rows for recipe in self._recipes]
         for share in shares:
-            for span in walk(share, [self._rows]):
-                places = span.places.tolist()
-                for slot in self._slots(share.epoch, span.positions.tolist(), span.row_ids):
-                    slot.place = places[slot.place]
-                    slot.share = span.share
-                    yield slot
+            for span in walk(share, sources):
+                yield from self._of_span(span)
 
-    def _slots(self, epoch: int, positions: Sequence[int], row_ids: Sequence[int]) -> list[PlannedSample]:
-        planned = self._reader.slots(self._rows.rows(row_ids), row_ids, positions, epoch)
-        self._chain.look_up(planned)
+    def _of_span(self, span: PlannedSpan) -> list[PlannedSample]:
+        """Return the slots of a span, in the order of its positions and of the draws of each."""
+        draws, share = span.draws, span.share
+        epochs, own_positions, row_ids = draws.epoch.tolist(), draws.position.tolist(), span.row_ids
+        if len(self._recipes) == 1:
+            planned = self._slots(self._recipes[0], row_ids, own_positions, epochs)
+        else:
+            planned = []
+            for stream, numbers in numbers_by_stream(draws):
+                own = ([values[number] for number in numbers] for values in (row_ids, own_positions, epochs))
+                of_stream = self._slots(self._recipes[stream], *own)
+                for slot in of_stream:
+                    slot.place = numbers[slot.place]
+                planned += of_stream
+            planned.sort(key=attrgetter("place"))
+        places, positions, starts = span.places.tolist(), span.positions.tolist(), draws.starts.tolist()
+        if draws.is_one_each:
+            for slot in planned:
+                slot.share, slot.share_position, slot.place = share, positions[slot.place], places[slot.place]
+            return planned
+        for slot in planned:
+            number = bisect_right(starts, slot.place) - 1
+            slot.draw = slot.place - starts[number]
+            slot.share, slot.share_position, slot.place = share, positions[number], places[number]
+        for slot, following in itertools.pairwise(planned):
+            slot.is_last = slot.place != following.place
+        return planned
+
+    def _slots(
+        self, recipe: Recipe, row_ids: Sequence[int], positions: Sequence[int], epochs: Sequence[int]
+    ) -> list[PlannedSample]:
+        planned = recipe.slots(row_ids, positions, epochs)
         self._drop_other_versions(planned)
         return planned
 
@@ -248,11 +272,13 @@ class Engine:
 
     def _replacement(self, slot: PlannedSample, error: Exception) -> Iterator[Sample]:
         """Yield the samples of the first other row that does not fail."""
-        for selected in () if slot.share is None else slot.share.order.replacements(slot.epoch, slot.position):
-            row_ids = self._rows.ids_of(np.array([selected], dtype=np.int64))
+        recipe, share = slot.recipe, slot.share
+        others = iter(()) if share is None else share.order.replacements(share.epoch, slot.share_position, slot.draw)
+        for selected in others:
+            row_ids = recipe.rows.ids_of(np.array([selected], dtype=np.int64))
             samples: list[Sample] = []
-            for stand_in in self._slots(slot.epoch, [slot.position], row_ids):
-                stand_in.share = slot.share
+            for stand_in in self._slots(recipe, row_ids, [slot.position], [slot.epoch]):
+                stand_in.share, stand_in.share_position = share, slot.share_position
                 try:
                     samples += self._maker.make_all(stand_in)
                 except (SampleError, StorageError) as again:

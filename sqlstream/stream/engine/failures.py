@@ -28,7 +28,7 @@ class FailureLog:
     Args:
         options: What is logged, and how many failures are too many.
         session: Where failures are written down; downloads have counted theirs there, but know no row and step.
-        name: Name of the dataset.
+        name: Name of the dataset, or of all that it mixes.
         directory: The cache, whose failures `sqlstream cache failures` lists.
     """
 
@@ -104,15 +104,15 @@ class FailureLog:
         )
 
     def _write_down(self, slot: PlannedSample, error: Exception) -> None:
-        step = None if slot.share is None else slot.position // slot.share.partition.step_size
+        step = None if slot.share is None else slot.share_position // slot.share.partition.step_size
         if isinstance(error, StorageError) and slot.refs:
             refs = slot.refs.values()
             text = str(error.__cause__ if isinstance(error.__cause__, ObjectNotFoundError) else error)
             failed = [Failure(url=redact(ref.url), error=text, row=slot.row_id, step=step, count=0) for ref in refs]
         else:
             text = f"{type(error).__name__}: {error}"
-            failed = [Failure(url=f"{self._name} row {slot.row_id}", error=text, row=slot.row_id, step=step)]
+            failed = [Failure(url=f"{slot.recipe.name} row {slot.row_id}", error=text, row=slot.row_id, step=step)]
         try:
             self._session.note_failures(failed)
         except CacheError as problem:  # a run goes on without the report
-            logger.warning("the failure of row %d of %s could not be written down: %s", slot.row_id, self._name, problem)
+            logger.warning("the failure of row %d of %s could not be written down: %s", slot.row_id, slot.recipe.name, problem)

@@ -36,7 +36,7 @@ def foresee(slots: Sequence[PlannedSample]) -> None:
         together = list(planned)
         if share is None:
             continue
-        distances = next_uses(share, np.array([slot.position for slot in together], dtype=np.int64))
+        distances = next_uses(share, np.array([slot.share_position for slot in together], dtype=np.int64))
         for slot, distance in zip(together, [] if distances is None else distances.tolist(), strict=False):
             next_use = distance * max(1, len(slot.refs))
             slot.refs = {column: replace(ref, next_use=next_use) for column, ref in slot.refs.items()}

@@ -10,8 +10,7 @@ from torch.utils.data import get_worker_info
 
 from sqlstream.cache.session import AnyHold, CacheSession
 from sqlstream.stream.engine.held_paths import holds_path
-from sqlstream.stream.engine.slots import PlannedSample, RowReader
-from sqlstream.stream.engine.stored_samples import CachedChain
+from sqlstream.stream.engine.slots import PlannedSample
 from sqlstream.transforms.base import Sample
 
 
@@ -20,8 +19,6 @@ class SampleMaker:
 
     Args:
         session: Holds their objects.
-        reader: From slots to samples.
-        chain: The transforms of every sample.
         num_retained: Yielded samples whose paths stay valid.
         note_given_up: Called when a sample's paths stop to be valid, since there are more samples than `num_retained`.
     """
@@ -29,15 +26,11 @@ class SampleMaker:
     def __init__(
         self,
         session: CacheSession,
-        reader: RowReader,
-        chain: CachedChain,
         num_retained: int,
         note_given_up: Callable[[], None] | None = None,
     ) -> None:
         self._session = session
         self._directories = session.directories
-        self._reader = reader
-        self._chain = chain
         self._num_retained = num_retained
         self._note_given_up = note_given_up
         self._kept: deque[list[AnyHold]] = deque()
@@ -45,7 +38,6 @@ class SampleMaker:
         self._num_kept = 0
         self._promises = get_worker_info() is not None
         """Samples go to a trainer in another process, after this one has yielded them."""
-        self._is_plain = not chain.has_points
         self.for_reading = True
         """No sample was yielded with a path in it: objects are only read between claim and release."""
 
@@ -57,8 +49,8 @@ class SampleMaker:
         """
         if slot.error is not None:
             raise slot.error
-        hold = slot.hold
-        if hold is None or hold.outstanding or hold.error is not None or not self._is_plain:
+        hold, recipe = slot.hold, slot.recipe
+        if hold is None or hold.outstanding or hold.error is not None or recipe.has_points:
             self._settle(slot)
             hold = slot.hold
         elif not self._session.open(hold):  # the slot is acquired again
@@ -66,7 +58,7 @@ class SampleMaker:
             self._settle(slot)
             hold = slot.hold
         try:
-            outcome = self._chain.run(slot, self._reader)
+            outcome = recipe.chain.run(slot, recipe.reader)
             if not isinstance(outcome, dict):
                 return self._several(slot, outcome)
             slot.is_single = True
@@ -131,9 +123,9 @@ class SampleMaker:
 
     def _settle(self, slot: PlannedSample) -> None:
         """Wait until all that the slot wants is in the cache and claimed; acquire it again when it was revoked or lost."""
-        if self._chain.is_found_now(slot):
+        chain, for_reading = slot.recipe.chain, self.for_reading
+        if chain.is_found_now(slot):
             self.give_back(slot)
-        for_reading = self.for_reading
         while wanted := slot.wanted:
             hold = slot.hold
             if hold is None:
@@ -144,10 +136,10 @@ class SampleMaker:
                     error = slot.with_own_text(hold.error)
                     self.give_back(slot)
                     raise error
-            if self._session.open(hold) and self._chain.read(slot):
+            if self._session.open(hold) and chain.read(slot):
                 return
             self.give_back(slot)
-            self._chain.look_up([slot])
+            chain.look_up([slot])
             for_reading = False  # the ledger shows what is wrong with the object
 
     def _keeps_path(self, hold: AnyHold, sample: Sample) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlstream.cache.cache import local_file
 from sqlstream.cache.session import AnyHold, ListedObject, ObjectRef
@@ -21,6 +21,9 @@ from sqlstream.stream.run.shares import EpochShare
 from sqlstream.transforms.base import Sample
 from sqlstream.transforms.reading import lend
 
+if TYPE_CHECKING:
+    from sqlstream.stream.engine.recipe import Recipe
+
 _Listing: TypeAlias = dict[str, tuple[object, ListedObject]]
 """The entries of a listing for the objects of a row: by column, with the value that named the object."""
 
@@ -30,12 +33,16 @@ class PlannedSample:
     """One sample between its position and the trainer."""
 
     epoch: int
+    """Epoch of its dataset; with the position it seeds its generators."""
     position: int
+    """Position in that epoch."""
     row_id: int
     sample: Sample
     """The row; downloaded columns are filled in when their objects are here."""
     refs: dict[str, ObjectRef]
     """Remote objects by the column that names them."""
+    recipe: Recipe
+    """How it is made."""
     wanted: Sequence[ObjectRef] = ()
     """Objects that must be in the cache before the sample is made: those of the row, or the stored sample that was found."""
     stored_refs: tuple[ObjectRef, ...] = ()
@@ -51,6 +58,10 @@ class PlannedSample:
     """Place of its row among those that were asked for together; in a stream, place of its position in the share."""
     share: EpochShare | None = None
     """The share of an epoch that it belongs to; None: it was asked for by row."""
+    share_position: int = 0
+    """Position in the epoch of the share; of a mixture it is another than `position`."""
+    draw: int = 0
+    """Number among the draws of that position."""
     is_last: bool = True
     """No other slot of its position follows."""
     is_single: bool = False
@@ -151,13 +162,13 @@ class RowReader:
         self._empty_columns = [c for c in text_columns if c not in downloaded] if options.none_to_empty_str else []
 
     def slots(
-        self, rows: Sequence[Sample], row_ids: Sequence[int], positions: Sequence[int], epoch: int
+        self, rows: Sequence[Sample], row_ids: Sequence[int], positions: Sequence[int], epochs: Sequence[int], recipe: Recipe
     ) -> list[PlannedSample]:
         """Return the slots of rows: one of each; several, or none, if a predownload transform says so."""
         planned: list[PlannedSample] = []
         key_column, data_type = self._key_column, self._options.data_type
         entries = {} if self._listed is None else self._entries(rows, row_ids, self._listed(row_ids))
-        for place, (row, row_id, position) in enumerate(zip(rows, row_ids, positions, strict=True)):
+        for place, (row, row_id, position, epoch) in enumerate(zip(rows, row_ids, positions, epochs, strict=True)):
             for column in self._empty_columns:
                 if row.get(column) is None:
                     row[column] = ""
@@ -171,9 +182,10 @@ class RowReader:
                 outcome = row if self._is_plain else self._predownload.run(row, epoch, position)
                 for sample in (outcome,) if isinstance(outcome, dict) else outcome:
                     refs = self._refs(sample, row_id, entries.get(row_id))
-                    planned.append(PlannedSample(epoch, position, row_id, sample, refs, tuple(refs.values()), place=place))
+                    wanted = tuple(refs.values())
+                    planned.append(PlannedSample(epoch, position, row_id, sample, refs, recipe, wanted, place=place))
             except (SampleError, AccessDeniedError) as error:
-                planned.append(PlannedSample(epoch, position, row_id, row, {}, error=error, place=place))
+                planned.append(PlannedSample(epoch, position, row_id, row, {}, recipe, error=error, place=place))
             for slot in planned[num_before:-1]:
                 slot.is_last = False
         return planned

@@ -59,11 +59,10 @@ def walk(share: EpochShare, sources: Sequence[RowSource]) -> Iterator[PlannedSpa
         taken += num_together
 
 
-def numbers_by_stream(draws: Draws) -> Iterator[tuple[int, Int64Array]]:
-    """Yield each stream of `draws`, and the numbers of its draws, rising: [k]."""
-    streams = np.unique(draws.stream).tolist()
-    for stream in streams:
-        yield stream, np.flatnonzero(draws.stream == stream)
+def numbers_by_stream(draws: Draws) -> Iterator[tuple[int, list[int]]]:
+    """Yield each stream of `draws`, and the numbers of its draws, rising."""
+    for stream in np.unique(draws.stream).tolist():
+        yield stream, np.flatnonzero(draws.stream == stream).tolist()
 
 
 def _settled(share: EpochShare, taken: int, sources: Sequence[RowSource]) -> EpochShare:

@@ -69,7 +69,10 @@ class Window:
         ahead, enough = self._ahead, self._width // 2
         if (self._has_more and len(ahead) <= enough) or (self._num_bare and self._num_acquired <= enough):
             self._look_ahead()
-        if not ahead or (last_epoch is not None and ahead[0].epoch > last_epoch):
+        if not ahead:
+            return None
+        share = ahead[0].share
+        if last_epoch is not None and share is not None and share.epoch > last_epoch:
             return None
         slot = ahead.popleft()
         if slot.hold is not None:
