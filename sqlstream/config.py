@@ -47,7 +47,7 @@ def child_environment() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageOptions:
-    """How bytes are read from storage; pickled to the helper process."""
+    """How bytes are read from storage: who reads where, which chooses the helper process, and how, which goes with requests."""
 
     storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
     """Backend settings as fsspec users write them: `key`, `secret`, `endpoint_url`, `region`, `anon`, `token`, `backend`, …"""
@@ -65,7 +65,7 @@ class StorageOptions:
     """Longest time of one request, its body included; what came is kept and the rest asked for, where the server allows it.
     600 s bring 6 GB at 10 MB/s; it is there for servers that drip."""
     num_threads: int | Literal["auto"] = "auto"
-    """Downloads at a time in one helper process; "auto" follows object size and latency (`storage.base.concurrency`)."""
+    """Downloads at a time of a dataset in a process; "auto" follows object size and latency (`storage.base.concurrency`)."""
 
     def __post_init__(self) -> None:
         """Take the settings of ours among `storage_options`, and check ranges."""

@@ -330,6 +330,16 @@ def join(thread: threading.Thread) -> None:
                 section.let_through()
 
 
+def wait_until(is_met: Callable[[], bool], changes: Changes) -> None:
+    """Wait for what a thread of ours does; signals are handed over meanwhile. Not at all where that might be for ever."""
+    section = here.section
+    if not section.is_service and not section.is_late:
+        while not is_met():
+            changes.wait(JOIN_SECONDS, is_met)
+            if section.has_signal:
+                section.let_through()
+
+
 def be_service() -> None:
     """Note that this is a thread of ours: it never waits for another one."""
     here.section.is_service = True

@@ -1,10 +1,12 @@
 """Reads objects by URL from any store; a helper process does the reading.
 
     reading process                                helper process (no torch)
-    Fetcher ── HelperClient ── HelperProcess ══ socketpair ══ Helper ── Transfer ── with_retries ── Resolver ── Storage
-      submit, grant, cancel      receiver thread     messages,   Workers  pwrite up to the grant    obstore | urllib3 | fsspec
-      head, list, download       Outstanding         descriptors Outbox  resumes, checks digests
-      get_ranges
+    Fetchers ─ HelperClient ── HelperProcess ══ socketpair ══ Helper ── Transfer ── with_retries ── Resolver ── Storage
+      submit, grant, cancel      receiver thread     messages,   Users    pwrite up to the grant    obstore | urllib3 | fsspec
+      head, list, download       Outstanding         descriptors Workers  resumes, checks digests
+      get_ranges                                                 Outbox
+
+`Helpers` gives the fetchers of one server and identity one client; `ReadOptions` say with each request how its fetcher reads.
 
 `client`, `protocol`, `worker` and `backends` are the columns of the drawing; `base` is below all of them.
 

@@ -19,8 +19,8 @@ from sqlstream.process import locks
 from sqlstream.storage.base.access import OWN, Access
 from sqlstream.storage.base.protocols import DownloadRoom, ObjectInfo, RemoteReader
 from sqlstream.storage.base.urls import redact
-from sqlstream.storage.client.client import HelperClient
-from sqlstream.storage.client.outstanding import Sink
+from sqlstream.storage.client.helpers import HELPERS
+from sqlstream.storage.client.outstanding import HelperUser, Sink
 from sqlstream.storage.protocol.messages import (
     USUAL_TIMING,
     FetchDone,
@@ -31,6 +31,7 @@ from sqlstream.storage.protocol.messages import (
     HelperTiming,
     NextPage,
     Ranges,
+    ReadOptions,
 )
 
 __all__ = ["FetchDone", "FetchEvent", "FetchRequest", "Fetcher", "GrantNeeded", "Sink"]
@@ -41,10 +42,12 @@ _UNLIMITED = 1 << 62
 class Fetcher:
     """Downloads into open files, and answers head, list and download (it is a `RemoteReader`).
 
-    Thread safe. The helper process starts on first use and ends with `stop()`, with this object, or with this process, whatever
-    that died of; while it owes nothing also before this process forks, and after 30 s (the next use starts another). A helper
-    that dies is replaced and what it had open is asked again. In a forked child a Fetcher starts anew on first use; pickled, it
-    is its options.
+    Thread safe. The fetchers of a process that read from the same servers as the same identity share one helper process; how
+    often each tries, how long it waits and how much it downloads at a time goes with its requests. The helper starts on first
+    use and ends with `stop()` of the last fetcher that used it, with that object, or with this process, whatever that died of;
+    while it owes nothing also before this process forks, and after 30 s (the next use starts another). A helper that dies is
+    replaced and what it had open is asked again. In a forked child a Fetcher starts anew on first use; pickled, it is its
+    options.
 
     Args:
         options: What the helper reads with.
@@ -54,31 +57,32 @@ class Fetcher:
     def __init__(self, options: StorageOptions, timing: HelperTiming = USUAL_TIMING) -> None:
         self._options = options
         self._timing = timing
-        self._client = HelperClient(options, timing)
-        self._finalizer = weakref.finalize(self, self._client.kill)  # wherever garbage is collected: it waits for nothing
+        self._user = HelperUser(_read_options(options))
+        self._client = HELPERS.client(options, timing)
+        weakref.finalize(self, self._client.abandon, self._user)  # wherever garbage is collected: it waits for nothing
 
     def __reduce__(self) -> tuple[type[Fetcher], tuple[StorageOptions, HelperTiming]]:
         return (Fetcher, (self._options, self._timing))
 
     @property
     def is_running(self) -> bool:
-        """True while a helper process runs."""
-        return self._client.helper_pid is not None
+        """True while a helper process runs that this fetcher has asked."""
+        return self.helper_pid is not None
 
     @property
     def helper_pid(self) -> int | None:
-        """Process id of the helper, None when none runs."""
-        return self._client.helper_pid
+        """Process id of the helper that this fetcher has asked, None when none runs."""
+        return self._client.helper_pid(self._user)
 
     @property
     def num_pending(self) -> int:
         """Downloads and calls without their answer."""
-        return self._client.num_pending
+        return self._client.num_pending(self._user)
 
     @property
     def num_processes(self) -> int:
         """Number of processes of this node that read, as `share_node` said last."""
-        return self._client.num_processes
+        return self._user.options.num_processes
 
     def submit(self, requests: Sequence[FetchRequest], sink: Sink) -> None:
         """Start downloads; returns when the helper has been told.
@@ -94,15 +98,15 @@ class Fetcher:
             StorageError: The helper process does not start.
         """
         if requests:
-            self._client.fetch(requests, sink)
+            self._client.fetch(self._user, requests, sink)
 
     def grant(self, ticket: str, granted_bytes: int) -> None:
         """Let a download write up to `granted_bytes` (a total, not a step); without effect when it has ended."""
-        self._client.grant(ticket, granted_bytes)
+        self._client.grant(self._user, ticket, granted_bytes)
 
     def cancel(self, tickets: Sequence[str]) -> None:
         """Give downloads up; each ends with a FetchDone (FetchCancelledError, or its result if that was faster)."""
-        self._client.cancel(tickets)
+        self._client.cancel(self._user, tickets)
 
     def with_access(self, access: Access) -> RemoteReader:
         """Return a reader with the access of a row that the user did not write."""
@@ -115,7 +119,9 @@ class Fetcher:
             ObjectNotFoundError: No object at this URL.
             StorageError: It cannot be read.
         """
-        return self._client.call(Head(call=uuid.uuid4().hex, url=url, access=access)).objects[0]
+        return self._client.call(
+            self._user, Head(call=uuid.uuid4().hex, options=self._user.options, url=url, access=access)
+        ).objects[0]
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield every object below `prefix` (ends in '/'), at any depth; fetched page by page."""
@@ -123,14 +129,16 @@ class Fetcher:
         is_first = True
         try:
             while True:
-                question = NextPage(call=uuid.uuid4().hex, listing=listing, prefix=prefix, is_first=is_first)
-                page = self._client.call(question).objects
+                question = NextPage(
+                    call=uuid.uuid4().hex, options=self._user.options, listing=listing, prefix=prefix, is_first=is_first
+                )
+                page = self._client.call(self._user, question).objects
                 if not page:
                     return
                 yield from page
                 is_first = False
         finally:
-            self._client.end_listing(listing)
+            self._client.end_listing(self._user, listing)
 
     def get_ranges(
         self, url: str, ranges: Sequence[tuple[int, int]], size_bytes: int | None = None, *, access: Access = OWN
@@ -149,12 +157,19 @@ class Fetcher:
             ObjectChangedError: It changed between two requests, or has another size.
             StorageError: It cannot be read, or ends before a range does.
         """
-        question = Ranges(call=uuid.uuid4().hex, url=url, ranges=tuple(ranges), size_bytes=size_bytes, access=access)
-        return list(self._client.call(question).parts)
+        question = Ranges(
+            call=uuid.uuid4().hex,
+            options=self._user.options,
+            url=url,
+            ranges=tuple(ranges),
+            size_bytes=size_bytes,
+            access=access,
+        )
+        return list(self._client.call(self._user, question).parts)
 
     def share_node(self, num_processes: int) -> None:
         """Say how many processes of this node read, this one included: with `num_threads="auto"` they share its downloads."""
-        self._client.share_node(num_processes)
+        self._user.options = self._user.options._replace(num_processes=num_processes)
 
     def download(self, url: str, path: Path, room: DownloadRoom | None = None, *, access: Access = OWN) -> ObjectInfo:
         """Write the whole object to the local file `path`, streamed; when it fails, no file is left.
@@ -208,12 +223,15 @@ class Fetcher:
         return ObjectInfo(url=url, size_bytes=done.size_bytes, etag=done.etag, is_private=done.is_private)
 
     def stop(self) -> None:
-        """End the helper and its thread, wait for both; what is outstanding ends with FetchCancelledError. Usable again."""
-        self._client.stop()
+        """Give up what is outstanding: it ends with FetchCancelledError before this returns. Usable again.
+
+        The last fetcher that used the helper ends it and its thread, and waits for both.
+        """
+        self._client.stop(self._user)
 
     def close(self) -> None:
         """Stop for good: what is asked from now on raises ConfigError."""
-        self._client.close()
+        self._client.close(self._user)
 
 
 class _Reader:
@@ -241,3 +259,16 @@ class _Reader:
     def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]], size_bytes: int | None = None) -> builtins.list[bytes]:
         """Return small parts of one object."""
         return self._fetcher.get_ranges(url, ranges, size_bytes, access=self._access)
+
+
+def _read_options(options: StorageOptions) -> ReadOptions:
+    """Return what of the options goes with each request, for a new user."""
+    return ReadOptions(
+        user=uuid.uuid4().hex,
+        num_retries=options.num_retries,
+        connect_timeout_seconds=options.connect_timeout_seconds,
+        read_timeout_seconds=options.read_timeout_seconds,
+        total_timeout_seconds=options.total_timeout_seconds,
+        num_threads=options.num_threads,
+        checks_etag=bool(options.storage_options.get("verify_etag")),
+    )

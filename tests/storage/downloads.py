@@ -14,11 +14,12 @@ WAIT_SECONDS = 300.0  # for a machine that does much else
 
 
 class Downloads:
-    """Submits downloads into files of a directory and collects their events."""
+    """Submits downloads into files of a directory and collects their events; tickets and files begin with `name`."""
 
-    def __init__(self, fetcher: Fetcher, directory: Path) -> None:
+    def __init__(self, fetcher: Fetcher, directory: Path, name: str = "") -> None:
         self.fetcher = fetcher
         self.directory = directory
+        self.name = name
         self.events: list[FetchEvent] = []
         self.num_calls = 0
         self._condition = threading.Condition()
@@ -31,11 +32,11 @@ class Downloads:
             self._condition.notify_all()
 
     def submit(self, *urls: str, like: FetchRequest | None = None) -> None:
-        """Start downloads; their tickets and file names are their positions: "0", "1", …"""
+        """Start downloads; their tickets and file names are the name and their positions: "0", "1", …"""
         like = like or FetchRequest(ticket="", url="", fd=-1, granted_bytes=PLENTY)
         requests = []
         for url in urls:
-            ticket = str(len(self._descriptors))
+            ticket = f"{self.name}{len(self._descriptors)}"
             fd = os.open(self.directory / ticket, os.O_RDWR | os.O_CREAT)
             self._descriptors[ticket] = fd
             requests.append(like._replace(ticket=ticket, url=url, fd=fd))

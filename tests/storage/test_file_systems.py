@@ -18,7 +18,7 @@ from sqlstream.storage.base.protocols import read_ranges
 from sqlstream.storage.base.retry import RetryPolicy
 from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchRequest
 from sqlstream.storage.worker.transfer import Transfer, TransferContext
-from sqlstream.storage.worker.workers import Workers, WorkPermit
+from sqlstream.storage.worker.workers import Lane, Workers, WorkPermit
 from sqlstream.testing.servers import FaultyHttpServer, LocalS3
 from tests.storage.downloads import Downloads
 
@@ -148,7 +148,7 @@ def test_a_span_of_an_object_that_is_replaced_before_its_bytes_come_is_refused(t
     )
     fd = os.open(tmp_path / "x", os.O_WRONLY | os.O_CREAT)
     request = FetchRequest(ticket="1", url="changing://x", fd=fd, granted_bytes=100, span=span, expected_etag="a")
-    Transfer(request, fd, context).run(WorkPermit(Workers(1)))
+    Transfer(request, fd, context).run(WorkPermit(Workers(), Lane(1)))
     assert isinstance(done[0], FetchDone)
     assert isinstance(done[0].error, ObjectChangedError)
 

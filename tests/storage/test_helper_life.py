@@ -23,9 +23,9 @@ from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchReque
 from sqlstream.storage.protocol.messages import HelperTiming
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.storage.downloads import Downloads, granted, wait_for_size
+from tests.storage.life import PATIENCE_SECONDS, counted, in_forked_child, is_alive, wait_dead, wait_for_requests
 
 DATA = b"0123456789" * 300_000
-PATIENCE_SECONDS = 300  # for a machine that does much else
 
 
 @pytest.fixture
@@ -37,20 +37,6 @@ def url(server: FaultyHttpServer) -> str:
 @pytest.fixture
 def downloads(fetcher: Fetcher, tmp_path: Path) -> Downloads:
     return Downloads(fetcher, tmp_path)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
-
-
-def wait_dead(pid: int) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while is_alive(pid):
-        assert time.monotonic() < deadline, f"process {pid} lives on"
-        time.sleep(0.02)
 
 
 def running(fetcher: Fetcher, url: str) -> int:
@@ -336,21 +322,6 @@ def sockets(pid: int) -> set[str]:
     return {name for name in names if name.startswith("socket:")}
 
 
-def in_forked_child(work: object) -> int:
-    """Run `work` in a forked child; return its exit status, 99 when it hangs."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            signal.alarm(PATIENCE_SECONDS)  # a hang ends with SIGALRM
-            assert callable(work)
-            work()
-        except BaseException as error:
-            sys.stderr.write(f"in the child: {error!r}\n")
-            os._exit(1)
-        os._exit(0)
-    return os.waitpid(pid, 0)[1]
-
-
 def kill_helper(fetcher: Fetcher) -> None:
     """SIGKILL the helper and wait until another one or none is there."""
     pid = fetcher.helper_pid
@@ -360,18 +331,6 @@ def kill_helper(fetcher: Fetcher) -> None:
     while fetcher.helper_pid == pid:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def wait_for_requests(server: FaultyHttpServer, num_requests: int, path: str = "/x") -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while len(server.requests(path)) < num_requests:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def counted() -> tuple[int, int]:
-    """Open descriptors and threads of this process."""
-    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
 
 def fork_and_wait() -> None:

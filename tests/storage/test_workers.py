@@ -1,58 +1,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import pytest
 
 from sqlstream.storage.protocol.messages import Alive, FetchDone, ToReader
 from sqlstream.storage.worker.outbox import Outbox
-from sqlstream.storage.worker.workers import Workers, WorkPermit
-
-WAIT_SECONDS = 300.0
-
-
-class Meter:
-    """How many jobs run at a time; jobs run until they are let go."""
-
-    def __init__(self) -> None:
-        self.condition = threading.Condition()
-        self.num_running = self.num_done = self.most = 0
-        self.slots: list[WorkPermit] = []
-        self.gate = threading.Event()
-
-    def job(self, slot: WorkPermit) -> None:
-        with self.condition:
-            self.slots.append(slot)
-            self.num_running += 1
-            self.most = max(self.most, self.num_running)
-            self.condition.notify_all()
-        assert self.gate.wait(WAIT_SECONDS)
-        with self.condition:
-            self.num_running -= 1
-            self.num_done += 1
-            self.condition.notify_all()
-
-    def wait(self, claim: Callable[[], bool]) -> None:
-        with self.condition:
-            assert self.condition.wait_for(claim, WAIT_SECONDS), vars(self)
+from sqlstream.storage.worker.workers import Lane, Workers, WorkPermit
+from tests.storage.meter import WAIT_SECONDS, Meter
 
 
 def test_no_more_jobs_than_the_limit_run_and_all_are_run() -> None:
-    meter, workers = Meter(), Workers(3)
-    workers.submit([meter.job] * 20)
+    meter, workers, lane = Meter(), Workers(), Lane(3)
+    workers.submit(lane, [meter.job] * 20)
     meter.wait(lambda: meter.num_running == 3)
     meter.gate.set()
     meter.wait(lambda: meter.num_done == 20)
     assert meter.most == 3
-    workers.submit([meter.job] * 20)  # threads that were parked are used again
+    workers.submit(lane, [meter.job] * 20)  # threads that were parked are used again
     meter.wait(lambda: meter.num_done == 40)
     assert meter.most == 3
 
 
 def test_jobs_that_wait_aside_do_not_keep_others_from_running() -> None:
-    meter, workers = Meter(), Workers(2)
-    workers.submit([meter.job] * 6)
+    meter, workers, lane = Meter(), Workers(), Lane(2)
+    workers.submit(lane, [meter.job] * 6)
     for num_running in (2, 4, 6):
         meter.wait(lambda num_running=num_running: meter.num_running == num_running)  # type: ignore[misc]  # default
         for slot in meter.slots:
@@ -63,7 +35,7 @@ def test_jobs_that_wait_aside_do_not_keep_others_from_running() -> None:
     meter.wait(lambda: meter.num_done == 6)
     meter.gate.clear()
     meter.most = 0
-    workers.submit([meter.job] * 6)
+    workers.submit(lane, [meter.job] * 6)
     meter.wait(lambda: meter.num_running == 2)
     meter.gate.set()
     meter.wait(lambda: meter.num_done == 12)
@@ -71,17 +43,17 @@ def test_jobs_that_wait_aside_do_not_keep_others_from_running() -> None:
 
 
 def test_the_limit_may_change_while_jobs_run() -> None:
-    meter, workers = Meter(), Workers(1)
-    workers.submit([meter.job] * 8)
+    meter, workers, lane = Meter(), Workers(), Lane(1)
+    workers.submit(lane, [meter.job] * 8)
     meter.wait(lambda: meter.num_running == 1)
-    workers.resize(4)
+    workers.resize(lane, 4)
     meter.wait(lambda: meter.num_running == 4)
-    workers.resize(2)
+    workers.resize(lane, 2)
     meter.gate.set()
     meter.wait(lambda: meter.num_done == 8)
     meter.most = 0
     meter.gate.clear()
-    workers.submit([meter.job] * 5)
+    workers.submit(lane, [meter.job] * 5)
     meter.wait(lambda: meter.num_running == 2)
     meter.gate.set()
     meter.wait(lambda: meter.num_done == 13)
@@ -89,13 +61,13 @@ def test_the_limit_may_change_while_jobs_run() -> None:
 
 
 def test_a_job_that_raises_does_not_take_its_place_with_it() -> None:
-    meter, workers = Meter(), Workers(1)
+    meter, workers, lane = Meter(), Workers(), Lane(1)
     meter.gate.set()
 
     def broken(slot: WorkPermit) -> None:
         raise RuntimeError("broken")
 
-    workers.submit([broken, broken, meter.job])
+    workers.submit(lane, [broken, broken, meter.job])
     meter.wait(lambda: meter.num_done == 1)
 
 
@@ -124,8 +96,8 @@ def test_ends_of_downloads_are_gathered_while_more_are_under_way_and_others_are_
 
 
 def test_jobs_for_which_no_thread_starts_are_taken_by_those_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    meter, workers = Meter(), Workers(8)
-    workers.submit([meter.job, meter.job])
+    meter, workers, lane = Meter(), Workers(), Lane(8)
+    workers.submit(lane, [meter.job, meter.job])
     meter.wait(lambda: meter.num_running == 2)
 
     def refuse(_: threading.Thread) -> None:
@@ -133,10 +105,10 @@ def test_jobs_for_which_no_thread_starts_are_taken_by_those_at_work(monkeypatch:
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        workers.submit([meter.job] * 5)
+        workers.submit(lane, [meter.job] * 5)
     meter.gate.set()
     meter.wait(lambda: meter.num_done == 7)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            Workers(1).submit([meter.job])
+            Workers().submit(Lane(1), [meter.job])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,8 @@ from sqlstream import StreamingDataset
 from sqlstream.cache import Cache
 from sqlstream.errors import ConfigError
 from sqlstream.testing.invariants import check_invariants
-from tests.processes import children
+from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
+from tests.processes import children, wait_until
 from tests.stream.sources import Photos, check_bytes
 
 
@@ -79,6 +82,58 @@ def test_no_helper_outlives_its_dataset_however_many_there_are(photos: Photos, t
         assert dataset.cache.fetcher.helper_pid is None
     assert children(os.getpid()) <= before
     del iterators
+
+
+@pytest.mark.parametrize("num_caches", [1, 2])
+def test_the_datasets_of_a_process_have_one_helper_on_one_cache_and_on_several(
+    photos: Photos, tmp_path: Path, num_caches: int
+) -> None:
+    before = children(os.getpid())
+    datasets = [open_dataset(photos, tmp_path / f"dst{number % num_caches}") for number in range(12)]
+    iterators = [iter(dataset) for dataset in datasets]
+    for _ in range(20):
+        assert all(next(iterator)["is_right"] for iterator in iterators)
+        assert len(children(os.getpid()) - before) <= 1
+    for dataset in datasets:
+        dataset.close()
+    assert children(os.getpid()) <= before
+    del iterators
+
+
+def test_a_dataset_that_rests_or_closes_leaves_the_downloads_of_another_alone(
+    photos: Photos, server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    gate = threading.Event()
+    for number in range(photos.num):
+        server.script(photos.path(number), *[FaultyAnswer(fault=Fault.HOLD, gate=gate)] * 3)
+    resting, closing, reading = (open_dataset(photos, tmp_path / name) for name in ("resting", "closing", "reading"))
+    samples: list[list[dict[str, Any]]] = []
+    errors: list[BaseException] = []
+
+    def read(dataset: StreamingDataset, rows: list[int]) -> None:
+        try:
+            samples.append([dataset[row] for row in rows])
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=read, args=(dataset, [0, 1])) for dataset in (resting, closing, reading)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(server.requests(photos.path(0))) == 3)
+    pid = reading.cache.fetcher.helper_pid
+    resting.cache.rest()
+    closing.close()
+    threads[1].join(300)
+    assert [("closed" in str(error)) for error in errors] == [True]
+    assert reading.cache.fetcher.helper_pid == pid
+    assert reading.cache.fetcher.num_pending == 1
+    gate.set()
+    for thread in threads:
+        thread.join(300)
+    assert [[sample["is_right"] for sample in some] for some in samples] == [[True, True]] * 2, "one of them asked again"
+    assert len(server.requests(photos.path(0))) == 4
+    for dataset in (resting, reading):
+        dataset.close()
 
 
 def test_urls_cannot_be_acquired_of_a_closed_cache(photos: Photos, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sends requests to the helper, and receives its answers in one thread.
+"""Sends the requests of its users to the helper, and receives the answers in one thread.
 
 Locks, always in this order: `_lock`, then `locks.fork_guard()` (where a helper is started) or the channel's own. `_lock` guards
 the state and is held while sending, so that no grant or cancel overtakes its request (the helper always reads, so a send ends;
@@ -10,34 +10,33 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ConfigError, SqlStreamError, StorageError
 from sqlstream.process import interrupts, locks
-from sqlstream.storage.client.outstanding import Answer, Ended, Outstanding, Question, Sink, Unanswered
+from sqlstream.storage.client.outstanding import Answer, Ended, HelperUser, Outstanding, Question, Sink, Unanswered, cancelled
 from sqlstream.storage.client.process import HelperProcess
 from sqlstream.storage.protocol.channel import MAX_DESCRIPTORS, ChannelClosedError
 from sqlstream.storage.protocol.messages import (
     Alive,
     Cancel,
     EndListing,
+    EndUser,
     Fetch,
     FetchDone,
     FetchEvent,
     FetchRequest,
     Grant,
+    GrantNeeded,
     Head,
     HelperTiming,
     LogLine,
     NextPage,
     Ranges,
     Reply,
-    ShareNode,
     ToReader,
 )
 
@@ -45,61 +44,63 @@ _logger = logging.getLogger(__name__)
 
 
 class HelperClient:
-    """Keeps at most one helper at work, started when something is asked; thread safe, fork aware.
+    """Keeps at most one helper at work for all its users, started when one of them asks; thread safe, fork aware.
 
-    Each helper has a receiver thread, which ends with it.
+    Each helper has a receiver thread, which ends with it. A user is counted from its first question until `stop`.
+
+    Args:
+        options: The server and who asks it; how each user reads goes with its questions.
+        timing: When a helper is taken for idle or hanging.
     """
 
     def __init__(self, options: StorageOptions, timing: HelperTiming) -> None:
         self._options = options
         self._timing = timing
         self._lock = locks.StateLock()
+        self._users: set[HelperUser] = set()
         self._helper: HelperProcess | None = None
         self._unreaped: dict[HelperProcess, threading.Thread] = {}
         self._outstanding = Outstanding()
-        self._listings: set[str] = set()
+        self._listings: dict[str, HelperUser] = {}
         """Listings that are open in the helper."""
-        self.num_processes = 1
-        """Number of processes that share the node, as `share_node` said last."""
-        self._is_closed = False
-        self._num_dispatching = 0
-        """Number of receiver threads that are calling sinks."""
-        locks.occupy_standard_descriptors()
+        self._telling: list[Unanswered] = []
+        """Entries whose sinks are being called."""
+        self._changes = interrupts.Changes()
+        """Ends of entries."""
         locks.call_after_fork(self)
-        _clients.add(self)
 
     def after_fork_in_child(self) -> None:
-        """Forget helpers, threads and all that is outstanding: they are the parent's."""
+        """Forget users, helpers, threads and all that is outstanding: they are the parent's."""
         for helper in self._unreaped:
             helper.forget()
+        self._users = set()
         self._helper = None
         self._unreaped = {}
         self._outstanding = Outstanding()
-        self._listings = set()
-        self._num_dispatching = 0
+        self._listings = {}
+        self._telling = []
+        self._changes = interrupts.Changes()
 
-    @property
-    def helper_pid(self) -> int | None:
-        """Process id of the helper, None when none runs."""
+    def helper_pid(self, user: HelperUser) -> int | None:
+        """Return the process id of the helper that a user has asked, None when none runs."""
         with self._lock:
-            return self._helper.pid if self._helper is not None else None
+            return self._helper.pid if self._helper is not None and user in self._users else None
 
-    @property
-    def num_pending(self) -> int:
-        """Downloads and calls without their answer."""
+    def num_pending(self, user: HelperUser) -> int:
+        """Return how many downloads and calls of a user have no answer yet."""
         with self._lock:
-            return len(self._outstanding)
+            return sum(not entry.is_over for entry in self._outstanding.of(user))
 
-    def fetch(self, requests: Sequence[FetchRequest], sink: Sink) -> None:
+    def fetch(self, user: HelperUser, requests: Sequence[FetchRequest], sink: Sink) -> None:
         """Send downloads; the sink gets their events."""
-        self._ask({request.ticket: request for request in requests}, sink)
+        self._ask(user, {request.ticket: request for request in requests}, sink)
 
-    def call(self, question: Head | NextPage | Ranges) -> Reply:
+    def call(self, user: HelperUser, question: Head | NextPage | Ranges) -> Reply:
         """Send a question and wait for its answer; raise the error that it may be."""
         answer: Answer = queue.SimpleQueue()
         if isinstance(question, NextPage):
-            self._listings.add(question.listing)
-        self._ask({question.call: question}, answer)
+            self._listings[question.listing] = user
+        self._ask(user, {question.call: question}, answer)
         reply = answer.get()
         error = reply.error if isinstance(reply, Reply) else reply
         if isinstance(reply, Reply) and error is None:
@@ -114,84 +115,96 @@ class HelperClient:
                 error,
             )  # else the error holds this frame, which holds the error, and the caller's objects with them
 
-    def grant(self, ticket: str, granted_bytes: int) -> None:
+    def grant(self, user: HelperUser, ticket: str, granted_bytes: int) -> None:
         """Let a download write up to `granted_bytes`; without effect when it has ended."""
         with self._lock:
-            if (entry := self._outstanding.get(ticket)) is not None:
+            if (entry := self._outstanding.get(ticket)) is not None and entry.user is user:
                 entry.grant(granted_bytes)
                 if entry.helper is not None:
                     _send(entry.helper, Grant(ticket=ticket, granted_bytes=granted_bytes))
 
-    def cancel(self, tickets: Sequence[str]) -> None:
+    def cancel(self, user: HelperUser, tickets: Sequence[str]) -> None:
         """Give downloads up; each still ends with its FetchDone."""
         helpers: dict[HelperProcess, list[str]] = {}
         with self._lock:
             for ticket in tickets:
-                if (entry := self._outstanding.get(ticket)) is not None:
+                if (entry := self._outstanding.get(ticket)) is not None and entry.user is user:
                     entry.is_cancelled = True
                     if entry.helper is not None:
                         helpers.setdefault(entry.helper, []).append(ticket)
             for helper, theirs in helpers.items():
                 _send(helper, Cancel(tickets=tuple(theirs)))
 
-    def end_listing(self, listing: str) -> None:
+    def end_listing(self, user: HelperUser, listing: str) -> None:
         """Tell the helper that a listing is not read on."""
         with self._lock:
-            self._listings.discard(listing)
+            self._listings.pop(listing, None)
             if self._helper is not None:
-                _send(self._helper, EndListing(listing=listing))
+                _send(self._helper, EndListing(user=user.options.user, listing=listing))
 
-    def share_node(self, num_processes: int) -> None:
-        """Tell this helper, and those that follow, how many processes share the node."""
-        if num_processes == self.num_processes:
-            return
-        with self._lock:
-            self.num_processes = num_processes
-            if self._helper is not None:
-                _send(self._helper, ShareNode(num_processes=num_processes))
-
-    def kill(self) -> None:
-        """Kill the helper and wait for nothing: its thread ends what is outstanding. Safe in a finalizer."""
-        if (helper := self._helper) is not None:
+    def abandon(self, user: HelperUser) -> None:
+        """Give up what a user has open, kill the helper if it was the last user, and wait for nothing. Safe in a finalizer."""
+        self._users.discard(user)
+        for entry in self._outstanding.of(user):
+            entry.is_cancelled = True
+        if not self._users and (helper := self._helper) is not None:
             helper.kill()
 
-    def stop(self) -> None:
-        """Kill the helper; return when it is reaped, its thread has ended and every outstanding request has its error."""
+    def stop(self, user: HelperUser) -> None:
+        """Give up what a user has open, and kill the helper if it was the last user.
+
+        Returns when every outstanding request of the user has its error, and a helper that was killed is reaped.
+        """
         with interrupts.uninterrupted():
-            self.kill()  # before the lock: a send to a helper that no longer reads would hold it for ever
+            self.abandon(user)  # before the lock: a send to a helper that no longer reads would hold it for ever
             with self._lock:
-                if self._helper is not None:
-                    self._helper.kill()
-                    self._outstanding.give_up(self._helper)
+                self._users.discard(user)
+                entries = [*self._outstanding.of(user), *(entry for entry in self._telling if entry.user is user)]
+                for entry in entries:
+                    entry.is_cancelled = True
+                for listing in [listing for listing, reader in self._listings.items() if reader is user]:
+                    del self._listings[listing]
+                helper, threads = self._helper, list(self._unreaped.values())
+                if helper is not None and self._users:
+                    threads.remove(self._unreaped[helper])
+                    _send(helper, EndUser(user=user.options.user))
+                elif helper is not None:
+                    helper.kill()
                     self._helper = None
-                threads = list(self._unreaped.values())
+            calls = [entry for entry in entries if not isinstance(entry.question, FetchRequest) and not entry.is_over]
+            _end([Ended(entry, cancelled(entry)) for entry in calls])  # the helper gives up downloads only
             for thread in threads:
                 interrupts.join(thread)
+            interrupts.wait_until(lambda: all(entry.is_over for entry in entries), self._changes)
 
-    def close(self) -> None:
-        """Stop, and start no helper any more."""
-        self._is_closed = True
-        self.stop()
+    def close(self, user: HelperUser) -> None:
+        """Stop, and answer nothing that this user asks from now on."""
+        user.is_closed = True
+        self.stop(user)
 
     def end_idle(self) -> list[threading.Thread]:
         """Kill a helper that owes nothing and has no listing open; return the threads that are about to end. Never waits."""
         if not self._lock.try_for(0.0):
             return []
         try:
-            if self._helper is None or len(self._outstanding) or self._listings or self._num_dispatching:
+            if self._helper is None or len(self._outstanding) or self._listings or self._telling:
                 return []
             self._helper.kill()
             threads = [self._unreaped[self._helper]]
             self._helper = None
+            self._users.clear()
             return threads
         finally:
             self._lock.__exit__(None, None, None)
 
-    def _ask(self, questions: Mapping[str, Question], answer: Sink | Answer) -> None:
+    def _ask(self, user: HelperUser, questions: Mapping[str, Question], answer: Sink | Answer) -> None:
         """Enter the questions as outstanding at the helper, started if need be, and send what may be sent."""
         with self._lock:
+            if user.is_closed:
+                raise ConfigError("the dataset or cache was closed: open it again to read more")
             helper = self._ensure_helper()
-            self._outstanding.add(questions, answer)
+            self._users.add(user)
+            self._outstanding.add(questions, user, answer)
             try:
                 self._send_on(helper)
             except BaseException:  # half a frame may be out, and nothing can be read behind it
@@ -201,21 +214,17 @@ class HelperClient:
 
     def _send_on(self, helper: HelperProcess) -> None:
         """Send what waits and may be sent; the caller holds the lock."""
-        _send_questions(helper, [entry.question for entry in self._outstanding.take_sendable(helper)])
+        _send_questions(helper, self._outstanding.take_sendable(helper))
 
     def _ensure_helper(self) -> HelperProcess:
         """Return the helper, started if need be; the caller holds the lock."""
         if self._helper is None:
-            if self._is_closed:
-                raise ConfigError("the dataset or cache was closed: open it again to read more")
             try:
                 helper = HelperProcess(self._options, self._timing)
             except OSError as error:
                 raise StorageError(f"the helper process does not start: {error}", errno=error.errno) from error
             self._unreaped[helper] = _start_receiver(self._receive, helper)
             self._helper = helper
-            if self.num_processes > 1:
-                _send(helper, ShareNode(num_processes=self.num_processes))
         return self._helper
 
     # What follows runs in a receiver thread.
@@ -267,21 +276,19 @@ class HelperClient:
             ended = self._outstanding.take_cancelled()
             with contextlib.suppress(ChannelClosedError):
                 self._send_on(helper)
-            self._num_dispatching += 1
+            told = [*filter(None, entries), *(entry for entry, _ in ended)]
+            self._telling += told
         try:
             _tell(answers, entries)
             _end(ended)
         finally:
-            with self._lock:
-                self._num_dispatching -= 1
+            self._forget_told(told)
 
     def _after_death(self, dead: HelperProcess, *, has_spoken: bool) -> None:
         """Ask a new helper what the dead one left open, and end what is not asked again."""
         with self._lock:
             if self._helper is dead:
                 self._helper = None
-                if dead.is_stopping:
-                    self._outstanding.give_up(dead)
             ended = self._outstanding.after_death(dead, has_spoken=has_spoken)
             if self._helper is None and len(self._outstanding):
                 try:
@@ -293,7 +300,18 @@ class HelperClient:
                     _logger.warning("the helper process %d died; another one gets its %d open requests", dead.pid, num_open)
             if self._helper is not None:
                 self._send_on(self._helper)
-        _end(ended)
+            told = [entry for entry, _ in ended]
+            self._telling += told
+        try:
+            _end(ended)
+        finally:
+            self._forget_told(told)
+
+    def _forget_told(self, told: Sequence[Unanswered]) -> None:
+        with self._lock:
+            for entry in told:
+                self._telling.remove(entry)
+        self._changes.notify_all()
 
 
 def _tell(answers: Sequence[FetchEvent | Reply], entries: Sequence[Unanswered | None]) -> None:
@@ -310,6 +328,9 @@ def _tell(answers: Sequence[FetchEvent | Reply], entries: Sequence[Unanswered | 
             batches.setdefault(id(entry.answer), (entry.answer, []))[1].append(answer)
     for sink, events in batches.values():
         _call_sink(sink, events)
+    for answer, entry in zip(answers, entries, strict=True):
+        if entry is not None and not isinstance(answer, GrantNeeded):
+            entry.is_over = True
 
 
 def _start_receiver(receive: Callable[[HelperProcess], None], helper: HelperProcess) -> threading.Thread:
@@ -333,14 +354,18 @@ def _send(helper: HelperProcess, *messages: object) -> None:
             helper.channel.send(messages)
 
 
-def _send_questions(helper: HelperProcess, questions: Sequence[Question]) -> None:
-    """Send downloads with their descriptors, and calls."""
-    fetches = [question for question in questions if isinstance(question, FetchRequest)]
+def _send_questions(helper: HelperProcess, entries: Sequence[Unanswered]) -> None:
+    """Send downloads with their descriptors, those of each user together, and calls."""
+    fetches: dict[HelperUser, list[FetchRequest]] = {}
+    for entry in entries:
+        if isinstance(entry.question, FetchRequest):
+            fetches.setdefault(entry.user, []).append(entry.question)
     with contextlib.suppress(ChannelClosedError):
-        for start in range(0, len(fetches), MAX_DESCRIPTORS):
-            part = tuple(fetches[start : start + MAX_DESCRIPTORS])
-            helper.channel.send([Fetch(requests=part)], [request.fd for request in part])
-    _send(helper, *[question for question in questions if not isinstance(question, FetchRequest)])
+        for user, requests in fetches.items():
+            for start in range(0, len(requests), MAX_DESCRIPTORS):
+                part = tuple(requests[start : start + MAX_DESCRIPTORS])
+                helper.channel.send([Fetch(options=user.options, requests=part)], [request.fd for request in part])
+    _send(helper, *[entry.question for entry in entries if not isinstance(entry.question, FetchRequest)])
 
 
 def _end(ended: Sequence[Ended]) -> None:
@@ -352,6 +377,7 @@ def _end(ended: Sequence[Ended]) -> None:
         else:
             assert isinstance(entry.answer, queue.SimpleQueue)
             entry.answer.put(error)
+        entry.is_over = True
 
 
 def _call_sink(sink: Sink, events: Sequence[FetchEvent]) -> None:
@@ -359,21 +385,3 @@ def _call_sink(sink: Sink, events: Sequence[FetchEvent]) -> None:
         sink(events)
     except Exception:
         _logger.exception("a sink of fetch events raised")
-
-
-_clients: weakref.WeakSet[HelperClient] = weakref.WeakSet()
-
-
-def _before_fork() -> None:
-    """End the helpers that owe no answer, and their threads: a process that forks should have few, and workers start theirs.
-
-    Runs before the locks of the fork are taken (`locks` was imported first), which those threads want. A thread that forks
-    while it holds the guard keeps them. None of the threads that are joined is in a sink, which may wait for other processes.
-    """
-    if locks.is_guarded() or interrupts.is_inside():
-        return
-    for thread in [thread for client in list(_clients) for thread in client.end_idle()]:
-        interrupts.join(thread)
-
-
-os.register_at_fork(before=_before_fork)

@@ -18,7 +18,16 @@ from typing import NamedTuple, TypeAlias
 from sqlstream.errors import FetchCancelledError, SqlStreamError, StorageError, TransientStorageError
 from sqlstream.storage.base.urls import redact
 from sqlstream.storage.client.process import HelperProcess
-from sqlstream.storage.protocol.messages import FetchEvent, FetchRequest, GrantNeeded, Head, NextPage, Ranges, Reply
+from sqlstream.storage.protocol.messages import (
+    FetchEvent,
+    FetchRequest,
+    GrantNeeded,
+    Head,
+    NextPage,
+    Ranges,
+    ReadOptions,
+    Reply,
+)
 
 Question = FetchRequest | Head | NextPage | Ranges
 Sink = Callable[[Sequence[FetchEvent]], None]
@@ -34,12 +43,26 @@ class _FileIdentity(NamedTuple):
     inode: int
 
 
+class HelperUser:
+    """One of those who share a helper.
+
+    Args:
+        options: How it reads; replaced when that changes.
+    """
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.options = options
+        self.is_closed = False
+        """True: it asks nothing any more."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Unanswered:
     """A download or a call without its answer."""
 
     question: Question
     """The request as it is sent again if the helper dies: with the latest grant."""
+    user: HelperUser
     answer: Sink | Answer
     helper: HelperProcess | None = None
     """The helper that has it; None: it waits until suspects are through."""
@@ -47,6 +70,8 @@ class Unanswered:
     """The file that a download writes to: the number of a descriptor that was closed too early may mean another file by now."""
     num_sends: int = 0
     is_cancelled: bool = False
+    is_over: bool = False
+    """Its user has the last word on it."""
 
     def grant(self, granted_bytes: int) -> None:
         """Note a grant, for the case that it must be asked again."""
@@ -82,7 +107,11 @@ class Outstanding:
         """Return whether this helper owes an answer."""
         return any(entry.helper is helper for entry in self._entries.values())
 
-    def add(self, questions: Mapping[str, Question], answer: Sink | Answer) -> None:
+    def of(self, user: HelperUser) -> list[Unanswered]:
+        """Return the entries of a user. Safe without the lock: the list is made in one step."""
+        return [entry for entry in list(self._entries.values()) if entry.user is user]
+
+    def add(self, questions: Mapping[str, Question], user: HelperUser, answer: Sink | Answer) -> None:
         """Enter questions; `take_sendable` says when they are to be sent.
 
         Raises:
@@ -92,7 +121,8 @@ class Outstanding:
         if twice := questions.keys() & self._entries.keys():
             raise ValueError(f"tickets {sorted(twice)} are outstanding already: give each download its own")
         entries = {
-            name: Unanswered(question=question, answer=answer, file=_file_of(question)) for name, question in questions.items()
+            name: Unanswered(question=question, user=user, answer=answer, file=_file_of(question))
+            for name, question in questions.items()
         }
         self._entries |= entries
         self._held += entries
@@ -137,29 +167,21 @@ class Outstanding:
         """Take out what was cancelled before it was sent."""
         waiting = [name for name in (*self._suspects, *self._held) if name in self._entries]
         return [
-            Ended(self._entries.pop(name), _cancelled(entry)) for name in waiting if (entry := self._entries[name]).is_cancelled
+            Ended(self._entries.pop(name), cancelled(entry)) for name in waiting if (entry := self._entries[name]).is_cancelled
         ]
 
-    def give_up(self, helper: HelperProcess) -> None:
-        """Have the requests that wait end with `helper`, which is being stopped."""
-        for entry in self._entries.values():
-            entry.helper = entry.helper or helper
-        self._suspects.clear()
-        self._held.clear()
-
     def after_death(self, dead: HelperProcess, *, has_spoken: bool) -> list[Ended]:
-        """Have what `dead` left open asked again; return what ends instead: cancelled, stopped, or sent too often."""
+        """Have what `dead` left open asked again; return what ends instead: cancelled, or sent too often."""
         self._alone = None
-        self._num_stillborn = 0 if has_spoken else self._num_stillborn + 1
+        ended = self.take_cancelled()
+        self._num_stillborn = 0 if has_spoken or dead.is_stopping else self._num_stillborn + 1
         lost = {name: entry for name, entry in self._entries.items() if entry.helper is dead}
         if self._num_stillborn >= _MAX_STILLBORN:
             self._num_stillborn = 0
-            text = "the helper process dies when it starts; its error is on standard error"
-            return self.fail_all(StorageError(text)) if not dead.is_stopping else self._end_stopped(lost)
-        ended: list[Ended] = []
+            return ended + self.fail_all(StorageError("the helper process dies when it starts; its error is on standard error"))
         again: list[str] = []
         for name, entry in lost.items():
-            if (error := _reason_to_end(entry, is_stopping=dead.is_stopping)) is not None:
+            if (error := _reason_to_end(entry)) is not None:
                 ended.append(Ended(self._entries.pop(name), error))
                 continue
             entry.helper = None
@@ -174,16 +196,13 @@ class Outstanding:
         self._held.clear()
         return [Ended(self._entries.pop(name), error) for name in waiting]
 
-    def _end_stopped(self, lost: Mapping[str, Unanswered]) -> list[Ended]:
-        return [Ended(self._entries.pop(name), _cancelled(entry)) for name, entry in lost.items()]
 
-
-def _reason_to_end(entry: Unanswered, *, is_stopping: bool) -> SqlStreamError | None:
+def _reason_to_end(entry: Unanswered) -> SqlStreamError | None:
     """Return the error that a request ends with after the death of its helper; None when it is asked again."""
     question = entry.question
     where = _where(question)
-    if entry.is_cancelled or is_stopping:
-        return _cancelled(entry)
+    if entry.is_cancelled:
+        return cancelled(entry)
     if entry.num_sends >= _MAX_SENDS:
         text = f"{where}: the helper process died {_MAX_SENDS} times while it had this request; its error is on standard error"
         return TransientStorageError(text, url=where)
@@ -195,9 +214,10 @@ def _reason_to_end(entry: Unanswered, *, is_stopping: bool) -> SqlStreamError | 
     return StorageError(f"{where}: its descriptor was closed before its FetchDone: keep it open until then", url=where)
 
 
-def _cancelled(entry: Unanswered) -> FetchCancelledError:
+def cancelled(entry: Unanswered) -> FetchCancelledError:
+    """Return the error of a request that its user gave up."""
     where = _where(entry.question)
-    return FetchCancelledError(f"{where}: the download was {'cancelled' if entry.is_cancelled else 'stopped'}", url=where)
+    return FetchCancelledError(f"{where}: it was given up before its end", url=where)
 
 
 def _where(question: Question) -> str:

@@ -20,7 +20,7 @@ class HelperProcess:
 
     def __init__(self, options: StorageOptions, timing: HelperTiming) -> None:
         self.is_stopping = False
-        """Its end is wanted: what it was asked ends with it."""
+        """Its end is wanted, and no sign of a fault."""
         self.is_dead = False
         """It is reaped."""
         with locks.uninterrupted():
@@ -35,12 +35,12 @@ class HelperProcess:
         return self._process.pid
 
     def kill(self) -> None:
-        """End it now, and with it what it was asked; a reader of the channel sees the end."""
+        """End it now, since it is not needed; a reader of the channel sees the end."""
         self.is_stopping = True
         self.end()
 
     def end(self) -> None:
-        """End it now; another one gets its requests."""
+        """End it now, since it does not answer."""
         self._process.kill()
 
     def close(self) -> None:

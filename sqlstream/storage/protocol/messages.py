@@ -7,7 +7,7 @@ in Python, which was a quarter of the helper's time in the interpreter (m).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import SqlStreamError
@@ -15,11 +15,28 @@ from sqlstream.storage.base.access import OWN, Access
 from sqlstream.storage.base.protocols import ObjectInfo
 
 
+class ReadOptions(NamedTuple):
+    """How one user of a helper reads; goes with each of its requests."""
+
+    user: str
+    """The user's name, unique within the process."""
+    num_retries: int
+    connect_timeout_seconds: float
+    read_timeout_seconds: float
+    total_timeout_seconds: float
+    num_threads: int | Literal["auto"]
+    """Downloads of this user at a time; "auto": it shares those of the helper with the others."""
+    checks_etag: bool
+    """Compare the MD5 of the bytes with an ETag that has the form of one."""
+    num_processes: int = 1
+    """Processes of this node that read, the user's one included: with "auto" they share the node's downloads."""
+
+
 class FetchRequest(NamedTuple):
     """Download one object into an open file."""
 
     ticket: str
-    """The caller's name for this download, unique among those that are outstanding."""
+    """The caller's name for this download, unique among those that are outstanding in this process."""
     url: str
     fd: int
     """Descriptor open for writing; the helper gets a duplicate. The caller keeps its own open until FetchDone."""
@@ -96,13 +113,15 @@ class StartHelper:
     """First message to the helper."""
 
     options: StorageOptions
+    """The server and who asks it; how each user reads comes with its requests."""
     timing: HelperTiming = USUAL_TIMING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """Requests, whose descriptors come with the same frame in the same order."""
+    """Requests of one user, whose descriptors come with the same frame in the same order."""
 
+    options: ReadOptions
     requests: tuple[FetchRequest, ...]
 
 
@@ -126,6 +145,7 @@ class Head:
     """Ask for one ObjectInfo."""
 
     call: str
+    options: ReadOptions
     url: str
     access: Access = OWN
 
@@ -135,6 +155,7 @@ class NextPage:
     """Ask for the next objects of a listing; the first time opens it."""
 
     call: str
+    options: ReadOptions
     listing: str
     prefix: str
     is_first: bool
@@ -145,6 +166,7 @@ class Ranges:
     """Ask for parts of one object; the answer comes by message, so they are small."""
 
     call: str
+    options: ReadOptions
     url: str
     ranges: tuple[tuple[int, int], ...]
     size_bytes: int | None = None
@@ -156,18 +178,18 @@ class Ranges:
 class EndListing:
     """The listing is not read on."""
 
+    user: str
     listing: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareNode:
-    """Take no more than a share of the node's downloads at a time (only with `"auto"`)."""
+class EndUser:
+    """Give up what this user has under way, and forget it."""
 
-    num_processes: int
-    """Processes of the node that read."""
+    user: str
 
 
-ToHelper = StartHelper | Fetch | Grant | Cancel | Head | NextPage | Ranges | EndListing | ShareNode
+ToHelper = StartHelper | Fetch | Grant | Cancel | Head | NextPage | Ranges | EndListing | EndUser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
 """The helper process: `python -P -m sqlstream.storage.worker.helper SOCKET_FD PARENT_PID`.
 
-Does all remote reading for one process, its only client. Started, fed and ended by `storage.client`; ends by itself when the
-socket ends or its parent is another one. Threads: the main one reads messages and never waits for the network or for the client
-to read, so the client may always send; one sends; the pools download and answer calls.
+Does all remote reading of one process under one identity, for all users there (`Users`). Started, fed and ended by
+`storage.client`; ends by itself when the socket ends or its parent is another one. Threads: the main one reads messages and
+never waits for the network or for the client to read, so the client may always send; one sends; the pools download and answer
+calls.
 """
 
 from __future__ import annotations
@@ -15,17 +16,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import SqlStreamError, StorageError, TransientStorageError
-from sqlstream.storage.backends.resolve import Resolver, explained
-from sqlstream.storage.base.access import Access
-from sqlstream.storage.base.concurrency import DownloadTiming, Observations
-from sqlstream.storage.base.protocols import ObjectInfo, Storage, read_ranges
-from sqlstream.storage.base.retry import RequestCounts, Result, RetryPolicy, list_with_retries, with_retries
+from sqlstream.storage.base.protocols import read_ranges
 from sqlstream.storage.base.urls import redact, redact_text
 from sqlstream.storage.protocol.channel import Channel, ChannelClosedError
 from sqlstream.storage.protocol.messages import (
@@ -33,6 +31,7 @@ from sqlstream.storage.protocol.messages import (
     Alive,
     Cancel,
     EndListing,
+    EndUser,
     Fetch,
     FetchDone,
     FetchEvent,
@@ -43,20 +42,19 @@ from sqlstream.storage.protocol.messages import (
     NextPage,
     Ranges,
     Reply,
-    ShareNode,
     StartHelper,
     ToHelper,
     ToReader,
 )
 from sqlstream.storage.worker.outbox import Outbox
-from sqlstream.storage.worker.transfer import Transfer, TransferContext
+from sqlstream.storage.worker.transfer import Transfer
+from sqlstream.storage.worker.users import ServedUser, Users
 from sqlstream.storage.worker.workers import Job, Workers
 
 _HANG_SECONDS = 60.0  # beyond every timeout: a storage client that takes longer has broken down
 _NUM_CALL_THREADS = (
     16  # for listings and footers; threads of their own, so that downloads that wait for a grant do not stop them
 )
-_RESIZE_EVERY = 16  # downloads; to look more often gains nothing
 _PAGE = 1000  # objects of one page of a listing, as S3 has it
 
 _logger = logging.getLogger(__name__)
@@ -67,23 +65,11 @@ class Helper:
 
     def __init__(self, channel: Channel, options: StorageOptions) -> None:
         self._channel = channel
-        self._resolver = Resolver(options)
-        self._policy = RetryPolicy(num_retries=options.num_retries)
-        self._options = options
-        self._observations = Observations()
-        self._num_processes = 1
         self._num_calls = 0
-        self._downloads = Workers(self._num_threads())
-        self._context = TransferContext(
-            resolver=self._resolver,
-            policy=self._policy,
-            report=self._report,
-            observe=self._observe,
-            checks_etag=bool(options.storage_options.get("verify_etag")),
-        )
+        self._workers = Workers()
+        self._users = Users(options, self._workers, self._report)
         self._calls = ThreadPoolExecutor(_NUM_CALL_THREADS, thread_name_prefix="call")
         self._transfers: dict[str, Transfer] = {}
-        self._listings: dict[str, Iterator[ObjectInfo]] = {}
         self._lock = threading.Lock()
         self._outbox = Outbox(channel.send, lambda: bool(self._transfers))
         threading.Thread(target=self._send_loop, name="send", daemon=True).start()
@@ -96,49 +82,45 @@ class Helper:
         """Act on one message of the client."""
         match message:
             case Fetch():
-                self._fetch(message.requests, descriptors)
+                self._fetch(self._users.get(message.options), message.requests, descriptors)
             case Grant():
                 if transfer := self._transfers.get(message.ticket):
                     transfer.grant(message.granted_bytes)
             case Cancel():
-                for ticket in message.tickets:
-                    if transfer := self._transfers.get(ticket):
-                        transfer.cancel()
+                _cancel([transfer for ticket in message.tickets if (transfer := self._transfers.get(ticket))])
             case Head():
-                self._answer(message.call, lambda: self._head(message))
+                self._answer(message.call, partial(_head, self._users.get(message.options), message))
             case NextPage():
-                self._answer(message.call, lambda: self._next_page(message))
+                self._answer(message.call, partial(_next_page, self._users.get(message.options), message))
             case Ranges():
-                self._answer(message.call, lambda: self._ranges(message))
+                self._answer(message.call, partial(_ranges, self._users.get(message.options), message))
             case EndListing():
-                self._listings.pop(message.listing, None)
-            case ShareNode():
-                with self._lock:
-                    self._num_processes = message.num_processes
-                    num_threads = self._num_threads()
-                self._downloads.resize(num_threads)
+                self._users.end_listing(message.user, message.listing)
+            case EndUser():
+                context = self._users.end(message.user)
+                _cancel([transfer for transfer in self._transfers.values() if transfer.context is context])
             case StartHelper():
                 raise AssertionError("the second StartHelper")
 
     def look(self) -> None:
         """Give a sign of life if an answer is owed; end this process if a storage client hangs beyond all timeouts."""
         transfers = list(self._transfers.values())
-        limit = self._options.total_timeout_seconds + self._options.connect_timeout_seconds + _HANG_SECONDS
         now = time.monotonic()
         for transfer in transfers:
-            if (since := transfer.active_since) is not None and now - since > limit:
+            since, limit = transfer.active_since, transfer.context.request_seconds + _HANG_SECONDS
+            if since is not None and now - since > limit:
                 sys.stderr.write(f"sqlstream: {redact(transfer.request.url)} hangs beyond all timeouts\n")
                 os._exit(1)
         if transfers or self._num_calls:
             self.post(Alive())
 
-    def _fetch(self, requests: Sequence[FetchRequest], descriptors: Sequence[int]) -> None:
+    def _fetch(self, user: ServedUser, requests: Sequence[FetchRequest], descriptors: Sequence[int]) -> None:
         jobs: list[Job] = []
         for request, fd in zip(requests, descriptors, strict=False):
-            transfer = Transfer(request, fd, self._context)
+            transfer = Transfer(request, fd, user.context)
             self._transfers[request.ticket] = transfer
             jobs.append(transfer.run)
-        self._downloads.submit(jobs)
+        self._workers.submit(user.lane, jobs)
         for request in requests[len(descriptors) :]:
             where = redact(request.url)
             error = TransientStorageError(f"{where}: the helper process may not open more files: raise `ulimit -n`", url=where)
@@ -148,19 +130,6 @@ class Helper:
         if isinstance(event, FetchDone):
             self._transfers.pop(event.ticket, None)
         self.post(event)
-
-    def _observe(self, seen: DownloadTiming) -> None:
-        with self._lock:
-            self._observations.add(seen)
-            is_due = self._observations.num_seen % _RESIZE_EVERY == 0
-            num_threads = self._num_threads() if is_due else self._downloads.limit
-        if num_threads != self._downloads.limit:
-            self._downloads.resize(num_threads)
-
-    def _num_threads(self) -> int:
-        if self._options.num_threads != "auto":
-            return self._options.num_threads
-        return self._observations.threads(self._num_processes)
 
     def _answer(self, call: str, work: Callable[[], Reply]) -> None:
         def run() -> None:
@@ -180,38 +149,42 @@ class Helper:
             self._num_calls += 1
         self._calls.submit(run)
 
-    def _head(self, message: Head) -> Reply:
-        info = self._with_retries(message.url, message.access, lambda storage: storage.head(message.url))
-        return Reply(call=message.call, objects=(info,))
-
-    def _ranges(self, message: Ranges) -> Reply:
-        parts = self._with_retries(
-            message.url, message.access, lambda storage: read_ranges(storage, message.url, message.ranges, message.size_bytes)
-        )
-        return Reply(call=message.call, parts=tuple(bytes(part) for part in parts))
-
-    def _with_retries(self, url: str, access: Access, operation: Callable[[Storage], Result]) -> Result:
-        with explained(url, access):
-            storage = self._resolver.storage(url, access)
-            return with_retries(lambda: operation(storage), policy=self._policy, counts=RequestCounts(), wait=time.sleep)
-
-    def _next_page(self, message: NextPage) -> Reply:
-        with self._lock:
-            listing = self._listings.get(message.listing)
-            if listing is None:
-                storage = self._resolver.storage(message.prefix)
-                listing = list_with_retries(storage, message.prefix, self._policy, time.sleep)
-                self._listings[message.listing] = listing
-        page = tuple(islice(listing, _PAGE))  # one page at a time is asked for, so no two threads are here
-        if not page:
-            self._listings.pop(message.listing, None)
-        return Reply(call=message.call, objects=page)
-
     def _send_loop(self) -> None:
         try:
             self._outbox.run()
         except ChannelClosedError:
             os._exit(0)
+
+
+def _cancel(transfers: Sequence[Transfer]) -> None:
+    for transfer in transfers:
+        transfer.cancel()
+
+
+def _head(user: ServedUser, message: Head) -> Reply:
+    info = user.call(message.url, message.access, lambda storage: storage.head(message.url))
+    return Reply(call=message.call, objects=(info,))
+
+
+def _ranges(user: ServedUser, message: Ranges) -> Reply:
+    parts = user.call(
+        message.url, message.access, lambda storage: read_ranges(storage, message.url, message.ranges, message.size_bytes)
+    )
+    return Reply(call=message.call, parts=tuple(bytes(part) for part in parts))
+
+
+def _next_page(user: ServedUser, message: NextPage) -> Reply:
+    if message.is_first:
+        listing = user.begin_listing(message.listing, message.prefix)
+    elif (known := user.listings.get(message.listing)) is not None:
+        listing = known
+    else:
+        where = redact(message.prefix)
+        raise TransientStorageError(f"{where}: its listing was given up in the middle: list again", url=where)
+    page = tuple(islice(listing, _PAGE))  # one page at a time is asked for, so no two threads are here
+    if not page:
+        user.listings.pop(message.listing, None)
+    return Reply(call=message.call, objects=page)
 
 
 class _LogForwarder(logging.Handler):

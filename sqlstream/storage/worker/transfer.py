@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import os
 import threading
 import time
@@ -35,7 +36,7 @@ _NO_RANGES = frozenset({200, 400, 412, 416, 501})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferContext:
-    """What all downloads of a helper share."""
+    """What all downloads of one user of the helper share."""
 
     resolver: Resolver
     policy: RetryPolicy
@@ -45,6 +46,8 @@ class TransferContext:
     """Takes the timing of each download that succeeded."""
     checks_etag: bool = False
     """Compare the MD5 of the bytes with an ETag that has the form of one."""
+    request_seconds: float = math.inf
+    """Longest time of one request, with the time to a connection."""
 
 
 class _Change:
@@ -78,13 +81,13 @@ class Transfer:
     Args:
         request: The object.
         fd: The file to write to; this transfer closes it.
-        context: What all transfers share.
+        context: What all transfers of its user share.
     """
 
     def __init__(self, request: FetchRequest, fd: int, context: TransferContext) -> None:
         self.request = request
+        self.context = context
         self._fd = fd
-        self._context = context
         self._change = _Change()
         self._granted_bytes = request.granted_bytes
         self._is_over = False
@@ -117,9 +120,9 @@ class Transfer:
         url = self.request.url
         try:
             with explained(url, self.request.access):
-                storage = self._context.resolver.storage(url, self.request.access)
+                storage = self.context.resolver.storage(url, self.request.access)
                 attempt = functools.partial(self._attempt, storage)
-                info, size = with_retries(attempt, policy=self._context.policy, counts=self._counts, wait=self._wait)
+                info, size = with_retries(attempt, policy=self.context.policy, counts=self._counts, wait=self._wait)
         except SqlStreamError as error:
             self._finish(0, None, error)
         except Exception as error:
@@ -145,7 +148,7 @@ class Transfer:
             stream = self._open(storage, start, stop)
         latency, offset, info = time.monotonic() - begun_at, stream.start, stream.info
         size_bytes = info.size_bytes if stop is None else stop - start
-        checks_md5 = self._context.checks_etag and stop is None
+        checks_md5 = self.context.checks_etag and stop is None
         try:
             _check_version(request, info)
             if offset == 0:
@@ -172,7 +175,7 @@ class Transfer:
         check_size(request.url, num_bytes, request.expected_bytes)
         if checks_md5:
             self._check_md5(info.etag)
-        self._context.observe(DownloadTiming(latency_seconds=latency, size_bytes=num_bytes))
+        self.context.observe(DownloadTiming(latency_seconds=latency, size_bytes=num_bytes))
         return info, num_bytes
 
     def _chunks(self, stream: ObjectStream) -> Iterator[memoryview]:
@@ -258,7 +261,7 @@ class Transfer:
                 granted = self._granted_bytes
                 if granted >= needed_bytes:
                     break
-            self._context.report(GrantNeeded(ticket=self.request.ticket, size_bytes=size_bytes))
+            self.context.report(GrantNeeded(ticket=self.request.ticket, size_bytes=size_bytes))
             self._change.wait_until(lambda granted=granted: self._is_over or self._granted_bytes > granted)  # type: ignore[misc]
         self.active_since = None if active_since is None else time.monotonic()
         self._permit.come_back()
@@ -283,7 +286,7 @@ class Transfer:
             os.close(self._fd)
             self._change.notify()
         counts = self._counts
-        self._context.report(
+        self.context.report(
             FetchDone(
                 ticket=self.request.ticket,
                 size_bytes=size_bytes,

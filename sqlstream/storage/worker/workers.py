@@ -1,4 +1,4 @@
-"""Threads of the helper that download; how many work at a time may change, and one that only waits does not count."""
+"""Threads of the helper that download. How many work at a time for a user may change; one that only waits does not count."""
 
 from __future__ import annotations
 
@@ -13,16 +13,37 @@ _MAX_ASIDE = 1024  # threads beside the limit, each with its open answer; beyond
 _logger = logging.getLogger(__name__)
 
 
-class WorkPermit:
-    """The permit of one running job, which counts against the limit while it is held."""
+class Lane:
+    """The queue of one user of the helper: its jobs run in order of arrival, at most `limit` of them at a time.
 
-    def __init__(self, workers: Workers) -> None:
+    Args:
+        limit: Jobs at a time; changed with `Workers.resize`.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.jobs: deque[Job] = deque()
+        self.num_counted = 0
+        """Places taken: jobs at work that hold their permit, and those for which a thread is on its way."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job of it runs or waits."""
+        return bool(self.jobs) or self.num_counted > 0
+
+
+class WorkPermit:
+    """The permit of one running job, which counts against the limit of its lane while it is held."""
+
+    def __init__(self, workers: Workers, lane: Lane) -> None:
         self._workers = workers
-        self._is_held = True
+        self.lane = lane
+        self.is_held = True
+        """Changed by `Workers` alone."""
 
     def step_aside(self) -> None:
         """Let another job start: this one does not wait for the network, or is given up. Safe to call twice."""
-        self._workers.leave(self, is_end=False)
+        self._workers.leave(self)
 
     def come_back(self) -> None:
         """Count again; never waits, so that for a while one more than the limit may work."""
@@ -33,97 +54,93 @@ Job = Callable[[WorkPermit], None]
 
 
 class Workers:
-    """Runs jobs in order of arrival, at most `limit` of them at a time.
+    """Threads that run the jobs of all lanes, which take turns.
 
     Rejected: ThreadPoolExecutor. Its threads stay taken by downloads that wait for a grant or were cancelled in a silent
     network, its size is fixed, and its futures cost more than our whole bookkeeping of a download.
-
-    Args:
-        limit: Jobs at a time.
     """
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._condition = threading.Condition(threading.Lock())
-        self._jobs: deque[Job] = deque()
-        self._num_counted = 0
+        self._places: deque[Lane] = deque()
+        """A lane for each place that is counted and that no thread has taken yet."""
+        self._num_threads = 0
         self._num_aside = 0
         self._num_idle = 0
 
-    @property
-    def limit(self) -> int:
-        """Jobs at a time."""
-        return self._limit
-
-    def resize(self, limit: int) -> None:
-        """Change the limit; jobs at work are left alone."""
+    def resize(self, lane: Lane, limit: int) -> None:
+        """Change the limit of a lane; jobs at work are left alone."""
         with self._condition:
-            self._limit = limit
-            self._wake()
+            lane.limit = limit
+            self._wake(lane)
 
-    def submit(self, jobs: list[Job]) -> None:
-        """Run these jobs as soon as the limit allows it."""
+    def submit(self, lane: Lane, jobs: list[Job]) -> None:
+        """Run these jobs as soon as the limit of their lane allows it."""
         with self._condition:
-            self._jobs.extend(jobs)
-            self._wake()
+            lane.jobs.extend(jobs)
+            self._wake(lane)
 
     def enter(self, permit: WorkPermit) -> None:
         """Count a job again; see `WorkPermit.come_back`."""
         with self._condition:
-            if not permit._is_held:
-                permit._is_held = True
-                self._num_counted += 1
+            if not permit.is_held:
+                permit.is_held = True
+                permit.lane.num_counted += 1
                 self._num_aside -= 1
 
-    def leave(self, permit: WorkPermit, *, is_end: bool) -> None:
+    def leave(self, permit: WorkPermit) -> None:
         """Stop counting a job; see `WorkPermit.step_aside`."""
         with self._condition:
-            if permit._is_held and (is_end or self._num_aside < _MAX_ASIDE):
-                permit._is_held = False
-                self._num_counted -= 1
-                self._num_aside += not is_end
-                self._wake()
-            elif is_end and not permit._is_held:
-                self._num_aside -= 1
+            if permit.is_held and self._num_aside < _MAX_ASIDE:
+                permit.is_held = False
+                permit.lane.num_counted -= 1
+                self._num_aside += 1
+                self._wake(permit.lane)
 
-    def _wake(self) -> None:
+    def _wake(self, lane: Lane) -> None:
         """Have threads take what may start now; the caller holds the lock."""
-        for _ in range(min(len(self._jobs), self._limit - self._num_counted)):
+        for _ in range(min(len(lane.jobs), lane.limit - lane.num_counted)):
+            lane.num_counted += 1
+            self._places.append(lane)
             if self._num_idle:
                 self._num_idle -= 1  # here, not where it wakes up: the next caller must not count on it again
                 self._condition.notify()
-                self._num_counted += 1
-            else:
-                self._num_counted += 1
-                try:
-                    threading.Thread(target=self._run, name="download", daemon=True).start()
-                except RuntimeError:  # no more threads for this user, or container
-                    self._num_counted -= 1
-                    if not self._num_counted and not self._num_aside:
-                        raise  # no thread would ever take the job; the reading process hears of the helper's end
-                    return  # those at work take it as they are done
+                continue
+            self._num_threads += 1
+            try:
+                threading.Thread(target=self._run, name="download", daemon=True).start()
+            except RuntimeError:  # no more threads for this user, or container
+                self._num_threads -= 1
+                if not self._num_threads:
+                    raise  # no thread would ever take the job; the reading process hears of the helper's end
+                return  # those at work take it as they are done
 
     def _run(self) -> None:
-        """Work off jobs; a thread is started, and woken, with a place already counted for it."""
-        while True:
-            with self._condition:
-                if not self._jobs or self._num_counted > self._limit:
-                    self._num_counted -= 1
-                    if self._num_idle >= _MAX_IDLE:
-                        return
-                    self._num_idle += 1
-                    self._condition.wait()
-                    continue
-                job = self._jobs.popleft()
-            permit = WorkPermit(self)
+        """Work off jobs; a thread is started, and woken, for a place that is counted already."""
+        ended: WorkPermit | None = None
+        while (taken := self._next(ended)) is not None:
+            ended, job = taken
             try:
-                job(permit)
+                job(ended)
             except Exception:
                 _logger.exception("unexpected error in the helper process")
-            with self._condition:  # take the next job in the place of this one
-                if permit._is_held:
-                    permit._is_held = False
-                    continue
-            self.leave(permit, is_end=True)
-            with self._condition:
-                self._num_counted += 1  # as `_run` expects; given back at once if there is nothing to do
+
+    def _next(self, ended: WorkPermit | None) -> tuple[WorkPermit, Job] | None:
+        """Give back the place of a job that ended; wait for a place and take its job. None: this thread is one too many."""
+        with self._condition:
+            if ended is not None and ended.is_held:
+                ended.is_held = False  # it may still be told to step aside
+                self._places.append(ended.lane)  # behind those of other lanes
+            elif ended is not None:
+                self._num_aside -= 1
+            while True:
+                while self._places:
+                    lane = self._places.popleft()
+                    if lane.jobs and lane.num_counted <= lane.limit:
+                        return WorkPermit(self, lane), lane.jobs.popleft()
+                    lane.num_counted -= 1
+                if self._num_idle >= _MAX_IDLE:
+                    self._num_threads -= 1
+                    return None
+                self._num_idle += 1
+                self._condition.wait()
