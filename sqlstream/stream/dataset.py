@@ -34,8 +34,8 @@ from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
 from sqlstream.stream.options import CacheOptions, DatasetOptions, names_of, open_any, open_schedule
 from sqlstream.stream.pipeline import Pipeline
 from sqlstream.stream.run.checkpoint import load_state, save_state
-from sqlstream.stream.run.epoch_counter import JobPosition
 from sqlstream.stream.run.order_options import BatchOptions, Layout, OrderOptions
+from sqlstream.stream.run.positions import JobPosition, RunPosition
 from sqlstream.stream.run.schedule import Schedule, reweight
 from sqlstream.stream.run.shares import EpochShare, ShareProgress
 from sqlstream.stream.transport.handover import Handover
@@ -381,7 +381,7 @@ class StreamingDataset(IterableDataset[Sample]):
         """Make the next iteration go on in `epoch` after `sample_in_epoch` samples of the whole job."""
         check_at_least("epoch", epoch, 0)
         check_at_least("sample_in_epoch", sample_in_epoch, 0)
-        self._schedule.set_next(JobPosition(epoch, sample_in_epoch))
+        self._schedule.set_next(RunPosition(JobPosition(epoch, sample_in_epoch)))
 
     def reweight(self, weights: WeightsSpec | None, at_step: int | None = None) -> None:
         """Change how often rows come; call it on every rank, after the same step. States carry it.

@@ -21,8 +21,8 @@ from sqlstream.stream.dataset import StreamingDataset
 from sqlstream.stream.frameworks.accelerate import AcceleratedBatches, Destination, destination_of, remainder_of
 from sqlstream.stream.run.delivery import Delivery
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions
+from sqlstream.stream.run.positions import WorkerPosition
 from sqlstream.stream.run.schedule import Schedule
-from sqlstream.stream.run.shares import WorkerPosition
 from sqlstream.stream.transport.packing import BatchPacker
 from sqlstream.transforms.base import Sample
 

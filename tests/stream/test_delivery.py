@@ -18,10 +18,15 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from sqlstream.errors import StateError
 from sqlstream.order import Plan, Tail
-from sqlstream.stream.run.delivery import Delivery, Loaded, RunPosition, Start, begun
-from sqlstream.stream.run.epoch_counter import EpochCounter, JobPosition
+from sqlstream.stream.run.delivery import Delivery, begun
+from sqlstream.stream.run.epoch_counter import EpochCounter
+from sqlstream.stream.run.order_options import OrderOptions
 from sqlstream.stream.run.partial_steps import DeliveredAhead, stretches_of
-from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare, ShareProgress, WorkerPosition
+from sqlstream.stream.run.positions import JobPosition, RunPosition, WorkerPosition
+from sqlstream.stream.run.schedule import Schedule
+from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare, ShareProgress
+from sqlstream.stream.run.state import RunIdentity
+from sqlstream.stream.run.weighting import Weighting
 from sqlstream.world import World
 
 Batch = list[tuple[int, int, int]]
@@ -37,12 +42,10 @@ class Model:
 
     def __init__(self, plan: Plan, world: World, num_workers: int, position: RunPosition, *, is_endless: bool = False) -> None:
         beyond = position.beyond
-        first_worker = 0
         if beyond is not None:
             beyond = DeliveredAhead.from_dict(json.loads(json.dumps(beyond.to_dict())))
             beyond.check_place(world.rank, world.world_size)
-            first_worker = beyond.first_worker if beyond.num_workers == num_workers else 0
-        self._start = Start(mark=position.mark, first_worker=first_worker, beyond=beyond)
+        self._start = RunPosition(position.job, beyond=beyond)
         self._plan, self._is_endless = plan, is_endless
         self._worlds = [world.with_worker(worker, num_workers) for worker in range(num_workers)]
         self.delivery = Delivery(self._start, plan.steps, world, num_workers, is_endless=is_endless)
@@ -60,16 +63,16 @@ class Model:
         self.delivery.is_over = True
 
     def _worker(self, world: World) -> Iterator[tuple[Batch, WorkerPosition]]:
-        first = self._share(self._start.mark.epoch, world, self._start.mark.consumed, self._start.first_worker)
+        first = self._share(self._start.job.epoch, world, self._start.job.consumed, self._start.first_worker(world.num_workers))
         progress = ShareProgress(first, first.taken)
         batch: Batch = []
         for sample in self._samples(first, progress):
             batch.append(sample)
             if len(batch) == self._plan.batch_size:
-                yield batch, WorkerPosition(world.worker, progress.share.epoch, progress.taken, progress.offset)
+                yield batch, progress.position(world.worker)
                 batch = []
         if batch:
-            yield batch, WorkerPosition(world.worker, progress.share.epoch, progress.taken, progress.offset)
+            yield batch, progress.position(world.worker)
 
     def _samples(self, share: EpochShare, progress: ShareProgress) -> Iterator[tuple[int, int, int]]:
         while True:
@@ -115,7 +118,7 @@ def test_going_on_after_every_batch_gives_the_same_batches_on_as_many_workers(
             if len(reference) == 60:
                 break
         for stop, position in enumerate(positions):
-            if position.mark.epoch > 0 and not is_endless:
+            if position.job.epoch > 0 and not is_endless:
                 continue  # all is delivered
             resumed = Model(plan, world, num_workers, position, is_endless=is_endless)
             assert resumed.delivery.position() == position
@@ -140,7 +143,7 @@ def test_any_number_of_workers_goes_on_as_often_as_one_likes_and_no_sample_is_lo
     )
     delivered: Counter[tuple[int, int, int]] = Counter()
     position = BEGIN
-    while position.mark.epoch < num_epochs:
+    while position.job.epoch < num_epochs:
         model = Model(plan, world, data.draw(st.integers(1, 4)), position, is_endless=is_endless)
         for _, batch in zip(range(data.draw(st.integers(1, 9))), model.batches(), strict=False):
             delivered.update(batch)
@@ -148,16 +151,16 @@ def test_any_number_of_workers_goes_on_as_often_as_one_likes_and_no_sample_is_lo
     assert {key: count for key, count in delivered.items() if key[0] < num_epochs} == wanted
 
 
-def test_where_each_position_gives_one_sample_a_state_is_a_mark_alone() -> None:
+def test_where_each_position_gives_one_sample_a_state_is_the_position_of_the_job_alone() -> None:
     plan, world = plan_of(53, 4), World()
-    taken = Delivery(Start(mark=JobPosition(2, 8)), plan.steps, world, 3, is_endless=False)
+    taken = Delivery(RunPosition(JobPosition(2, 8)), plan.steps, world, 3, is_endless=False)
     for number in range(5):  # steps 2 to 6
         taken.note(WorkerPosition(number % 3, 2, 4 * (number // 3 + 1), 0))
         assert taken.position() == RunPosition(JobPosition(2, 12 + 4 * number))
 
 
 def test_a_state_is_small_though_a_worker_is_far_ahead() -> None:
-    taken = Delivery(Start(mark=JobPosition(0, 0)), plan_of(10**6, 8).steps, World(), 2, is_endless=False)
+    taken = Delivery(RunPosition(JobPosition(0, 0)), plan_of(10**6, 8).steps, World(), 2, is_endless=False)
     taken.note(WorkerPosition(0, 0, 0, 3))
     taken.note(WorkerPosition(1, 0, 4000, 0))
     beyond = taken.position().beyond
@@ -178,17 +181,17 @@ class Begun(IterableDataset[str]):
     """What `begun` says in each worker.
 
     Args:
-        mark: Where an iteration begins.
+        job: Where an iteration begins.
         counter: What is known of the epochs.
     """
 
-    def __init__(self, mark: JobPosition, counter: EpochCounter) -> None:
-        self.mark = mark
+    def __init__(self, job: JobPosition, counter: EpochCounter) -> None:
+        self.job = job
         self.counter = counter
 
     def __iter__(self) -> Iterator[str]:
         try:
-            yield str(begun(self.mark, None, self.counter, World(), 1))
+            yield str(begun(self.job, None, self.counter, World()))
         except StateError as error:
             yield str(error)
 
@@ -196,17 +199,28 @@ class Begun(IterableDataset[str]):
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_workers_that_run_already_cannot_go_on_from_what_they_never_saw() -> None:
     beyond = DeliveredAhead(rank=0, world_size=1, num_workers=1, first_worker=0, taken=(), unfinished=())
-    counter, mark = EpochCounter(), JobPosition(1, 8)
-    counter.set_from_outside(mark, has_more=True)
-    loaded = Loaded(counter.serial, mark, None, beyond)
-    assert begun(mark, loaded, counter, World(), 1).beyond is beyond
-    assert begun(JobPosition(2, 0), loaded, counter, World(), 1).beyond is None
-    dataset = Begun(mark, counter)
-    assert list(dataset) == [str(Start(mark=mark))], "in the trainer itself"
+    counter, job = EpochCounter(), JobPosition(1, 8)
+    counter.set_from_outside(job, has_more=True)
+    loaded = RunPosition(job, beyond=beyond)
+    assert begun(job, loaded, counter, World()).beyond is beyond
+    assert begun(JobPosition(2, 0), loaded, counter, World()).beyond is None
+    dataset = Begun(job, counter)
+    assert list(dataset) == [str(RunPosition(job))], "in the trainer itself"
     (said,) = DataLoader(dataset, batch_size=None, num_workers=1)
     assert said.startswith("persistent workers")
-    counter.set_from_outside(mark, has_more=False)
-    assert begun(mark, loaded, counter, World(), 1).beyond is None
+
+
+def test_a_loaded_state_holds_until_another_position_is_set_in_any_process() -> None:
+    beyond = DeliveredAhead(rank=0, world_size=1, num_workers=1, first_worker=0, taken=(), unfinished=())
+    identity = RunIdentity(fingerprint="", shuffle_seed=1, num_canonical_nodes=1, blocks=None, epoch_size=53)
+    weighting = Weighting(53, 53, lambda weights: pytest.fail("no weights here"), None)
+    loaded = RunPosition(JobPosition(1, 8), beyond=beyond)
+    for is_replaced in (False, True):
+        schedule = Schedule(plan_of(53, 4).steps, weighting, OrderOptions(batch_size=4), identity=identity)
+        schedule.set_next(loaded)
+        if is_replaced:
+            schedule.counter.set_from_outside(loaded.job, has_more=False)  # as another process does, by shared memory
+        assert schedule.begin_delivery().start == (RunPosition(loaded.job) if is_replaced else loaded)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from sqlstream.stream.run.epoch_counter import JobPosition
+from sqlstream.stream.run.positions import JobPosition, RunPosition
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.run.state import StreamState
 
@@ -20,8 +20,8 @@ def save_state(schedule: Schedule, num_samples: int | None) -> StreamState:
     """
     position, identity = schedule.where(num_samples), schedule.identity
     return StreamState(
-        epoch=position.mark.epoch,
-        sample_in_epoch=position.mark.consumed,
+        epoch=position.job.epoch,
+        sample_in_epoch=position.job.consumed,
         fingerprint=identity.fingerprint,
         shuffle_seed=identity.shuffle_seed,
         global_batch_size=schedule.global_batch_size,
@@ -50,7 +50,7 @@ def load_state(schedule: Schedule, saved: Mapping[str, object], *, strict: bool)
         state.check(save_state(schedule, 0))
         if state.fingerprint is not None:
             schedule.weighting.restore(state.weights)
-        schedule.set_next(JobPosition(state.epoch, state.sample_in_epoch), state.share, state.beyond)
+        schedule.set_next(RunPosition(JobPosition(state.epoch, state.sample_in_epoch), state.share, state.beyond))
         return
     consumed, step_size = state.sample_in_epoch, schedule.step_size
     if schedule.steps.batch_size is not None and consumed < schedule.num_positions and consumed % step_size:
@@ -59,4 +59,4 @@ def load_state(schedule: Schedule, saved: Mapping[str, object], *, strict: bool)
             "sample_in_epoch=%d of the state is no multiple of a step of %d samples: going on after %d, so %d come again",
             *(state.sample_in_epoch, step_size, consumed, state.sample_in_epoch - consumed),
         )
-    schedule.set_next(JobPosition(state.epoch, consumed))
+    schedule.set_next(RunPosition(JobPosition(state.epoch, consumed)))

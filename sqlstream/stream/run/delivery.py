@@ -1,75 +1,43 @@
-"""The start and the position of a run: in a process that makes samples, and in a loader that hands them out."""
+"""The position of a run: in a process that makes samples, and in a loader that hands them out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from torch.utils.data import get_worker_info
 
 from sqlstream.errors import StateError
 from sqlstream.order import Int64Array, Partition, Steps
-from sqlstream.stream.run.epoch_counter import EpochCounter, JobPosition
-from sqlstream.stream.run.partial_steps import DeliveredAhead, DeliveredSpan, PartialRow, stretches_of
-from sqlstream.stream.run.shares import ShareProgress, WorkerPosition
-from sqlstream.stream.run.state import Share
+from sqlstream.stream.run.epoch_counter import EpochCounter
+from sqlstream.stream.run.partial_steps import DeliveredAhead, DeliveredSpan, PartialRow, TakenAlone, stretches_of
+from sqlstream.stream.run.positions import JobPosition, RunPosition, WorkerPosition
+from sqlstream.stream.run.shares import ShareProgress
 from sqlstream.world import World
 
 LOOKED_AT = 256
 """Numbers that are compared together, to find the first that was not delivered before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Where an iteration begins."""
-
-    mark: JobPosition
-    first_worker: int = 0
-    """The worker that takes the first step."""
-    beyond: DeliveredAhead | None = None
-    """What was delivered before, behind the mark."""
-
-
-class Loaded(NamedTuple):
-    """A loaded state that has more than a mark."""
-
-    serial: int
-    """Serial number of the counter when it was loaded: what was set later replaces it."""
-    mark: JobPosition
-    share: Share | None
-    beyond: DeliveredAhead | None
-
-
-class RunPosition(NamedTuple):
-    """The position of a run, as far as this process knows."""
-
-    mark: JobPosition
-    share: Share | None = None
-    """What this process alone has taken behind the mark."""
-    beyond: DeliveredAhead | None = None
-    """What this rank was given behind the mark."""
-
-
 class Delivery:
     """What a loader has handed out of an iteration.
 
     Args:
-        start: The start of the iteration.
+        start: Where the iteration begins.
         steps: Order and steps.
         world: The place of the trainer.
         num_workers: Processes that make batches; 1 also where the trainer does.
         is_endless: The iteration goes on over epochs.
     """
 
-    def __init__(self, start: Start, steps: Steps, world: World, num_workers: int, *, is_endless: bool) -> None:
+    def __init__(self, start: RunPosition, steps: Steps, world: World, num_workers: int, *, is_endless: bool) -> None:
         self.start = start
         self.is_over = False
         """The iteration has ended by itself."""
         self._steps = steps
         self._world = world
         self._num_workers = num_workers
+        self._first_worker = start.first_worker(num_workers)
         self._is_endless = is_endless
         self._places: dict[int, WorkerPosition] = {}
         self._next_worker = 0
@@ -81,7 +49,7 @@ class Delivery:
 
     def position(self) -> RunPosition:
         """Return the end of the last complete step, with what is delivered behind it."""
-        first_epoch = self.start.mark.epoch
+        first_epoch = self.start.job.epoch
         if self.is_over:
             return RunPosition(JobPosition(first_epoch + 1, 0))
         workers = range(self._num_workers)
@@ -91,8 +59,8 @@ class Delivery:
             return RunPosition(JobPosition(first_epoch + 1, 0))
         epoch = min(place.epoch for place in under_way)
         step = min(self._number(place) // self._batch_size for place in under_way if place.epoch == epoch)
-        mark = JobPosition(epoch, step * self._partition(0, epoch).step_size)
-        return RunPosition(mark, beyond=self._beyond(epoch, step, places))
+        job = JobPosition(epoch, step * self._partition(0, epoch).step_size)
+        return RunPosition(job, beyond=self._beyond(epoch, step, places))
 
     def _beyond(self, epoch: int, step: int, places: list[WorkerPosition]) -> DeliveredAhead | None:
         """Return what is delivered from `step` of `epoch` on; None if nothing is, and that step's worker is asked next."""
@@ -154,54 +122,59 @@ class Delivery:
     def _partition(self, worker: int, epoch: int) -> Partition:
         """Return a worker's share of an epoch of this iteration."""
         world = self._world.with_worker(worker, self._num_workers)
-        mark = self.start.mark
-        first = self._steps.partition(mark.epoch, world, mark.consumed, self.start.first_worker)
-        if epoch == mark.epoch:
+        job = self.start.job
+        first = self._steps.partition(job.epoch, world, job.consumed, self._first_worker)
+        if epoch == job.epoch:
             return first
-        num_steps_between = (epoch - mark.epoch - 1) * first.num_steps
+        num_steps_between = (epoch - job.epoch - 1) * first.num_steps
         return self._steps.partition(epoch, world, 0, (first.next_worker + num_steps_between) % self._num_workers)
 
 
-def begun(mark: JobPosition, loaded: Loaded | None, counter: EpochCounter, world: World, num_workers: int) -> Start:
-    """Return the start of an iteration at `mark`, with what a loaded state has behind the mark.
+def begun(job: JobPosition, loaded: RunPosition | None, counter: EpochCounter, world: World) -> RunPosition:
+    """Return where an iteration begins: at `job`, with what a loaded state has behind it.
+
+    Args:
+        job: Where the whole job stands.
+        loaded: The last state that this process has loaded; None: none, or another position was set since.
+        counter: What trainer and workers have set.
+        world: The place of this process.
 
     Raises:
         StateError: The state is that of another rank, or this worker started before the state was loaded.
     """
-    if loaded is None or loaded.serial != counter.serial:
-        if get_worker_info() is not None and counter.has_more(mark):
-            raise StateError(
-                "persistent workers that run already cannot go on from this state: use StreamingDataLoader, or make a new "
-                "DataLoader"
-            )
-        return Start(mark=mark)
-    if loaded.mark != mark or loaded.beyond is None:
-        return Start(mark=mark)
+    if loaded is None and get_worker_info() is not None and counter.has_more(job):
+        raise StateError(
+            "persistent workers that run already cannot go on from this state: use StreamingDataLoader, or make a new "
+            "DataLoader"
+        )
+    if loaded is None or loaded.job != job or loaded.beyond is None:
+        return RunPosition(job)
     loaded.beyond.check_place(world.rank, world.world_size)
-    first_worker = loaded.beyond.first_worker if loaded.beyond.num_workers == num_workers else 0
-    return Start(mark=mark, first_worker=first_worker, beyond=loaded.beyond)
+    return RunPosition(job, beyond=loaded.beyond)
 
 
-def advanced(mark: JobPosition, num_steps: int, steps: Steps, world: World, *, is_endless: bool) -> JobPosition:
-    """Return the mark `num_steps` later; without endless iteration the next epoch's start at most."""
-    partition = steps.partition(mark.epoch, world, mark.consumed)
+def advanced(job: JobPosition, num_steps: int, steps: Steps, world: World, *, is_endless: bool) -> JobPosition:
+    """Return the position of the job `num_steps` later; without endless iteration the next epoch's start at most."""
+    partition = steps.partition(job.epoch, world, job.consumed)
     num_left = partition.num_steps - partition.first_step
     if num_steps < num_left:
-        return JobPosition(mark.epoch, mark.consumed + num_steps * partition.step_size)
+        return JobPosition(job.epoch, job.consumed + num_steps * partition.step_size)
     if not is_endless:
-        return JobPosition(mark.epoch + 1, 0)
+        return JobPosition(job.epoch + 1, 0)
     num_epochs, num_steps = divmod(num_steps - num_left, partition.num_steps)
-    return JobPosition(mark.epoch + 1 + num_epochs, num_steps * partition.step_size)
+    return JobPosition(job.epoch + 1 + num_epochs, num_steps * partition.step_size)
 
 
 def processed(progress: ShareProgress) -> RunPosition:
     """Return the position of this process, which iterates without a loader of ours."""
     epoch, partition, beyond = progress.share.epoch, progress.share.current_partition, progress.share.beyond
     if get_worker_info() is not None:
-        return RunPosition(JobPosition(epoch, partition.consumed), Share.of(partition, progress.taken, progress.offset), beyond)
+        return RunPosition(
+            JobPosition(epoch, partition.consumed), TakenAlone.of(partition, progress.taken, progress.offset), beyond
+        )
     if progress.taken >= partition.num_samples:
         return RunPosition(JobPosition(epoch + 1, 0))
     num_steps, rest = divmod(progress.taken, partition.batch_size or 1)
-    mark = JobPosition(epoch, partition.consumed + num_steps * partition.step_size)
+    job = JobPosition(epoch, partition.consumed + num_steps * partition.step_size)
     is_within = rest or progress.offset or beyond is not None
-    return RunPosition(mark, Share.of(partition, rest, progress.offset) if is_within else None, beyond)
+    return RunPosition(job, TakenAlone.of(partition, rest, progress.offset) if is_within else None, beyond)

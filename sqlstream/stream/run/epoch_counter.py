@@ -10,23 +10,16 @@ compute the same from the same numbers. Rejected: a counter in each worker (work
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import get_worker_info
 
 from sqlstream.order import Int64Array
+from sqlstream.stream.run.positions import JobPosition
 
 _SLOTS = 256
 """Workers that can write at once; more share slots, which is harmless as long as they do not start in the same instant."""
-
-
-class JobPosition(NamedTuple):
-    """A place in the run of the whole job."""
-
-    epoch: int
-    consumed: int
-    """Samples of the epoch that the whole job has taken."""
 
 
 class EpochCounter:
@@ -44,7 +37,7 @@ class EpochCounter:
         numbers: Int64Array = self._shared.numpy()  # [4 and slots, 4]
         # next, announced: epoch and consumed of the next iteration, and of the one that was announced last.
         # flags: the epoch + 1 that workers have started by themselves, 0 if none; 1 if a position gave no sample, or several.
-        # set: how often the user has set a position; 1 if the last one was a state with more than a mark; its epoch, consumed.
+        # set: how often the user has set a position; 1 if the last one was a state with more than a job; its epoch, consumed.
         self._next, self._announced, self._flags, self._set = numbers[:4]  # [4]
         # Each slot: the iteration by its seed and by its count in that worker, its epoch + 1, what is consumed of it.
         self._table = numbers[4:]  # [slots, 4]
@@ -72,10 +65,10 @@ class EpochCounter:
         """The epoch that workers have started by themselves; None: the trainer announces epochs."""
         return int(self._flags[0]) - 1 if self._flags[0] else None
 
-    def set_next(self, mark: JobPosition) -> None:
-        """Make the next iteration begin at `mark`."""
-        self._next[1] = mark.consumed
-        self._next[0] = mark.epoch
+    def set_next(self, job: JobPosition) -> None:
+        """Make the next iteration begin at `job`."""
+        self._next[1] = job.consumed
+        self._next[0] = job.epoch
         self._table[:] = 0
         self._flags[0] = 0
 
@@ -84,31 +77,31 @@ class EpochCounter:
         """Number of positions that the user has set: a state holds until the next one is set."""
         return int(self._set[0])
 
-    def has_more(self, mark: JobPosition) -> bool:
-        """Return whether the last state that was set is at `mark` and has more than it: other processes lack the rest."""
-        return bool(self._set[1]) and mark == JobPosition(int(self._set[2]), int(self._set[3]))
+    def has_more(self, job: JobPosition) -> bool:
+        """Return whether the last state that was set is at `job` and has more than it: other processes lack the rest."""
+        return bool(self._set[1]) and job == JobPosition(int(self._set[2]), int(self._set[3]))
 
-    def set_from_outside(self, mark: JobPosition, *, has_more: bool) -> None:
-        """Make the next iteration begin at `mark`, as the user says."""
-        self._set[2:] = mark
+    def set_from_outside(self, job: JobPosition, *, has_more: bool) -> None:
+        """Make the next iteration begin at `job`, as the user says."""
+        self._set[2:] = job
         self._set[1] = has_more
         self._set[0] += 1
-        self.set_next(mark)
+        self.set_next(job)
 
     def announce(self) -> JobPosition:
         """Begin an iteration in the trainer, for the workers that it is about to ask."""
-        mark = self.next
-        self._announced[:2] = mark
-        self.set_next(JobPosition(mark.epoch + 1, 0))
-        return mark
+        job = self.next
+        self._announced[:2] = job
+        self.set_next(JobPosition(job.epoch + 1, 0))
+        return job
 
     def start(self) -> JobPosition:
         """Return where the iteration begins that this process, trainer or worker, starts now."""
         info = get_worker_info()
         if info is None:
-            mark = self.next
-            self.set_next(JobPosition(mark.epoch + 1, 0))
-            return mark
+            job = self.next
+            self.set_next(JobPosition(job.epoch + 1, 0))
+            return job
         if self._pid != os.getpid():  # a worker that was forked or spawned: it has started nothing yet
             self._pid, self._num_started = os.getpid(), 0
         self._num_started += 1
@@ -116,13 +109,13 @@ class EpochCounter:
         seed, count = info.seed - info.id, self._num_started
         same = (self._table[:, 0] == seed) & (self._table[:, 1] == count) & (self._table[:, 2] > 0)  # [slots]
         known = self._table[same]  # [n, 4]
-        mark = JobPosition(int(known[0, 2]) - 1, int(known[0, 3])) if len(known) else candidate
+        job = JobPosition(int(known[0, 2]) - 1, int(known[0, 3])) if len(known) else candidate
         slot = 1 + info.id % (_SLOTS - 1)
         self._table[slot, 2] = 0  # not valid while it is being written
-        self._table[slot, 0], self._table[slot, 1], self._table[slot, 3] = seed, count, mark.consumed
-        self._table[slot, 2] = mark.epoch + 1
-        self.skip_to(mark.epoch)
-        return mark
+        self._table[slot, 0], self._table[slot, 1], self._table[slot, 3] = seed, count, job.consumed
+        self._table[slot, 2] = job.epoch + 1
+        self.skip_to(job.epoch)
+        return job
 
     def skip_to(self, epoch: int) -> None:
         """Note that the iteration of this process is `epoch`: the next iteration is the epoch after it."""

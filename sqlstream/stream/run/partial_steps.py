@@ -1,4 +1,4 @@
-"""What a rank has delivered behind the end of a step: where rows give no sample, or several, batches are no steps.
+"""What is taken behind the end of a step: by one process alone, or by a rank where rows give no sample, or several.
 
 Positions stay the unit of order and state. A rank takes its positions step by step. Their numbers in that order are the same
 for any number of workers, so any number of workers can go on from a state that names them.
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sqlstream.errors import StateError
-from sqlstream.order import Int64Array
+from sqlstream.order import Int64Array, Partition
 
 
 class DeliveredSpan(NamedTuple):
@@ -95,6 +95,62 @@ class DeliveredAhead:
             unfinished=tuple(PartialRow(*triple) for triple in lists["unfinished"]),
             **counts,
         )
+
+
+def check_counts(owner: str, names: tuple[str, ...], state: Mapping[str, object]) -> None:
+    """Raise StateError if one of the values with these names is no count."""
+    for name in names:
+        value = state[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise StateError(f"{name}={value!r} in {owner} is not a count: give 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenAlone:
+    """What one process has taken of its share behind the last step of the whole job; no other process can go on there."""
+
+    rank: int
+    world_size: int
+    worker: int
+    num_workers: int
+    first_worker: int
+    """The worker that takes the step after `sample_in_epoch`."""
+    taken: int
+    """Positions taken behind `sample_in_epoch`, in the order of the share."""
+    offset: int
+    """Samples taken of the next position."""
+
+    @classmethod
+    def of(cls, partition: Partition, taken: int, offset: int) -> TakenAlone:
+        """Return the share after `taken` positions and `offset` samples of the next one."""
+        world = partition.world
+        return cls(
+            rank=world.rank,
+            world_size=world.world_size,
+            worker=world.worker,
+            num_workers=world.num_workers,
+            first_worker=partition.first_worker,
+            taken=taken,
+            offset=offset,
+        )
+
+    @property
+    def place(self) -> str:
+        """The process of the share, in words."""
+        return f"rank {self.rank} of {self.world_size}, worker {self.worker} of {self.num_workers}"
+
+    @classmethod
+    def from_dict(cls, share: object) -> TakenAlone:
+        """Return the share in a dict.
+
+        Raises:
+            StateError: The dict is no share.
+        """
+        names = tuple(field.name for field in fields(cls))
+        if not isinstance(share, Mapping) or set(share) != set(names):
+            raise StateError(f"share={share!r} in the state is not a dict of {', '.join(names)}")
+        check_counts("the state's share", names, share)
+        return cls(**share)
 
 
 def stretches_of(epoch: int, numbers: Int64Array) -> list[DeliveredSpan]:

@@ -13,12 +13,13 @@ from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError, UnknownLengthError
 from sqlstream.index.weights import WeightsSpec
 from sqlstream.order import Partition, Steps, Tail
-from sqlstream.stream.run.delivery import Delivery, Loaded, RunPosition, advanced, begun, processed
-from sqlstream.stream.run.epoch_counter import EpochCounter, JobPosition
+from sqlstream.stream.run.delivery import Delivery, advanced, begun, processed
+from sqlstream.stream.run.epoch_counter import EpochCounter
 from sqlstream.stream.run.order_options import BatchOptions, OrderOptions
-from sqlstream.stream.run.partial_steps import DeliveredAhead
-from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare, ShareProgress, WorkerPosition
-from sqlstream.stream.run.state import RunIdentity, Share
+from sqlstream.stream.run.partial_steps import DeliveredAhead, TakenAlone
+from sqlstream.stream.run.positions import JobPosition, RunPosition, WorkerPosition
+from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare, ShareProgress
+from sqlstream.stream.run.state import RunIdentity
 from sqlstream.stream.run.weighting import Weighting
 from sqlstream.world import World
 
@@ -46,7 +47,9 @@ class Schedule:
         self.counter = EpochCounter()
         self.batches: BatchOptions | None = None
         self._options = options
-        self._loaded: Loaded | None = None
+        self._loaded: RunPosition | None = None
+        self._loaded_serial = 0
+        """Serial number of the counter when the state was loaded: what is set later replaces it."""
         self._progress: ShareProgress | None = None
         self._delivery: Delivery | None = None
 
@@ -138,12 +141,12 @@ class Schedule:
                 f"the state was taken within a step, {share.taken} samples beyond its start, by {share.place}: loaders go on "
                 "at steps; iterate the dataset itself, or load it with strict=False to go on at the start of that step"
             )
-        mark = self.counter.next
-        if self._is_over(mark):
-            self.counter.set_next(JobPosition(mark.epoch + 1, 0))
+        job = self.counter.next
+        if self._is_over(job):
+            self.counter.set_next(JobPosition(job.epoch + 1, 0))
         num_workers = max(1, self.batches.num_workers if self.batches is not None else 0)
         world = self.world
-        start = begun(self.counter.announce(), self._loaded, self.counter, world, num_workers)
+        start = begun(self.counter.announce(), self._newest, self.counter, world)
         self._progress = None
         self._delivery = Delivery(start, self.steps, world, num_workers, is_endless=self.is_endless)
         return self._delivery
@@ -157,28 +160,28 @@ class Schedule:
         """Return the position of this process, a worker or the trainer, after the samples that it made."""
         info, progress = get_worker_info(), self._progress
         assert progress is not None, "a batch is made of samples"
-        return WorkerPosition(0 if info is None else info.id, progress.share.epoch, progress.taken, progress.offset)
+        return progress.position(0 if info is None else info.id)
 
     def _first_share(self, world: World) -> EpochShare:
-        _, mark, share, beyond = self._loaded or Loaded(0, self.counter.next, None, None)
+        job, share, beyond = self._loaded or RunPosition(self.counter.next)
         if share is not None:
             self._loaded = None
-            partition = self.steps.partition(mark.epoch, world, mark.consumed, share.first_worker)
-            ours = Share.of(partition, share.taken, share.offset)
+            partition = self.steps.partition(job.epoch, world, job.consumed, share.first_worker)
+            ours = TakenAlone.of(partition, share.taken, share.offset)
             if ours != share:
                 raise StateError(
                     f"the state is that of {share.place}, this process is {ours.place}: go on with as many ranks and workers, "
                     "or save the state of a StreamingDataLoader, which fits any number of them"
                 )
-            self.counter.skip_to(mark.epoch)
-            return replace(self._share(mark.epoch, self.steps, partition, beyond), taken=share.taken, offset=share.offset)
-        mark = self.counter.announced if self.is_announced else self.counter.start()
-        if self._is_over(mark):
-            mark = JobPosition(mark.epoch + 1, 0)  # a state from an epoch's end goes on with the next
-            self.counter.skip_to(mark.epoch)
-        start = begun(mark, self._loaded, self.counter, world, world.num_workers)
-        partition = self.steps.partition(mark.epoch, world, mark.consumed, start.first_worker)
-        return self._share(mark.epoch, self.steps, partition, start.beyond)
+            self.counter.skip_to(job.epoch)
+            return replace(self._share(job.epoch, self.steps, partition, beyond), taken=share.taken, offset=share.offset)
+        job = self.counter.announced if self.is_announced else self.counter.start()
+        if self._is_over(job):
+            job = JobPosition(job.epoch + 1, 0)  # a state from an epoch's end goes on with the next
+            self.counter.skip_to(job.epoch)
+        start = begun(job, self._newest, self.counter, world)
+        partition = self.steps.partition(job.epoch, world, job.consumed, start.first_worker(world.num_workers))
+        return self._share(job.epoch, self.steps, partition, start.beyond)
 
     def batches_of(self, epoch: int, batch_size: int) -> EpochShare:
         """Return this rank's share of an epoch in batches of `batch_size`, all in one process."""
@@ -204,10 +207,10 @@ class Schedule:
             partition = share.steps.partition(epoch, ended.world, 0, first_worker)
             share = self._share(epoch, share.steps, partition, share.beyond if self.is_endless else None)
 
-    def _is_over(self, mark: JobPosition) -> bool:
-        if not mark.consumed:
+    def _is_over(self, job: JobPosition) -> bool:
+        if not job.consumed:
             return False
-        partition = self.steps.partition(mark.epoch, self.world, mark.consumed)
+        partition = self.steps.partition(job.epoch, self.world, job.consumed)
         return partition.first_step >= partition.num_steps
 
     def note_several(self) -> None:
@@ -230,13 +233,18 @@ class Schedule:
         """
         return self._position() if num_samples is None else RunPosition(self._position_after(num_samples))
 
-    def set_next(self, mark: JobPosition, share: Share | None = None, beyond: DeliveredAhead | None = None) -> None:
-        """Make the next iteration begin at `mark`; with `share`, in this process alone, at a position behind it."""
+    def set_next(self, position: RunPosition) -> None:
+        """Make the next iteration begin at a position; with a share, in this process alone, behind the job's position."""
         self._progress = self._delivery = self._loaded = None
-        if share is None or get_worker_info() is None:
-            self.counter.set_from_outside(mark, has_more=beyond is not None)
-        if share is not None or beyond is not None:
-            self._loaded = Loaded(self.counter.serial, mark, share, beyond)
+        if position.share is None or get_worker_info() is None:
+            self.counter.set_from_outside(position.job, has_more=position.beyond is not None)
+        if position.share is not None or position.beyond is not None:
+            self._loaded, self._loaded_serial = position, self.counter.serial
+
+    @property
+    def _newest(self) -> RunPosition | None:
+        """The state that was loaded; None: none was, or another position was set since."""
+        return self._loaded if self._loaded_serial == self.counter.serial else None
 
     @property
     def is_under_way(self) -> bool:
@@ -246,7 +254,7 @@ class Schedule:
     @property
     def place(self) -> JobPosition:
         """The position of the whole job, at a step's end."""
-        return self._position().mark
+        return self._position().job
 
     def place_after(self, num_steps: int) -> JobPosition:
         """Return the position of the whole job `num_steps` later; without endless iteration the next epoch at most."""
@@ -254,8 +262,8 @@ class Schedule:
 
     def _position(self) -> RunPosition:
         loaded = self._loaded
-        if loaded is not None and (loaded.share is not None or (not self.is_under_way and loaded.mark == self.counter.next)):
-            return RunPosition(loaded.mark, loaded.share, loaded.beyond)
+        if loaded is not None and (loaded.share is not None or (not self.is_under_way and loaded.job == self.counter.next)):
+            return loaded
         if get_worker_info() is None and self.counter.epoch_of_workers is not None:
             raise StateError(
                 "workers of a DataLoader run ahead of the trainer, so the dataset cannot know what was delivered: use "
@@ -273,11 +281,11 @@ class Schedule:
         if (started := self.counter.epoch_of_workers) is not None:
             epoch = started
         elif self._delivery is not None:
-            epoch = self._delivery.start.mark.epoch
+            epoch = self._delivery.start.job.epoch
         else:
             epoch = self.counter.next.epoch if self._progress is None else self._progress.share.epoch
-        mark = JobPosition(epoch, num_samples)
-        return JobPosition(epoch + 1, 0) if self._is_over(mark) else mark
+        job = JobPosition(epoch, num_samples)
+        return JobPosition(epoch + 1, 0) if self._is_over(job) else job
 
 
 def own_seed(seed: int, share: EpochShare, *, is_endless: bool) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from sqlstream.order import Int64Array, Order, Partition, Steps
 from sqlstream.stream.run.partial_steps import DeliveredAhead
+from sqlstream.stream.run.positions import WorkerPosition
 
 PLANNED_TOGETHER = 64
 """Positions whose samples are planned together: a call of numpy costs little beside 64 samples."""
@@ -37,7 +38,7 @@ class EpochShare:
     offset: int = 0
     """Samples of the next position that were taken before."""
     beyond: DeliveredAhead | None = None
-    """What the saved state, from which the share goes on, says was delivered behind its mark."""
+    """What the saved state, from which the share goes on, says was delivered behind the job's position."""
 
     @property
     def order(self) -> Order:
@@ -69,7 +70,7 @@ class EpochShare:
 
 @dataclass(slots=True)
 class ShareProgress:
-    """The position of a process in its share; the engine moves it on."""
+    """Counts what a process takes of its share; the engine moves it on."""
 
     share: EpochShare
     taken: int
@@ -105,15 +106,10 @@ class ShareProgress:
         self.taken, self.offset = (self._place + 1, 0) if is_only else (self._place, self._num_made)
         return True
 
+    def position(self, worker: int) -> WorkerPosition:
+        """Return where this process stands, the worker of that number."""
+        return WorkerPosition(worker, self.share.epoch, self.taken, self.offset)
+
     def end(self) -> None:
         """Move to the end of the share."""
         self.taken, self.offset = self.share.partition.num_samples, 0
-
-
-class WorkerPosition(NamedTuple):
-    """The position of a worker after a batch; it goes to the trainer with the batch."""
-
-    worker: int
-    epoch: int
-    taken: int
-    offset: int

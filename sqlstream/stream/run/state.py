@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
 from sqlstream.errors import StateError
-from sqlstream.order import PERMUTATION_VERSION, Partition
-from sqlstream.stream.run.partial_steps import DeliveredAhead
+from sqlstream.order import PERMUTATION_VERSION
+from sqlstream.stream.run.partial_steps import DeliveredAhead, TakenAlone, check_counts
 
 STATE_VERSION = 1
 CHANGE_KEYS = frozenset(("epoch", "sample", "expression", "fingerprint"))
@@ -17,61 +17,6 @@ COMPARED = (
     *("num_canonical_nodes", "blocks", "global_batch_size"),
 )
 """Fields that must be equal for the rest of the run to be the same."""
-
-
-def _check_counts(owner: str, names: tuple[str, ...], state: Mapping[str, object]) -> None:
-    for name in names:
-        value = state[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise StateError(f"{name}={value!r} in {owner} is not a count: give 0 or more")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """What one process has taken of its share behind the last step of the whole job; no other process can go on there."""
-
-    rank: int
-    world_size: int
-    worker: int
-    num_workers: int
-    first_worker: int
-    """The worker that takes the step after `sample_in_epoch`."""
-    taken: int
-    """Positions taken behind `sample_in_epoch`, in the order of the share."""
-    offset: int
-    """Samples taken of the next position."""
-
-    @classmethod
-    def of(cls, partition: Partition, taken: int, offset: int) -> Share:
-        """Return the share after `taken` positions and `offset` samples of the next one."""
-        world = partition.world
-        return cls(
-            rank=world.rank,
-            world_size=world.world_size,
-            worker=world.worker,
-            num_workers=world.num_workers,
-            first_worker=partition.first_worker,
-            taken=taken,
-            offset=offset,
-        )
-
-    @property
-    def place(self) -> str:
-        """The process of the share, in words."""
-        return f"rank {self.rank} of {self.world_size}, worker {self.worker} of {self.num_workers}"
-
-    @classmethod
-    def from_dict(cls, share: object) -> Share:
-        """Return the share in a dict.
-
-        Raises:
-            StateError: The dict is no share.
-        """
-        names = tuple(field.name for field in fields(cls))
-        if not isinstance(share, Mapping) or set(share) != set(names):
-            raise StateError(f"share={share!r} in the state is not a dict of {', '.join(names)}")
-        _check_counts("the state's share", names, share)
-        return cls(**share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +55,7 @@ class StreamState:
     """Positions of an epoch."""
     weights: tuple[Mapping[str, object], ...] = ()
     """Changes of the rows' weights: epoch and sample from which on each holds, its expression and fingerprint."""
-    share: Share | None = None
+    share: TakenAlone | None = None
     """Set by a process within a step, or by one that knows only its own share (a worker of torchdata's loader)."""
     beyond: DeliveredAhead | None = None
     """Set where rows give no sample, or several: what this rank has delivered behind `sample_in_epoch`."""
@@ -143,13 +88,13 @@ class StreamState:
         missing = sorted({"epoch", "sample_in_epoch"} - set(state))
         if unknown or missing:
             raise StateError(f"not a state of this dataset: missing keys {missing}, unknown keys {unknown}")
-        _check_counts("the state", ("epoch", "sample_in_epoch"), state)
+        check_counts("the state", ("epoch", "sample_in_epoch"), state)
         share, weights = state.get("share"), state.get("weights", ())
         if not isinstance(weights, list | tuple) or any(set(change) != CHANGE_KEYS for change in weights):
             raise StateError(f"weights={weights!r} in the state is not a list of dicts with {', '.join(sorted(CHANGE_KEYS))}")
         beyond = state.get("beyond")
         parts = {
-            "share": None if share is None else Share.from_dict(share),
+            "share": None if share is None else TakenAlone.from_dict(share),
             "beyond": None if beyond is None else DeliveredAhead.from_dict(beyond),
             "weights": tuple(weights),
         }
