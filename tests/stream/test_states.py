@@ -1,0 +1,105 @@
+"""The keys of a state: which version writes and reads which, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sqlstream.errors import StateError
+from sqlstream.stream.run.state import STATE_VERSION, RunIdentity, StreamPart, StreamState
+
+SINGLE = StreamState(epoch=2, sample_in_epoch=24, fingerprint="f", shuffle_seed=5, global_batch_size=8, epoch_size=50)
+CHANGE = {"epoch": 1, "sample": 8, "expression": "score", "fingerprint": "w"}
+
+
+def part(fingerprint: str, drawn: int = 0) -> StreamPart:
+    identity = RunIdentity(fingerprint=fingerprint, shuffle_seed=3, num_canonical_nodes=1, blocks=None, epoch_size=70)
+    return StreamPart(identity=identity, drawn=drawn, weights=(CHANGE,))
+
+
+MIXED = replace(SINGLE, fingerprint=None, streams={"web": part("a", 16), "code": part("b", 8)})
+
+
+def sent(state: dict[str, Any]) -> dict[str, Any]:
+    """The state after a file of JSON."""
+    found: dict[str, Any] = json.loads(json.dumps(state))
+    return found
+
+
+def test_the_state_of_a_single_dataset_is_one_that_earlier_programs_read() -> None:
+    state = sent(SINGLE.to_dict())
+    assert state["version"] == 1
+    assert "streams" not in state
+    assert StreamState.from_dict(state) == SINGLE
+    del state["version"]
+    assert StreamState.from_dict(state) == SINGLE
+
+
+def test_the_state_of_several_streams_has_version_2_and_comes_back() -> None:
+    state = sent(MIXED.to_dict())
+    assert state["version"] == STATE_VERSION == 2
+    assert state["streams"]["web"] == {
+        "fingerprint": "a",
+        "shuffle_seed": 3,
+        "num_canonical_nodes": 1,
+        "blocks": None,
+        "epoch_size": 70,
+        "drawn": 16,
+        "weights": [CHANGE],
+    }
+    assert StreamState.from_dict(state) == MIXED
+    StreamState.from_dict(state).check(MIXED)
+
+
+def test_a_single_dataset_may_have_version_2() -> None:
+    assert StreamState.from_dict(SINGLE.to_dict() | {"version": 2}) == SINGLE
+
+
+@pytest.mark.parametrize("version", [3, "2", None])
+def test_a_state_of_a_later_version_is_refused(version: object) -> None:
+    with pytest.raises(StateError, match=rf"version {version!r}, this sqlstream knows 2: upgrade"):
+        StreamState.from_dict(SINGLE.to_dict() | {"version": version})
+
+
+def test_streams_belong_to_version_2() -> None:
+    with pytest.raises(StateError, match=r"unknown keys \['streams'\]"):
+        StreamState.from_dict(MIXED.to_dict() | {"version": 1})
+
+
+@pytest.mark.parametrize(
+    ("streams", "message"),
+    [
+        (["web"], "is not a dict of streams by name"),
+        ({"web": 3}, "stream 'web' in the state is 3, no dict of blocks, drawn"),
+        ({"web": part("a").to_dict() | {"more": 1}}, "stream 'web' in the state"),
+        ({"web": part("a").to_dict() | {"drawn": -1}}, "drawn=-1 in stream 'web'"),
+        ({"web": part("a").to_dict() | {"epoch_size": True}}, "epoch_size=True in stream 'web'"),
+        ({"web": part("a").to_dict() | {"weights": [{"epoch": 1}]}}, "is not a list of dicts"),
+    ],
+)
+def test_what_says_nothing_of_a_stream_is_refused(streams: object, message: str) -> None:
+    with pytest.raises(StateError, match=message):
+        StreamState.from_dict(MIXED.to_dict() | {"streams": streams})
+
+
+@pytest.mark.parametrize(
+    ("saved", "current", "message"),
+    [
+        (SINGLE, MIXED, r"of a single dataset, this run has streams \['code', 'web'\]"),
+        (replace(SINGLE, fingerprint=None), MIXED, "of a single dataset"),
+        (MIXED, SINGLE, r"of streams \['code', 'web'\], this run has a single dataset"),
+        (replace(MIXED, streams={"web": part("a")}), MIXED, r"of streams \['web'\]"),
+        (replace(MIXED, streams={"web": part("c"), "code": part("b")}), MIXED, "fingerprint='c' of stream 'web', this run 'a'"),
+        (replace(MIXED, shuffle_seed=9), MIXED, "shuffle_seed=9"),
+    ],
+)
+def test_the_state_of_other_streams_is_refused_by_name(saved: StreamState, current: StreamState, message: str) -> None:
+    with pytest.raises(StateError, match=message):
+        saved.check(current)
+
+
+def test_streams_may_stand_anywhere_in_their_epochs() -> None:
+    replace(MIXED, streams={"web": part("a", 99), "code": part("b", 1)}).check(MIXED)
