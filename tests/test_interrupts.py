@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -115,3 +116,21 @@ def test_a_third_signal_while_two_are_handed_over_loses_none_and_leaves_the_sect
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def test_a_finalizer_may_run_while_the_section_of_its_thread_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+
+    class Section(interrupts.Section):
+        def __init__(self) -> None:
+            if not made:  # as the garbage collector does, which may begin with any object that is made
+                made.append(True)
+                with interrupts.uninterrupted():
+                    made.append(interrupts.is_inside())
+            super().__init__()
+
+    monkeypatch.setattr(interrupts, "Section", Section)
+    thread = threading.Thread(target=lambda: made.append(interrupts.is_inside()))
+    thread.start()
+    thread.join()
+    assert made == [True, True, False]

@@ -115,7 +115,7 @@ def test_tests_reach_the_parts_of_a_cache_by_the_session_alone() -> None:
     found = {
         str(path.relative_to(ROOT))
         for path in TESTS
-        if re.search(r"cache\._directory\b|session\._directory\b", path.read_text())
+        if re.search(r"cache\._directory\b|(session|primary)\._directory\b", path.read_text())
     }
     assert found == {"tests/cache/session.py"}
 

@@ -10,21 +10,21 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from sqlstream.cache.acquire.acquirer import downloaded_ahead
 from sqlstream.cache.acquire.checksums import VerifyReads, check_verify_reads, num_without, verify_content
-from sqlstream.cache.acquire.holds import AnyHold, Hold
 from sqlstream.cache.admin import statistics
 from sqlstream.cache.admin.clear import ClearReport, clear
 from sqlstream.cache.admin.statistics import CacheStatistics
 from sqlstream.cache.directory import CacheDirectory, close_store, open_stand_in, open_store
+from sqlstream.cache.failover import FailoverSession
 from sqlstream.cache.files.layout import local_directory
 from sqlstream.cache.ledger import reports
 from sqlstream.cache.ledger.reports import FailureRecord
 from sqlstream.cache.model.policies import Policy, policy_named
 from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.cache.private_files import PrivateFilesSession
 from sqlstream.cache.recovery import recover
 from sqlstream.cache.recovery.recover import Finding
-from sqlstream.cache.session import CacheSession, LedgerSession
+from sqlstream.cache.session import AnyHold, CacheSession, LedgerSession
 from sqlstream.config import (
     AS_IT_IS,
     AsItIs,
@@ -107,7 +107,7 @@ class Cache:
         least_free_bytes = parse_bytes(min_free_bytes, "min_free_bytes") or 0
         self.is_closed = False
         """Whether `close` was called: any further use is an error."""
-        self._holds: dict[str, list[Hold]] = {}
+        self._holds: dict[str, list[AnyHold]] = {}
         with locks.uninterrupted():  # no handler raises between a store that is opened and the one who closes it
             try:
                 self._directory = open_store(self.path, create=create, allow_network_fs=allow_network_fs)
@@ -117,27 +117,24 @@ class Cache:
                 self._directory = open_stand_in(self.path, error)
                 self.path = self._directory.disk.root
             fetcher = Fetcher(self.storage_options)
-            self.session: CacheSession = LedgerSession(self._directory, fetcher, verifies_reads=self.verifies_reads)
-            self._finalizer = weakref.finalize(self, _close_aside, self._directory, fetcher, id(self))
+            session = LedgerSession(self._directory, fetcher, verifies_reads=self.verifies_reads)
+            self.session = FailoverSession(session, PrivateFilesSession(fetcher)) if is_bypassed else session
+            self._finalizer = weakref.finalize(self, _close_aside, self._directory, self.session, id(self))
             self._finalizer.atexit = False
         _open.add(self)
         acquirer = self._directory.acquirer
-        if is_bypassed:
-            acquirer.bypass.allow(fetcher)
         try:
             acquirer.downloads.free_space.ask(id(self), least_free_bytes)
             acquirer.checksums.ask(id(self), verifies=self.verifies_reads)
-            with acquirer.bypass.tolerated():
-                acquirer.limits.give(id(self), self._limit_bytes)
-                if eviction_policy is not None:
-                    acquirer.owner.ask_for_policy(eviction_policy)
+            self.session.begin(id(self), self._limit_bytes, eviction_policy)
         except BaseException:
             self.close()
             raise
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle path and options: another process opens the directory itself."""
-        return (_reopen, (self.path, self._arguments, self._directory.acquirer.bypass.directory, os.getpid()))
+        private = self.session.stand_in.directory if isinstance(self.session, FailoverSession) else None
+        return (_reopen, (self.path, self._arguments, private, os.getpid()))
 
     def __enter__(self) -> Cache:
         return self
@@ -235,8 +232,9 @@ class Cache:
 
     def file_of(self, ref: ObjectRef, hold: AnyHold | None = None) -> str:
         """Return the same as text, which takes a tenth of the time."""
-        if hold is not None and hold.files is not None:
-            return str(hold.files[ref.key].path)
+        for held, path in zip(hold.refs, hold.paths, strict=False) if hold is not None else ():
+            if held.key == ref.key:
+                return path
         return self._directory.disk.data_path(ref.key, ref.ext)
 
     @property
@@ -300,15 +298,14 @@ class Cache:
         """End the helper process and what it still brings; the next miss starts it again."""
         if self.is_closed:  # at the latest as Python ends, where an iterator may be ended after all else
             return
-        self._directory.acquirer.downloads.cancel(self.fetcher)
-        self.fetcher.stop()
+        self.session.rest()
 
     def close(self) -> None:
         """Give every pin back, end the helper process and threads, close all files."""
         with locks.uninterrupted():
             self.is_closed = True
             if self._finalizer.detach() is not None:
-                _close(self._directory, self.fetcher, id(self))
+                _close(self._directory, self.session, id(self))
 
 
 _open: weakref.WeakSet[Cache] = weakref.WeakSet()
@@ -332,26 +329,24 @@ def local_file(url: str) -> Path:
     return path
 
 
-def _reopen(path: Path, arguments: dict[str, object], private_directory: str, pid: int) -> Cache:
+def _reopen(path: Path, arguments: dict[str, object], private_directory: str | None, pid: int) -> Cache:
     cache = Cache(path, **arguments)  # type: ignore[arg-type]  # what __init__ took
-    if os.getpid() != pid:
-        cache._directory.acquirer.bypass.join(private_directory)
+    if private_directory is not None and isinstance(cache.session, FailoverSession) and os.getpid() != pid:
+        cache.session.stand_in.join(private_directory)
     return cache
 
 
-def _hold_each(cache: Cache, refs: Mapping[str, ObjectRef]) -> dict[str, Hold]:
+def _hold_each(cache: Cache, refs: Mapping[str, ObjectRef]) -> dict[str, AnyHold]:
     """Return a hold, in use, for each of several objects that are here together, by URL."""
-    acquirer = cache._directory.acquirer
-    with downloaded_ahead(acquirer, list(refs.values()), cache.fetcher):
+    with cache.session.brought(list(refs.values())):
         hold = cache.hold(tuple(refs.values()))
-    assert isinstance(hold, Hold), "it was not asked for reading alone"
-    pieces = {piece.refs[0].key: piece for piece in acquirer.holdings.split(hold)}
+    pieces = {piece.refs[0].key: piece for piece in cache.session.split(hold)}
     return {url: pieces[ref.key] for url, ref in refs.items()}
 
 
-def _take_holds(cache: Cache, wanted: Sequence[str]) -> list[Hold]:
+def _take_holds(cache: Cache, wanted: Sequence[str]) -> list[AnyHold]:
     """Return what `acquire_many` noted for each URL, and forget it; all of it or none."""
-    taken: list[Hold] = []
+    taken: list[AnyHold] = []
     with cache._directory.acquirer.owner.state:
         for url in wanted:
             if not cache._holds.get(url):
@@ -363,24 +358,23 @@ def _take_holds(cache: Cache, wanted: Sequence[str]) -> list[Hold]:
     return taken
 
 
-def _close_aside(store: CacheDirectory, fetcher: Fetcher, user: int) -> None:
+def _close_aside(directory: CacheDirectory, session: CacheSession, user: int) -> None:
     """Close for a cache that the garbage collector found, in a thread: to close waits, and this may come anywhere."""
-    thread = threading.Thread(target=_close, args=(store, fetcher, user), name="sqlstream-cache-close")
+    thread = threading.Thread(target=_close, args=(directory, session, user), name="sqlstream-cache-close")
     try:
         thread.start()
     except (RuntimeError, MemoryError):  # no more threads: what waits for others waits for the end of this thread's section
-        interrupts.call_outside(lambda: _close(store, fetcher, user))
+        interrupts.call_outside(lambda: _close(directory, session, user))
 
 
-def _close(store: CacheDirectory, fetcher: Fetcher, user: int) -> None:
+def _close(directory: CacheDirectory, session: CacheSession, user: int) -> None:
     """Give back what a cache object has; a handler that raises while something here waits ends that wait, not the rest."""
     with contextlib.ExitStack() as steps:
-        steps.callback(_without_cache_errors, lambda: close_store(store))
-        steps.callback(_without_cache_errors, lambda: store.acquirer.owner.drop_limit(user))
-        steps.callback(store.acquirer.downloads.free_space.ask, user, 0)
-        steps.callback(lambda: store.acquirer.checksums.ask(user, verifies=False))
-        steps.callback(fetcher.close)
-        steps.callback(store.acquirer.downloads.cancel, fetcher)
+        steps.callback(_without_cache_errors, lambda: close_store(directory))
+        steps.callback(_without_cache_errors, lambda: directory.acquirer.owner.drop_limit(user))
+        steps.callback(directory.acquirer.downloads.free_space.ask, user, 0)
+        steps.callback(lambda: directory.acquirer.checksums.ask(user, verifies=False))
+        steps.callback(session.close)
 
 
 def _without_cache_errors(step: Callable[[], None]) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from sqlstream.cache.acquire.acquirer import Acquirer
-from sqlstream.cache.acquire.bypass import remove_directory
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.ledger.ledger import Ledger
@@ -155,3 +154,9 @@ def _is_at(root: Path, identity: _Identity) -> bool:
 def _identity(root: Path) -> _Identity:
     status = os.stat(root)
     return (status.st_dev, status.st_ino)
+
+
+def remove_directory(directory: str, pid: int) -> None:
+    """Remove a private directory; not in a forked child of its owner."""
+    if os.getpid() == pid:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -9,10 +9,12 @@ reports. Objects go in as `ObjectRef`, holds come out:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeAlias, TypeVar
 
+from sqlstream.cache.acquire.acquirer import downloaded_ahead
 from sqlstream.cache.acquire.checksums import VerifyReads
-from sqlstream.cache.acquire.holds import AnyHold
+from sqlstream.cache.acquire.holds import Hold
 from sqlstream.cache.acquire.put import PutItem, Putter
 from sqlstream.cache.admin.versions import drop_other_versions
 from sqlstream.cache.directory import CacheDirectory
@@ -20,6 +22,8 @@ from sqlstream.cache.files.read_hold import ReadHold
 from sqlstream.cache.ledger.reports import Failure, FailureRecord, record_failures
 from sqlstream.cache.model.policies import Policy, policy_named
 from sqlstream.cache.model.refs import KEY_BYTES, STORED_SAMPLE_EXTENSION, ListedObject, ObjectRef
+from sqlstream.cache.private_files import PrivateHold
+from sqlstream.config import Limit
 from sqlstream.storage.fetcher import Fetcher
 
 __all__ = [
@@ -38,11 +42,15 @@ __all__ = [
 ]
 
 
-class CacheSession(Protocol):
+H = TypeVar("H")
+
+
+class SessionOf(Protocol[H]):
     """What a reader of samples asks of a cache."""
 
-    fetcher: Fetcher
-    """What brings objects that are not here."""
+    @property
+    def fetcher(self) -> Fetcher:
+        """What brings objects that are not here."""
 
     @property
     def directories(self) -> tuple[str, ...]:
@@ -58,7 +66,7 @@ class CacheSession(Protocol):
 
     # -- holds --------------------------------------------------------------------------------------------------------
 
-    def acquire(self, groups: Sequence[Sequence[ObjectRef]], *, for_reading: bool = False) -> Sequence[AnyHold]:
+    def acquire(self, groups: Sequence[Sequence[ObjectRef]], *, for_reading: bool = False) -> Sequence[H]:
         """Return holds on the longest prefix of `groups` (the objects of one sample each) for which there is room now.
 
         Args:
@@ -66,32 +74,38 @@ class CacheSession(Protocol):
             for_reading: The caller reads the files between `open` and `release` only, and hands no path out.
         """
 
-    def acquire_one(self, group: Sequence[ObjectRef], *, for_reading: bool = False) -> AnyHold:
+    def acquire_one(self, group: Sequence[ObjectRef], *, for_reading: bool = False) -> H:
         """Return a hold on the objects of one sample, waiting for room if need be.
 
         Raises:
             CacheFullError: No process gave room back in time.
         """
 
-    def wait(self, hold: AnyHold, timeout_seconds: float | None = None) -> AnyHold:
+    def wait(self, hold: H, timeout_seconds: float | None = None) -> H:
         """Wait until every object of a hold is here, or one failed; return the hold, or the one that took its place."""
 
-    def open(self, hold: AnyHold) -> bool:
+    def open(self, hold: H) -> bool:
         """Begin to use a settled hold: its files are at `hold.paths`, in the order of its objects, until it is released.
 
         Returns:
             False if the hold was revoked, or a file is not what its row says: release it, and acquire the sample again.
         """
 
-    def release(self, hold: AnyHold) -> None:
+    def release(self, hold: H) -> None:
         """Give a hold back; it may be called twice."""
 
-    def retain(self, hold: AnyHold) -> AnyHold:
+    def retain(self, hold: H) -> H:
         """Keep the paths of an open hold valid until it is released, within this process's share of the limit.
 
         Returns:
             The hold that keeps them: this one or another in its place.
         """
+
+    def brought(self, refs: Sequence[ObjectRef]) -> AbstractContextManager[None]:
+        """Have objects that the body holds together brought before it begins, as far as that is better than in it."""
+
+    def split(self, hold: H) -> Sequence[H]:
+        """Return an open hold for each object of an open hold, in its place."""
 
     def warn_of_paths(self) -> None:
         """Say once that the limit leaves too little room for the paths that should stay valid."""
@@ -104,6 +118,12 @@ class CacheSession(Protocol):
 
     def flush(self) -> None:
         """Write what waits for a transaction."""
+
+    def rest(self) -> None:
+        """End the helper process, and what it still brings; the next miss starts it again."""
+
+    def close(self) -> None:
+        """End what this session has of its own."""
 
     # -- samples that were made ---------------------------------------------------------------------------------------
 
@@ -122,10 +142,16 @@ class CacheSession(Protocol):
         """Remove entries of another version than a listing names; return the keys of those in use, which stay."""
 
     def register(self, name: str, src: str, fingerprint: str) -> int | None:
-        """Return the id of a dataset in the ledger; None where the ledger fails and is bypassed."""
+        """Return the id of a dataset in the ledger; None where there is no ledger."""
 
     def note_failures(self, failed: Sequence[Failure]) -> None:
         """Write down which samples failed, and why."""
+
+
+AnyHold: TypeAlias = Hold | ReadHold | PrivateHold
+"""What a sample's objects are held by: rows of the ledger, locks on their files, or files of its own."""
+CacheSession: TypeAlias = SessionOf[AnyHold]
+"""The session that an engine gets."""
 
 
 class LedgerSession:
@@ -149,7 +175,7 @@ class LedgerSession:
     @property
     def directories(self) -> tuple[str, ...]:
         """See `CacheSession`."""
-        return (f"{self._disk.root}/data/", f"{self._acquirer.bypass.directory}/")
+        return (f"{self._disk.root}/data/",)
 
     @property
     def is_closed(self) -> bool:
@@ -158,11 +184,14 @@ class LedgerSession:
 
     @property
     def policy(self) -> Policy:
-        """The eviction policy in force; of a cache that fails and is bypassed, the default."""
-        name = "lru"
-        with self._acquirer.bypass.tolerated():
-            name = self._directory.ledger.policy()
-        return policy_named(name)
+        """The eviction policy in force."""
+        return policy_named(self._directory.ledger.policy())
+
+    def begin(self, user: int, limit: Limit, eviction_policy: str | None) -> None:
+        """Tell the directory what its user asks for."""
+        self._acquirer.limits.give(user, limit)
+        if eviction_policy is not None:
+            self._acquirer.owner.ask_for_policy(eviction_policy)
 
     # -- holds --------------------------------------------------------------------------------------------------------
 
@@ -176,31 +205,51 @@ class LedgerSession:
 
     def wait(self, hold: AnyHold, timeout_seconds: float | None = None) -> AnyHold:
         """See `CacheSession`."""
-        self._acquirer.wait(hold, timeout_seconds)
+        if isinstance(hold, Hold):
+            self._acquirer.wait(hold, timeout_seconds)
         return hold
+
+    def brought(self, refs: Sequence[ObjectRef]) -> AbstractContextManager[None]:
+        """Download objects some at a time, and keep them by holds that other processes may have revoked."""
+        return downloaded_ahead(self._acquirer, refs, self.fetcher)
+
+    def split(self, hold: AnyHold) -> Sequence[AnyHold]:
+        """Return an open hold for each object of an open hold, in its place."""
+        assert isinstance(hold, Hold), "it was not acquired for reading alone"
+        return self._holds.split(hold)
 
     def open(self, hold: AnyHold) -> bool:
         """See `CacheSession`."""
-        if isinstance(hold, ReadHold):
-            is_open = hold.claim()
-        else:
-            is_open = self._holds.claim(hold)
-            if hold.files is not None:
-                hold.paths = [hold.files[ref.key].path for ref in hold.refs]
-            else:
-                hold.paths = self._disk.data_paths(hold.refs)
-        return is_open and (self._checksums is None or self._checksums.is_right(hold))
+        if isinstance(hold, Hold):
+            if not self._holds.claim(hold):
+                return False
+            hold.paths = self._disk.data_paths(hold.refs)
+        elif not hold.claim():
+            return False
+        if self._checksums is not None and (wrong := self._checksums.find_wrong(hold.refs)):
+            if not isinstance(hold, Hold):
+                hold.close()  # its locks would keep the files
+            self._checksums.remove(wrong)
+            return False
+        return True
 
     def release(self, hold: AnyHold) -> None:
         """See `CacheSession`."""
-        if isinstance(hold, ReadHold):
-            hold.close()  # it has no row in the ledger to release
-        else:
+        if isinstance(hold, Hold):
             self._acquirer.release(hold)
+        else:
+            hold.close()  # it has no row in the ledger to release
+
+    def drop(self, hold: AnyHold) -> None:
+        """Give a hold back without a transaction: the next one writes it."""
+        if isinstance(hold, Hold):
+            self._holds.release(hold)
+        else:
+            hold.close()
 
     def retain(self, hold: AnyHold) -> AnyHold:
         """See `CacheSession`."""
-        return self._acquirer.retain(hold)
+        return self._acquirer.retain(hold) if isinstance(hold, Hold | ReadHold) else hold
 
     def warn_of_paths(self) -> None:
         """See `CacheSession`."""
@@ -217,14 +266,28 @@ class LedgerSession:
 
     def flush(self) -> None:
         """See `CacheSession`."""
-        self._acquirer.flush()
+        self._acquirer.owner.flush()
+
+    def rest(self) -> None:
+        """End the helper process, and what it still brings."""
+        self._acquirer.downloads.cancel(self.fetcher)
+        self.fetcher.stop()
+
+    def close(self) -> None:
+        """End it for good; the directory is closed with its last user."""
+        try:
+            self._acquirer.downloads.cancel(self.fetcher)
+        finally:
+            self.fetcher.close()
+
+    def count_bypassed(self, num_objects: int) -> None:
+        """Count objects that were read past the cache."""
+        self._acquirer.uses.note_bypassed(num_objects)
 
     # -- samples that were made ---------------------------------------------------------------------------------------
 
     def stored(self, keys: Sequence[bytes]) -> set[bytes]:
         """Return those of `keys` whose samples are stored; those that this process has just made are written first."""
-        if self._acquirer.bypass.is_cache_left_alone:
-            return set()
         rows = self._directory.ledger.find(keys)
         if any(not row.is_ready and key in self._acquirer.downloads.leads for key, row in rows.items()):
             self._acquirer.owner.flush()
@@ -233,7 +296,7 @@ class LedgerSession:
 
     def put(self, items: Sequence[PutItem]) -> str | None:
         """See `CacheSession`."""
-        return None if self._acquirer.bypass.is_cache_left_alone else self._putter.put(items)
+        return self._putter.put(items)
 
     def discard(self, ref: ObjectRef) -> bool:
         """See `CacheSession`."""
@@ -247,10 +310,8 @@ class LedgerSession:
 
     def register(self, name: str, src: str, fingerprint: str) -> int | None:
         """See `CacheSession`."""
-        dataset: int | None = None
-        with self._acquirer.bypass.tolerated(), self._directory.ledger.transaction() as tx:
-            dataset = tx.add_dataset(name, src, fingerprint)
-        return dataset  # noqa: RET504 - what fails in the body may be tolerated
+        with self._directory.ledger.transaction() as tx:
+            return tx.add_dataset(name, src, fingerprint)
 
     def note_failures(self, failed: Sequence[Failure]) -> None:
         """See `CacheSession`."""

@@ -270,6 +270,13 @@ class _ThreadSection(threading.local):
         if self.section.is_main:
             _main = self.section
 
+    def __getattr__(self, name: str) -> Section:
+        """Make the section also where the garbage collector calls a finalizer of ours while `__init__` makes it."""
+        if name != "section":
+            raise AttributeError(name)
+        section = self.section = Section()
+        return section
+
 
 here = _ThreadSection()
 """`here.section` is the section of this thread."""

@@ -9,18 +9,19 @@ from typing import Any, overload
 
 from sqlstream.cache import Cache
 from sqlstream.cache.acquire.acquirer import Acquirer
-from sqlstream.cache.acquire.bypass import Bypass
 from sqlstream.cache.acquire.downloads import Downloads
 from sqlstream.cache.acquire.hits import ReadHits
-from sqlstream.cache.acquire.holds import AnyHold, Hold, Holds
+from sqlstream.cache.acquire.holds import Hold, Holds
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.directory import close_store, open_store
+from sqlstream.cache.failover import FailoverSession
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.tuning import CacheTuning
-from sqlstream.cache.session import LedgerSession
+from sqlstream.cache.private_files import PrivateFilesSession
+from sqlstream.cache.session import AnyHold, LedgerSession
 
 
 class Session:
@@ -30,12 +31,12 @@ class Session:
         cache: It stays open for as long as the session is used; or the session of one.
     """
 
-    def __init__(self, cache: Cache | LedgerSession) -> None:
+    def __init__(self, cache: Cache | LedgerSession | FailoverSession) -> None:
         session = cache.session if isinstance(cache, Cache) else cache
-        assert isinstance(session, LedgerSession)
         self.of_engine = session
         """What the engine is given."""
-        self.directory = session._directory
+        self.primary = session.primary if isinstance(session, FailoverSession) else session
+        self.directory = self.primary._directory
         """One object for all caches of this process in one directory."""
         self._acquirer = self.directory.acquirer
 
@@ -147,8 +148,14 @@ class Session:
         return self._acquirer.downloads
 
     @property
-    def bypass(self) -> Bypass:
-        return self._acquirer.bypass
+    def failover(self) -> FailoverSession:
+        """The session of a cache that may be bypassed."""
+        assert isinstance(self.of_engine, FailoverSession)
+        return self.of_engine
+
+    def bypassed(self) -> Session:
+        """The same cache, with private files that stand in for it when it fails."""
+        return Session(FailoverSession(self.primary, PrivateFilesSession(self.primary.fetcher)))
 
     @property
     def read_hits(self) -> ReadHits:

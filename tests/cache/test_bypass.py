@@ -46,7 +46,6 @@ def cache(directory: Path, private: Path) -> Iterator[Cache]:
 def opened(directory: Path, effects: SideEffects | None = None) -> Cache:
     cache = Cache(directory, limit=LIMIT, on_cache_error="bypass")
     cache.fetcher = ScriptedFetcher(OBJECTS, before_write=effects.note if effects else len)
-    Session(cache).bypass.allow(cache.fetcher)
     return cache
 
 
@@ -55,7 +54,7 @@ def files_in(private: Path) -> list[Path]:
 
 
 def try_the_cache_again(cache: Cache) -> None:
-    Session(cache).bypass._left_alone_until = 0.0
+    Session(cache).failover._left_alone_until = 0.0
 
 
 def read(cache: Cache, urls: Sequence[str]) -> None:
@@ -104,7 +103,6 @@ def mend_ledger(cache: Cache) -> None:
     with Session(cache).database._using:
         shutil.rmtree(cache.path / "ledger.sqlite.bad")
         (cache.path / "ledger.sqlite").rmdir()
-    try_the_cache_again(cache)
 
 
 def test_a_broken_ledger_is_said_once_and_what_is_read_past_the_cache_is_counted(
@@ -119,6 +117,7 @@ def test_a_broken_ledger_is_said_once_and_what_is_read_past_the_cache_is_counted
     assert caplog.text.count("on_cache_error='bypass'") == 1
     assert files_in(private) == []
     mend_ledger(cache)
+    try_the_cache_again(cache)
     read(cache, URLS[:4])
     assert cache.statistics().bypassed_objects == 2 * len(URLS)
 
@@ -163,7 +162,6 @@ def test_a_directory_that_is_gone_is_bypassed(cache: Cache) -> None:
 def test_a_full_cache_is_no_broken_one(directory: Path, private: Path) -> None:
     with Cache(directory, limit=4096, on_cache_error="bypass") as cache:
         cache.fetcher = ScriptedFetcher(OBJECTS)
-        Session(cache).bypass.allow(cache.fetcher)
         with pytest.raises(CacheFullError):
             cache.acquire_many(URLS[:1])
 

@@ -12,12 +12,12 @@ import pytest
 
 from sqlstream import StreamingDataset
 from sqlstream.cache import Cache
-from sqlstream.cache.acquire.bypass import Bypass
 from sqlstream.cache.files import read_locks
 from sqlstream.cache.files.disk import Part, changed_files
 from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.ledger.write_lock import WriteLock
 from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.cache.private_files import PrivateFilesSession
 from sqlstream.process import locks
 from sqlstream.storage.fetcher import FetchEvent, FetchRequest, Sink
 from sqlstream.testing.invariants import check_invariants
@@ -129,16 +129,14 @@ def test_of_the_wait_for_another_process(tmp_path: Path, error: type[Exception],
 
 
 @ERRORS
-@pytest.mark.parametrize("inside", ["bring", "_file"])
+@pytest.mark.parametrize("inside", ["_bring", "_file"])
 def test_of_a_read_past_the_cache(tmp_path: Path, error: type[Exception], inside: str) -> None:
     refs = [ObjectRef.of(f"s3://bucket/{number}") for number in range(2)]
-    with Cache(tmp_path / "dst", limit="10mb", on_cache_error="bypass") as cache:
-        bypass: Bypass = Session(cache).bypass
-        bypass.directory = str(tmp_path / "private")
-        fetcher = ScriptedFetcher({ref.url: b"bytes" for ref in refs})
-        files = len(open_files(tmp_path))
-        for nth in raised_everywhere(error, inside, lambda: bypass.acquire([refs], fetcher)):
-            assert len(open_files(tmp_path)) == files, nth
+    session = PrivateFilesSession(ScriptedFetcher({ref.url: b"bytes" for ref in refs}))
+    session.directory = str(tmp_path / "private")
+    files = len(open_files(tmp_path))
+    for nth in raised_everywhere(error, inside, lambda: session.acquire([refs])):
+        assert len(open_files(tmp_path)) == files, nth
 
 
 class Together(ScriptedFetcher):

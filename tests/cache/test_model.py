@@ -279,7 +279,7 @@ class CacheMachine(RuleBasedStateMachine):
         player.run_nothing()
         read_hits = player.session.read_hits
         read_hits._policy, read_hits._num_left = POLICIES["lru"], 1
-        holds = read_hits.acquire([[ref(url)]], player.fetcher)
+        holds = read_hits.acquire([[ref(url)]])
         assert (holds is not None) == (url in self.reference.ready)
         for hold in holds or ():
             assert isinstance(hold, ReadHold)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from sqlstream.cache import Cache
-from sqlstream.cache.acquire.holds import AnyHold, Hold
+from sqlstream.cache.acquire.holds import Hold
 from sqlstream.cache.acquire.room import evict
 from sqlstream.cache.files import read_locks
 from sqlstream.cache.files.disk import Disk
@@ -26,6 +26,7 @@ from sqlstream.cache.ledger.eviction import unpinned_in_order
 from sqlstream.cache.model.policies import POLICIES
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.recovery import recover
+from sqlstream.cache.session import AnyHold
 from sqlstream.errors import CacheError
 from sqlstream.process import locks
 from sqlstream.testing.invariants import check_invariants
@@ -394,8 +395,7 @@ def test_a_ledger_that_fails_as_a_read_hold_is_retained_leaves_the_lock_or_the_e
     monkeypatch.setattr(session.owner, "run", fail)
     with pytest.raises(CacheError, match="fails"):
         session.retain(hold)
-    session.bypass.allow(cache.fetcher)
-    assert session.retain(hold) is hold
+    assert session.bypassed().retain(hold) is hold
     monkeypatch.undo()
     assert evict_all(cache) == NUM_OBJECTS - 1
     session.release(hold)
@@ -412,7 +412,7 @@ def test_a_cache_that_fails_on_the_way_of_locks_is_an_error_or_bypassed(director
         shutil.rmtree(directory)
         with pytest.raises(CacheError, match="gone"):
             session.acquire_one(REFS[:1], for_reading=True)
-        session.bypass.allow(cache.fetcher)
+        session = session.bypassed()
         hold = session.acquire_one(REFS[:1], for_reading=True)
         assert session.wait(hold)
         assert session.claim(hold)
@@ -431,7 +431,7 @@ def test_a_forked_child_keeps_no_lock_and_an_inherited_hold_closes_no_file_of_th
             mine = os.open(os.devnull, os.O_RDONLY)
             os.dup2(mine, number)  # its number has another file now
             hold.close()
-            Session(cache).holdings.release(hold)
+            Session(cache).release(hold)
             os.fstat(number)
             os.write(say_so, b"1")
             os.read(told, 1)
@@ -471,8 +471,8 @@ def test_with_too_few_descriptors_a_read_hold_is_refused_and_the_exact_way_is_le
 
 
 def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) -> None:
-    holdings = Session(cache).holdings
-    holdings.release(read_hold(cache, *REFS[:2]))
+    session = Session(cache).of_engine
+    session.release(read_hold(cache, *REFS[:2]))
     ready = Session(cache).ledger.find_ready([ref.key for ref in REFS[:2]])
     before = open_files(cache.path)
     pool = ReadLockPool(Session(cache).disk.data, lambda _: None)
@@ -487,8 +487,8 @@ def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) 
             with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it comes anywhere in here
                 signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number / 6))
                 while True:
-                    holdings.claim(hold)
-                    holdings.release(hold)
+                    session.open(hold)
+                    session.release(hold)
             del hold
             if number % 20 == 0:
                 assert open_files(cache.path) == before

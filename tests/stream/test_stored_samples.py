@@ -325,9 +325,8 @@ def test_a_broken_cache_that_is_bypassed_stores_nothing_and_stops_nothing(photos
         opened(photos, tmp_path, max_size=12, on_cache_error="bypass") as dataset,
         opened(photos, tmp_path, is_stored=False, max_size=12) as plain,
     ):
-        bypass = Session(dataset.cache).bypass
         expected = comparable(list(plain))
-        bypass._left_alone_until = float("inf")  # it has failed, and nobody tries it again
+        Session(dataset.cache).failover._left_alone_until = float("inf")  # it has failed, and nobody tries it again
         assert comparable(list(dataset)) == expected
         assert Session(dataset.cache).downloads.leads == {}
 

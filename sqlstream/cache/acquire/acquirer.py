@@ -13,10 +13,9 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeAlias, overload
+from typing import overload
 
 from sqlstream.cache.acquire.background import BackgroundThread, BackgroundWork
-from sqlstream.cache.acquire.bypass import Bypass, is_fault
 from sqlstream.cache.acquire.checksums import Checksums
 from sqlstream.cache.acquire.downloads import Downloads
 from sqlstream.cache.acquire.hits import Hits, ReadHits
@@ -38,8 +37,6 @@ from sqlstream.process import interrupts, locks
 from sqlstream.storage.fetcher import Fetcher
 
 logger = logging.getLogger(__name__)
-
-Acquire: TypeAlias = Callable[[Sequence[Sequence[ObjectRef]], Fetcher], list[Hold]]
 
 MAX_UNWRITTEN = 64
 """Releases that wait for the next transaction; more are written by one of their own."""
@@ -65,17 +62,16 @@ class Acquirer:
     def __init__(self, disk: Disk, ledger: Ledger, tuning: CacheTuning) -> None:
         self.owner = Owner(disk, ledger)
         self.holdings = Holds(self.owner)
-        self._uses = UsageLog(self.owner)
-        self._hits = Hits(disk, self.owner, self.holdings, self._uses, tuning.num_hits_a_look)
+        self.uses = UsageLog(self.owner)
+        self._hits = Hits(disk, self.owner, self.holdings, self.uses, tuning.num_hits_a_look)
         self._background = BackgroundThread(lambda: self._background_work.run(self.num_expected))
         self.downloads = Downloads(disk, self.owner, self.holdings, self._background.wake, tuning.allocate_from_bytes)
-        self.bypass = Bypass(self.owner, self.downloads.settled)
-        self._read_hits = ReadHits(disk, ledger, self.holdings, self.bypass, self._uses, tuning.num_hits_a_look)
+        self._read_hits = ReadHits(disk, ledger, self.holdings, self.uses, tuning.num_hits_a_look)
         self._room_queue = RoomQueue(self.owner)
         self.limits = Limits(disk, ledger, self.owner)
         self.checksums = Checksums(disk, ledger, self.owner, self.downloads)
-        self._background_work = BackgroundWork(disk, ledger, self.holdings, self.bypass, self._room_queue, self.limits)
-        self._waiter = DownloadWaiter(disk, ledger, self.downloads, self.holdings, self.bypass)
+        self._background_work = BackgroundWork(disk, ledger, self.holdings, self._room_queue, self.limits)
+        self._waiter = DownloadWaiter(disk, ledger, self.downloads, self.holdings)
         self._disk = disk
         self._ledger = ledger
         self._tuning = tuning
@@ -99,19 +95,16 @@ class Acquirer:
         With `for_reading`, the caller only reads the files between claim and release, and hands no path out: where
         all objects are here and the cache is far from full, no transaction is needed (`ReadHold`).
         """
-        if for_reading and not self._expects_misses and (holds := self._read_hits.acquire(groups, fetcher)) is not None:
+        if for_reading and not self._expects_misses and (holds := self._read_hits.acquire(groups)) is not None:
             self._background.wake()
             return holds
-        return self._or_past_the_cache(self._acquire_prefix, groups, fetcher)
-
-    def _acquire_prefix(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
-        holds: list[Hold] = []
-        while len(holds) < len(groups):
-            acquired = self._acquire_window(groups[len(holds) :], fetcher)
-            holds += acquired.holds
+        found: list[Hold] = []
+        while len(found) < len(groups):
+            acquired = self._acquire_window(groups[len(found) :], fetcher)
+            found += acquired.holds
             if acquired.room is not Room.AGAIN:
                 break
-        return holds
+        return found
 
     @overload
     def acquire_one(self, group: Sequence[ObjectRef], fetcher: Fetcher) -> Hold: ...
@@ -123,34 +116,19 @@ class Acquirer:
         Raises:
             CacheFullError: No process gave room back in time.
         """
-        if for_reading and (holds := self._read_hits.acquire([group], fetcher)) is not None:
+        if for_reading and (found := self._read_hits.acquire([group])) is not None:
             self._background.wake()
-            return holds[0]
-        return self._or_past_the_cache(self._acquire_first, [group], fetcher)[0]
+            return found[0]
+        if (hold := self._acquire_hit(group)) is not None:
+            return hold
+        holds = self._acquire_window([group], fetcher, must_fit=True).holds or self._acquire_in_line([group], fetcher)
+        return holds[0]
 
-    def _or_past_the_cache(self, acquire: Acquire, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
-        """Return the holds that `acquire` returns; if the cache fails and may be bypassed, holds on private files."""
-        if not self.bypass.allows(fetcher):
-            return acquire(groups, fetcher)
-        if self.bypass.is_cache_left_alone:
-            return self.bypass.acquire(groups, fetcher)
-        try:
-            holds = acquire(groups, fetcher)
-        except CacheError as error:
-            if not is_fault(error) or self.owner.is_closed:
-                raise
-            self.bypass.note(error)
-            return self.bypass.acquire(groups, fetcher)
-        for hold in holds:
-            hold.fetcher = fetcher
-        return holds
-
-    def _acquire_first(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
-        hold = self._hits.acquire(groups[0])
+    def _acquire_hit(self, group: Sequence[ObjectRef]) -> Hold | None:
+        hold = self._hits.acquire(group)
         if hold is not None:
             self._background.wake()
-            return [hold]
-        return self._acquire_window(groups, fetcher, must_fit=True).holds or self._acquire_in_line(groups, fetcher)
+        return hold
 
     def _acquire_in_line(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
         """Return a hold on one sample's objects: ask again and again, and give back meanwhile."""
@@ -209,7 +187,7 @@ class Acquirer:
                     disk=self._disk,
                     downloads=self.downloads,
                     holdings=self.holdings,
-                    uses=self._uses,
+                    uses=self.uses,
                     fetcher=fetcher,
                     window=keys,
                     parts=parts,
@@ -238,18 +216,18 @@ class Acquirer:
             self._background.wake()
         return acquired
 
-    def wait(self, hold: AnyHold, timeout_seconds: float | None = None) -> bool:
+    def wait(self, hold: Hold, timeout_seconds: float | None = None) -> bool:
         """Wait until every object of `hold` is here, or one failed; return whether it is settled."""
-        return isinstance(hold, ReadHold) or self._waiter.wait(hold, timeout_seconds)
+        return self._waiter.wait(hold, timeout_seconds)
 
     # -- giving back --------------------------------------------------------------------------------------------------
 
-    def release(self, hold: AnyHold) -> None:
+    def release(self, hold: Hold) -> None:
         """Give a hold back; it reaches the ledger with the next transaction, or when many have gathered."""
         self.holdings.release(hold)
         self._bound_unwritten()
 
-    def retain(self, hold: AnyHold) -> AnyHold:
+    def retain(self, hold: AnyHold) -> Hold:
         """Keep the paths of a used hold valid until it is released, within this process's share of the limit.
 
         Returns:
@@ -257,28 +235,21 @@ class Acquirer:
         """
         if isinstance(hold, ReadHold):
             hold = self._read_hits.by_rows(hold)
-            if isinstance(hold, ReadHold):
-                return hold
         self.holdings.retain(hold, share_bytes=self._share_bytes)
         self._bound_unwritten()
         return hold
 
     def _bound_unwritten(self) -> None:
-        if self.owner.num_changes - self.owner.num_committed + len(self.holdings.released) > MAX_UNWRITTEN:
-            # An iterator may be collected in the middle of a transaction; at its end, much may be written already.
-            interrupts.call_outside(self._bound_unwritten) if interrupts.is_inside() else self.flush()
+        num_unwritten = self.owner.num_changes - self.owner.num_committed + len(self.holdings.released)
+        # An iterator may be collected in the middle of a transaction: then the background thread writes it.
+        if num_unwritten > MAX_UNWRITTEN and not interrupts.is_inside():
+            self.owner.flush()
         elif not self._background.is_woken:
             self._background.wake()
 
-    def flush(self) -> None:
-        """Write what waits for a transaction; not into a cache that fails and is bypassed."""
-        if not self.bypass.is_cache_left_alone:
-            with self.bypass.tolerated():
-                self.owner.flush()
-
     def hand_over(self, give: Callable[[int], None]) -> None:
         """End, and leave the pins of retained holds to the process that `give` gives a descriptor to; see `Owner.hand_over`."""
-        if not self.holdings.num_retained or self.bypass.is_cache_left_alone:
+        if not self.holdings.num_retained:
             return
         self._background.stop()
         self.holdings.revoke_prefetched()
@@ -289,7 +260,6 @@ class Acquirer:
         """Give everything back and end the background thread."""
         with self.limits.kept_at_the_end(), contextlib.ExitStack() as steps:
             steps.callback(self.owner.close)
-            steps.callback(self.bypass.close)
             steps.callback(self._background.stop)
 
     def _give_something_back(self) -> bool:
@@ -317,23 +287,23 @@ def downloaded_ahead(acquirer: Acquirer, refs: Sequence[ObjectRef], fetcher: Fet
     kept: list[Hold] = []
     start = 0 if len(refs) > MAX_DOWNLOADED_TOGETHER else len(refs)
     try:
-        while start < len(refs) and not acquirer.bypass.is_cache_left_alone:
+        while start < len(refs):
             holds = acquirer.acquire([[ref] for ref in refs[start : start + MAX_DOWNLOADED_TOGETHER]], fetcher)
             if not (holds or kept):
                 break  # no room for a single one: who asks for all of them waits for it, or hears why not
             for hold in kept if not holds else ():
-                acquirer.release(hold)
+                acquirer.holdings.release(hold)
             kept = [*kept, *holds] if holds else []
             start += len(holds)
             for hold in holds:
                 acquirer.wait(hold)
                 if hold.error is not None:
                     raise hold.error
-            acquirer.flush()
+            acquirer.owner.flush()
         yield
     finally:
         for hold in kept:
-            acquirer.release(hold)
+            acquirer.holdings.release(hold)
 
 
 def _take_from_ended(owner: Owner, disk: Disk) -> bool:

@@ -9,7 +9,6 @@ import logging
 import threading
 from collections.abc import Callable
 
-from sqlstream.cache.acquire.bypass import Bypass
 from sqlstream.cache.acquire.holds import Holds
 from sqlstream.cache.acquire.room import Limits
 from sqlstream.cache.acquire.wait import RoomQueue
@@ -32,17 +31,15 @@ class BackgroundWork:
         disk: The directory's files.
         ledger: The directory's ledger.
         holdings: What this process holds.
-        bypass: The way around a cache that fails.
         line: This process's place in the line for room.
         limits: The directory's limit.
     """
 
-    def __init__(self, disk: Disk, ledger: Ledger, holdings: Holds, bypass: Bypass, line: RoomQueue, limits: Limits) -> None:
+    def __init__(self, disk: Disk, ledger: Ledger, holdings: Holds, line: RoomQueue, limits: Limits) -> None:
         self._disk = disk
         self._ledger = ledger
         self._holdings = holdings
         self._owner = holdings.owner
-        self._bypass = bypass
         self._room_queue = line
         self._limits = limits
         self._ticks_waited: dict[str, int] = {}
@@ -54,12 +51,6 @@ class BackgroundWork:
         Args:
             num_expected: Processes that will share the limit.
         """
-        if not self._bypass.is_cache_left_alone:
-            with self._bypass.tolerated():
-                return self._run_once(num_expected)
-        return True
-
-    def _run_once(self, num_expected: int) -> bool:
         self._look_at_waiters(num_expected)
         num_transactions = self._ledger.database.num_transactions
         self._idle_ticks = self._idle_ticks + 1 if num_transactions == self._seen_transactions else 0

@@ -14,11 +14,10 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from sqlstream.cache.acquire.downloads import Downloads
-from sqlstream.cache.acquire.holds import AnyHold
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.files.disk import Disk, FileIdentity
-from sqlstream.cache.files.read_hold import ReadHold
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction, positions
+from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.recovery import recover
 from sqlstream.cache.recovery.recover import VERIFY_BATCH, Finding
 from sqlstream.errors import CacheError, ConfigError
@@ -127,23 +126,19 @@ class Checksums:
         self._compared.add(key)
         return crc32_of(fd)
 
-    def is_right(self, hold: AnyHold) -> bool:
-        """Compare the files of a claimed hold, each once; if one is wrong, remove it, and return False: acquire again.
+    def find_wrong(self, refs: Sequence[ObjectRef]) -> list[Known]:
+        """Compare the files of objects that are held, each once in a process; return those that do not have their bytes."""
+        keys = [ref.key for ref in refs if ref.key not in self._compared]
+        return [known for known in find(self._ledger, keys) if not self._agrees(known)] if keys else []
+
+    def remove(self, wrong: Sequence[Known]) -> None:
+        """Remove files that do not have their bytes, so that they are fetched again.
 
         Raises:
-            CacheError: A file is wrong, and another process uses it.
+            CacheError: Another process uses one, or this one has a lock on it.
         """
-        keys = [ref.key for ref in hold.refs if ref.key not in self._compared]
-        if not keys or hold.files is not None:
-            return True
-        wrong = [known for known in find(self._ledger, keys) if not self._agrees(known)]
-        if not wrong:
-            return True
-        if isinstance(hold, ReadHold):
-            hold.close()  # its locks would keep the files
         for known in wrong:
             self._owner.run(lambda tx, known=known: quarantine(tx, self._disk, known, self._owner.id))  # type: ignore[misc]
-        return False
 
     def _agrees(self, known: Known) -> bool:
         seen = self._disk.identity_of_data(known.key, known.ext)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sqlstream.cache.acquire.bypass import Bypass
-from sqlstream.cache.acquire.holds import NOTHING, AnyHold, Hold, Holds, HoldState
+from sqlstream.cache.acquire.holds import NOTHING, Hold, Holds, HoldState
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.acquire.reserve import TOUCH_ABOVE
 from sqlstream.cache.acquire.uses import UsageLog
@@ -22,7 +21,6 @@ from sqlstream.cache.model.rows import ReadyRow
 from sqlstream.cache.recovery import recover
 from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheError
 from sqlstream.process import locks
-from sqlstream.storage.fetcher import Fetcher
 
 
 class Hits:
@@ -92,27 +90,23 @@ class ReadHits:
         disk: The directory's files.
         ledger: What is here.
         holdings: What this process holds; its limit must be in force before it can be far from it.
-        bypass: The way around a cache that fails.
         uses: Where hits are noted.
         num_hits_a_look: Hits between two looks at limit and policy.
     """
 
-    def __init__(
-        self, disk: Disk, ledger: Ledger, holdings: Holds, bypass: Bypass, uses: UsageLog, num_hits_a_look: int
-    ) -> None:
+    def __init__(self, disk: Disk, ledger: Ledger, holdings: Holds, uses: UsageLog, num_hits_a_look: int) -> None:
         self._pool = ReadLockPool(disk.data, uses.take_back)
         self._ledger = ledger
         self._holdings = holdings
         self._owner = holdings.owner
-        self._bypass = bypass
         self._uses = uses
         self._policy: Policy | None = None
         self._num_hits_a_look = num_hits_a_look
         self._num_left = 0
 
-    def acquire(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> Sequence[ReadHold] | None:
+    def acquire(self, groups: Sequence[Sequence[ObjectRef]]) -> Sequence[ReadHold] | None:
         """Return a read hold for each of `groups` (the objects of one sample each); None: this takes a transaction."""
-        if not self._owner.is_registered or (self._bypass.allows(fetcher) and self._bypass.is_cache_left_alone):
+        if not self._owner.is_registered:
             return None
         wanted = {ref.key: ref.is_stored_sample for group in groups for ref in group}
         try:
@@ -121,17 +115,14 @@ class ReadHits:
                 return None
             ready = self._ledger.find_ready(wanted)
         except CacheError:
-            return None  # a transaction mends it, or tells, or goes around it
+            return None  # a transaction mends it, or tells
         if not ready or len(ready) < len(wanted):
             return None
         self._uses.note(ready, 0, policy, {})
         return [ReadHold(group, ready, self._pool) for group in groups]
 
-    def by_rows(self, read_hold: ReadHold) -> AnyHold:
-        """Return a hold in use that pins by rows what a claimed read hold keeps by locks; those are given back last.
-
-        Of a cache that fails and is bypassed, the read hold: its locks keep the paths for as long as the caller has it.
-        """
+    def by_rows(self, read_hold: ReadHold) -> Hold:
+        """Return a hold in use that pins by rows what a claimed read hold keeps by locks; those are given back last."""
         charges = read_hold.charges
         hold = Hold(read_hold.refs, "", charges, NOTHING, sum(charges.values()), HoldState.IN_USE)
 
@@ -144,12 +135,9 @@ class ReadHits:
         with locks.uninterrupted():
             try:
                 self._owner.run(pin)
-            except BaseException as error:
+            except BaseException:
                 self._holdings.release(hold)
-                if not (self._bypass.is_allowed and isinstance(error, CacheError)):
-                    raise
-                self._bypass.note(error)
-                return read_hold
+                raise
             read_hold.close()
         return hold
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -29,7 +28,6 @@ from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.files.read_hold import ReadHold
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.process import locks
-from sqlstream.storage.fetcher import Fetcher
 
 NOTHING: frozenset[bytes] = frozenset()
 """No keys: nothing is on its way."""
@@ -61,29 +59,6 @@ class _Watch(weakref.ref["Hold"]):
     charges: Mapping[bytes, int]
 
 
-@dataclass(slots=True, eq=False)
-class PrivateFile:
-    """An object outside of the cache, which failed; it goes with the hold on it."""
-
-    name: str
-    path: str
-    fd: int
-    """Open until the object is here."""
-    pid: int
-    is_retained: bool = False
-    """A sample that left has its path: a worker that ends leaves the file to the trainer, which removes the directory."""
-
-    def remove(self) -> None:
-        """Unlink it; a forked child has no say."""
-        if os.getpid() == self.pid:
-            with contextlib.suppress(OSError):
-                os.unlink(self.path)
-
-    def __del__(self) -> None:
-        if not self.is_retained:
-            self.remove()
-
-
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Hold:
     """Pins on the objects of one sample; some objects may still be on their way."""
@@ -102,10 +77,6 @@ class Hold:
     error: Exception | None = None
     is_void: bool = False
     """An object was lost (revoked, aborted, its leader died): release the hold and acquire the sample again."""
-    files: dict[bytes, PrivateFile] | None = None
-    """Where its objects are, by key, when the cache could not take them."""
-    fetcher: Fetcher | None = None
-    """What brings its objects if the cache fails them; None: nothing, the error is raised."""
     paths: list[str] = field(default_factory=list)
     """Where its objects are, in their order, once it is open."""
     open_files: ClassVar[Mapping[str, tuple[int, int]]] = MappingProxyType({})
@@ -206,38 +177,26 @@ class Holds:
                 hold.num_bytes += growth
                 hold.charges[key] = charged_bytes
 
-    def claim(self, hold: AnyHold) -> bool:
-        """Begin to use a hold; False when it was revoked: its user and the background thread may both want it.
-
-        Of a read hold, False says that its sample must be acquired again, by rows.
-        """
-        if isinstance(hold, ReadHold):
-            return hold.claim()
-        if hold.is_void or (self._prefetched.pop(hold.number, None) is None and hold.files is None):
+    def claim(self, hold: Hold) -> bool:
+        """Begin to use a hold; False when it was revoked: its user and the background thread may both want it."""
+        if hold.is_void or self._prefetched.pop(hold.number, None) is None:
             return False
         hold.state = _IN_USE
         return True
 
-    def release(self, hold: AnyHold) -> None:
+    def release(self, hold: Hold) -> None:
         """Give a hold's pins back; they reach the ledger with the next transaction. Safe to call twice.
 
         One in use, which no other thread may touch, is only noted: one atomic step, no lock; Ctrl-C comes before or after it.
         """
-        if isinstance(hold, ReadHold):
-            hold.close()
-            return
-        if hold.state is _IN_USE and hold.files is None:
+        if hold.state is _IN_USE:
             self.released.append(hold)
             return
         if self.owner.is_closed:  # it owes nothing; as Python ends, modules may be empty by the time an iterator is closed
             return
         with self.owner.state:
-            if hold.state is _RELEASED or (hold.owner != self.owner.id and hold.files is None):
+            if hold.state is _RELEASED or hold.owner != self.owner.id:
                 return
-            if hold.files is not None:
-                for file in hold.files.values():
-                    file.remove()
-                hold.files = None
             with contextlib.suppress(ValueError):  # not retained, or by the parent of this process
                 self._retained.remove(hold)
             self._prefetched.pop(hold.number, None)
@@ -248,12 +207,8 @@ class Holds:
     def split(self, hold: Hold) -> list[Hold]:
         """Return one hold in use for each object of `hold`, in its place; no pin changes."""
         with self.owner.state:
-            refs = {ref.key: ref for ref in hold.refs}.values()
-            pieces = [Hold((ref,), hold.owner, {}, NOTHING, state=_IN_USE) for ref in refs]
-            if hold.files is not None:
-                for piece in pieces:
-                    piece.files = {ref.key: hold.files[ref.key] for ref in piece.refs}
-                hold.files = None
+            places = {ref.key: (ref, path) for ref, path in zip(hold.refs, hold.paths, strict=True)}
+            pieces = [Hold((ref,), hold.owner, {}, NOTHING, state=_IN_USE, paths=[path]) for ref, path in places.values()]
             if hold.number:
                 for piece in pieces:
                     piece.charges = {ref.key: hold.charges[ref.key] for ref in piece.refs}
@@ -265,11 +220,9 @@ class Holds:
     def retain(self, hold: Hold, *, share_bytes: int | None) -> None:
         """Keep the paths of a hold valid until it is released, within `share_bytes` of the limit."""
         with self.owner.state:
-            if hold.state is not _IN_USE or (hold.owner != self.owner.id and hold.files is None):
+            if hold.state is not _IN_USE or hold.owner != self.owner.id:
                 return
             hold.state = _RETAINED
-            for file in (hold.files or {}).values():
-                file.is_retained = True
             self._retained.append(hold)
             self.trim_retained(share_bytes)
 

@@ -44,7 +44,7 @@ class Lead:
         """Tell the samples that wait for it how it ended."""
         for reference in self.waiting:
             hold = reference()
-            if hold is None or hold.files is not None:  # dropped, or downloaded past the cache
+            if hold is None:  # dropped
                 continue
             if charge is not None:
                 holdings.arrive(hold, self.ref.key, charge)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from sqlstream.cache.acquire.owner import Owner
@@ -46,6 +47,9 @@ class UsageLog:
     def after_fork_in_child(self) -> None:
         """The parent tells its own."""
         self._noted: deque[_Noted] = deque()
+        self._num_bypassed: deque[int] = deque()
+        """Objects that were read past the cache; they are not worth a transaction of their own."""
+        self._num_counting = 0
         self._forget()
 
     def _forget(self) -> None:
@@ -65,6 +69,10 @@ class UsageLog:
             ranks: What it makes of the hits; empty where the cache is far from full.
         """
         self._noted.append(_Noted(len(hits), num_misses, policy, ranks, hits))
+
+    def note_bypassed(self, num_objects: int) -> None:
+        """Count objects that were read past the cache, with whatever transaction works again."""
+        self._num_bypassed.append(num_objects)
 
     def take_back(self, num_hits: int) -> None:
         """Uncount hits that were none after all."""
@@ -91,6 +99,8 @@ class UsageLog:
     def write(self, tx: LedgerTransaction, *, is_flush: bool) -> None:
         """Write them if they are worth a row, or if this is a flush."""
         self._is_written = False
+        self._num_counting = len(self._num_bypassed)
+        tx.count({"bypassed": sum(islice(self._num_bypassed, self._num_counting))})
         self._gather()
         if is_flush or self._num_hits + self._num_misses >= BATCH:
             self.write_now(tx)
@@ -111,6 +121,9 @@ class UsageLog:
 
     def written(self) -> None:
         """They are committed."""
+        while self._num_counting:
+            self._num_bypassed.popleft()
+            self._num_counting -= 1
         if self._is_written:
             self._forget()
 

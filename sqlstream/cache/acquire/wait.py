@@ -10,14 +10,12 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sqlstream.cache.acquire.bypass import Bypass, is_fault
 from sqlstream.cache.acquire.downloads import Downloads
 from sqlstream.cache.acquire.holds import Hold, Holds
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
 from sqlstream.cache.model.rows import EntryRow
-from sqlstream.errors import CacheError
 from sqlstream.process import locks
 
 
@@ -111,15 +109,13 @@ class DownloadWaiter:
         ledger: The directory's ledger.
         downloads: What this process leads.
         holdings: What it holds.
-        bypass: The way around a cache that fails.
     """
 
-    def __init__(self, disk: Disk, ledger: Ledger, downloads: Downloads, holdings: Holds, bypass: Bypass) -> None:
+    def __init__(self, disk: Disk, ledger: Ledger, downloads: Downloads, holdings: Holds) -> None:
         self._disk = disk
         self._ledger = ledger
         self._downloads = downloads
         self._holdings = holdings
-        self._bypass = bypass
 
     def wait(self, hold: Hold, timeout_seconds: float | None) -> bool:
         """Wait until every object of `hold` is here, or one failed; return whether it is settled."""
@@ -128,30 +124,15 @@ class DownloadWaiter:
         deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
         look_seconds = SHORTEST_LOOK_SECONDS
         complain_at = time.monotonic() + LEADER_PATIENCE_SECONDS
-        while not hold.is_settled or self._brings_past_the_cache(hold):
+        while not hold.is_settled:
             if time.monotonic() > deadline:
                 return False
-            if hold.files is None:
-                try:
-                    if time.monotonic() > complain_at:
-                        complain_at = math.inf
-                        self._name_leaders(hold)
-                    self._look_at_others(hold)
-                except CacheError as error:
-                    if hold.fetcher is None:
-                        raise
-                    hold.error = error
+            if time.monotonic() > complain_at:
+                complain_at = math.inf
+                self._name_leaders(hold)
+            self._look_at_others(hold)
             self._downloads.settled.wait(look_seconds, is_over=lambda: hold.is_settled)
             look_seconds = min(2 * look_seconds, LONGEST_LOOK_SECONDS)
-        return True
-
-    def _brings_past_the_cache(self, hold: Hold) -> bool:
-        """Return whether the cache has failed `hold`, and its objects now come another way."""
-        error = hold.error
-        if error is None or hold.fetcher is None or hold.files is not None or not is_fault(error):
-            return False
-        self._bypass.note(error)
-        self._bypass.bring(hold, hold.fetcher)
         return True
 
     def _name_leaders(self, hold: Hold) -> None:

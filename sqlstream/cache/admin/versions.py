@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
-from sqlstream.cache.acquire.acquirer import Acquirer
 from sqlstream.cache.directory import CacheDirectory
 from sqlstream.cache.ledger.ledger import LedgerTransaction, positions
 from sqlstream.cache.model.refs import ObjectRef
@@ -30,24 +29,19 @@ def drop_other_versions(directory: CacheDirectory, refs: Iterable[ObjectRef]) ->
         The keys of entries that stay, since others use them.
     """
     listed = {ref.key: ref for ref in refs if ref.is_listed}
-    acquirer: Acquirer = directory.acquirer
-    if not listed or acquirer.bypass.is_cache_left_alone:
+    if not listed:
         return frozenset()
-    stay: set[bytes] = set()
-    with acquirer.bypass.tolerated():
-        found = directory.ledger.database.read(_READY, (b"".join(listed), positions(len(listed))))
-        other = [key for key, size_bytes, etag in found if _differs(listed[key], size_bytes, etag)]
+    found = directory.ledger.database.read(_READY, (b"".join(listed), positions(len(listed))))
+    other = [key for key, size_bytes, etag in found if _differs(listed[key], size_bytes, etag)]
 
-        def remove(tx: LedgerTransaction) -> set[bytes]:
-            rows = [row for row in tx.find(other).values() if row.is_ready]
-            pinned = tx.pinned()  # by us, too: another dataset of this process may use it
-            free = [row for row in rows if row.key not in pinned]
-            removed = {row.key for row in recover.remove(tx, directory.disk, free)}
-            return {row.key for row in rows} - removed
+    def remove(tx: LedgerTransaction) -> set[bytes]:
+        rows = [row for row in tx.find(other).values() if row.is_ready]
+        pinned = tx.pinned()  # by us, too: another dataset of this process may use it
+        free = [row for row in rows if row.key not in pinned]
+        removed = {row.key for row in recover.remove(tx, directory.disk, free)}
+        return {row.key for row in rows} - removed
 
-        if other:
-            stay = acquirer.owner.run(remove)
-    return stay
+    return directory.acquirer.owner.run(remove) if other else frozenset()
 
 
 def _differs(ref: ObjectRef, size_bytes: int, etag: str | None) -> bool:

@@ -62,7 +62,7 @@ class SampleMaker:
             if not isinstance(outcome, dict):
                 return self._several(slot, outcome)
             slot.is_single = True
-            is_kept = hold is not None and self._keeps_path(hold, outcome)
+            is_kept = hold is not None and holds_path(outcome, self._directories)
         except BaseException:
             self._done_with(slot, is_kept=False)
             raise
@@ -116,7 +116,7 @@ class SampleMaker:
         is_kept = False
         try:
             for sample in samples:
-                is_kept = is_kept or (slot.hold is not None and self._keeps_path(slot.hold, sample))
+                is_kept = is_kept or (slot.hold is not None and holds_path(sample, self._directories))
                 yield sample
         finally:
             self._done_with(slot, is_kept)
@@ -141,10 +141,6 @@ class SampleMaker:
             self.give_back(slot)
             chain.look_up([slot])
             for_reading = False  # the ledger shows what is wrong with the object
-
-    def _keeps_path(self, hold: AnyHold, sample: Sample) -> bool:
-        """Return whether a sample has paths that need its hold: paths in the cache, or of private files past a broken cache."""
-        return hold.files is not None or holds_path(sample, self._directories)
 
     def _done_with(self, slot: PlannedSample, is_kept: bool) -> None:
         hold = slot.hold
