@@ -14,7 +14,7 @@ exactly once an epoch, but for repeats in the last step on several ranks. O5 as 
 
 from sqlstream.order.blocks import BlockLayout, BlockOrder, Blocks, shuffle_blocks
 from sqlstream.order.filtered import Filtered
-from sqlstream.order.order import MAX_REPLACEMENTS, Draws, Order
+from sqlstream.order.order import MAX_REPLACEMENTS, Draws, Order, is_counted
 from sqlstream.order.partition import Partition, Tail
 from sqlstream.order.permute import MAX_SIZE, PERMUTATION_VERSION, Int64Array, Permutation
 from sqlstream.order.plan import Plan, shuffled
@@ -41,6 +41,7 @@ __all__ = [
     "Tail",
     "Weighted",
     "WeightsFrom",
+    "is_counted",
     "shuffle_blocks",
     "shuffled",
 ]

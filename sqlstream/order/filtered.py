@@ -27,11 +27,9 @@ class Chunks(Protocol):
     @property
     def bounds(self) -> Int64Array:
         """First row of each chunk, and the end: [num_chunks + 1]."""
-        ...
 
     def sizes(self) -> Int64Array:
         """Return how many rows of each chunk are kept, -1 where it is not known yet: [num_chunks]."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +54,12 @@ class Filtered:
         """A text for the order; counts of chunks change nothing in it."""
         return f"filtered chunks of {int(self.chunks.bounds[-1])} rows, window {self.window}, seed {self.seed}"
 
-    @property
-    def is_counted(self) -> bool:
-        """All chunks are counted."""
-        return self._total() is not None
-
     def num_positions(self, epoch: int) -> int:  # noqa: ARG002 - every epoch is the same
         """Return the rows that are kept; while they are not counted, all rows."""
-        total = self._total()
-        return int(self.chunks.bounds[-1]) if total is None else total
+        for order in list(self._whole.values()):
+            return order.num_positions
+        sizes = self.chunks.sizes()
+        return int(self.chunks.bounds[-1]) if (sizes < 0).any() else int(sizes.sum())
 
     def rows_at(self, epoch: int, positions: Int64Array) -> Draws:
         """Return the rows at `positions`."""
@@ -88,13 +83,6 @@ class Filtered:
     def reseeded(self, seed: int) -> Filtered:
         """Return another shuffle."""
         return replace(self, seed=seed)
-
-    def _total(self) -> int | None:
-        """Return the rows that are kept; None while they are not counted."""
-        for order in list(self._whole.values()):
-            return order.num_positions
-        sizes = self.chunks.sizes()
-        return None if (sizes < 0).any() else int(sizes.sum())
 
     def _order(self, epoch: int) -> BlockOrder:
         """Return the order of an epoch, as far as it is known now."""

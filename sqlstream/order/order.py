@@ -87,16 +87,9 @@ class Order(Protocol):
     @property
     def fingerprint(self) -> str:
         """A text for all that decides the order but the number of epochs: orders with one text are the same."""
-        ...
-
-    @property
-    def is_counted(self) -> bool:
-        """The number of positions is known; else it is found out on the way, and `num_positions` is a bound."""
-        ...
 
     def num_positions(self, epoch: int) -> int:
-        """Return the positions of an epoch; while they are not counted, at least as many as there will be."""
-        ...
+        """Return the positions of an epoch; while the last of these needs chunks to be counted, there may be fewer."""
 
     def rows_at(self, epoch: int, positions: Int64Array) -> Draws:
         """Return the draws of `positions` of an epoch, in their order: [n] positions.
@@ -104,11 +97,9 @@ class Order(Protocol):
         Raises:
             IndexError: A position is not within the epoch, or needs chunks that are not counted.
         """
-        ...
 
     def positions_of(self, epoch: int, rows: Int64Array) -> Int64Array | None:
         """Return the positions of rows in an epoch, the inverse of `rows_at`: [n]; None where rows may come more than once."""
-        ...
 
     def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:
         """Yield rows to try instead of a failed one, from the same stream, each once, at most `MAX_REPLACEMENTS`.
@@ -118,15 +109,17 @@ class Order(Protocol):
             position: The position.
             draw: The failed draw of that position, counted from 0.
         """
-        ...
 
     def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:
         """Return the chunks, by stream, that must be counted before the rows up to `position` are known: none if they are."""
-        ...
 
     def reseeded(self, seed: int) -> Order:
         """Return the same order with another seed."""
-        ...
+
+
+def is_counted(order: Order, epoch: int) -> bool:
+    """Return whether the number of positions is known; else it is found out on the way."""
+    return not order.needs(epoch, order.num_positions(epoch) - 1)
 
 
 def check_size(name: str, size: int) -> None:

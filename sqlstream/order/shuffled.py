@@ -43,11 +43,6 @@ class Shuffled:
         """A text for the order."""
         return f"{self.num_rows} rows, seed {self.seed}, {self.num_canonical_nodes} parts"
 
-    @property
-    def is_counted(self) -> bool:
-        """Rows are counted."""
-        return True
-
     def num_positions(self, epoch: int) -> int:  # noqa: ARG002 - every epoch is the same
         """Return the positions of an epoch."""
         return self.num_rows

@@ -27,11 +27,9 @@ class Weights(Protocol):
     @property
     def fingerprint(self) -> str:
         """A text for all changes of the run."""
-        ...
 
     def of_epoch(self, epoch: int) -> Sequence[WeightsFrom]:
         """Return the weights of an epoch, in the order of their positions; the first ones hold from position 0 on."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +47,6 @@ class Weighted:
     def fingerprint(self) -> str:
         """A text for slots and weights."""
         return f"{self.order.fingerprint}, weights {self.weights.fingerprint}"
-
-    @property
-    def is_counted(self) -> bool:
-        """The slots are counted."""
-        return self.order.is_counted
 
     def num_positions(self, epoch: int) -> int:
         """Return the slots of an epoch."""

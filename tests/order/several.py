@@ -28,10 +28,6 @@ class Mixed:
     def fingerprint(self) -> str:
         return f"{[order.fingerprint for order in self.orders]} by {self.pattern}"
 
-    @property
-    def is_counted(self) -> bool:
-        return all(order.is_counted for order in self.orders)
-
     def num_positions(self, epoch: int) -> int:
         return self.size
 
@@ -91,10 +87,6 @@ class Packed:
     @property
     def fingerprint(self) -> str:
         return f"pairs of {self.order.fingerprint}"
-
-    @property
-    def is_counted(self) -> bool:
-        return self.order.is_counted
 
     def num_positions(self, epoch: int) -> int:
         return self.order.num_positions(epoch) // 2

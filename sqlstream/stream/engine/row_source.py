@@ -17,27 +17,21 @@ class RowSource(Protocol):
     @property
     def num_ahead(self) -> int:
         """Rows that are announced (`expect`) before they are needed; 0: all are here."""
-        ...
 
     def expect(self, numbers: Int64Array) -> None:
         """Begin to fetch what rows need; does not wait."""
-        ...
 
     def expect_chunks(self, chunks: Int64Array) -> None:
         """Begin to fetch chunks; does not wait."""
-        ...
 
     def count(self, chunks: Int64Array) -> None:
         """Run the filter, so that it becomes known how many rows of some of these chunks are kept."""
-        ...
 
     def check_rows(self) -> None:
         """Raise QueryError if a filter keeps no row, and all chunks are counted."""
-        ...
 
     def ids_of(self, numbers: Int64Array) -> list[int]:
         """Return the ids of rows."""
-        ...
 
     def ids_at(self, selected: Sequence[int]) -> list[int]:
         """Return the ids of selected rows, counted from 0 in the index's order.
@@ -45,15 +39,12 @@ class RowSource(Protocol):
         Raises:
             IndexError: There are not so many.
         """
-        ...
 
     def rows(self, row_ids: Sequence[int]) -> list[dict[str, object]]:
         """Return rows, in the order asked."""
-        ...
 
     def close(self) -> None:
         """Release what is held for later."""
-        ...
 
 
 class IndexRows:

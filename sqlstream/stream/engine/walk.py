@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sqlstream.order import Draws, Int64Array
+from sqlstream.order import Draws, Int64Array, is_counted
 from sqlstream.stream.engine.row_source import RowSource
 from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare
 
@@ -45,7 +45,7 @@ def walk(share: EpochShare, sources: Sequence[RowSource]) -> Iterator[PlannedSpa
         share = _settled(share, taken, sources)
         if taken >= share.partition.num_samples:
             return
-        num_together = SHUFFLED_TOGETHER if share.order.is_counted else PLANNED_TOGETHER
+        num_together = SHUFFLED_TOGETHER if is_counted(share.order, share.epoch) else PLANNED_TOGETHER
         places, positions = share.planned(taken, num_together)
         fingerprint, draws = share.order.fingerprint, share.order.rows_at(share.epoch, positions)
         for start in range(0, max(1, len(places)), PLANNED_TOGETHER):
@@ -68,9 +68,9 @@ def numbers_by_stream(draws: Draws) -> Iterator[tuple[int, list[int]]]:
 def _settled(share: EpochShare, taken: int, sources: Sequence[RowSource]) -> EpochShare:
     """Count until the rows of the next positions of a share, or the end of its epoch, are known."""
     order, partition = share.order, share.partition
-    if not order.is_counted:
-        positions = partition.positions(taken, taken + PLANNED_TOGETHER)
+    if not is_counted(order, share.epoch):
         last = partition.num_positions - 1
+        positions = partition.positions(taken, taken + PLANNED_TOGETHER)
         if positions.size:  # the end of a step, which may be the last one: it takes part of its positions twice
             last = min(last, (int(positions.max()) // partition.step_size + 1) * partition.step_size - 1)
         while needed := order.needs(share.epoch, last):

@@ -12,7 +12,7 @@ from torch.utils.data import get_worker_info
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError, UnknownLengthError
 from sqlstream.index.weights import WeightsSpec
-from sqlstream.order import Partition, Steps, Tail
+from sqlstream.order import Partition, Steps, Tail, is_counted
 from sqlstream.stream.run.delivery import Delivery, advanced, begun, processed
 from sqlstream.stream.run.epoch_counter import EpochCounter
 from sqlstream.stream.run.order_options import BatchOptions, OrderOptions
@@ -82,12 +82,13 @@ class Schedule:
         Raises:
             UnknownLengthError: They are not known yet.
         """
-        if not self.steps.order.is_counted:
+        epoch = self.counter.next.epoch
+        if not is_counted(self.steps.order, epoch):
             raise UnknownLengthError(
                 "the steps of an epoch are not known yet: the filter of a lazy index has not been run on all of its chunks. "
                 "One whole pass finds them out, for later runs, too; or leave lazy_index_chunk_size out"
             )
-        return self.steps.partition(self.counter.next.epoch, self.world).num_steps
+        return self.steps.partition(epoch, self.world).num_steps
 
     def samples_of_workers(self, num_workers: int) -> list[int]:
         """Return how many positions of an epoch each of this rank's workers takes."""
