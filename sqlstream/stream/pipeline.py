@@ -157,7 +157,11 @@ class Pipeline:
             Chain(self.options.predownload_transforms, seed=self.seed, stage=0, seeds_globals=options.seed_transforms),
             judge=RowJudge(origins, rules),
             text_columns=[column.name for column in self.index.columns if column.type in TEXT_TYPES],
-            known=KnownObjects(dataset=self.dataset_id, identity=self.cache.identity, listed=self.index.listed),
+            known=KnownObjects(
+                dataset=self.dataset_id,
+                identity=self.cache.identity,
+                listed=self.index.listed if self.index.has_listing else None,
+            ),
         )
         chain = CachedChain(self.options.transforms, self.cache, options, seed=self.seed, dataset=self.dataset_id)
         return Recipe(name=self.name, rows=self._rows(), reader=reader, chain=chain)

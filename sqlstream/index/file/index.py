@@ -212,6 +212,11 @@ class Index:
         records = self._records(row_ids)[1]
         return [records[row_id][:-1] for row_id in row_ids]
 
+    @property
+    def has_listing(self) -> bool:
+        """The file has what a listing said of the objects of rows."""
+        return self._opened().listed is not None
+
     def listed(self, row_ids: Sequence[int]) -> dict[int, str]:
         """Return what a listing said of the objects of rows (JSON, see `DirectoryTable.listed`), as far as the file has it."""
         with self._lock, damage_named(self.path):

@@ -30,7 +30,8 @@ class Chain:
 
     def __init__(self, transforms: Sequence[Transform], *, seed: int | None, stage: int, seeds_globals: bool) -> None:
         self._transforms = tuple(transforms)
-        self._seed = seed or 0
+        self.seed = seed or 0
+        """First part of the keys of a stream's samples."""
         self._stage = stage
         self._seeds_globals = seeds_globals and any(map(may_draw_globally, self._transforms))
         self.drew = False
@@ -41,16 +42,17 @@ class Chain:
         """The chain has no transforms."""
         return not self._transforms
 
-    def run(self, sample: Sample, epoch: int, position: int) -> Sample | Iterator[Sample]:
+    def run(self, sample: Sample, key: tuple[int, int, int], *, watches: bool = False) -> Sample | Iterator[Sample]:
         """Return the sample after all transforms, or an iterator of samples if one of them makes several.
+
+        Args:
+            sample: The sample, which the transforms may change.
+            key: What its random numbers depend on, beside the stage: seed, epoch and position.
+            watches: Set `drew`.
 
         Raises:
             TransformError: One of them failed.
         """
-        return self.run_keyed(sample, (self._seed, epoch, position))
-
-    def run_keyed(self, sample: Sample, key: tuple[int, int, int], *, watches: bool = False) -> Sample | Iterator[Sample]:
-        """Do what `run` does, with the randomness of `key`; with `watches`, set `drew`."""
         if not self._transforms:
             return sample
         begin_stage(sample, (*key, self._stage))

@@ -91,7 +91,15 @@ class Engine:
                     self._failures.end_epoch()
                     epoch = share.epoch
                 progress.come_to(share, slot.place)
-                outcome = self._outcome(slot)
+                try:
+                    outcome = self._maker.make(slot)
+                except (SampleError, StorageError) as error:
+                    outcome = self._instead(slot, error)
+                else:
+                    if isinstance(outcome, dict):
+                        self._failures.num_seen += 1
+                    else:
+                        outcome = self._each(slot, outcome)
                 if isinstance(outcome, dict) and slot.is_last:
                     if progress.is_new(is_only=True):
                         yield outcome
@@ -223,7 +231,8 @@ class Engine:
         self, recipe: Recipe, row_ids: Sequence[int], positions: Sequence[int], epochs: Sequence[int]
     ) -> list[PlannedSample]:
         planned = recipe.slots(row_ids, positions, epochs)
-        self._drop_other_versions(planned)
+        if recipe.reader.listed is not None:
+            self._drop_other_versions(planned)
         return planned
 
     def _drop_other_versions(self, planned: Sequence[PlannedSample]) -> None:
@@ -242,17 +251,6 @@ class Engine:
                 )
 
     # -- one sample ---------------------------------------------------------------------------------------------------
-
-    def _outcome(self, slot: PlannedSample) -> Sample | Iterator[Sample]:
-        """Return the sample of a slot, or an iterator of several, or of those that replace it."""
-        try:
-            outcome = self._maker.make(slot)
-        except (SampleError, StorageError) as error:
-            return self._instead(slot, error)
-        if not isinstance(outcome, dict):
-            return self._each(slot, outcome)
-        self._failures.num_seen += 1
-        return outcome
 
     def _each(self, slot: PlannedSample, samples: Iterator[Sample]) -> Iterator[Sample]:
         """Yield several samples of a slot; if one fails on the way, those that replace the rest follow."""

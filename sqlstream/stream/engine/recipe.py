@@ -37,5 +37,6 @@ class Recipe:
             epochs: Epoch of each; both seed its generators.
         """
         planned = self.reader.slots(self.rows.rows(row_ids), row_ids, positions, epochs, self)
-        self.chain.look_up(planned)
+        if self.has_points:
+            self.chain.look_up(planned)
         return planned

@@ -74,11 +74,7 @@ class IndexRows:
 
     def ids_at(self, selected: Sequence[int]) -> list[int]:
         """Return the ids of selected rows."""
-        if self._index.selection is not None:
-            return self.ids_of(np.array(selected, dtype=np.int64))
-        if selected and not 0 <= min(selected) <= max(selected) < len(self._index):
-            raise IndexError(f"rows {min(selected)}…{max(selected)} are not all in [0, {len(self._index)})")
-        return list(map(int, selected))
+        return list(selected) if self._index.selection is None else self.ids_of(np.array(selected, dtype=np.int64))
 
     def rows(self, row_ids: Sequence[int]) -> list[dict[str, object]]:
         """Return rows by id."""

@@ -64,9 +64,12 @@ class SampleMaker:
             slot.is_single = True
             is_kept = hold is not None and holds_path(outcome, self._directories)
         except BaseException:
-            self._done_with(slot, is_kept=False)
+            self.give_back(slot)
             raise
-        self._done_with(slot, is_kept)
+        if is_kept:
+            self._keep(slot)
+        else:
+            self.give_back(slot)
         return outcome
 
     def make_all(self, slot: PlannedSample) -> list[Sample]:
@@ -119,12 +122,15 @@ class SampleMaker:
                 is_kept = is_kept or (slot.hold is not None and holds_path(sample, self._directories))
                 yield sample
         finally:
-            self._done_with(slot, is_kept)
+            if is_kept:
+                self._keep(slot)
+            else:
+                self.give_back(slot)
 
     def _settle(self, slot: PlannedSample) -> None:
         """Wait until all that the slot wants is in the cache and claimed; acquire it again when it was revoked or lost."""
-        chain, for_reading = slot.recipe.chain, self.for_reading
-        if chain.is_found_now(slot):
+        recipe, for_reading = slot.recipe, self.for_reading
+        if recipe.has_points and recipe.chain.is_found_now(slot):
             self.give_back(slot)
         while wanted := slot.wanted:
             hold = slot.hold
@@ -136,23 +142,20 @@ class SampleMaker:
                     error = slot.with_own_text(hold.error)
                     self.give_back(slot)
                     raise error
-            if self._session.open(hold) and chain.read(slot):
+            if self._session.open(hold) and (not recipe.has_points or recipe.chain.read(slot)):
                 return
             self.give_back(slot)
-            chain.look_up([slot])
+            recipe.chain.look_up([slot])
             for_reading = False  # the ledger shows what is wrong with the object
 
-    def _done_with(self, slot: PlannedSample, is_kept: bool) -> None:
-        hold = slot.hold
+    def _keep(self, slot: PlannedSample) -> None:
+        """Keep the objects of a slot whose sample has their paths."""
+        hold, slot.hold = slot.hold, None
         if hold is None:
             return
-        if is_kept:
-            slot.hold = None
-            self.for_reading = False
-            kept = self._session.retain(hold)
-            if slot.access is None:
-                self.keep([kept])
-            else:
-                slot.access.append(kept)
+        self.for_reading = False
+        kept = self._session.retain(hold)
+        if slot.access is None:
+            self.keep([kept])
         else:
-            self.give_back(slot)
+            slot.access.append(kept)

@@ -157,7 +157,9 @@ class RowReader:
         self._roots = options.allowed_roots
         self._predownload = predownload
         self._is_plain = predownload.is_empty
-        self._dataset, self._identity, self._listed = known.dataset, known.identity, known.listed
+        self._dataset, self._identity = known.dataset, known.identity
+        self.listed = known.listed
+        """Returns entries of listings (`KnownObjects.listed`)."""
         downloaded = set(options.columns_to_download)
         self._empty_columns = [c for c in text_columns if c not in downloaded] if options.none_to_empty_str else []
 
@@ -167,7 +169,7 @@ class RowReader:
         """Return the slots of rows: one of each; several, or none, if a predownload transform says so."""
         planned: list[PlannedSample] = []
         key_column, data_type = self._key_column, self._options.data_type
-        entries = {} if self._listed is None else self._entries(rows, row_ids, self._listed(row_ids))
+        entries = {} if self.listed is None else self._entries(rows, row_ids, self.listed(row_ids))
         for place, (row, row_id, position, epoch) in enumerate(zip(rows, row_ids, positions, epochs, strict=True)):
             for column in self._empty_columns:
                 if row.get(column) is None:
@@ -179,7 +181,7 @@ class RowReader:
                 row["__data_type__"] = data_type
             try:
                 num_before = len(planned)
-                outcome = row if self._is_plain else self._predownload.run(row, epoch, position)
+                outcome = row if self._is_plain else self._predownload.run(row, (self._predownload.seed, epoch, position))
                 for sample in (outcome,) if isinstance(outcome, dict) else outcome:
                     refs = self._refs(sample, row_id, entries.get(row_id))
                     wanted = tuple(refs.values())

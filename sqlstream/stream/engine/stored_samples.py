@@ -108,7 +108,7 @@ class CachedChain:
 
     def is_found_now(self, slot: PlannedSample) -> bool:
         """Look up a slot's sample once more: it may have been stored since the window was planned."""
-        if not self._stages or slot.found is not None:
+        if slot.found is not None:
             return False
         self.look_up([slot])
         return slot.found is not None
@@ -169,19 +169,19 @@ class CachedChain:
             ConfigError: A transform before a point makes several samples, or leaves the path of a cached file in them.
         """
         if not self._stages:
-            return self._rest.run(reader.finish(slot), slot.epoch, slot.position)
+            return self._rest.run(reader.finish(slot), (self._rest.seed, slot.epoch, slot.position))
         if slot.stored is None or slot.found is None:
             sample, num_done = reader.finish(slot), 0
         else:
             sample, num_done = slot.stored, slot.found + 1
         for stage, ref in zip(self._stages[num_done:], slot.stored_refs[num_done:], strict=True):
             sample = self._run_stage(stage, ref, sample)
-        return self._rest.run(sample, slot.epoch, slot.position)
+        return self._rest.run(sample, (self._rest.seed, slot.epoch, slot.position))
 
     def _run_stage(self, stage: _Stage, ref: ObjectRef, sample: Sample) -> Sample:
         name = stage.point.name
         words = int.from_bytes(ref.key[:8], "little"), 0, int.from_bytes(ref.key[8:], "little")
-        result = stage.chain.run_keyed(sample, words, watches=True)
+        result = stage.chain.run(sample, words, watches=True)
         if not isinstance(result, dict):
             raise ConfigError(
                 f"CacheTransform {name!r}: a transform before this point makes several samples of one: put it behind the point"

@@ -91,7 +91,9 @@ class ShareProgress:
         if share is not None and share is not self.share and share.epoch != self.share.epoch:
             self.begin(share)
         if place != self._place:
-            self._place, self._num_made, self._num_delivered = place, 0, self.share.num_delivered(place)
+            share = self.share
+            has_delivered = share.offset or share.beyond is not None
+            self._place, self._num_made, self._num_delivered = place, 0, share.num_delivered(place) if has_delivered else 0
             self.taken, self.offset = place, self._num_delivered
 
     def is_new(self, *, is_only: bool) -> bool:
