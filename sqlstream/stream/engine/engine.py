@@ -23,7 +23,7 @@ from sqlstream.stream.engine.failures import FailureLog
 from sqlstream.stream.engine.recipe import Recipe
 from sqlstream.stream.engine.sample_maker import SampleMaker
 from sqlstream.stream.engine.slots import PlannedSample
-from sqlstream.stream.engine.walk import PlannedSpan, numbers_by_stream, walk
+from sqlstream.stream.engine.walk import PlannedSpan, announce, walk
 from sqlstream.stream.engine.window import Window
 from sqlstream.stream.run.shares import EpochShare, ShareProgress
 from sqlstream.transforms.base import Sample
@@ -197,23 +197,23 @@ class Engine:
         sources = [recipe.rows for recipe in self._recipes]
         for share in shares:
             for span in walk(share, sources):
-                yield from self._of_span(span)
+                planned = self._of_span(span)
+                if span.places.size:
+                    announce(span.share, int(span.places[0]), sources)
+                yield from planned
 
     def _of_span(self, span: PlannedSpan) -> list[PlannedSample]:
         """Return the slots of a span, in the order of its positions and of the draws of each."""
         draws, share = span.draws, span.share
-        epochs, own_positions, row_ids = draws.epoch.tolist(), draws.position.tolist(), span.row_ids
-        if len(self._recipes) == 1:
-            planned = self._slots(self._recipes[0], row_ids, own_positions, epochs)
-        else:
-            planned = []
-            for stream, numbers in numbers_by_stream(draws):
-                own = ([values[number] for number in numbers] for values in (row_ids, own_positions, epochs))
-                of_stream = self._slots(self._recipes[stream], *own)
-                for slot in of_stream:
-                    slot.place = numbers[slot.place]
-                planned += of_stream
-            planned.sort(key=attrgetter("place"))
+        planned: list[PlannedSample] = []
+        for stream, recipe in enumerate(self._recipes):
+            numbers = np.flatnonzero(draws.stream == stream)
+            row_ids = recipe.rows.ids_of(draws.row[numbers])
+            of_stream = self._slots(recipe, row_ids, draws.position[numbers].tolist(), draws.epoch[numbers].tolist())
+            for slot in of_stream if len(self._recipes) > 1 else ():
+                slot.place = int(numbers[slot.place])
+            planned += of_stream
+        planned.sort(key=attrgetter("place"))
         places, positions, starts = span.places.tolist(), span.positions.tolist(), draws.starts.tolist()
         if draws.is_one_each:
             for slot in planned:

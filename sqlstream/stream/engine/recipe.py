@@ -29,7 +29,7 @@ class Recipe:
         object.__setattr__(self, "has_points", self.chain.has_points)
 
     def slots(self, row_ids: Sequence[int], positions: Sequence[int], epochs: Sequence[int]) -> list[PlannedSample]:
-        """Return the slots of rows by id, in the order asked; `place` is that of the row among them.
+        """Return the slots of rows by id, in the order asked; `place` is that of a slot's row among them.
 
         Args:
             row_ids: The rows.

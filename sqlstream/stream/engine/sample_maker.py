@@ -58,7 +58,9 @@ class SampleMaker:
             self._settle(slot)
             hold = slot.hold
         try:
-            outcome = recipe.chain.run(slot, recipe.reader)
+            sample = recipe.chain.run_points(slot, recipe.reader) if recipe.has_points else recipe.reader.finish(slot)
+            rest = recipe.chain.rest
+            outcome = rest.run(sample, (rest.seed, slot.epoch, slot.position))
             if not isinstance(outcome, dict):
                 return self._several(slot, outcome)
             slot.is_single = True

@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,7 +75,8 @@ class CachedChain:
             return Chain(part, seed=seed, stage=stage, seeds_globals=options.seed_transforms)
 
         self._stages = [_Stage(point=point, chain=chain(point.transforms, i)) for i, point in enumerate(points, FIRST_STAGE)]
-        self._rest = chain(rest, FIRST_STAGE + len(points))
+        self.rest = chain(rest, FIRST_STAGE + len(points))
+        """The transforms behind the last point."""
         self._columns = options.columns_to_download
         self._dataset = dataset
         self._session = cache.session
@@ -161,22 +162,20 @@ class CachedChain:
 
     # -- running ------------------------------------------------------------------------------------------------------
 
-    def run(self, slot: PlannedSample, reader: RowReader) -> Sample | Iterator[Sample]:
-        """Return the sample of a slot whose objects, or whose stored sample, are here.
+    def run_points(self, slot: PlannedSample, reader: RowReader) -> Sample:
+        """Return the sample of a slot, whose objects or whose stored sample are here, as it is after the last point.
 
         Raises:
             TransformError: A transform failed, or the sample cannot be stored at a point.
             ConfigError: A transform before a point makes several samples, or leaves the path of a cached file in them.
         """
-        if not self._stages:
-            return self._rest.run(reader.finish(slot), (self._rest.seed, slot.epoch, slot.position))
         if slot.stored is None or slot.found is None:
             sample, num_done = reader.finish(slot), 0
         else:
             sample, num_done = slot.stored, slot.found + 1
         for stage, ref in zip(self._stages[num_done:], slot.stored_refs[num_done:], strict=True):
             sample = self._run_stage(stage, ref, sample)
-        return self._rest.run(sample, (self._rest.seed, slot.epoch, slot.position))
+        return sample
 
     def _run_stage(self, stage: _Stage, ref: ObjectRef, sample: Sample) -> Sample:
         name = stage.point.name

@@ -1,12 +1,10 @@
-"""The walk along a share: which rows come next, in spans of neighbouring positions; what they need is fetched before."""
+"""The walk along a share: which rows come next, in spans of neighbouring positions, and what is needed behind them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
-
-import numpy as np
 
 from sqlstream.order import Draws, Int64Array, is_counted
 from sqlstream.stream.engine.row_source import RowSource
@@ -26,8 +24,6 @@ class PlannedSpan(NamedTuple):
     positions: Int64Array
     """Positions of the epoch: [n]."""
     draws: Draws
-    row_ids: list[int]
-    """Id of the row of each draw: [m]."""
 
 
 def walk(share: EpochShare, sources: Sequence[RowSource]) -> Iterator[PlannedSpan]:
@@ -52,17 +48,8 @@ def walk(share: EpochShare, sources: Sequence[RowSource]) -> Iterator[PlannedSpa
             some = slice(start, start + PLANNED_TOGETHER)
             if share.order.fingerprint != fingerprint:  # weights have changed, for positions that are not yielded
                 fingerprint, draws = share.order.fingerprint, share.order.rows_at(share.epoch, positions)
-            drawn = draws.of_positions(start, start + PLANNED_TOGETHER)
-            row_ids = _ids_of(drawn, sources)
-            _look_ahead(share, taken + start, sources)
-            yield PlannedSpan(share, places[some], positions[some], drawn, row_ids)
+            yield PlannedSpan(share, places[some], positions[some], draws.of_positions(start, start + PLANNED_TOGETHER))
         taken += num_together
-
-
-def numbers_by_stream(draws: Draws) -> Iterator[tuple[int, list[int]]]:
-    """Yield each stream of `draws`, and the numbers of its draws, rising."""
-    for stream in np.unique(draws.stream).tolist():
-        yield stream, np.flatnonzero(draws.stream == stream).tolist()
 
 
 def _settled(share: EpochShare, taken: int, sources: Sequence[RowSource]) -> EpochShare:
@@ -85,19 +72,8 @@ def _settled(share: EpochShare, taken: int, sources: Sequence[RowSource]) -> Epo
     return replace(share, partition=replace(partition, num_positions=num_positions))
 
 
-def _ids_of(draws: Draws, sources: Sequence[RowSource]) -> list[int]:
-    """Return the id of each row: [m]."""
-    if len(sources) == 1:
-        return sources[0].ids_of(draws.row)
-    row_ids = np.empty(len(draws.row), dtype=np.int64)
-    for stream, numbers in numbers_by_stream(draws):
-        row_ids[numbers] = sources[stream].ids_of(draws.row[numbers])
-    found: list[int] = row_ids.tolist()
-    return found
-
-
-def _look_ahead(share: EpochShare, taken: int, sources: Sequence[RowSource]) -> None:
-    """Announce the rows that this process needs after those that are fetched ahead."""
+def announce(share: EpochShare, taken: int, sources: Sequence[RowSource]) -> None:
+    """Announce the rows that this process needs behind a place of its share, after those that are fetched ahead."""
     world = share.partition.world
     for stream, source in enumerate(sources):
         if not source.num_ahead:
