@@ -110,6 +110,36 @@ class Packed:
         return replace(self, order=self.order.reseeded(seed))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uneven:
+    """Epochs that differ in length, as those of buckets do: the last positions of another order are left out."""
+
+    order: Order
+
+    @property
+    def fingerprint(self) -> str:
+        return f"uneven epochs of {self.order.fingerprint}"
+
+    def num_positions(self, epoch: int) -> int:
+        return self.order.num_positions(epoch) - epoch * 5 % 17
+
+    def rows_at(self, epoch: int, positions: Int64Array) -> Draws:
+        check_positions(positions, self.num_positions(epoch))
+        return self.order.rows_at(epoch, positions)
+
+    def positions_of(self, epoch: int, rows: Int64Array) -> None:
+        """Some rows have none."""
+
+    def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:
+        return self.order.replacements(epoch, position, draw)
+
+    def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:
+        return self.order.needs(epoch, position)
+
+    def reseeded(self, seed: int) -> Uneven:
+        return replace(self, order=self.order.reseeded(seed))
+
+
 def mixed(orders: Sequence[Order], pattern: Sequence[int], size: int) -> Mixed:
     """Return a mixture."""
     return Mixed(orders=tuple(orders), pattern=tuple(pattern), size=size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
 from sqlstream.errors import StateError
-from sqlstream.order import Plan, Tail
-from sqlstream.stream.run.delivery import Delivery, begun
+from sqlstream.order import Plan, Steps, Tail
+from sqlstream.stream.run.delivery import Delivery, advanced, begun
 from sqlstream.stream.run.epoch_counter import EpochCounter
 from sqlstream.stream.run.order_options import OrderOptions
 from sqlstream.stream.run.partial_steps import DeliveredAhead, stretches_of
@@ -28,6 +29,7 @@ from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare, ShareProgr
 from sqlstream.stream.run.state import RunIdentity
 from sqlstream.stream.run.weighting import Weighting
 from sqlstream.world import World
+from tests.order.several import Uneven
 
 Batch = list[tuple[int, int, int]]
 """Epoch, position and number within it of each sample."""
@@ -40,15 +42,17 @@ def num_samples_of(epoch: int, position: int) -> int:
 class Model:
     """One rank's loader over an iteration."""
 
-    def __init__(self, plan: Plan, world: World, num_workers: int, position: RunPosition, *, is_endless: bool = False) -> None:
+    def __init__(
+        self, steps: Steps, world: World, num_workers: int, position: RunPosition, *, is_endless: bool = False
+    ) -> None:
         beyond = position.beyond
         if beyond is not None:
             beyond = DeliveredAhead.from_dict(json.loads(json.dumps(beyond.to_dict())))
             beyond.check_place(world.rank, world.world_size)
         self._start = RunPosition(position.job, beyond=beyond)
-        self._plan, self._is_endless = plan, is_endless
+        self._steps, self._is_endless = steps, is_endless
         self._worlds = [world.with_worker(worker, num_workers) for worker in range(num_workers)]
-        self.delivery = Delivery(self._start, plan.steps, world, num_workers, is_endless=is_endless)
+        self.delivery = Delivery(self._start, steps, world, num_workers, is_endless=is_endless)
 
     def batches(self) -> Iterator[Batch]:
         workers = [self._worker(world) for world in self._worlds]
@@ -68,7 +72,7 @@ class Model:
         batch: Batch = []
         for sample in self._samples(first, progress):
             batch.append(sample)
-            if len(batch) == self._plan.batch_size:
+            if len(batch) == self._steps.batch_size:
                 yield batch, progress.position(world.worker)
                 batch = []
         if batch:
@@ -89,8 +93,8 @@ class Model:
             share = self._share(share.epoch + 1, share.partition.world, 0, share.partition.next_worker)
 
     def _share(self, epoch: int, world: World, consumed: int, first_worker: int) -> EpochShare:
-        partition = self._plan.partition(world, consumed, first_worker)
-        return EpochShare(epoch=epoch, steps=self._plan.steps, partition=partition, fingerprint="", beyond=self._start.beyond)
+        partition = self._steps.partition(epoch, world, consumed, first_worker)
+        return EpochShare(epoch=epoch, steps=self._steps, partition=partition, fingerprint="", beyond=self._start.beyond)
 
 
 def plan_of(num_positions: int, batch_size: int, tail: Tail = Tail.SHORT) -> Plan:
@@ -102,14 +106,16 @@ BEGIN = RunPosition(JobPosition(0, 0))
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
-@pytest.mark.parametrize("is_endless", [False, True])
+@pytest.mark.parametrize(("is_endless", "is_even"), [(False, True), (True, True), (True, False)])
 def test_going_on_after_every_batch_gives_the_same_batches_on_as_many_workers(
-    num_ranks: int, num_workers: int, is_endless: bool
+    num_ranks: int, num_workers: int, is_endless: bool, is_even: bool
 ) -> None:
-    plan = plan_of(53, 4, Tail.FILL if is_endless else Tail.SHORT)
+    steps = plan_of(53, 4, Tail.FILL if is_endless else Tail.SHORT).steps
+    if not is_even:
+        steps = replace(steps, order=Uneven(order=steps.order))
     for rank in range(num_ranks):
         world = World(rank=rank, world_size=num_ranks, local_rank=rank, local_world_size=num_ranks)
-        model = Model(plan, world, num_workers, BEGIN, is_endless=is_endless)
+        model = Model(steps, world, num_workers, BEGIN, is_endless=is_endless)
         reference: list[Batch] = []
         positions = [model.delivery.position()]
         for batch in model.batches():
@@ -120,7 +126,7 @@ def test_going_on_after_every_batch_gives_the_same_batches_on_as_many_workers(
         for stop, position in enumerate(positions):
             if position.job.epoch > 0 and not is_endless:
                 continue  # all is delivered
-            resumed = Model(plan, world, num_workers, position, is_endless=is_endless)
+            resumed = Model(steps, world, num_workers, position, is_endless=is_endless)
             assert resumed.delivery.position() == position
             rest = [batch for batch, _ in zip(resumed.batches(), reference[stop:], strict=False)]
             assert rest == reference[stop:], (rank, stop)
@@ -144,7 +150,7 @@ def test_any_number_of_workers_goes_on_as_often_as_one_likes_and_no_sample_is_lo
     delivered: Counter[tuple[int, int, int]] = Counter()
     position = BEGIN
     while position.job.epoch < num_epochs:
-        model = Model(plan, world, data.draw(st.integers(1, 4)), position, is_endless=is_endless)
+        model = Model(plan.steps, world, data.draw(st.integers(1, 4)), position, is_endless=is_endless)
         for _, batch in zip(range(data.draw(st.integers(1, 9))), model.batches(), strict=False):
             delivered.update(batch)
         position = model.delivery.position()
@@ -168,6 +174,14 @@ def test_a_state_is_small_though_a_worker_is_far_ahead() -> None:
     assert len(json.dumps(beyond.to_dict())) < 15_000
     assert beyond.num_delivered(0, 0) == 3
     assert beyond.numbers(0, 0).size == 4000
+
+
+def test_steps_are_counted_over_epochs_of_any_length() -> None:
+    steps = Steps(order=Uneven(order=plan_of(53, 4).order), batch_size=4)  # 14, 12, 11, 10 steps
+    begin = JobPosition(0, 8)
+    assert advanced(begin, 11, steps, World(), is_endless=True) == JobPosition(0, 52)
+    assert advanced(begin, 12 + 12 + 3, steps, World(), is_endless=True) == JobPosition(2, 12)
+    assert advanced(begin, 12 + 12 + 3, steps, World(), is_endless=False) == JobPosition(1, 0)
 
 
 def test_the_state_of_another_rank_is_refused_with_both() -> None:

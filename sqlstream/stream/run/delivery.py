@@ -37,7 +37,8 @@ class Delivery:
         self._steps = steps
         self._world = world
         self._num_workers = num_workers
-        self._first_worker = start.first_worker(num_workers)
+        self._first_workers = {start.job.epoch: start.first_worker(num_workers)}
+        """The worker that takes the first step of each epoch; epochs of an order may differ in steps."""
         self._is_endless = is_endless
         self._places: dict[int, WorkerPosition] = {}
         self._next_worker = 0
@@ -121,13 +122,11 @@ class Delivery:
 
     def _partition(self, worker: int, epoch: int) -> Partition:
         """Return a worker's share of an epoch of this iteration."""
-        world = self._world.with_worker(worker, self._num_workers)
-        job = self.start.job
-        first = self._steps.partition(job.epoch, world, job.consumed, self._first_worker)
-        if epoch == job.epoch:
-            return first
-        num_steps_between = (epoch - job.epoch - 1) * first.num_steps
-        return self._steps.partition(epoch, world, 0, (first.next_worker + num_steps_between) % self._num_workers)
+        world, job, first_workers = self._world.with_worker(worker, self._num_workers), self.start.job, self._first_workers
+        for known in range(max(first_workers), epoch):
+            consumed = job.consumed if known == job.epoch else 0
+            first_workers[known + 1] = self._steps.partition(known, world, consumed, first_workers[known]).next_worker
+        return self._steps.partition(epoch, world, job.consumed if epoch == job.epoch else 0, first_workers[epoch])
 
 
 def begun(job: JobPosition, loaded: RunPosition | None, counter: EpochCounter, world: World) -> RunPosition:
@@ -155,14 +154,14 @@ def begun(job: JobPosition, loaded: RunPosition | None, counter: EpochCounter, w
 
 def advanced(job: JobPosition, num_steps: int, steps: Steps, world: World, *, is_endless: bool) -> JobPosition:
     """Return the position of the job `num_steps` later; without endless iteration the next epoch's start at most."""
-    partition = steps.partition(job.epoch, world, job.consumed)
-    num_left = partition.num_steps - partition.first_step
-    if num_steps < num_left:
-        return JobPosition(job.epoch, job.consumed + num_steps * partition.step_size)
-    if not is_endless:
-        return JobPosition(job.epoch + 1, 0)
-    num_epochs, num_steps = divmod(num_steps - num_left, partition.num_steps)
-    return JobPosition(job.epoch + 1 + num_epochs, num_steps * partition.step_size)
+    while True:
+        partition = steps.partition(job.epoch, world, job.consumed)
+        num_left = partition.num_steps - partition.first_step
+        if num_steps < num_left:
+            return JobPosition(job.epoch, job.consumed + num_steps * partition.step_size)
+        job, num_steps = JobPosition(job.epoch + 1, 0), num_steps - num_left
+        if not is_endless:
+            return job
 
 
 def processed(progress: ShareProgress) -> RunPosition:
