@@ -10,14 +10,16 @@ from typing import Any, overload
 from sqlstream.cache import Cache
 from sqlstream.cache.acquire.acquirer import Acquirer
 from sqlstream.cache.acquire.downloads import Downloads
-from sqlstream.cache.acquire.hits import ReadHits
 from sqlstream.cache.acquire.holds import Hold, Holds
 from sqlstream.cache.acquire.owner import Owner
+from sqlstream.cache.acquire.uses import UseRules
 from sqlstream.cache.directory import close_store, open_store
 from sqlstream.cache.failover import FailoverSession
 from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.files.read_hold import ReadHold
 from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
+from sqlstream.cache.model.policies import POLICIES
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.cache.private_files import PrivateFilesSession
@@ -157,9 +159,15 @@ class Session:
         """The same cache, with private files that stand in for it when it fails."""
         return Session(FailoverSession(self.primary, PrivateFilesSession(self.primary.fetcher)))
 
-    @property
-    def read_hits(self) -> ReadHits:
-        return self._acquirer._read_hits
+    def look_again(self) -> None:
+        """Forget limit and policy, which are looked at every so often."""
+        self._acquirer._lookup._num_left = 0
+
+    def read_holds(self, groups: Sequence[Sequence[ObjectRef]]) -> list[ReadHold]:
+        """Read holds on all groups, whatever the policy; none where one of their objects is not here."""
+        self._acquirer._lookup.learn(UseRules(POLICIES["lru"], is_order_needed=False))
+        ready = self._acquirer._lookup.find(groups)
+        return [] if ready is None else [ReadHold(group, ready, self._acquirer._read_locks) for group in groups]
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

@@ -62,9 +62,16 @@ def epochs(num_rows: int, num_epochs: int, seed: int = 3) -> list[int]:
 
 
 def ledger_hits(
-    directory: Path, order: Sequence[int], capacity: int, policy: str, window: int = WINDOW, has_forecast: bool = True
+    directory: Path,
+    order: Sequence[int],
+    capacity: int,
+    policy: str,
+    window: int = WINDOW,
+    *,
+    has_forecast: bool = True,
+    for_reading: bool = False,
 ) -> int:
-    """The same of a real cache: its ledger, its files, windows of objects acquired together, all pinned until they are read."""
+    """The same of a real cache: its ledger, its files, windows of objects acquired together, all held until they are read."""
     distances = next_uses_of(order) if has_forecast else [None] * len(order)
     urls = [f"http://nowhere/{row}" for row in order]
     refs = [
@@ -77,11 +84,12 @@ def ledger_hits(
         for start in range(0, len(order), window):
             todo = refs[start : start + window]
             while todo:
-                holds = session.acquire([[ref] for ref in todo]) or [session.acquire_one(todo[:1])]
-                num_read = 0
+                holds = session.acquire([[ref] for ref in todo], for_reading=for_reading) or [session.acquire_one(todo[:1])]
+                again: list[ObjectRef] = []
                 for hold in holds:
                     session.wait(hold)
-                    num_read += session.claim(hold)
+                    if not session.claim(hold):
+                        again += hold.refs
                     session.release(hold)
-                todo = todo[num_read:]
+                todo = [*again, *todo[len(holds) :]]
     return len(order) - fetcher.num_gets.total()

@@ -25,7 +25,6 @@ from sqlstream.cache.admin.clear import clear
 from sqlstream.cache.directory import CacheDirectory
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.files.read_hold import ReadHold
-from sqlstream.cache.model.policies import POLICIES
 from sqlstream.cache.model.refs import ObjectRef, charged_bytes
 from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.cache.recovery import recover
@@ -277,12 +276,9 @@ class CacheMachine(RuleBasedStateMachine):
         """Lock an object that is here, however full the cache is: it stays, and no row says so."""
         player, url = self.player(number), URLS[which]
         player.run_nothing()
-        read_hits = player.session.read_hits
-        read_hits._policy, read_hits._num_left = POLICIES["lru"], 1
-        holds = read_hits.acquire([[ref(url)]])
-        assert (holds is not None) == (url in self.reference.ready)
-        for hold in holds or ():
-            assert isinstance(hold, ReadHold)
+        holds = player.session.read_holds([[ref(url)]])
+        assert bool(holds) == (url in self.reference.ready)
+        for hold in holds:
             assert player.session.claim(hold)
             player.read_holds.append((hold, url))
             self.reference.pin(player.read_hold_name, [url])

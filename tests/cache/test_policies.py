@@ -66,10 +66,14 @@ def test_each_policy_has_its_own_order(directory: Path, policy: str, reads: str,
         check_invariants(directory)
 
 
+@pytest.mark.parametrize("for_reading", [False, True], ids=["by rows", "by locks"])
 @pytest.mark.parametrize("share", [30, 60])
-def test_lru_downloads_what_exact_lru_must_within_one_percent(directory: Path, share: int) -> None:
+def test_lru_downloads_what_exact_lru_must_within_one_percent(directory: Path, share: int, for_reading: bool) -> None:
     order, capacity = epochs(400, 2), 400 * share // 100
-    exact, real = len(order) - lru_hits(order, capacity), len(order) - ledger_hits(directory, order, capacity, "lru")
+    exact, real = (
+        len(order) - lru_hits(order, capacity),
+        len(order) - ledger_hits(directory, order, capacity, "lru", for_reading=for_reading),
+    )
     assert real <= 1.01 * exact, f"{real} downloads, exact LRU makes {exact}"
 
 

@@ -23,7 +23,6 @@ from sqlstream.cache.files import read_locks
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.files.read_hold import ReadHold, ReadLockPool
 from sqlstream.cache.ledger.eviction import unpinned_in_order
-from sqlstream.cache.model.policies import POLICIES
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.recovery import recover
 from sqlstream.cache.session import AnyHold
@@ -139,11 +138,11 @@ def test_a_sample_of_several_objects_holds_each_of_them_once(cache: Cache) -> No
     assert evict_all(cache) == 2
 
 
-def test_what_is_not_all_here_or_not_far_from_full_or_not_fetched_takes_the_exact_way(cache: Cache) -> None:
+def test_at_every_fill_what_is_all_here_is_read_under_locks_and_nothing_else_is(cache: Cache) -> None:
     session = Session(cache)
 
     def is_read_hold(*refs: ObjectRef) -> bool:
-        session.read_hits._num_left = 0  # limit and policy are looked at every so often
+        session.look_again()
         hold = session.acquire_one(refs, for_reading=True)
         session.wait(hold)
         session.release(hold)
@@ -153,10 +152,9 @@ def test_what_is_not_all_here_or_not_far_from_full_or_not_fetched_takes_the_exac
     assert is_read_hold(REFS[0])
     assert not is_read_hold(made)
     assert not is_read_hold(REFS[0], ObjectRef.of("http://nowhere/missing"))
-    cache.limit_bytes = 2 * 4096 * NUM_OBJECTS - 4096
-    assert not is_read_hold(REFS[0])
-    cache.limit_bytes = 2 * 4096 * NUM_OBJECTS
-    assert is_read_hold(REFS[0])
+    for limit_bytes in (10 * 4096 * NUM_OBJECTS, 4096 * NUM_OBJECTS * 100 // 95, 4096 * (NUM_OBJECTS + 1)):
+        cache.limit_bytes = limit_bytes
+        assert is_read_hold(REFS[0])
     session.owner.ask_for_policy("belady")
     assert not is_read_hold(REFS[0])
     session.owner._generation = -1  # as after a transaction that failed: the limit may not be in force
@@ -243,7 +241,6 @@ def read_many_under_locks(connection: Connection, directory: Path, seed: int) ->
         say(connection)
         while num_read_holds < 50 or not connection.poll():
             ref = rng.choice(REFS)
-            session.read_hits._policy, session.read_hits._num_left = POLICIES["lru"], 1
             hold = session.acquire_one([ref], for_reading=True)
             session.wait(hold)
             if session.claim(hold):
@@ -497,3 +494,29 @@ def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) 
         signal.signal(signal.SIGALRM, handler)
     assert open_files(cache.path) == before
     assert evict_all(cache) == NUM_OBJECTS
+
+
+def test_what_is_read_under_locks_under_a_limit_that_is_nearly_full_is_evicted_last(directory: Path) -> None:
+    """No transaction notes the uses of a read hold; the process that evicts writes its own before it does."""
+    new = {f"http://nowhere/new/{i}.bin": bytes(100) for i in range(8)}
+    with Cache(directory, limit=4096 * NUM_OBJECTS * 105 // 100) as cache:
+        cache.fetcher = fetcher = ScriptedFetcher({**OBJECTS, **new})
+        cache.acquire_many(URLS)
+        cache.release_many(URLS)
+        read_all(cache)
+        session = Session(cache)
+        session.stop_background()  # which writes what waits, now and then
+        before = session.num_transactions
+        for ref in [*REFS[32:], *REFS[:8]]:
+            session.release(read_hold(cache, ref))
+        for hold in session.acquire([[ref] for ref in REFS[8:16]], for_reading=True):
+            assert session.claim(hold)
+            session.release(hold)
+        assert session.num_transactions == before
+        for url in new:
+            with cache.pinned(url):
+                pass
+        assert cache.statistics().evictions > 0
+        assert all(path_of(cache, ref).exists() for ref in [*REFS[32:], *REFS[:16]])
+        assert fetcher.num_gets.total() == NUM_OBJECTS + len(new)
+    check_invariants(directory, at_rest=True)

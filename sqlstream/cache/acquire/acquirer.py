@@ -18,15 +18,15 @@ from typing import overload
 from sqlstream.cache.acquire.background import BackgroundThread, BackgroundWork
 from sqlstream.cache.acquire.checksums import Checksums
 from sqlstream.cache.acquire.downloads import Downloads
-from sqlstream.cache.acquire.hits import Hits, ReadHits
+from sqlstream.cache.acquire.hits import Lookup, check_files
 from sqlstream.cache.acquire.holds import AnyHold, Hold, Holds
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.acquire.reserve import AcquireTransaction
 from sqlstream.cache.acquire.room import Limits, Room, make_space_after
-from sqlstream.cache.acquire.uses import UsageLog
+from sqlstream.cache.acquire.uses import UsageLog, UseRules
 from sqlstream.cache.acquire.wait import DownloadWaiter, RoomQueue, wait_for_change
 from sqlstream.cache.files.disk import Disk, Part
-from sqlstream.cache.files.read_hold import ReadHold
+from sqlstream.cache.files.read_hold import ReadHold, ReadLockPool
 from sqlstream.cache.ledger.ledger import Ledger
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.tuning import CacheTuning
@@ -63,10 +63,10 @@ class Acquirer:
         self.owner = Owner(disk, ledger)
         self.holdings = Holds(self.owner)
         self.uses = UsageLog(self.owner)
-        self._hits = Hits(disk, self.owner, self.holdings, self.uses, tuning.num_hits_a_look)
+        self._lookup = Lookup(ledger, self.owner, self.uses, tuning.num_hits_a_look)
+        self._read_locks = ReadLockPool(disk.data, self.uses.take_back)
         self._background = BackgroundThread(lambda: self._background_work.run(self.num_expected))
         self.downloads = Downloads(disk, self.owner, self.holdings, self._background.wake, tuning.allocate_from_bytes)
-        self._read_hits = ReadHits(disk, ledger, self.holdings, self.uses, tuning.num_hits_a_look)
         self._room_queue = RoomQueue(self.owner)
         self.limits = Limits(disk, ledger, self.owner)
         self.checksums = Checksums(disk, ledger, self.owner, self.downloads)
@@ -93,11 +93,11 @@ class Acquirer:
         """Return holds on the longest prefix of `groups` (the objects of one sample each) for which there is room now.
 
         With `for_reading`, the caller only reads the files between claim and release, and hands no path out: where
-        all objects are here and the cache is far from full, no transaction is needed (`ReadHold`).
+        all objects are here, no transaction is needed (`ReadHold`).
         """
-        if for_reading and not self._expects_misses and (holds := self._read_hits.acquire(groups)) is not None:
+        if for_reading and not self._expects_misses and (ready := self._lookup.find(groups)) is not None:
             self._background.wake()
-            return holds
+            return [ReadHold(group, ready, self._read_locks) for group in groups]
         found: list[Hold] = []
         while len(found) < len(groups):
             acquired = self._acquire_window(groups[len(found) :], fetcher)
@@ -116,19 +116,12 @@ class Acquirer:
         Raises:
             CacheFullError: No process gave room back in time.
         """
-        if for_reading and (found := self._read_hits.acquire([group])) is not None:
+        if for_reading and (ready := self._lookup.find([group])) is not None:
             self._background.wake()
-            return found[0]
-        if (hold := self._acquire_hit(group)) is not None:
-            return hold
-        holds = self._acquire_window([group], fetcher, must_fit=True).holds or self._acquire_in_line([group], fetcher)
-        return holds[0]
-
-    def _acquire_hit(self, group: Sequence[ObjectRef]) -> Hold | None:
-        hold = self._hits.acquire(group)
-        if hold is not None:
-            self._background.wake()
-        return hold
+            return ReadHold(group, ready, self._read_locks)
+        rules = self._lookup.known(1)
+        holds = self._acquire_window([group], fetcher, must_fit=True, rules=rules).holds
+        return (holds or self._acquire_in_line([group], fetcher))[0]
 
     def _acquire_in_line(self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher) -> list[Hold]:
         """Return a hold on one sample's objects: ask again and again, and give back meanwhile."""
@@ -161,17 +154,29 @@ class Acquirer:
         must_fit: bool = False,
         takes_least: bool = False,
         in_line: bool = True,
+        rules: UseRules | None = None,
     ) -> AcquireTransaction:
         """Acquire a window in one transaction, then send what is to be downloaded; once more if the ledger has just failed."""
         with locks.uninterrupted():
             try:
-                return self._acquire_once(groups, fetcher, must_fit=must_fit, takes_least=takes_least, in_line=in_line)
+                return self._acquire_once(
+                    groups, fetcher, must_fit=must_fit, takes_least=takes_least, in_line=in_line, rules=rules
+                )
             except (CacheDamagedError, CacheDiskError) as error:
                 make_space_after(error, self.owner.run, self._disk, num_files=sum(map(len, groups)))
-                return self._acquire_once(groups, fetcher, must_fit=must_fit, takes_least=takes_least, in_line=in_line)
+                return self._acquire_once(
+                    groups, fetcher, must_fit=must_fit, takes_least=takes_least, in_line=in_line, rules=None
+                )
 
     def _acquire_once(
-        self, groups: Sequence[Sequence[ObjectRef]], fetcher: Fetcher, *, must_fit: bool, takes_least: bool, in_line: bool
+        self,
+        groups: Sequence[Sequence[ObjectRef]],
+        fetcher: Fetcher,
+        *,
+        must_fit: bool,
+        takes_least: bool,
+        in_line: bool,
+        rules: UseRules | None,
     ) -> AcquireTransaction:
         keys = dict.fromkeys([ref.key for group in groups for ref in group]).keys()  # in the order of their use
         parts: dict[bytes, Part] = {}
@@ -195,6 +200,7 @@ class Acquirer:
                     takes_least=takes_least,
                     in_line=in_line,
                     num_expected=self.num_expected,
+                    rules=rules,
                 )
                 acquired.run(tx, groups)
         except BaseException:
@@ -204,15 +210,18 @@ class Acquirer:
                     self.holdings.release(hold)
             raise
         finally:
-            self._disk.discard_parts(parts.values())
-        self._share_bytes, self._expects_misses = acquired.share_bytes, bool(acquired.leads)
-        self._hits.learn(acquired.policy, is_order_needed=acquired.is_order_needed)
+            if parts:
+                self._disk.discard_parts(parts.values())
+        if acquired.has_looked:
+            self._share_bytes, self._expects_misses = acquired.share_bytes, bool(acquired.leads)
+            assert acquired.rules is not None
+            self._lookup.learn(acquired.rules)
         acquired.note_uses()
         if acquired.leads:
             fetcher.share_node(acquired.num_sharing)
-        self.downloads.start(acquired.leads)
-        self._hits.check_files(acquired.holds, acquired.ready)
-        if acquired.holds and acquired.share_bytes is not None:
+            self.downloads.start(acquired.leads)
+        check_files(self._disk, self.owner, acquired.holds, acquired.ready)
+        if acquired.holds and self._share_bytes is not None:
             self._background.wake()
         return acquired
 
@@ -234,7 +243,7 @@ class Acquirer:
             The hold that keeps them: another one in the place of a read hold.
         """
         if isinstance(hold, ReadHold):
-            hold = self._read_hits.by_rows(hold)
+            hold = self.holdings.take_over(hold)
         self.holdings.retain(hold, share_bytes=self._share_bytes)
         self._bound_unwritten()
         return hold

@@ -26,6 +26,7 @@ from typing import ClassVar, TypeAlias
 
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.files.read_hold import ReadHold
+from sqlstream.cache.ledger.ledger import LedgerTransaction
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.process import locks
 
@@ -225,6 +226,26 @@ class Holds:
             hold.state = _RETAINED
             self._retained.append(hold)
             self.trim_retained(share_bytes)
+
+    def take_over(self, read_hold: ReadHold) -> Hold:
+        """Return a hold in use that pins by rows what a claimed read hold keeps by locks; those are given back last."""
+        charges = read_hold.charges
+        hold = Hold(read_hold.refs, "", charges, NOTHING, sum(charges.values()), HoldState.IN_USE, paths=read_hold.paths)
+
+        def pin(_: LedgerTransaction) -> None:  # the owner writes its pins at the end of it
+            assert self.owner.id is not None
+            if not hold.number:  # else this is the second try
+                hold.owner = self.owner.id
+                self.add([hold])
+
+        with locks.uninterrupted():
+            try:
+                self.owner.run(pin)
+            except BaseException:
+                self.release(hold)
+                raise
+            read_hold.close()
+        return hold
 
     def trim_retained(self, share_bytes: int | None) -> int:
         """Release retained holds, oldest first, until all pins of this process fit into its share; return how many."""

@@ -11,20 +11,17 @@ from sqlstream.cache.acquire.downloads import Downloads, cannot_fit
 from sqlstream.cache.acquire.holds import NOTHING, Hold, Holds
 from sqlstream.cache.acquire.outcomes import Lead
 from sqlstream.cache.acquire.room import Room, forget_limit_of_the_dead, make_room
-from sqlstream.cache.acquire.uses import UsageLog
+from sqlstream.cache.acquire.uses import UsageLog, UseRules
 from sqlstream.cache.files.disk import Disk, Part
 from sqlstream.cache.ledger.eviction import EvictionState, advance
 from sqlstream.cache.ledger.ledger import LedgerTransaction
-from sqlstream.cache.model.policies import Policy, policy_in_ledger
+from sqlstream.cache.model.policies import policy_in_ledger
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.rows import Account, EntryRow, ReadyRow, Reservation
 from sqlstream.cache.recovery import recover
 from sqlstream.errors import CacheFullError
 from sqlstream.storage.base import urls
 from sqlstream.storage.fetcher import Fetcher
-
-TOUCH_ABOVE = 0.5
-"""UsageLog are noted only when the cache is fuller than this share of its limit: far from it nothing will be evicted soon."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +46,8 @@ class AcquireTransaction:
     """Leave room for those that have waited longer."""
     num_expected: int
     """Processes that are known to share the limit, also those that hold nothing yet."""
+    rules: UseRules | None
+    """What is known of policy and fullness, for a sample that must fit: the ledger is asked only if it is no hit."""
     holds: list[Hold] = field(default_factory=list)
     leads: list[Lead] = field(default_factory=list)
     ready: Mapping[bytes, ReadyRow] = field(default_factory=dict)
@@ -60,6 +59,8 @@ class AcquireTransaction:
     """What the first sample that found no room needs."""
     share_bytes: int | None = None
     """This process's part of the limit among all that hold pins."""
+    has_looked: bool = False
+    """The ledger was asked for policy, account and owners."""
     num_sharing: int = 1
     """Processes that use this cache now, as far as known."""
     _account: Account | None = None
@@ -69,6 +70,23 @@ class AcquireTransaction:
 
     def run(self, tx: LedgerTransaction, groups: Sequence[Sequence[ObjectRef]]) -> None:
         """Acquire the longest prefix of `groups` (the objects of one sample each) that finds room."""
+        if self.rules is None or self.rules.policy.looks_ahead:
+            self._look(tx)
+        self.ready = tx.find_ready(self.window)
+        if not self.has_looked and len(self.ready) < len(self.window):
+            self._look(tx)
+            self.ready = tx.find_ready(self.window)
+        num_held = self._hold_hits(groups)
+        if num_held < len(groups):
+            self.found = tx.find(self.window)
+            for group in groups[num_held:]:
+                if not self._add(tx, group):
+                    break
+        if self._eviction is not None and self._eviction.policy.looks_ahead:
+            advance(tx, len(self._ranks))
+
+    def _look(self, tx: LedgerTransaction) -> None:
+        """Learn all that does not depend on keys."""
         outlook = tx.outlook()
         if not outlook.account.has_room(0):  # a limit was lowered while what is above it was pinned
             self.uses.write_now(tx)
@@ -79,22 +97,14 @@ class AcquireTransaction:
         self.num_sharing = max(self.num_expected, outlook.num_pinning_owners)
         if self._account.limit_bytes is not None:
             self.share_bytes = self._account.limit_bytes // self.num_sharing
-        self.ready = tx.find_ready(self.window)
-        num_held = self._hold_hits(groups)
-        if num_held < len(groups):
-            self.found = tx.find(self.window)
-            for group in groups[num_held:]:
-                if not self._add(tx, group):
-                    break
-        if self._eviction.policy.looks_ahead:
-            advance(tx, len(self._ranks))
+        self.has_looked = True
+        self.rules = UseRules.of(self._eviction.policy, self._account.charged_bytes, self._account.limit_bytes)
 
     def _hold_hits(self, groups: Sequence[Sequence[ObjectRef]]) -> int:
         """Hold the longest prefix of `groups` that is here and within the share, as one; return how many groups that are.
 
         The same as `_add` for each of them, at a quarter of the time: nearly all windows of a warm cache end here.
         """
-        assert self._eviction is not None
         ready, owner, held_bytes = self.ready, self.owner, self.holdings.held_bytes
         share_bytes = math.inf if self.must_fit or self.share_bytes is None else self.share_bytes
         holds = []
@@ -110,7 +120,7 @@ class AcquireTransaction:
                 holds.append(Hold(group, owner, charges, NOTHING, num_bytes))
         self.holdings.add(holds)
         self.holds += holds
-        if self._eviction.policy.looks_ahead:
+        if self._eviction is not None and self._eviction.policy.looks_ahead:
             for hold in holds:
                 self._rank(hold.refs)
         return len(holds)
@@ -244,30 +254,16 @@ class AcquireTransaction:
             now = self._eviction.num_uses + len(self._ranks)
             self._ranks[ref.key] = self._eviction.policy.rank_of(None if ref.next_use is None else now + ref.next_use)
 
-    @property
-    def is_order_needed(self) -> bool:
-        """Whether the cache is so full that it matters what is used."""
-        return self._limit is not None and self._account is not None and self._account.charged_bytes > TOUCH_ABOVE * self._limit
-
-    @property
-    def policy(self) -> Policy:
-        """The eviction policy in force."""
-        assert self._eviction is not None
-        return self._eviction.policy
-
     def note_uses(self) -> None:
         """Tell what was used; when the transaction is committed."""
-        assert self._eviction is not None
         hits: Collection[bytes] = self.ready
         num_misses = 0
         if self.found:  # not all of the window is here, or not all of it is held
             used = {key: key in hold.outstanding for hold in self.holds for key in hold.charges}
             hits = [key for key, is_missing in used.items() if not is_missing]
             num_misses = len(used) - len(hits)
-        ranks: dict[bytes, int | None] = {}
-        if self.is_order_needed:
-            ranks = {key: self._ranks[key] for key in hits} if self._eviction.policy.looks_ahead else dict.fromkeys(hits)
-        self.uses.note(hits, num_misses, self._eviction.policy, ranks)
+        assert self.rules is not None
+        self.uses.note(hits, self.rules, num_misses, self._ranks if self.rules.policy.looks_ahead else None)
 
 
 def _is_ready(row: EntryRow | None) -> bool:

@@ -18,12 +18,28 @@ from sqlstream.cache.ledger.ledger import LedgerTransaction
 from sqlstream.cache.model.policies import Policy
 from sqlstream.process import locks
 
+TOUCH_ABOVE = 0.5
+"""The order of uses is noted only when the cache is fuller than this share of its limit: below, nothing is evicted soon."""
 BATCH = 192
-"""UsageLog written together: three windows of a stream, or many single hits; more would not fit into one page of the ledger."""
+"""Uses written together: three windows of a stream, or many single hits; more would not fit into one page of the ledger."""
+
+
+class UseRules(NamedTuple):
+    """What is to be noted of a use."""
+
+    policy: Policy
+    """The eviction policy in force."""
+    is_order_needed: bool
+    """The cache is so full that it matters what is used."""
+
+    @classmethod
+    def of(cls, policy: Policy, charged_bytes: int, limit_bytes: int | None) -> UseRules:
+        """Return the rules of a cache with `charged_bytes` under a limit."""
+        return cls(policy, limit_bytes is not None and charged_bytes > TOUCH_ABOVE * limit_bytes)
 
 
 class _Noted(NamedTuple):
-    """UsageLog that were noted together."""
+    """Uses that were noted together."""
 
     num_hits: int
     num_misses: int
@@ -33,7 +49,7 @@ class _Noted(NamedTuple):
 
 
 class UsageLog:
-    """UsageLog that wait for a transaction. Any thread notes them, in one step and without a lock; transactions gather them.
+    """Uses that wait for a transaction. Any thread notes them, in one step and without a lock; transactions gather them.
 
     Args:
         owner: Whose transactions they go with.
@@ -59,16 +75,25 @@ class UsageLog:
         self._keys: set[bytes] = set()
         self._is_written = False
 
-    def note(self, hits: Collection[bytes], num_misses: int, policy: Policy, ranks: Mapping[bytes, int | None]) -> None:
-        """Count uses that are committed.
+    def note(
+        self,
+        hits: Collection[bytes],
+        rules: UseRules,
+        num_misses: int = 0,
+        all_ranks: Mapping[bytes, int | None] | None = None,
+    ) -> None:
+        """Count uses that nothing rolls back any more.
 
         Args:
             hits: The objects that were here, by their keys; not changed afterwards.
-            num_misses: How many were not.
-            policy: The eviction policy in force.
-            ranks: What it makes of the hits; empty where the cache is far from full.
+            rules: What is to be noted.
+            num_misses: How many were not here.
+            all_ranks: What a policy that looks ahead makes of each use, and maybe of others.
         """
-        self._noted.append(_Noted(len(hits), num_misses, policy, ranks, hits))
+        ranks: Mapping[bytes, int | None] = {}
+        if rules.is_order_needed:
+            ranks = dict.fromkeys(hits) if all_ranks is None else {key: all_ranks[key] for key in hits}
+        self._noted.append(_Noted(len(hits), num_misses, rules.policy, ranks, hits))
 
     def note_bypassed(self, num_objects: int) -> None:
         """Count objects that were read past the cache, with whatever transaction works again."""
@@ -99,8 +124,9 @@ class UsageLog:
     def write(self, tx: LedgerTransaction, *, is_flush: bool) -> None:
         """Write them if they are worth a row, or if this is a flush."""
         self._is_written = False
-        self._num_counting = len(self._num_bypassed)
-        tx.count({"bypassed": sum(islice(self._num_bypassed, self._num_counting))})
+        if self._num_bypassed:
+            self._num_counting = len(self._num_bypassed)
+            tx.count({"bypassed": sum(islice(self._num_bypassed, self._num_counting))})
         self._gather()
         if is_flush or self._num_hits + self._num_misses >= BATCH:
             self.write_now(tx)

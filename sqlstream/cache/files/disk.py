@@ -19,7 +19,6 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from stat import ST_MODE, ST_SIZE
 from typing import NamedTuple
 
 from sqlstream.cache.files import layout, locked_files
@@ -391,7 +390,7 @@ def changed_files(disk: Disk, rows: Iterable[ReadyRow]) -> list[bytes]:
                 raise
             changed.append(key)
             continue
-        if status[ST_SIZE] != size_bytes or status[ST_MODE] & 0o170000 != 0o100000:  # by name it takes longer
+        if not locked_files.is_object(status, size_bytes):
             changed.append(key)
     return changed
 

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator
 from itertools import chain
 
+from sqlstream.cache.files.locked_files import is_object
 from sqlstream.process import interrupts, locks
 
 _READ_PLAIN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # never through a link, never waiting for a pipe
@@ -59,7 +60,7 @@ class ReadLocks:
             if not interrupts.is_of_system_call(error):
                 raise
             return False
-        if status.st_size != size_bytes or not status.st_nlink or status.st_mode & 0o170000 != 0o100000:
+        if not is_object(status, size_bytes):
             return False
         self.files[path] = fd, size_bytes
         return True
