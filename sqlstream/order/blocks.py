@@ -13,7 +13,7 @@ there are parts is cut in two.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -218,10 +218,6 @@ class Blocks:
     def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:  # noqa: ARG002 - all is known
         """Return no chunks."""
         return {}
-
-    def reseeded(self, seed: int) -> Blocks:
-        """Return another shuffle."""
-        return replace(self, seed=seed)
 
     def _orders(self, epoch: int) -> tuple[BlockOrder, ...]:
         return shuffle_parts(self.layout, self.seed, epoch, self.num_canonical_nodes)

@@ -10,7 +10,7 @@ Rows are numbered here by chunk: number k of a chunk is its first row's id + k, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from sqlstream.order.blocks import BlockOrder, shuffle_blocks
@@ -79,10 +79,6 @@ class Filtered:
         """Return the chunks of the first window that is not counted, if `position` lies behind what is."""
         order = self._order(epoch)
         return {} if order.is_whole or position < order.num_positions else {0: order.next_blocks}
-
-    def reseeded(self, seed: int) -> Filtered:
-        """Return another shuffle."""
-        return replace(self, seed=seed)
 
     def _order(self, epoch: int) -> BlockOrder:
         """Return the order of an epoch, as far as it is known now."""

@@ -113,9 +113,6 @@ class Order(Protocol):
     def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:
         """Return the chunks, by stream, that must be counted before the rows up to `position` are known: none if they are."""
 
-    def reseeded(self, seed: int) -> Order:
-        """Return the same order with another seed."""
-
 
 def is_counted(order: Order, epoch: int) -> bool:
     """Return whether the number of positions is known; else it is found out on the way."""

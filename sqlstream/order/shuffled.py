@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -75,10 +75,6 @@ class Shuffled:
     def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:  # noqa: ARG002 - all is known
         """Return no chunks."""
         return {}
-
-    def reseeded(self, seed: int) -> Shuffled:
-        """Return another shuffle."""
-        return replace(self, seed=seed)
 
     def _rows_at(self, epoch: int, positions: Int64Array) -> Int64Array:
         if self.seed is None:

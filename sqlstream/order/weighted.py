@@ -82,7 +82,3 @@ class Weighted:
     def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:
         """Return what the slots need."""
         return self.order.needs(epoch, position)
-
-    def reseeded(self, seed: int) -> Weighted:
-        """Return another shuffle of the slots, with other starts of the walk along the weights."""
-        return replace(self, order=self.order.reseeded(seed), seed=seed)

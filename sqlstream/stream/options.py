@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sqlstream.cache import Cache
@@ -23,13 +24,13 @@ from sqlstream.index.build.build import open_index
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_build import open_lazy_index
 from sqlstream.index.file.index import Index
-from sqlstream.order import BlockLayout, Filtered, Steps, Weighted, shuffled
+from sqlstream.order import BlockLayout, Filtered, Order, Steps, Weighted, shuffled
 from sqlstream.storage.base import urls
 from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions, OrderOptions
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.run.state import RunIdentity
-from sqlstream.stream.run.weighting import weighting_of
+from sqlstream.stream.run.weighting import Weighting, weighting_of
 from sqlstream.transforms.base import Transform
 from sqlstream.transforms.cached import CacheTransform, split_at_points
 
@@ -158,13 +159,9 @@ def open_schedule(options: OrderOptions, seed: int | None, index: Index, directo
     """
     weighting = weighting_of(index, directory, options.epoch_size, options.weights)
     layout = blocks_of(index, options, weighting.num_positions)
-    order = shuffled(weighting.num_positions, seed, options.num_canonical_nodes, layout)
-    if not isinstance(index, LazyIndex):
-        order = Weighted(order=order, weights=weighting, seed=seed)
-    elif index.condition is not None:
-        order = Filtered(chunks=index, window=WINDOW_CHUNKS, seed=seed)
+    seeded = partial(compose, index, weighting, options.num_canonical_nodes, layout)
     steps = Steps(
-        order=order, batch_size=options.batch_size, tail=options.tail, num_canonical_nodes=options.num_canonical_nodes
+        order=seeded(seed), batch_size=options.batch_size, tail=options.tail, num_canonical_nodes=options.num_canonical_nodes
     )
     identity = RunIdentity(
         fingerprint=index.fingerprint,
@@ -173,7 +170,17 @@ def open_schedule(options: OrderOptions, seed: int | None, index: Index, directo
         blocks=None if layout is None else layout.fingerprint,
         epoch_size=weighting.num_positions,
     )
-    return Schedule(steps, weighting, options, identity=identity)
+    return Schedule(steps, weighting, options, identity=identity, reseeded=seeded)
+
+
+def compose(
+    index: Index, weighting: Weighting, num_canonical_nodes: int, layout: BlockLayout | None, seed: int | None
+) -> Order:
+    """Return the order of an index's rows, with their weights, or their chunks as a filter leaves them."""
+    if isinstance(index, LazyIndex) and index.condition is not None:
+        return Filtered(chunks=index, window=WINDOW_CHUNKS, seed=seed)
+    order = shuffled(weighting.num_positions, seed, num_canonical_nodes, layout)
+    return order if isinstance(index, LazyIndex) else Weighted(order=order, weights=weighting, seed=seed)
 
 
 def blocks_of(index: Index, options: OrderOptions, num_positions: int) -> BlockLayout | None:

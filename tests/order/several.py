@@ -63,9 +63,6 @@ class Mixed:
                     needed[stream] = chunks
         return needed
 
-    def reseeded(self, seed: int) -> Mixed:
-        return replace(self, orders=tuple(order.reseeded(seed) for order in self.orders))
-
     def _draws(self, epoch: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Stream of each position, and how many draws of it come before: [n] each."""
         pattern = np.array(self.pattern)
@@ -106,9 +103,6 @@ class Packed:
     def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:
         return self.order.needs(epoch, 2 * position + 1)
 
-    def reseeded(self, seed: int) -> Packed:
-        return replace(self, order=self.order.reseeded(seed))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uneven:
@@ -135,9 +129,6 @@ class Uneven:
 
     def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:
         return self.order.needs(epoch, position)
-
-    def reseeded(self, seed: int) -> Uneven:
-        return replace(self, order=self.order.reseeded(seed))
 
 
 def mixed(orders: Sequence[Order], pattern: Sequence[int], size: int) -> Mixed:

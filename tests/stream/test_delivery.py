@@ -228,9 +228,10 @@ def test_a_loaded_state_holds_until_another_position_is_set_in_any_process() -> 
     beyond = DeliveredAhead(rank=0, world_size=1, num_workers=1, first_worker=0, taken=(), unfinished=())
     identity = RunIdentity(fingerprint="", shuffle_seed=1, num_canonical_nodes=1, blocks=None, epoch_size=53)
     weighting = Weighting(53, 53, lambda weights: pytest.fail("no weights here"), None)
+    steps, options = plan_of(53, 4).steps, OrderOptions(batch_size=4)
     loaded = RunPosition(JobPosition(1, 8), beyond=beyond)
     for is_replaced in (False, True):
-        schedule = Schedule(plan_of(53, 4).steps, weighting, OrderOptions(batch_size=4), identity=identity)
+        schedule = Schedule(steps, weighting, options, identity=identity, reseeded=lambda seed: steps.order)
         schedule.set_next(loaded)
         if is_replaced:
             schedule.counter.set_from_outside(loaded.job, has_more=False)  # as another process does, by shared memory

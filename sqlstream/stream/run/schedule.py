@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from torch.utils.data import get_worker_info
@@ -12,7 +12,7 @@ from torch.utils.data import get_worker_info
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError, UnknownLengthError
 from sqlstream.index.weights import WeightsSpec
-from sqlstream.order import Partition, Steps, Tail, is_counted
+from sqlstream.order import Order, Partition, Steps, Tail, is_counted
 from sqlstream.stream.run.delivery import Delivery, advanced, begun, processed
 from sqlstream.stream.run.epoch_counter import EpochCounter
 from sqlstream.stream.run.order_options import BatchOptions, OrderOptions
@@ -34,9 +34,18 @@ class Schedule:
         weighting: The weights of the run.
         options: What the user asked for.
         identity: What a state says of the order, and compares.
+        reseeded: Returns the order with another seed.
     """
 
-    def __init__(self, steps: Steps, weighting: Weighting, options: OrderOptions, *, identity: RunIdentity) -> None:
+    def __init__(
+        self,
+        steps: Steps,
+        weighting: Weighting,
+        options: OrderOptions,
+        *,
+        identity: RunIdentity,
+        reseeded: Callable[[int], Order],
+    ) -> None:
         self.steps = steps
         self.weighting = weighting
         self.identity = identity
@@ -47,6 +56,7 @@ class Schedule:
         self.counter = EpochCounter()
         self.batches: BatchOptions | None = None
         self._options = options
+        self._reseeded = reseeded
         self._loaded: RunPosition | None = None
         self._loaded_serial = 0
         """Serial number of the counter when the state was loaded: what is set later replaces it."""
@@ -121,7 +131,7 @@ class Schedule:
         world = self.world if info is None else self.world.with_worker(info.id, info.num_workers)
         first, seed = self._first_share(world), self.identity.shuffle_seed
         if self._options.is_unaligned and seed is not None:
-            order = self.steps.order.reseeded(own_seed(seed, first, is_endless=self.is_endless))
+            order = self._reseeded(own_seed(seed, first, is_endless=self.is_endless))
             first = replace(first, steps=replace(self.steps, order=order), fingerprint=order.fingerprint)
         progress = ShareProgress(first, first.taken)
         if not self.is_announced:
