@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 import resource
 import sys
 import threading
@@ -15,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache.files import read_locks
-from sqlstream.process import locks
-from tests.processes import answer_of_forked_child
+from sqlstream.process import fork, locks
+from sqlstream.process.fork import Forks, Stage
+from tests.processes import ROOT, answer_of_forked_child
 
 
 def state_of(fd: int) -> str:
@@ -181,24 +183,25 @@ class PausedLock:
         next(self._pauses)()
 
 
-def test_of_two_threads_that_fork_at_the_same_time_each_gives_back_its_own_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_threads_that_fork_at_the_same_time_each_gives_back_its_own_locks() -> None:
     """The hooks by themselves: the second thread takes what the first one gives back, before that one has given back all."""
-    monkeypatch.setattr(locks, "_fork_locks", {})  # no other test's
+    forks = Forks()  # has no other test's locks
     is_held, is_given_back = threading.Event(), threading.Event()
     lock = locks.ForkLock()
     lock._lock = PausedLock(lambda: is_held.wait(300), bool)  # type: ignore[assignment]  # what the hooks ask of it
+    forks.enclose(lock, Stage.FORK_LOCKS)
 
-    def fork() -> None:
-        locks._before_fork()
+    def fork_too() -> None:
+        forks.begin()
         is_held.set()
         is_given_back.wait(300)
-        locks._after_fork_in_parent()
+        forks.end()
 
-    locks._before_fork()
-    thread = threading.Thread(target=fork)
+    forks.begin()
+    thread = threading.Thread(target=fork_too)
     thread.start()
     try:
-        locks._after_fork_in_parent()
+        forks.end()
     finally:
         is_given_back.set()
         thread.join(300)
@@ -224,11 +227,70 @@ def test_holders_are_told_of_a_fork_in_the_child_only_and_only_while_they_live()
     connection, gone = Connection(), Connection()
     calls: list[str] = []
     gone.after_fork_in_child = lambda: calls.append("called")  # type: ignore[method-assign]  # leaves a trace when called
-    locks.call_after_fork(connection)
-    locks.call_after_fork(gone)
+    fork.call_in_child(connection, Stage.MEMORY)
+    fork.call_in_child(gone, Stage.MEMORY)
     del gone
     assert answer_of_forked_child(lambda: f"{connection.forks} {calls}") == "1 []"
     assert connection.forks == 0
+
+
+class Probe:
+    """Notes what it is asked to do, with its stage."""
+
+    def __init__(self, stage: Stage, said: list[str]) -> None:
+        self.stage, self.said = stage, said
+        fork.enclose(self, stage)
+        fork.call_in_child(self, stage)
+
+    def before_fork(self) -> None:
+        self.said.append(f"before {self.stage.name}")
+
+    def after_fork(self, *, is_child: bool) -> None:
+        self.said.append(f"{'child' if is_child else 'parent'} {self.stage.name}")
+
+    def after_fork_in_child(self) -> None:
+        self.said.append(f"repair {self.stage.name}")
+
+
+def written_stages() -> list[str]:
+    """The stages in the order of the table that `fork` begins with."""
+    return [line.split()[0] for line in str(fork.__doc__).splitlines() if re.match(r"    [A-Z_]{4,} ", line)]
+
+
+def test_the_stages_of_a_fork_run_in_the_order_that_is_written() -> None:
+    said: list[str] = []
+    probes = [Probe(stage, said) for stage in reversed(Stage)]  # the order of registration is without effect
+    names = written_stages()
+    assert names == [stage.name for stage in Stage] == [probe.stage.name for probe in reversed(probes)]
+    before, back = [f"before {name}" for name in names], list(reversed(names))
+    in_child = answer_of_forked_child(lambda: " ".join(said))
+    assert in_child == " ".join([*before, *(f"{kind} {name}" for name in back for kind in ("child", "repair"))])
+    assert said == [*before, *(f"parent {name}" for name in back)]
+
+
+def test_a_step_that_fails_keeps_no_other_one_from_being_done_and_is_not_undone(capfd: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+
+    class Failing(Probe):
+        def before_fork(self) -> None:
+            raise RuntimeError("a step fails")
+
+    probes = [Probe(Stage.SECTION, said), Failing(Stage.LEASES, said), Probe(Stage.FORK_LOCKS, said)]
+    unraisable: list[object] = []
+    hook, sys.unraisablehook = sys.unraisablehook, lambda what: unraisable.append(what.exc_value)
+    try:
+        assert answer_of_forked_child(lambda: "lives") == "lives"
+    finally:
+        sys.unraisablehook = hook
+    assert [str(error) for error in unraisable] == ["a step fails"]
+    assert said == ["before SECTION", "before FORK_LOCKS", "parent FORK_LOCKS", "parent SECTION"]
+    del probes
+
+
+def test_one_place_of_the_package_registers_with_the_fork() -> None:
+    places = [path for path in (ROOT / "sqlstream").rglob("*.py") if "os.register_at_fork(" in path.read_text()]
+    assert [str(path.relative_to(ROOT)) for path in places] == ["sqlstream/process/fork.py"]
+    assert places[0].read_text().count("os.register_at_fork(") == 1
 
 
 def test_leak_keeps_a_thing_alive() -> None:

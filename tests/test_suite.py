@@ -122,8 +122,6 @@ def test_tests_reach_the_parts_of_a_cache_by_the_session_alone() -> None:
 
 PATCHED = {
     "tests/index/test_database.py": {"_stream"},  # how many rows a cursor brings at a time shows nowhere else
-    "tests/stream/test_hangs.py": {"_fork_aware"},  # a set that collects garbage where a real one may
-    "tests/test_locks.py": {"_fork_locks"},  # the hooks of fork by themselves, without the locks of other tests
 }
 """Private names of modules that tests patch, and why nothing can be passed in."""
 

@@ -17,7 +17,7 @@ from sqlstream.cache.private_files import PrivateFilesSession, PrivateHold
 from sqlstream.cache.session import AnyHold, Failure, LedgerSession, ObjectRef, Policy, PutItem
 from sqlstream.config import Limit
 from sqlstream.errors import CacheError, CacheFullError, SqlStreamError
-from sqlstream.process import locks
+from sqlstream.process import fork
 from sqlstream.storage.fetcher import Fetcher
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class FailoverSession:
         self.stand_in = stand_in
         self._has_warned = False
         self.after_fork_in_child()
-        locks.call_after_fork(self)
+        fork.call_in_child(self, fork.Stage.MEMORY)
 
     def after_fork_in_child(self) -> None:
         """Another process tries the cache for itself."""

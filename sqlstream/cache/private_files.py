@@ -22,7 +22,7 @@ from sqlstream.cache.ledger.reports import Failure
 from sqlstream.cache.model.policies import POLICIES, Policy
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.errors import CacheDiskError, CacheError, SqlStreamError
-from sqlstream.process import locks
+from sqlstream.process import fork, locks
 from sqlstream.process.interrupts import Changes
 from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchRequest
 
@@ -118,7 +118,7 @@ class PrivateFilesSession:
         self._state = locks.StateLock()
         self.is_closed = False
         self.after_fork_in_child()
-        locks.call_after_fork(self)
+        fork.call_in_child(self, fork.Stage.MEMORY)
 
     def after_fork_in_child(self) -> None:
         """Downloads and files stay with the parent."""

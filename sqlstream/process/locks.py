@@ -1,4 +1,4 @@
-"""Locks on files and in memory, and what must be right when a process forks.
+"""Locks on files and in memory, and the descriptors that a forked child closes (`fork` has the order of all that).
 
 Words: a *descriptor* is a file descriptor that must not live on in a forked child (a lock, a part file, an
 owner file, one end of the helper's socket): a child that kept it would keep the lock alive after our death,
@@ -13,7 +13,7 @@ The locks of a thread, in the order in which it may take them; what is not named
 - `ForkLock`: held while a connection to SQLite is used, and by `os.fork`: SQLite has mutexes of its own, which a child would
   inherit as they are. Taken behind the kernel's lock, so that no thread waits for another process while holding it.
 - `StateLock`: guards what the objects of one cache keep in memory; never held across I/O. `os.fork` does not take it: a child
-  throws away what it guards (`ForkAware`), and gets a new one.
+  throws away what it guards (`fork.ForkAware`), and gets a new one.
 - `fork_guard()`: the process mutex of descriptors. Every descriptor is created and recorded under it, and `os.fork` takes it,
   so that the child knows all of them and closes them.
 
@@ -31,71 +31,43 @@ import fcntl
 import os
 import resource
 import threading
-import weakref
 from functools import partial
 from types import TracebackType
-from typing import Protocol
 
 import portalocker
 
 from sqlstream.errors import CacheError
-from sqlstream.process import interrupts
+from sqlstream.process import fork, interrupts
+from sqlstream.process.fork import FORKS, Stage
 from sqlstream.process.interrupts import here
 
-
-class ForkAware(Protocol):
-    """What holds something that a forked child must not use."""
-
-    def after_fork_in_child(self) -> None:
-        """Forget everything that belongs to the parent; reopen on the next use."""
-
-
 uninterrupted = interrupts.uninterrupted
+fork_guard, is_guarded, notice_fork = fork.fork_guard, fork.is_guarded, fork.notice_fork
 
 HIGH_DESCRIPTOR = 4096
 """Above what programs have open, and small enough for the kernel's table of descriptors: 32 KiB."""
 HIGH_RESERVE = 64
 """So many below the process's limit, where that is lower: room for the caches of one process."""
 
-_mutex = threading.RLock()
-_pid = os.getpid()
-_descriptors: set[int] = set()
-_fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
-_fork_locks: dict[int, weakref.ref[ForkLock]] = {}
-"""All of them that live, by identity."""
 _leaked: list[object] = []
 
 
-class _Fork(threading.local):
-    """What the fork of this thread holds; others may fork at the same time, and wait for it."""
+class _Descriptors:
+    """The recorded descriptors of this process."""
 
     def __init__(self) -> None:
-        self.held: list[threading.RLock] = []
+        self.numbers: set[int] = set()
+        fork.call_in_child(self, Stage.DESCRIPTORS)
+
+    def after_fork_in_child(self) -> None:
+        """Close all of them."""
+        for fd in self.numbers:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self.numbers.clear()
 
 
-_fork = _Fork()
-
-
-def fork_guard() -> threading.RLock:
-    """Return the process mutex: held, no other thread forks, or opens or closes a guarded descriptor. The innermost lock.
-
-    Ask for it anew each time (`with fork_guard():`): a forked child gets another one. Code that makes objects in it that the
-    garbage collector looks at is in a section, too: else a finalizer may wait for a thread that wants the guard.
-    """
-    if os.getpid() != _pid:
-        _after_fork_in_child()
-    return _mutex
-
-
-def is_guarded() -> bool:
-    """Return whether this thread holds the guard."""
-    return fork_guard()._is_owned()  # type: ignore[attr-defined, no-any-return]  # what threading.Condition asks, too
-
-
-def notice_fork() -> None:
-    """Do what the hooks do, in a child that was forked without them."""
-    if os.getpid() != _pid:
-        _after_fork_in_child()
+_descriptors = _Descriptors()
 
 
 class StateLock:
@@ -105,12 +77,12 @@ class StateLock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        call_after_fork(self)
+        fork.call_in_child(self, Stage.LOCKS)
 
     def __enter__(self) -> None:
         section = here.section
         if section.depth == 0:
-            if os.getpid() != _pid:
+            if os.getpid() != FORKS.pid:
                 notice_fork()
             if section.is_main:
                 section.put_off()
@@ -151,8 +123,16 @@ class ForkLock(StateLock):
 
     def __init__(self) -> None:
         super().__init__()
-        key = id(self)
-        _fork_locks[key] = weakref.ref(self, lambda _: _fork_locks.pop(key, None))
+        fork.enclose(self, Stage.FORK_LOCKS)
+
+    def before_fork(self) -> None:
+        """Wait until no other thread has it."""
+        self._lock.acquire()
+
+    def after_fork(self, *, is_child: bool) -> None:
+        """Give it back."""
+        del is_child  # the same in both
+        self._lock.release()
 
 
 class Turn:
@@ -165,7 +145,7 @@ class Turn:
     def __init__(self, what: str) -> None:
         self._what = what
         self.after_fork_in_child()
-        call_after_fork(self)
+        fork.call_in_child(self, Stage.LOCKS)
 
     def after_fork_in_child(self) -> None:
         """No thread has it in a child."""
@@ -203,12 +183,6 @@ class Turn:
             self._lock.release()
 
 
-def call_after_fork(holder: ForkAware) -> None:
-    """Have `holder.after_fork_in_child()` called in every forked child, for as long as it lives."""
-    with uninterrupted(), fork_guard():
-        _fork_aware.add(holder)
-
-
 def leak(thing: object) -> None:
     """Keep `thing` alive for ever, also while Python tidies up at its end.
 
@@ -241,7 +215,7 @@ def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o600)
 
 def adopt_descriptor(fd: int) -> int:
     """Record `fd` as one that forked children close; call it under `fork_guard()`, where `fd` was created."""
-    _descriptors.add(fd)
+    _descriptors.numbers.add(fd)
     return fd
 
 
@@ -264,7 +238,7 @@ def raise_descriptor(fd: int) -> int:
 def close_descriptor(fd: int) -> None:
     """Close a recorded descriptor, and with it the locks that no other duplicate holds."""
     with fork_guard():
-        _descriptors.discard(fd)
+        _descriptors.numbers.discard(fd)
         os.close(fd)
 
 
@@ -339,47 +313,3 @@ def _try(fd: int, kind: int) -> bool:
             return False
         raise
     return True
-
-
-def _before_fork() -> None:
-    uninterrupted().__enter__()
-    notice_fork()
-    for reference in list(_fork_locks.values()):
-        if (lock := reference()) is not None:
-            lock._lock.acquire()
-            _fork.held.append(lock._lock)
-    _mutex.acquire()
-
-
-def _release_after_fork() -> None:
-    while _fork.held:
-        _fork.held.pop().release()
-
-
-def _after_fork_in_parent() -> None:
-    _mutex.release()
-    _release_after_fork()
-    uninterrupted().__exit__(None, None, None)
-
-
-def _after_fork_of_hooks() -> None:
-    """In the child of `os.fork`: this thread holds all that the hook took."""
-    _release_after_fork()
-    _after_fork_in_child()
-    uninterrupted().__exit__(None, None, None)
-
-
-def _after_fork_in_child() -> None:
-    global _mutex, _pid
-    _pid = os.getpid()
-    _mutex = threading.RLock()  # another thread may have waited for the old one
-    interrupts.after_fork_in_child()
-    for fd in _descriptors:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    _descriptors.clear()
-    for holder in list(_fork_aware):
-        holder.after_fork_in_child()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_of_hooks)

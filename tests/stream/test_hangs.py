@@ -22,7 +22,7 @@ from sqlstream import StreamingDataset
 from sqlstream.cache import Cache
 from sqlstream.cache.ledger.database import Database
 from sqlstream.errors import CacheError
-from sqlstream.process import interrupts, locks
+from sqlstream.process import fork, interrupts, locks
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import Fault, FaultyAnswer
 from tests.cache.session import Session
@@ -218,10 +218,10 @@ def test_an_iterator_with_much_ahead_that_is_collected_inside_a_transaction_give
         assert sum(1 for _ in dataset) == photos.num
 
 
-class Watched(weakref.WeakSet[locks.ForkAware]):
+class Watched(weakref.WeakSet[fork.ForkAware]):
     """Collects garbage at each holder that is added, as Python may."""
 
-    def add(self, item: locks.ForkAware) -> None:
+    def add(self, item: fork.ForkAware) -> None:
         gc.collect()
         super().add(item)
 
@@ -236,7 +236,9 @@ def test_an_iterator_collected_as_another_one_opens_its_helper_waits_for_no_thre
         gc.collect()
         gc.disable()
         try:
-            monkeypatch.setattr(locks, "_fork_aware", Watched())  # empty: each holder of this process would collect
+            monkeypatch.setitem(
+                fork.FORKS._holders, fork.Stage.LOCKS, Watched()
+            )  # empty: each holder of this process would collect
             del samples, knot
             lock = locks.StateLock()
             assert not lock.is_mine

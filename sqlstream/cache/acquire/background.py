@@ -14,7 +14,7 @@ from sqlstream.cache.acquire.room import Limits
 from sqlstream.cache.acquire.wait import RoomQueue
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.ledger.ledger import Ledger
-from sqlstream.process import interrupts, locks
+from sqlstream.process import fork, interrupts, locks
 
 REVOKE_TICKS = 8
 """Others who have waited for so many ticks get what is prefetched; sooner, much would be fetched twice for nothing."""
@@ -100,7 +100,7 @@ class BackgroundThread:
         self._work = work
         self._state = locks.StateLock()
         self.after_fork_in_child()
-        locks.call_after_fork(self)
+        fork.call_in_child(self, fork.Stage.MEMORY)
 
     def after_fork_in_child(self) -> None:
         """The thread stays with the parent."""

@@ -21,7 +21,7 @@ from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.recovery import recover
 from sqlstream.cache.recovery.recover import VERIFY_BATCH, Finding
 from sqlstream.errors import CacheError, ConfigError
-from sqlstream.process import locks
+from sqlstream.process import fork, locks
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Checksums:
         self.after_fork_in_child()
         downloads.checksum_of = self.of_download
         owner.defer(self)
-        locks.call_after_fork(self)
+        fork.call_in_child(self, fork.Stage.MEMORY)
 
     def after_fork_in_child(self) -> None:
         """Another process looks for itself."""

@@ -26,7 +26,7 @@ from sqlstream.cache.ledger.ledger import LedgerTransaction
 from sqlstream.cache.model.rows import Publication
 from sqlstream.cache.recovery.free_space import FreeSpace
 from sqlstream.errors import CacheDiskError, CacheError, CacheFullError, SqlStreamError
-from sqlstream.process import interrupts, locks
+from sqlstream.process import fork, interrupts
 from sqlstream.process.interrupts import Changes
 from sqlstream.storage.base import urls
 from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchRequest, GrantNeeded
@@ -59,7 +59,7 @@ class Downloads:
         self.checksum_of: Callable[[bytes, int], int | None] = lambda _key, _fd: None  # which is noted of an object
         self.after_fork_in_child()
         owner.defer(self)
-        locks.call_after_fork(self)
+        fork.call_in_child(self, fork.Stage.MEMORY)
 
     def after_fork_in_child(self) -> None:
         """Leads, and the threads that wait for them, stay with the parent."""

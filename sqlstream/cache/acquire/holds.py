@@ -28,7 +28,7 @@ from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.files.read_hold import ReadHold
 from sqlstream.cache.ledger.ledger import LedgerTransaction
 from sqlstream.cache.model.refs import ObjectRef
-from sqlstream.process import locks
+from sqlstream.process import fork, locks
 
 NOTHING: frozenset[bytes] = frozenset()
 """No keys: nothing is on its way."""
@@ -107,7 +107,7 @@ class Holds:
         self.owner = owner
         self._numbers = itertools.count(1)  # goes on in a forked child: an inherited hold is never taken for one of its own
         self.after_fork_in_child()
-        locks.call_after_fork(self)
+        fork.call_in_child(self, fork.Stage.MEMORY)
         owner.collect = self.collect
 
     def after_fork_in_child(self) -> None:

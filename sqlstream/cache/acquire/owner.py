@@ -27,7 +27,7 @@ from sqlstream.cache.recovery import recover
 from sqlstream.cache.recovery.free_space import take_first_limit
 from sqlstream.config import AS_IT_IS, Limit
 from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheError
-from sqlstream.process import locks
+from sqlstream.process import fork, locks
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Owner:
         self.state = locks.StateLock()
         """Guards what this process keeps in memory of the cache: pins, holds, downloads, limits. No I/O while it is held."""
         self._forget()
-        locks.call_after_fork(self)
+        fork.call_in_child(self, fork.Stage.MEMORY)
 
     def after_fork_in_child(self) -> None:
         """Become another owner: the parent keeps its file, its row and its pins."""

@@ -16,7 +16,7 @@ from sqlstream.cache.ledger.eviction import note_uses
 from sqlstream.cache.ledger.last_uses import note_last_uses
 from sqlstream.cache.ledger.ledger import LedgerTransaction
 from sqlstream.cache.model.policies import Policy
-from sqlstream.process import locks
+from sqlstream.process import fork
 
 TOUCH_ABOVE = 0.5
 """The order of uses is noted only when the cache is fuller than this share of its limit: below, nothing is evicted soon."""
@@ -57,7 +57,7 @@ class UsageLog:
 
     def __init__(self, owner: Owner) -> None:
         self.after_fork_in_child()
-        locks.call_after_fork(self)
+        fork.call_in_child(self, fork.Stage.MEMORY)
         owner.defer(self)
 
     def after_fork_in_child(self) -> None:

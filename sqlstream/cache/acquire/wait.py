@@ -16,7 +16,7 @@ from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
 from sqlstream.cache.model.rows import EntryRow
-from sqlstream.process import locks
+from sqlstream.process import fork
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -42,7 +42,7 @@ class RoomQueue:
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
         self.after_fork_in_child()
-        locks.call_after_fork(self)
+        fork.call_in_child(self, fork.Stage.MEMORY)
 
     def after_fork_in_child(self) -> None:
         """No thread waits in the child."""

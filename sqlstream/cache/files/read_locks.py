@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from sqlstream.cache.files.locked_files import is_object
-from sqlstream.process import interrupts, locks
+from sqlstream.process import fork, interrupts, locks
 
 _READ_PLAIN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # never through a link, never waiting for a pipe
 _LOCK_SHARED_NOW = fcntl.LOCK_SH | fcntl.LOCK_NB
@@ -96,4 +96,4 @@ class _Inherited:
 
 
 _inherited = _Inherited()
-locks.call_after_fork(_inherited)
+fork.call_in_child(_inherited, fork.Stage.DESCRIPTORS)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from sqlstream.cache.ledger import damage
 from sqlstream.cache.ledger.write_lock import WriteLock, same_file, write_durably
 from sqlstream.errors import CacheDamagedError, CacheDirectoryError, CacheDiskError, MigrationError, SqlStreamError
-from sqlstream.process import interrupts, locks
+from sqlstream.process import fork, interrupts, locks
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -111,7 +111,7 @@ class Database:
         self._damaged: os.stat_result | None = None
         self._using = locks.ForkLock()
         """Held by the thread that uses the connection: in a transaction from the lock to its end, in a read."""
-        locks.call_after_fork(self)
+        fork.call_in_child(self, fork.Stage.DATABASES)
 
     @contextlib.contextmanager
     def write_transaction(self, *, body_commits: bool = False) -> Iterator[sqlite3.Connection]:

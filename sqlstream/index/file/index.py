@@ -24,7 +24,7 @@ from sqlstream.index.file.npy import load_npy, unload, unreadable
 from sqlstream.index.types import values
 from sqlstream.index.types.models import APPLICATION_ID, FORMAT_VERSION, ROW, Column, SelectionInfo, quote
 from sqlstream.index.types.origins import Origins, Provenance
-from sqlstream.process import locks
+from sqlstream.process import fork, locks
 from sqlstream.storage.base import urls
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Index:
         self._in_use: list[int] = []
         """Descriptors that keep `sqlstream cache clear --index` from removing our files."""
         weakref.finalize(self, locks.close_descriptors, self._in_use)
-        locks.call_after_fork(self)
+        fork.call_in_child(self, fork.Stage.DATABASES)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name.lstrip("_"): getattr(self, name) for name in ("path", "selection", "_base_url", "provenance")}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ConfigError, SqlStreamError, StorageError
-from sqlstream.process import interrupts, locks
+from sqlstream.process import fork, interrupts, locks
 from sqlstream.storage.client.outstanding import Answer, Ended, HelperUser, Outstanding, Question, Sink, Unanswered, cancelled
 from sqlstream.storage.client.process import HelperProcess
 from sqlstream.storage.protocol.channel import MAX_DESCRIPTORS, ChannelClosedError
@@ -67,7 +67,7 @@ class HelperClient:
         """Entries whose sinks are being called."""
         self._changes = interrupts.Changes()
         """Ends of entries."""
-        locks.call_after_fork(self)
+        fork.call_in_child(self, fork.Stage.MEMORY)
 
     def after_fork_in_child(self) -> None:
         """Forget users, helpers, threads and all that is outstanding: they are the parent's."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from sqlstream.config import StorageOptions, child_environment
-from sqlstream.process import interrupts, locks
+from sqlstream.process import fork, interrupts, locks
 from sqlstream.storage.client.client import HelperClient
 from sqlstream.storage.protocol.messages import HelperTiming
 
@@ -49,6 +48,7 @@ class Helpers:
     def __init__(self) -> None:
         self._lock = locks.StateLock()
         self._clients: weakref.WeakValueDictionary[HelperKey, HelperClient] = weakref.WeakValueDictionary()
+        fork.enclose(self, fork.Stage.IDLE)
 
     def client(self, options: StorageOptions, timing: HelperTiming) -> HelperClient:
         """Return the client for these options, made on first use."""
@@ -66,23 +66,23 @@ class Helpers:
                 client = self._clients[key] = HelperClient(server, timing)
             return client
 
-    def end_idle(self) -> None:
-        """End the helpers that owe no answer, and their threads, before a fork.
+    def before_fork(self) -> None:
+        """End the helpers that owe no answer, and their threads: a process that forks should have few, and workers have theirs.
 
-        A process that forks should have few, and workers start theirs. Runs before the locks of the fork are taken (`locks` was
-        imported first), which those threads want. A thread that forks while it holds the guard keeps them. None of the threads
-        that are joined is in a sink, which may wait for other processes.
+        A thread that forks while it holds the guard keeps them: their threads want it. None of the threads that are joined is
+        in a sink, which may wait for other processes.
         """
-        if locks.is_guarded() or interrupts.is_inside():
+        if fork.is_guarded() or interrupts.uninterrupted().depth > 1:  # 1: of the fork itself
             return
         for thread in [thread for client in list(self._clients.values()) for thread in client.end_idle()]:
             interrupts.join(thread)
 
+    def after_fork(self, *, is_child: bool) -> None:
+        """Parent and child start helpers when they ask something."""
+
 
 HELPERS = Helpers()
 """Those of this process."""
-
-os.register_at_fork(before=HELPERS.end_idle)
 
 
 def _copied(value: object) -> object:

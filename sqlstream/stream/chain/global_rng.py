@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from sqlstream.errors import ConfigError
-from sqlstream.process import interrupts, locks
+from sqlstream.process import fork, interrupts, locks
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Turns:
         self._lock = threading.RLock()
         self._num_taken = 0
         self._has_warned = False
-        locks.call_after_fork(self)
+        fork.call_in_child(self, fork.Stage.LOCKS)
 
     def after_fork_in_child(self) -> None:
         """Take the turn away from a thread that the child does not have."""

@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sqlstream.process import fork
+
 SLOT_BYTES = 64 << 20
 """Most bytes of a batch; address space, not memory: pages that were never written take none."""
 ALIGNMENT = 64
@@ -181,23 +183,21 @@ class _Forks:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._child: _ForkedChild | None = None
-        os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
+        fork.enclose(self, fork.Stage.LEASES)
 
-    def _before(self) -> None:
+    def before_fork(self) -> None:
+        """Open the pipe to the child; other threads that fork wait, so that their children have no end of it."""
         self._lock.acquire()
         self._child = _ForkedChild() if _arenas else None
 
-    def _in_parent(self) -> None:
+    def after_fork(self, *, is_child: bool) -> None:
+        """Keep what is leased for the child, too; in the child, keep the other end open."""
         child, self._child = self._child, None
         self._lock.release()
-        if child is not None:
+        if child is not None and not is_child:
             child.close_its_end()
             for arena in list(_arenas.values()):
                 arena.lease_to(child)
-
-    def _in_child(self) -> None:
-        self._child = None  # its other end stays open in this process
-        self._lock.release()
 
 
 _forks = _Forks()
