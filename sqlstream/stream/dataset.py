@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -39,6 +38,7 @@ from sqlstream.stream.run.positions import JobPosition, RunPosition
 from sqlstream.stream.run.schedule import Schedule, reweight
 from sqlstream.stream.run.shares import EpochShare, ShareProgress
 from sqlstream.stream.transport.handover import Handover
+from sqlstream.stream.transport.outlet import WorkerOutlet
 from sqlstream.stream.transport.packing import BatchPacker
 from sqlstream.transforms.base import Sample, Transform
 from sqlstream.world import World
@@ -293,10 +293,6 @@ class StreamingDataset(IterableDataset[Sample]):
         """
         self._schedule.expect_batches(options)
 
-    def handover_of(self, loader: object) -> contextlib.AbstractContextManager[None]:
-        """Have workers that start in the body keep the paths of this loader's batches (`StreamingDataLoader` calls this)."""
-        return self._pipeline.handover_of(loader)
-
     def __len__(self) -> int:
         """Return the number of selected rows; UnknownLengthError while a lazy index does not know how many its filter keeps.
 
@@ -444,3 +440,15 @@ class StreamingDataset(IterableDataset[Sample]):
         """Pickle for a worker."""
         check_not_sharded_again(self._schedule)
         return self.__dict__
+
+
+def handover_of(dataset: StreamingDataset, loader: object) -> Handover | None:
+    """Return where workers leave the pins of this loader's batches."""
+    return dataset._pipeline.handover_of(loader)
+
+
+def join_loader(dataset: StreamingDataset, outlet: WorkerOutlet) -> None:
+    """Make a worker's copy of a dataset that of a loader, which sets where iterations begin."""
+    dataset.schedule.is_announced = True
+    dataset.packing = outlet.packing
+    dataset._pipeline.handover = outlet.handover

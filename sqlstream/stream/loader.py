@@ -11,18 +11,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.stream.chain.global_rng import GeneratorLoan
-from sqlstream.stream.dataset import StreamingDataset
+from sqlstream.stream.dataset import StreamingDataset, handover_of, join_loader
 from sqlstream.stream.frameworks.accelerate import AcceleratedBatches, Destination, destination_of, remainder_of
 from sqlstream.stream.run.delivery import Delivery
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions
 from sqlstream.stream.run.positions import WorkerPosition
 from sqlstream.stream.run.schedule import Schedule
+from sqlstream.stream.transport.outlet import WorkerOutlet
 from sqlstream.stream.transport.packing import BatchPacker
 from sqlstream.transforms.base import Sample
 
@@ -137,7 +138,7 @@ class StreamingDataLoader(DataLoader[Sample]):
 
     def __iter__(self) -> _BaseDataLoaderIter:
         """Begin the next epoch, or go on where a state said."""
-        schedule, collate_fn = self.dataset.schedule, self.collate_fn
+        schedule, collate_fn, init_fn = self.dataset.schedule, self.collate_fn, self.worker_init_fn
         if schedule.needs_new_workers and self._iterator is not None:
             self._iterator._shutdown_workers()  # type: ignore[attr-defined]  # one of torch's, with workers
             self._iterator = None
@@ -146,15 +147,16 @@ class StreamingDataLoader(DataLoader[Sample]):
         if self._packs_bytes and self._iterator is None:  # workers are about to start
             prefetch_factor, batch_size = self.prefetch_factor or TORCH_PREFETCH_FACTOR, self.batch_size or 1
             self._packing = BatchPacker.new(self.num_workers, prefetch_factor, batch_size)
-            if is_alone:
-                self.dataset.packing = self._packing
-        schedule.is_announced = True
         self.collate_fn = _CollateWithPlace(self._packing or _quicker(collate_fn), schedule, loan)
+        if self.num_workers:
+            outlet = WorkerOutlet(packing=self._packing if is_alone else None, handover=handover_of(self.dataset, self))
+            self.worker_init_fn = _InitWorker(outlet, init_fn)
+        else:
+            schedule.is_announced = True  # torch iterates the dataset in this very call
         try:
-            with self.dataset.handover_of(self) if self.num_workers else contextlib.nullcontext():
-                batches = super().__iter__()
+            batches = super().__iter__()
         finally:
-            schedule.is_announced, self.collate_fn, self.dataset.packing = False, collate_fn, None
+            schedule.is_announced, self.collate_fn, self.worker_init_fn = False, collate_fn, init_fn
         if self._accelerated is not None:
             batches = AcceleratedBatches(batches, self, self._accelerated, remainder_of(schedule))  # type: ignore[assignment]  # same
         around = loan if is_alone else contextlib.nullcontext()
@@ -203,6 +205,27 @@ class StreamingDataLoader(DataLoader[Sample]):
 
 def _quicker(collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return batch_of if collate_fn is default_collate else collate_fn
+
+
+class _InitWorker:
+    """Called in each worker first: gives its copy of the dataset what belongs to this loader, which changed nothing in its own.
+
+    Args:
+        outlet: Where batches and pins of the workers go.
+        then: The user's `worker_init_fn`.
+    """
+
+    def __init__(self, outlet: WorkerOutlet, then: Callable[[int], None] | None) -> None:
+        self._outlet = outlet
+        self._then = then
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        assert isinstance(info.dataset, StreamingDataset)
+        join_loader(info.dataset, self._outlet)
+        if self._then is not None:
+            self._then(worker)
 
 
 class _PlacedBatch(NamedTuple):

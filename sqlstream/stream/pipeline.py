@@ -116,16 +116,9 @@ class Pipeline:
         if not is_worker and not self.num_iterating:
             self.cache.rest()
 
-    @contextlib.contextmanager
-    def handover_of(self, loader: object) -> Iterator[None]:
-        """Have the workers that start in the body leave their pins apart from those of other loaders."""
-        shared = self.handover
-        if shared is not None:
-            self.handover = self.loader_handovers.of(loader) or shared
-        try:
-            yield
-        finally:
-            self.handover = shared
+    def handover_of(self, loader: object) -> Handover | None:
+        """Return where the workers of a loader leave their pins, apart from those of other loaders."""
+        return None if self.handover is None else self.loader_handovers.of(loader) or self.handover
 
     def _make_engine(self, num_retained: int, note_given_up: Callable[[], None] | None = None) -> Engine:
         """Return an engine that keeps the paths of `num_retained` samples valid, noting when it gives one up beyond these."""

@@ -7,11 +7,12 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils import signal_handling
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -446,3 +447,59 @@ def test_workers_keep_the_garbage_collector_off_what_they_inherit(photos: Photos
             counts = [sample["frozen"] for sample in seen if sample["pid"] == pid]
             assert counts == sorted(counts, reverse=True), "once in a process: what it makes itself is collected"
     assert gc.get_freeze_count() == 0
+
+
+def contents(dataset: StreamingDataset) -> dict[str, object]:
+    """What the dataset, its pipeline and its schedule hold, but for where the iteration stands that has begun."""
+    parts = {"dataset": dataset, "pipeline": dataset._pipeline, "schedule": dataset.schedule}
+    held = {f"{part}.{name}": value for part, owner in parts.items() for name, value in vars(owner).items()}
+    return {name: value for name, value in held.items() if name not in ("schedule._delivery", "schedule._progress")}
+
+
+@pytest.mark.parametrize(("context", "is_persistent"), [("fork", False), ("spawn", True)])
+def test_a_loader_changes_nothing_in_its_dataset_while_workers_start(
+    photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: str, is_persistent: bool
+) -> None:
+    with StreamingDataset(
+        photos.src, tmp_path / "cache", columns_to_download=["image"], transforms=[check_bytes], shuffle_seed=0
+    ) as dataset:
+        loader = StreamingDataLoader(
+            dataset, batch_size=40, num_workers=2, multiprocessing_context=context, persistent_workers=is_persistent
+        )
+        before = contents(dataset)
+        init_fn, collate_fn = loader.worker_init_fn, loader.collate_fn
+        found: list[dict[str, object]] = []
+        start = BaseProcess.start
+
+        def noted(process: BaseProcess) -> None:
+            found.append(contents(dataset))
+            start(process)
+
+        monkeypatch.setattr(BaseProcess, "start", noted)
+        for epoch in range(2):
+            rows = [row for batch in loader for row in batch["__row__"].tolist()]
+            assert sorted(rows) == list(range(photos.num)), epoch
+        assert len(found) == (2 if is_persistent else 4)
+        for during in (*found, contents(dataset)):
+            assert during.keys() == before.keys()
+            assert [name for name in before if during[name] is not before[name]] == []
+        assert (loader.worker_init_fn, loader.collate_fn) == (init_fn, collate_fn)
+
+
+def name_after_worker(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.marks = [worker, info.dataset.schedule.is_announced]  # type: ignore[attr-defined]  # of its copy
+
+
+def test_a_users_init_function_runs_in_each_worker_on_its_dataset(dataset: OpenDataset) -> None:
+    opened = dataset(transforms=[])
+    loader = StreamingDataLoader(opened, batch_size=4, num_workers=2, worker_init_fn=name_after_worker, collate_fn=marks_of)
+    assert {tuple(batch) for batch in loader} == {(0, True), (1, True)}
+    assert not hasattr(opened, "marks")
+
+
+def marks_of(samples: list[Any]) -> list[Any]:
+    info = get_worker_info()
+    assert info is not None
+    return list(info.dataset.marks)  # type: ignore[attr-defined]  # set above
