@@ -97,3 +97,33 @@ def test_a_prefetched_hold_is_claimed_or_revoked_never_both(cache: Cache) -> Non
         for hold in claimed:
             session.release(hold)
     assert cache.statistics().pinned_entries == 0
+
+
+SHARDS = {f"http://nowhere/shard/{i}.tar": bytes(8 << 20) for i in range(4)}
+
+
+@pytest.mark.parametrize("way", ["misses", "hits"])
+def test_an_entry_that_many_samples_share_counts_once(directory: Path, way: str) -> None:
+    """256 samples of 4 shards under 100 MB: all of them are held, and 32 MiB count."""
+    refs = [ObjectRef.of(url) for url in SHARDS]
+    with Cache(directory, limit=100_000_000) as cache:
+        cache.fetcher = fetcher = ScriptedFetcher(SHARDS)
+        session = Session(cache)
+        if way == "hits":
+            cache.acquire_many(list(SHARDS))
+            cache.release_many(list(SHARDS))
+        holds = session.acquire([[refs[number // 64]] for number in range(256)])
+        assert len(holds) == 256
+        for hold in holds:
+            session.wait(hold)
+        assert session.held_bytes == 32 << 20
+        assert cache.statistics().pinned_entries == 4
+        for hold in holds[:255]:
+            assert session.claim(hold)
+            session.release(hold)
+        assert session.held_bytes == 8 << 20
+        session.release(holds[255])
+        assert session.held_bytes == 0
+        assert cache.statistics().pinned_entries == 0
+        assert fetcher.num_gets.total() == 4
+    check_invariants(directory, at_rest=True)

@@ -18,6 +18,7 @@ from sqlstream.stream.engine.slots import PlannedSample
 from sqlstream.stream.engine.window import FIRST_WIDTH, Window
 from sqlstream.stream.run.shares import EpochShare
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
+from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.session import Session
 
 NUM_OBJECTS = 300
@@ -104,4 +105,26 @@ def test_the_window_grows_with_what_is_used_of_it(server: FaultyHttpServer, tmp_
         while len(server.requests()) < 5 * FIRST_WIDTH // 2:  # half a window used, and one of twice the width behind it
             assert time.monotonic() < deadline
             time.sleep(0.01)
+        window.close()
+
+
+def test_samples_that_share_entries_are_acquired_ahead_as_far_as_their_distinct_bytes_allow(tmp_path: Path) -> None:
+    """256 samples of 4 shards of 8 MiB: all of them are planned, where 40 MB may be ahead and the limit is 100 MB."""
+    shards = {f"http://nowhere/shard/{i}.tar": bytes(8 << 20) for i in range(4)}
+    refs = [ObjectRef.of(url) for url in shards]
+    planned = (
+        PlannedSample(0, number, row_id=number, sample={}, refs={"file": ref}, recipe=NO_RECIPE, wanted=(ref,))
+        for number, ref in ((number, refs[number // 64]) for number in range(256))
+    )
+    with Cache(tmp_path / "cache", limit=100_000_000) as cache:
+        cache.fetcher = fetcher = ScriptedFetcher(shards)
+        options = SampleOptions(prefetch=256, prefetch_bytes=40_000_000)
+        window = Window(planned, cache.session, options, cast(EpochShare, None), for_reading=bool)
+        most = 0
+        for _ in range(256):
+            take(window, cache)
+            most = max(most, Session(cache).holdings.num_revocable)
+            assert Session(cache).held_bytes <= 32 << 20
+        assert most >= 128  # it doubles from 64 on; by the bytes of each sample by itself, no more than 4 would be ahead
+        assert fetcher.num_gets.total() == 4
         window.close()

@@ -149,14 +149,22 @@ class Owner:
         self.num_changes += len(keys)
         self._is_note_short = True
 
-    def unpin(self, keys: Sequence[bytes]) -> None:
-        """Count one pin less on each key; written with the next transaction. Call with `state`."""
+    def unpin(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Count one pin less on each key; written with the next transaction. Call with `state`.
+
+        Returns:
+            The keys that are pinned no more.
+        """
         counts = self._counts
+        free: list[bytes] = []
         self.num_changes += len(keys)
         for key in keys:
             count = counts.pop(key)
             if count > 1:
                 counts[key] = count - 1
+            else:
+                free.append(key)
+        return free
 
     def is_pinned(self, key: bytes) -> bool:
         """Return whether this process pins `key`."""

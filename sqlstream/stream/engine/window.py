@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
 from sqlstream.cache.session import CacheSession
@@ -16,7 +16,9 @@ FIRST_WIDTH = 64
 """Samples ahead at first, before sizes are known; then it doubles with every half of it that is used."""
 
 SIZES_LOOKED_AT = 32
-"""Samples whose mean size counts for all that are ahead: as many of the last used, and as many of the next."""
+"""Samples whose entries' mean size counts for all that are ahead: as many of the last used, and as many of the next."""
+MAX_ENTRIES = 4096
+"""Distinct entries ahead, where samples have many objects each: one that is on its way keeps a file open. Arbitrary."""
 
 
 class Window:
@@ -109,26 +111,32 @@ class Window:
             self._num_bare += sum(bool(slot.wanted) for slot in planned)
         if not self._num_bare or self._num_acquired > self._width // 2:
             return
-        num_missing, num_affordable = self._next_width - self._num_acquired, self._num_affordable()
-        bare = [slot for slot in ahead if slot.hold is None and slot.wanted][:num_affordable]
-        if not bare:
+        bare = [slot for slot in ahead if slot.hold is None and slot.wanted][: self._next_width - self._num_acquired]
+        affordable = bare[: self._num_affordable(bare)]
+        if not affordable:
             return
-        holds = self._session.acquire([slot.wanted for slot in bare], for_reading=self._for_reading())
-        for slot, hold in zip(bare, holds, strict=False):
+        holds = self._session.acquire([slot.wanted for slot in affordable], for_reading=self._for_reading())
+        for slot, hold in zip(affordable, holds, strict=False):
             slot.hold = hold
         self._num_acquired += len(holds)
         self._num_bare -= len(holds)
         # Without room for all, the window shrinks to the number of slots that have room; then it doubles again.
-        is_short = len(holds) < len(bare) or num_affordable < num_missing
+        is_short = len(holds) < len(bare)
         self._width = max(1, self._num_acquired) if is_short else self._next_width
         self._next_width = min(self._prefetch, 2 * self._width)
 
-    def _num_affordable(self) -> int:
-        """Return how many more samples may be acquired: by their number, and by the mean size of the last ones."""
-        ahead = islice(self._ahead, SIZES_LOOKED_AT)
-        settled = [slot.hold.charges for slot in ahead if slot.hold is not None and slot.hold.is_settled]
-        sizes = [sum(charges.values()) for charges in chain(self._used, settled) if charges]
+    def _num_affordable(self, bare: Sequence[PlannedSample]) -> int:
+        """Return how many of `bare` may be acquired: by the distinct entries ahead, and their mean size as far as known."""
+        settled = (slot.hold for slot in islice(self._ahead, SIZES_LOOKED_AT) if slot.hold is not None and slot.hold.is_settled)
+        sizes: dict[bytes, int] = {}
+        for charges in chain(self._used, [hold.charges for hold in settled]):
+            sizes.update(charges)
         if sizes:
-            self._mean_bytes = sum(sizes) / len(sizes)
-        width = min(self._next_width, int(self._prefetch_bytes / max(self._mean_bytes, 1.0)))
-        return max(width - self._num_acquired, not self._num_acquired)
+            self._mean_bytes = sum(sizes.values()) / len(sizes)
+        most = min(MAX_ENTRIES, int(self._prefetch_bytes / max(self._mean_bytes, 1.0)))
+        entries = {ref.key for slot in self._ahead if slot.hold is not None for ref in slot.wanted}
+        for number, slot in enumerate(bare):
+            entries.update(ref.key for ref in slot.wanted)
+            if len(entries) > most and (number or self._num_acquired):
+                return number
+        return len(bare)
