@@ -28,6 +28,8 @@ class FolderReader:
     def __init__(self, folder: Path, base: str = "s3://bucket") -> None:
         self.folder, self.base = folder, base
         self.count: Counter[str] = Counter()
+        self.num_bytes = 0
+        """Bytes of ranges."""
 
     def with_access(self, access: Access) -> FolderReader:
         self.count["with_access"] += 1
@@ -55,6 +57,7 @@ class FolderReader:
     def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]], size_bytes: int | None = None) -> builtins.list[bytes]:
         self.count["get_ranges"] += 1
         data = self._path(url).read_bytes()
+        self.num_bytes += sum(stop - start for start, stop in ranges)
         return [data[start:stop] for start, stop in ranges]
 
     def _path(self, url: str) -> Path:

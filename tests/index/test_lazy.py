@@ -24,10 +24,11 @@ from sqlstream.config import LazyOptions
 from sqlstream.errors import ConfigError, QueryError, SchemaError, SourceChangedError, SourceError, UnknownLengthError
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_build import open_lazy_index, together
-from sqlstream.index.build.row_groups import Pieces, group_spans, parse_footer, read_footer
+from sqlstream.index.build.row_groups import group_spans, parse_footer, read_footer
 from sqlstream.index.file.kept import KeptRows
 from sqlstream.index.info import list_indexes
 from sqlstream.index.sources.base.access import local_file
+from sqlstream.index.sources.base.byte_source import Pieces
 from sqlstream.index.sql.expressions import condition_of
 from tests.index.kills import kill_at
 from tests.index.sources import FolderReader, NoReader, all_rows, build, options
@@ -161,12 +162,10 @@ def test_spans_of_nested_columns_are_those_of_all_their_leaves(tmp_path: Path) -
 
 def test_bytes_that_were_not_fetched_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "piece").write_bytes(b"abcdef")
-    pieces = Pieces([((10, 16), tmp_path / "piece")], 100)
-    pieces.seek(12)
-    assert (pieces.read(2), pieces.read(100), pieces.tell()) == (b"cd", b"ef", 16)
-    pieces.seek(9)
+    pieces = Pieces([(10, 16)], [tmp_path / "piece"], 100)
+    assert (pieces.read_at(12, 2), pieces.read_at(14, 100), pieces.size_bytes) == (b"cd", b"ef", 100)
     with pytest.raises(OSError, match="bytes from 9 on are not among"):
-        pieces.read(3)
+        pieces.read_at(9, 3)
     pieces.close()
 
 

@@ -15,6 +15,7 @@ import pytest
 from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError, SchemaError, SourceError
 from sqlstream.index.build.build import open_index
+from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.formats.delimited import DelimitedTable
 from tests.index.sources import ROWS, FolderReader, all_rows, build, make_samples, rows_in, write_csv, write_table
 
@@ -96,7 +97,7 @@ def test_encodings(extension: str, encoding: str, mark: bytes, given: str | None
 
 def test_quoted_newlines_survive_blocks(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", "index,text\n" + "".join(f'{at},"line {at}\nand ""more"""\n' for at in range(500)))
-    rows = rows_in(DelimitedTable(path, str(path), block_bytes=1 << 10))
+    rows = rows_in(DelimitedTable(LocalBytes(path), str(path), block_bytes=1 << 10))
     assert rows[321] == {"index": 321, "text": 'line 321\nand "more"'}
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from sqlstream.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, QueryError, SchemaError, SourceError
 from sqlstream.index.sources.base.base import PLAIN
+from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.formats.delimited import DelimitedTable
 from sqlstream.index.sources.formats.json_array import JsonArrayTable
 from sqlstream.index.sources.formats.quoting import is_well_formed
@@ -314,17 +315,17 @@ def test_quotes_within_a_value_and_lines_within_quotes_are_read_as_they_stand(tm
     path = write_csv(tmp_path / "t.csv", "\ufeffindex,value\n" + "".join(f"k{at},{cell}\n" for at, cell in enumerate(cells)))
     assert [row["value"] for row in all_rows(build(tmp_path, path))] == ['a "b"', 'say "hi"', "two\nlines", "", "xy", '5"']
     for block_bytes in range(4, 30):  # each neighbour of a quote lies in another block sometimes
-        assert not is_well_formed(path, PLAIN, ord('"'), MARKS, block_bytes)
+        assert not is_well_formed(LocalBytes(path), PLAIN, ord('"'), MARKS, block_bytes)
     good = write_csv(tmp_path / "good.csv", "index,value\r\n" + "".join(f'"k{at}","v\n""{at}"""\r\n' for at in range(40)))
     assert [row["value"] for row in all_rows(build(tmp_path, good))] == [f'v\n"{at}"' for at in range(40)]
     for block_bytes in range(4, 30):
-        assert is_well_formed(good, PLAIN, ord('"'), MARKS, block_bytes)
+        assert is_well_formed(LocalBytes(good), PLAIN, ord('"'), MARKS, block_bytes)
 
 
 def test_a_csv_column_that_turns_to_text_late_keeps_every_text(tmp_path: Path) -> None:
     values = [str(at) for at in range(5000)] + ["late"]
     path = write_csv(tmp_path / "t.csv", "\ufeffindex,value\n" + "".join(f"k{at},{v}\n" for at, v in enumerate(values)))
-    assert [row["value"] for row in rows_in(DelimitedTable(path, str(path), block_bytes=4096))] == values
+    assert [row["value"] for row in rows_in(DelimitedTable(LocalBytes(path), str(path), block_bytes=4096))] == values
 
 
 def test_a_ragged_csv_names_file_and_line(tmp_path: Path) -> None:
@@ -345,7 +346,9 @@ def test_a_json_array_is_read_in_chunks_of_any_size(chunk: int, tmp_path: Path) 
     path = tmp_path / "t.json"
     path.write_text("\ufeff [ " + ",\n".join(json.dumps(row) for row in rows) + " ]\n")
     assert all_rows(build(tmp_path, path)) == rows
-    assert rows_in(JsonArrayTable(path, str(path), chunk=chunk)) == rows_in(JsonArrayTable(path, str(path)))
+    assert rows_in(JsonArrayTable(LocalBytes(path), str(path), chunk=chunk)) == rows_in(
+        JsonArrayTable(LocalBytes(path), str(path))
+    )
 
 
 @pytest.mark.parametrize(

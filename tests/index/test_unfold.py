@@ -14,6 +14,7 @@ import pytest
 from sqlstream.errors import SourceError
 from sqlstream.index.build.row_groups import RowGroupTable
 from sqlstream.index.sources.base.base import TableFile
+from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.base.unfold import BATCH_BYTES, bounded, parquet_batches, row_bytes, together
 from sqlstream.index.sources.formats.arrow_file import ArrowTable
 from sqlstream.index.sources.formats.parquet import ParquetTable
@@ -58,10 +59,10 @@ def test_a_dictionary_of_one_long_value_unfolds_in_bounded_batches(form: str, re
     }
     path = write_parquet(tmp_path / "t.parquet", column[form]())
     assert path.stat().st_size < 300_000
-    table: TableFile = ParquetTable(path, "t.parquet")
+    table: TableFile = ParquetTable(LocalBytes(path), "t.parquet")
     if reader == "row groups":
         metadata = pq.read_metadata(path)
-        table = RowGroupTable(metadata, "t.parquet", str(path), range(metadata.num_row_groups))
+        table = RowGroupTable(metadata, "t.parquet", LocalBytes(path), range(metadata.num_row_groups))
     assert read_all(table) == NUM_ROWS
 
 
@@ -76,7 +77,7 @@ def test_prefixes_that_repeat_a_long_value_unfold_in_bounded_batches(tmp_path: P
     path = write_parquet(tmp_path / "t.parquet", few, use_dictionary=False, column_encoding=encodings)
     assert path.stat().st_size < 10_000
     del few
-    assert read_all(ParquetTable(path, "t.parquet")) == 200
+    assert read_all(ParquetTable(LocalBytes(path), "t.parquet")) == 200
 
 
 def test_a_row_that_unfolds_to_gigabytes_is_refused_by_name(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_an_arrow_file_unfolds_in_bounded_batches(form: str, tmp_path: Path) -> 
     table = pa.table({"index": pa.array(range(NUM_ROWS)), "t": column[form]()})
     with pa.ipc.new_file(str(tmp_path / "t.arrow"), table.schema) as writer:
         writer.write_table(table)
-    assert read_all(ArrowTable(tmp_path / "t.arrow", "t.arrow")) == NUM_ROWS
+    assert read_all(ArrowTable(LocalBytes(tmp_path / "t.arrow"), "t.arrow")) == NUM_ROWS
     assert len(all_rows(build(tmp_path, tmp_path / "t.arrow", max_size=3))) == 3
 
 

@@ -20,12 +20,13 @@ import numpy as np
 import pyarrow as pa
 
 from sqlstream.errors import SourceChangedError, SourceError, UnknownLengthError
-from sqlstream.index.build.row_groups import Pieces, RowGroupTable, Span, group_spans, has_footer, parse_footer
+from sqlstream.index.build.row_groups import RowGroupTable, group_spans, has_footer, parse_footer
 from sqlstream.index.file.index import Index, damage_named, damaged
 from sqlstream.index.file.kept import KeptRows
 from sqlstream.index.file.workplace import workplace
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.access import local_file, named_errors
+from sqlstream.index.sources.base.byte_source import ByteSource, LocalBytes, Pieces, Span
 from sqlstream.index.sources.base.unfold import together
 from sqlstream.index.sources.plan.parts import DerivedPart, FilePart
 from sqlstream.index.sql.sandbox import Sandbox, SharedProcess
@@ -287,12 +288,11 @@ class LazyIndex(Index):
         place, part = self.place_of(chunk.number), self._parts[chunk.source]
         name = urls.redact(place.file.url)
         with contextlib.ExitStack() as stack:
-            source: Any = place.file.url
+            source: ByteSource = LocalBytes(Path(place.file.url))
             if place.spans:
                 assert place.file.size_bytes is not None
-                pieces = list(zip(place.spans, files, strict=True))
-                source = stack.enter_context(Pieces(pieces, place.file.size_bytes))
-            elif local_file(Path(source)) != place.file:
+                source = stack.enter_context(contextlib.closing(Pieces(place.spans, files, place.file.size_bytes)))
+            elif local_file(Path(place.file.url)) != place.file:
                 raise SourceChangedError(f"{name} changed since its footer was read: open the dataset again")
             table = part.over(RowGroupTable(self._footer(chunk.source), name, source, chunk.groups))
             own = set(table.schema().names)

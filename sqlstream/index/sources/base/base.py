@@ -7,12 +7,12 @@ import contextlib
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
 from sqlstream.errors import SourceError
+from sqlstream.index.sources.base.byte_source import ByteSource
 
 BATCH_ROWS = 16_384
 """Rows converted to Python values at a time: some MiB, and larger is not faster."""
@@ -38,24 +38,24 @@ class Reading:
     quote_char: str = '"'
     """Of CSV; '' quotes nothing."""
 
-    def open_bytes(self, path: Path) -> io.BufferedReader:
+    def open_bytes(self, source: ByteSource) -> io.BufferedReader:
         """Open the content, decompressed."""
-        return io.BufferedReader(self.open_stream(path), _BUFFER_BYTES)
+        return io.BufferedReader(self.open_stream(source), _BUFFER_BYTES)
 
-    def open_stream(self, path: Path) -> Any:
+    def open_stream(self, source: ByteSource) -> Any:
         """Open the content as Arrow reads it, decompressed."""
-        file = pa.OSFile(str(path), "r")
+        file = source.open()
         return file if self.compression is None else pa.CompressedInputStream(file, self.compression)
 
-    def open_text(self, path: Path, *, errors: str = "strict") -> io.TextIOWrapper:
+    def open_text(self, source: ByteSource, *, errors: str = "strict") -> io.TextIOWrapper:
         """Open the content as text, lines as they are."""
-        return io.TextIOWrapper(self.open_bytes(path), encoding=self.encoding_of(path), errors=errors, newline="")
+        return io.TextIOWrapper(self.open_bytes(source), encoding=self.encoding_of(source), errors=errors, newline="")
 
-    def encoding_of(self, path: Path) -> str:
+    def encoding_of(self, source: ByteSource) -> str:
         """Return the name of the text's encoding; byte order marks are skipped with it."""
         if self.encoding is not None:
             return self.encoding
-        with self.open_bytes(path) as file:
+        with self.open_bytes(source) as file:
             start = file.read(4)
         return next((encoding for mark, encoding in _MARKS if start.startswith(mark)), "utf-8-sig")
 
@@ -65,7 +65,7 @@ PLAIN = Reading()
 
 
 class TableFile(Protocol):
-    """One local table file. Made from (path, name, reading); `name` is the redacted URL, for errors."""
+    """One table file. Made from (source, name, reading); `name` is the redacted URL, for errors."""
 
     def schema(self) -> pa.Schema:
         """Return the columns with types that hold for the whole file (formats without types are read once for it)."""
@@ -79,8 +79,8 @@ class TableFile(Protocol):
 class OpenTable(Protocol):
     """The constructor of a format."""
 
-    def __call__(self, path: Path, name: str, reading: Reading = ..., /) -> TableFile:
-        """Open `path`, which errors call `name`."""
+    def __call__(self, source: ByteSource, name: str, reading: Reading = ..., /) -> TableFile:
+        """Open `source`, which errors call `name`."""
         ...
 
 

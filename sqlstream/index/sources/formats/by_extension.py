@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 from sqlstream.errors import ConfigError
 from sqlstream.index.sources.base.base import OpenTable, Reading, TableFile
+from sqlstream.index.sources.base.byte_source import ByteSource
 from sqlstream.index.sources.formats.arrow_file import ArrowTable
 from sqlstream.index.sources.formats.delimited import DelimitedTable, TabDelimitedTable
 from sqlstream.index.sources.formats.json_array import JsonArrayTable
@@ -69,7 +69,7 @@ def check_table(url: str, src: str) -> None:
         )
 
 
-def open_table(path: Path, url: str, reading: Reading) -> TableFile:
-    """Open the local file `path`, which holds the table file `url`."""
+def open_table(source: ByteSource, url: str, reading: Reading) -> TableFile:
+    """Open the table file `url`, whose bytes are those of `source`."""
     extension, compression = format_of(url)
-    return FORMATS[extension](path, urls.redact(url), replace(reading, compression=compression))
+    return FORMATS[extension](source, urls.redact(url), replace(reading, compression=compression))

@@ -13,7 +13,6 @@ import csv
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ import pyarrow.csv as pacsv
 
 from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.base import BATCH_ROWS, PLAIN, Reading, arrow_errors
+from sqlstream.index.sources.base.byte_source import ByteSource
 from sqlstream.index.sources.formats.quoting import check_quotes
 
 logger = logging.getLogger(__name__)
@@ -52,11 +52,11 @@ class DelimitedTable:
 
     _usual_delimiter = ","
 
-    def __init__(self, path: Path, name: str, reading: Reading = PLAIN, *, block_bytes: int = BLOCK_BYTES) -> None:
-        self._path, self._name, self._reading = path, name, reading
+    def __init__(self, source: ByteSource, name: str, reading: Reading = PLAIN, *, block_bytes: int = BLOCK_BYTES) -> None:
+        self._source, self._name, self._reading = source, name, reading
         self._block_bytes = block_bytes
         with arrow_errors(name, _CURE):
-            self._encoding = reading.encoding_of(path)
+            self._encoding = reading.encoding_of(source)
             self._delimiter = reading.delimiter or self._find_delimiter()
         self._header = self._read_header()
         self._types: dict[str, pa.DataType] = {}
@@ -64,7 +64,7 @@ class DelimitedTable:
     def schema(self) -> pa.Schema:
         """Return the columns; reads the file once."""
         with arrow_errors(self._name, _CURE):
-            check_quotes(self._path, self._name, self._reading, self._delimiter, self._lines)
+            check_quotes(self._source, self._name, self._reading, self._delimiter, self._lines)
         seen = {column: _Seen() for column in self._header}
         num_rows = 0
         if len(seen) == len(self._header):  # else the merge of schemas names the column that comes twice
@@ -85,7 +85,7 @@ class DelimitedTable:
 
     def _find_delimiter(self) -> str:
         """Return the usual delimiter, or another one when the first line has only that."""
-        with self._reading.open_text(self._path, errors="replace") as file:
+        with self._reading.open_text(self._source, errors="replace") as file:
             line = next((line for line in file if line.strip()), "")
         if self._usual_delimiter in line:
             return self._usual_delimiter
@@ -99,7 +99,7 @@ class DelimitedTable:
         return csv.reader(file, delimiter=self._delimiter, quotechar=quote, strict=is_strict)
 
     def _read_header(self) -> list[str]:
-        with arrow_errors(self._name, _CURE), self._reading.open_text(self._path) as file:
+        with arrow_errors(self._name, _CURE), self._reading.open_text(self._source) as file:
             try:
                 header: list[str] | None = next((row for row in self._lines(file) if row), None)
             except (UnicodeDecodeError, csv.Error) as error:
@@ -115,7 +115,7 @@ class DelimitedTable:
         """Yield blocks with every value as text."""
         try:
             yield from pacsv.open_csv(
-                self._reading.open_stream(self._path),
+                self._reading.open_stream(self._source),
                 read_options=pacsv.ReadOptions(block_size=self._block_bytes, encoding=self._encoding.removesuffix("-sig")),
                 parse_options=pacsv.ParseOptions(
                     delimiter=self._delimiter, quote_char=self._reading.quote_char or False, newlines_in_values=True
@@ -139,7 +139,7 @@ class DelimitedTable:
         """Find the first row of the wrong length; only a file that failed is read this way, so it may be slow."""
         previous = csv.field_size_limit(2**31 - 1)
         try:
-            with self._reading.open_text(self._path, errors="replace") as file:
+            with self._reading.open_text(self._source, errors="replace") as file:
                 reader, line = self._lines(file), 1
                 for row in reader:
                     if row and len(row) != len(self._header):

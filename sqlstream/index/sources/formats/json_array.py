@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TextIO
 
 from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.base import PLAIN, Reading, arrow_errors
+from sqlstream.index.sources.base.byte_source import ByteSource
 from sqlstream.index.sources.formats.json_values import CURE, MAYBE_HUGE, JsonRecords, Record
 
 CHUNK = 1 << 20
@@ -25,13 +25,13 @@ _BLANK = " \t\n\r"
 class JsonArrayTable(JsonRecords):
     """A file that holds one JSON array of objects."""
 
-    def __init__(self, path: Path, name: str, reading: Reading = PLAIN, *, chunk: int = CHUNK) -> None:
+    def __init__(self, source: ByteSource, name: str, reading: Reading = PLAIN, *, chunk: int = CHUNK) -> None:
         super().__init__(name)
-        self._path, self._reading, self._chunk = path, reading, chunk
+        self._source, self._reading, self._chunk = source, reading, chunk
 
     def records(self) -> Iterator[Record]:
         """Yield the array's elements."""
-        with arrow_errors(self._name, CURE), self._reading.open_text(self._path) as file:
+        with arrow_errors(self._name, CURE), self._reading.open_text(self._source) as file:
             window = _Window(file, self._name, self, self._chunk)
             if (start := window.take()) != "[":
                 found = "nothing" if start == "" else repr(start)

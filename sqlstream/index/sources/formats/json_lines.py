@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.base import PLAIN, Reading, arrow_errors
+from sqlstream.index.sources.base.byte_source import ByteSource
 from sqlstream.index.sources.formats.json_values import CURE, JsonRecords, Record
 
 _BOM = b"\xef\xbb\xbf"
@@ -15,19 +15,19 @@ _BOM = b"\xef\xbb\xbf"
 class JsonLinesTable(JsonRecords):
     """A text file of JSON objects, one a line; empty lines are skipped."""
 
-    def __init__(self, path: Path, name: str, reading: Reading = PLAIN) -> None:
+    def __init__(self, source: ByteSource, name: str, reading: Reading = PLAIN) -> None:
         super().__init__(name)
-        self._path, self._reading = path, reading
+        self._source, self._reading = source, reading
 
     def records(self) -> Iterator[Record]:
         """Yield the lines' objects."""
         with arrow_errors(self._name, CURE):
-            encoding = self._reading.encoding_of(self._path)
+            encoding = self._reading.encoding_of(self._source)
             yield from self._text_records() if encoding != "utf-8-sig" else self._records()
 
     def _text_records(self) -> Iterator[Record]:
         """Yield the objects of a text in another encoding, in which a line's end may be more bytes than one."""
-        with self._reading.open_text(self._path) as file:
+        with self._reading.open_text(self._source) as file:
             try:
                 for number, line in enumerate(file, 1):
                     if line.strip():
@@ -36,7 +36,7 @@ class JsonLinesTable(JsonRecords):
                 raise SourceError(f"{self._name} is not in its encoding ({error}): give another encoding") from error
 
     def _records(self) -> Iterator[Record]:
-        with self._reading.open_bytes(self._path) as file:
+        with self._reading.open_bytes(self._source) as file:
             for number, line in enumerate(file, 1):
                 text = line.removeprefix(_BOM).strip()
                 if text:

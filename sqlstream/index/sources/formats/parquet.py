@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sqlstream.index.sources.base.base import PLAIN, Reading, arrow_errors, plain_schema
+from sqlstream.index.sources.base.byte_source import ByteSource
 from sqlstream.index.sources.base.unfold import parquet_batches
 
 _CURE = "If it was cut short while it was written or copied, write it again"
@@ -17,8 +17,8 @@ _CURE = "If it was cut short while it was written or copied, write it again"
 class ParquetTable:
     """A Parquet file, read row group by row group."""
 
-    def __init__(self, path: Path, name: str, reading: Reading = PLAIN) -> None:  # noqa: ARG002 - all formats take it
-        self._path, self._name = path, name
+    def __init__(self, source: ByteSource, name: str, reading: Reading = PLAIN) -> None:  # noqa: ARG002 - all formats take it
+        self._source, self._name = source, name
         with arrow_errors(name, _CURE):
             self._file = self._opened([])
 
@@ -35,4 +35,4 @@ class ParquetTable:
     def _opened(self, folded: list[str]) -> pq.ParquetFile:
         """Return the file with the columns `folded` read as dictionaries."""
         # Without pre_buffer, which holds all columns of a row group at once.
-        return pq.ParquetFile(self._path, pre_buffer=False, read_dictionary=folded)
+        return pq.ParquetFile(self._source.open(), pre_buffer=False, read_dictionary=folded)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.base import Reading
+from sqlstream.index.sources.base.byte_source import ByteSource
 
 BLOCK_BYTES = 1 << 20
 """Arbitrary: some blocks are in the processor's cache."""
@@ -26,12 +26,12 @@ _ASCII_INSIDE = re.compile(r"utf-?8(-sig)?|ascii|latin-?1|iso-?8859-?\d+|(cp|win
 
 
 def check_quotes(
-    path: Path, name: str, reading: Reading, delimiter: str, rows_of: Callable[[Iterable[str], bool], Any]
+    source: ByteSource, name: str, reading: Reading, delimiter: str, rows_of: Callable[[Iterable[str], bool], Any]
 ) -> None:
     """Raise if a quoted value swallows lines that are rows of their own.
 
     Args:
-        path: The file.
+        source: The file.
         name: What errors call it.
         reading: Compression, encoding, quotes.
         delimiter: Between two values.
@@ -43,22 +43,22 @@ def check_quotes(
     quote = reading.quote_char
     if not quote:
         return
-    if _ASCII_INSIDE.fullmatch(reading.encoding_of(path)) and f"{quote}{delimiter}".isascii() and len(delimiter) == 1:
+    if _ASCII_INSIDE.fullmatch(reading.encoding_of(source)) and f"{quote}{delimiter}".isascii() and len(delimiter) == 1:
         marks = np.frombuffer(f"{delimiter}{quote}\r\n".encode(), np.uint8)  # [4]
-        if is_well_formed(path, reading, ord(quote), marks):
+        if is_well_formed(source, reading, ord(quote), marks):
             return
     previous = csv.field_size_limit(2**31 - 1)
     try:
-        with reading.open_text(path, errors="replace") as file:
+        with reading.open_text(source, errors="replace") as file:
             _check_rows(rows_of(file, True), name)
     finally:
         csv.field_size_limit(previous)
 
 
-def is_well_formed(path: Path, reading: Reading, quote: int, marks: np.ndarray, block_bytes: int = BLOCK_BYTES) -> bool:
+def is_well_formed(source: ByteSource, reading: Reading, quote: int, marks: np.ndarray, block_bytes: int = BLOCK_BYTES) -> bool:
     """Return whether each opening quote follows one of `marks`, each closing one precedes one, and the last one is closed."""
     num_quotes, carried = 0, b"\n"
-    with reading.open_bytes(path) as file:
+    with reading.open_bytes(source) as file:
         block = file.read(block_bytes).removeprefix(_BOM)
         while carried:
             more = file.read(block_bytes) if block else b""

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from sqlstream.index.sources.base.access import local_copy
 from sqlstream.index.sources.base.base import PLAIN, Reading, TableFile
+from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.base.derived import DerivedTable, below
 from sqlstream.index.sources.formats import by_extension
 from sqlstream.index.sources.formats.by_extension import open_table
@@ -74,7 +75,7 @@ class FilePart:
     def open(self, temporary: Temporary, remote: RemoteReader) -> Iterator[TableFile]:
         """Read it in place, or download it."""
         with local_copy(self.source, temporary("download"), remote) as path:
-            yield open_table(path, self.source.url, self.reading)
+            yield open_table(LocalBytes(path), self.source.url, self.reading)
 
     def over(self, table: TableFile) -> TableFile:
         """Return a piece of the file as a piece of the part: as it is."""
