@@ -1,7 +1,8 @@
-"""A lazy index: its rows stay in Parquet files, whose row groups are read when they are needed.
+"""A lazy index: its rows stay in their files, in chunks that are read when they are needed.
 
-Its file holds columns, sources and footers, so it is small and built at once; `rows` is empty. A reader of rows asks which
-bytes they are in (`place_of`), brings these, and gives them back to `read`: the index knows no cache and no network.
+Its file holds columns, sources and what its `ChunkSource` wrote down, so it is small and built at once; `rows` is empty. A
+reader of rows asks which bytes they are in (`place_of`), brings these, and gives them back to `read`: the index knows no cache
+and no network. What chunks are made of is the chunk source's; the filter, and the count of what it keeps, are here.
 """
 
 from __future__ import annotations
@@ -10,74 +11,26 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from sqlstream.errors import SourceChangedError, SourceError, UnknownLengthError
-from sqlstream.index.build.row_groups import RowGroupTable, group_spans, has_footer, parse_footer
-from sqlstream.index.file.index import Index, damage_named, damaged
+from sqlstream.errors import UnknownLengthError
+from sqlstream.index.build.chunks import ChunkPlace, ChunkSource
+from sqlstream.index.file.index import Index, damage_named
 from sqlstream.index.file.kept import KeptRows
 from sqlstream.index.file.workplace import workplace
 from sqlstream.index.file.writer import IndexWriter
-from sqlstream.index.sources.base.access import local_file, named_errors
-from sqlstream.index.sources.base.byte_source import ByteSource, LocalBytes, Pieces, Span
-from sqlstream.index.sources.base.unfold import together
-from sqlstream.index.sources.plan.parts import DerivedPart, FilePart
 from sqlstream.index.sql.sandbox import Sandbox, SharedProcess
-from sqlstream.index.types.models import ROW, Column, SourceFile, fingerprint
+from sqlstream.index.types.models import ROW, Column, fingerprint
 from sqlstream.index.types.values import decoder, encode_named
 from sqlstream.order.permute import Int64Array
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.protocols import RemoteReader, has_own_version
 
 _ROWS_AT_A_TIME = 65_536
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """Row groups of one file that are read together."""
-
-    number: int
-    source: int
-    """Position of its file among the sources."""
-    groups: range
-    first_row: int
-    num_rows: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkPlace:
-    """Where the bytes of a chunk are."""
-
-    file: SourceFile
-    spans: tuple[Span, ...]
-    """What to bring of it; none of a local file, which is read in place."""
-    version: str = ""
-    """What tells its bytes from those of another version: that of the server, else a hash of the footer."""
-    footer: bytes = field(default=b"", repr=False)
-    """How the file ends, where its server names no versions; else empty."""
-
-    def check_unchanged(self, remote: RemoteReader) -> None:
-        """Compare the file, of which bytes have come, with what was indexed, where its server names no versions.
-
-        Its footer is read again: it holds the places, sizes and (of most writers) the extremes of all columns.
-
-        Raises:
-            SourceChangedError: It is another version.
-            StorageError: It cannot be read.
-        """
-        if self.footer:
-            with named_errors(self.file.url):
-                if not has_footer(self.file, self.footer, remote):
-                    raise SourceChangedError(
-                        f"{urls.redact(self.file.url)} changed since its footer was read: open the dataset again"
-                    )
 
 
 class ChunkRows:
@@ -114,7 +67,7 @@ class LazyIndex(Index):
 
     Args:
         path: The file with columns, sources and footers.
-        parts: The sources, in its order: their URLs may hold credentials, which the file does not.
+        chunks: Where its rows are.
         condition: What rows must fulfil, in SQL; None: nothing.
         max_rows: Only the first so many rows that fulfil it; None: all.
         base_url: Where relative paths start, when it holds credentials.
@@ -124,7 +77,7 @@ class LazyIndex(Index):
         self,
         path: Path,
         *,
-        parts: Sequence[FilePart | DerivedPart],
+        chunks: ChunkSource,
         condition: str | None = None,
         max_rows: int | None = None,
         base_url: str | None = None,
@@ -132,16 +85,15 @@ class LazyIndex(Index):
         self._apart, self._one_filter = SharedProcess(), threading.Lock()
         """Where the filter runs when its cost has no bound, one chunk at a time."""
         super().__init__(path, base_url=base_url)
-        self._parts = tuple(parts)
+        self._chunks = chunks
         self.condition = condition
         self._max_rows = max_rows
-        self._last_footer: tuple[int, Any] | None = None
         weakref.finalize(self, self._apart.close)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         del state["selection"]
-        return {**state, "parts": self._parts, "condition": self.condition, "max_rows": self._max_rows}
+        return {**state, "chunks": self._chunks, "condition": self.condition, "max_rows": self._max_rows}
 
     def __len__(self) -> int:
         length = self.known_length
@@ -184,22 +136,18 @@ class LazyIndex(Index):
     # -- chunks -------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _table(self) -> Int64Array:
-        """The chunks: source, first group, number of groups, first row, number of rows: [num_chunks, 5]."""
-        with self._lock, damage_named(self.path):
-            found = self._opened().connection.execute(
-                "SELECT source, first_group, num_groups, first_row, num_rows FROM chunks ORDER BY chunk"
-            )
-            table = np.array(found.fetchall(), np.int64).reshape(-1, 5)  # [num_chunks, 5]
-        if self._max_rows is not None and self.condition is None:
-            table = table[table[:, 3] < self._max_rows]
-            table[-1, 4] = min(table[-1, 4], self._max_rows - table[-1, 3])
-        return table
-
-    @cached_property
     def bounds(self) -> Int64Array:
         """First row of each chunk, and the end: [num_chunks + 1]."""
-        return np.append(self._table[:, 3], self._table[-1, 3] + self._table[-1, 4])
+        bounds = self._chunks.bounds(self)
+        if self._max_rows is None or self.condition is not None:
+            return bounds
+        return np.append(bounds[:-1][bounds[:-1] < self._max_rows], min(int(bounds[-1]), self._max_rows))
+
+    def stored(self, statement: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Return what a statement of the chunk source finds in the file."""
+        with self._lock, damage_named(self.path):
+            found: list[tuple[Any, ...]] = self._opened().connection.execute(statement, parameters).fetchall()
+            return found
 
     def sizes(self) -> Int64Array:
         """Return how many rows of each chunk the filter keeps, -1 where it is not known yet: [num_chunks].
@@ -207,7 +155,7 @@ class LazyIndex(Index):
         With `max_rows`, that is known of a chunk when all chunks before it have been counted, or enough rows found.
         """
         if self.condition is None:
-            return self._table[:, 4]
+            return np.diff(self.bounds)
         counts = self.kept.counts()
         if self._max_rows is None:
             return counts
@@ -223,43 +171,9 @@ class LazyIndex(Index):
         unknown = [chunk for chunk in chunks if sizes[chunk] < 0]
         return unknown if self._max_rows is None else [int(np.argmax(sizes < 0))] if unknown else []
 
-    def chunk(self, number: int) -> Chunk:
-        """Return a chunk."""
-        source, first_group, num_groups, first_row, num_rows = self._table[number].tolist()
-        groups = range(first_group, first_group + num_groups)
-        return Chunk(number=number, source=source, groups=groups, first_row=first_row, num_rows=num_rows)
-
     def place_of(self, number: int) -> ChunkPlace:
         """Return where the bytes of a chunk are."""
-        chunk = self.chunk(number)
-        file = self._parts[chunk.source].source
-        if not urls.is_remote(file.url):
-            return ChunkPlace(file=file, spans=())
-        assert file.size_bytes is not None  # see read_footer
-        names = [column.name for column in self.columns]
-        spans = tuple(group_spans(self._footer(chunk.source), chunk.groups, names, file.size_bytes))
-        version = file.etag or ""
-        footer = b"" if has_own_version(file.etag) else self._footer_bytes(chunk.source)
-        if footer:
-            version += f" {blake2b(footer, digest_size=16).hexdigest()}"
-        return ChunkPlace(file=file, spans=spans, version=version, footer=footer)
-
-    def _footer_bytes(self, source: int) -> bytes:
-        with self._lock, damage_named(self.path):
-            (footer,) = self._opened().connection.execute("SELECT footer FROM footers WHERE source = ?", (source,)).fetchone()
-        return bytes(footer)
-
-    def _footer(self, source: int) -> Any:
-        """Return what the footer of a file says; the last one is kept, as neighbours ask for the same."""
-        known = self._last_footer
-        if known is not None and known[0] == source:
-            return known[1]
-        try:
-            metadata = parse_footer(self._footer_bytes(source), f"the footer of {urls.redact(self._parts[source].source.url)}")
-        except SourceError as error:  # it was whole when it was written here
-            raise damaged(self.path, error) from error
-        self._last_footer = (source, metadata)
-        return metadata
+        return self._chunks.place_of(number, self)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -271,37 +185,23 @@ class LazyIndex(Index):
             files: The bytes of each span of its place.
 
         Raises:
-            SourceError: They are no Parquet; a local file changed.
+            SourceError: They are not what was indexed; a local file changed.
             QueryError: The filter does not run on them.
         """
-        chunk = self.chunk(number)
-        batch = self._batch(chunk, files)
-        row_ids = np.arange(chunk.first_row, chunk.first_row + batch.num_rows, dtype=np.int64)
+        batch = self._chunks.read(number, files, self)
+        first_row = int(self.bounds[number])
+        row_ids = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
         if self.condition is not None:
             offsets = self.kept.offsets(number)
             if offsets is None:
-                offsets = self._filter(chunk, batch)
+                offsets = self._filter(number, batch)
             batch, row_ids = batch.take(offsets), row_ids[offsets]
-        return ChunkRows(self.columns, batch, row_ids, urls.redact(self._parts[chunk.source].source.url))
-
-    def _batch(self, chunk: Chunk, files: Sequence[Path]) -> pa.RecordBatch:
-        place, part = self.place_of(chunk.number), self._parts[chunk.source]
-        name = urls.redact(place.file.url)
-        with contextlib.ExitStack() as stack:
-            source: ByteSource = LocalBytes(Path(place.file.url))
-            if place.spans:
-                assert place.file.size_bytes is not None
-                source = stack.enter_context(contextlib.closing(Pieces(place.spans, files, place.file.size_bytes)))
-            elif local_file(Path(place.file.url)) != place.file:
-                raise SourceChangedError(f"{name} changed since its footer was read: open the dataset again")
-            table = part.over(RowGroupTable(self._footer(chunk.source), name, source, chunk.groups))
-            own = set(table.schema().names)
-            return together(table.batches([column.name for column in self.columns if column.name in own]), name)
+        return ChunkRows(self.columns, batch, row_ids, urls.redact(self.place_of(number).file.url))
 
     @cached_property
     def kept(self) -> KeptRows:
         """What the filter keeps, as far as it has been run."""
-        return KeptRows(self.kept_path, self._table[:, 4])
+        return KeptRows(self.kept_path, np.diff(self.bounds))
 
     @property
     def kept_path(self) -> Path:
@@ -321,18 +221,18 @@ class LazyIndex(Index):
     def _statement(self) -> str:
         return f"SELECT {ROW} FROM dataframe WHERE {self.condition}"
 
-    def _filter(self, chunk: Chunk, batch: pa.RecordBatch) -> Int64Array:
+    def _filter(self, number: int, batch: pa.RecordBatch) -> Int64Array:
         """Run the condition on the rows of a chunk, in a small index of their own; one process at a time."""
-        key = fingerprint({"chunk": chunk.number, "of": self.kept_path.stem})
+        key = fingerprint({"chunk": number, "of": self.kept_path.stem})
         with workplace(self.path.parent, key, is_brief=True) as place:
-            offsets = self.kept.offsets(chunk.number)
+            offsets = self.kept.offsets(number)
             if offsets is not None:  # another process has done it while we waited
                 return offsets
             path = place.temporary("chunk")
-            self._write(path, chunk, batch)
+            self._write(path, number, batch)
             rows = self._kept_rows(Index(path))
-            offsets = np.sort(np.array(rows, np.int64)) - chunk.first_row
-            self.kept.write(chunk.number, offsets)
+            offsets = np.sort(np.array(rows, np.int64)) - int(self.bounds[number])
+            self.kept.write(number, offsets)
             return offsets
 
     def _kept_rows(self, table: Index) -> list[int]:
@@ -346,11 +246,11 @@ class LazyIndex(Index):
                 sandbox.close(is_over=is_over)
         return rows
 
-    def _write(self, path: Path, chunk: Chunk, batch: pa.RecordBatch) -> None:
+    def _write(self, path: Path, number: int, batch: pa.RecordBatch) -> None:
         """Write a table of all columns, in which those have values that the condition reads."""
         wanted = self.check_condition() or {self.columns[0].name}
-        with contextlib.closing(IndexWriter(path, self.key_column, first_row=chunk.first_row)) as writer:
-            writer.begin_source(self._parts[chunk.source].source, pa.schema([]))
+        with contextlib.closing(IndexWriter(path, self.key_column, first_row=int(self.bounds[number]))) as writer:
+            writer.begin_source(self.place_of(number).file, pa.schema([]))
             for column in self.columns:  # in this order, so that each has the same name in SQL
                 writer.add_column(column.field, column.declared)
             for start in range(0, batch.num_rows, _ROWS_AT_A_TIME):

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sqlstream.errors import ObjectChangedError, SourceError
+from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.base import arrow_errors, plain_schema
 from sqlstream.index.sources.base.byte_source import ByteSource, Span, bytes_of
 from sqlstream.index.sources.base.unfold import parquet_batches
@@ -45,16 +45,6 @@ def read_footer(file: SourceFile, remote: RemoteReader) -> bytes:
     if wanted > size:
         raise SourceError(f"{name} is no whole Parquet file: its footer has {wanted} bytes, the file {size}. {_CURE}")
     return tail[-wanted:] if wanted <= len(tail) else source.read_at(size - wanted, wanted)
-
-
-def has_footer(file: SourceFile, footer: bytes, remote: RemoteReader) -> bool:
-    """Return whether a file still ends in these bytes."""
-    if file.size_bytes is None or file.size_bytes < len(footer):
-        return False
-    try:
-        return bytes_of(file, remote).read_at(file.size_bytes - len(footer), len(footer)) == footer
-    except ObjectChangedError:
-        return False
 
 
 def parse_footer(footer: bytes, name: str) -> pq.FileMetaData:

@@ -1,0 +1,185 @@
+"""Row groups of Parquet files as chunks: what their footers say is in the file of the index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sqlstream.errors import SourceError
+from sqlstream.index.build.chunks import ChunkPlace, ChunkStore
+from sqlstream.index.build.row_groups import RowGroupTable, group_spans, parse_footer, read_footer
+from sqlstream.index.file.index import damaged
+from sqlstream.index.file.writer import IndexWriter
+from sqlstream.index.sources.base.access import named_errors
+from sqlstream.index.sources.base.base import TableFile
+from sqlstream.index.sources.base.unfold import together as as_one
+from sqlstream.index.sources.plan.parts import DerivedPart, FilePart, parquet_part
+from sqlstream.order.permute import Int64Array
+from sqlstream.storage.base import urls
+from sqlstream.storage.base.protocols import RemoteReader, has_own_version
+
+ParquetPart: TypeAlias = FilePart | DerivedPart
+_FOOTERS_AT_A_TIME = 16
+_SCHEMA = """
+CREATE TABLE footers (source INTEGER PRIMARY KEY, footer BLOB NOT NULL) STRICT;
+CREATE TABLE chunks (chunk INTEGER PRIMARY KEY, source INTEGER NOT NULL, first_group INTEGER NOT NULL,
+    num_groups INTEGER NOT NULL, first_row INTEGER NOT NULL, num_rows INTEGER NOT NULL) STRICT;
+"""
+
+
+class ParquetChunks:
+    """Neighbouring row groups of one file are a chunk.
+
+    Args:
+        parts: The files, in the order of the index: their URLs may hold credentials, which its file does not.
+    """
+
+    def __init__(self, parts: Sequence[ParquetPart]) -> None:
+        self._parts = tuple(parts)
+        self._last_footer: tuple[int, pq.FileMetaData] | None = None
+
+    def __reduce__(self) -> tuple[type[ParquetChunks], tuple[Sequence[ParquetPart]]]:
+        return (ParquetChunks, (self._parts,))
+
+    def bounds(self, store: ChunkStore) -> Int64Array:
+        """Return the first row of each chunk, and the end: [num_chunks + 1]."""
+        table = np.array(store.stored("SELECT first_row, num_rows FROM chunks ORDER BY chunk"), np.int64)  # [num_chunks, 2]
+        return np.append(table[:, 0], table[-1].sum())
+
+    def place_of(self, number: int, store: ChunkStore) -> ChunkPlace:
+        """Return where the bytes of a chunk are."""
+        source, groups = self._groups(number, store)
+        file = self._parts[source].source
+        if not urls.is_remote(file.url):
+            return ChunkPlace(file=file, spans=())
+        assert file.size_bytes is not None  # see read_footer
+        names = [column.name for column in store.columns]
+        spans = tuple(group_spans(self._footer(source, store), groups, names, file.size_bytes))
+        version = file.etag or ""
+        footer = b"" if has_own_version(file.etag) else self._footer_bytes(source, store)
+        if footer:
+            version += f" {blake2b(footer, digest_size=16).hexdigest()}"
+        return ChunkPlace(file=file, spans=spans, version=version, ending=footer)
+
+    def read(self, number: int, files: Sequence[Path], store: ChunkStore) -> pa.RecordBatch:
+        """Return the rows of a chunk, with those columns of the index that its file has."""
+        source, groups = self._groups(number, store)
+        place, part = self.place_of(number, store), self._parts[source]
+        name = urls.redact(place.file.url)
+        with place.opened(files) as opened:
+            table = part.over(RowGroupTable(self._footer(source, store), name, opened, groups))
+            own = set(table.schema().names)
+            return as_one(table.batches([column.name for column in store.columns if column.name in own]), name)
+
+    def _groups(self, number: int, store: ChunkStore) -> tuple[int, range]:
+        ((source, first, num_groups),) = store.stored(
+            "SELECT source, first_group, num_groups FROM chunks WHERE chunk = ?", (number,)
+        )
+        return source, range(first, first + num_groups)
+
+    def _footer_bytes(self, source: int, store: ChunkStore) -> bytes:
+        ((footer,),) = store.stored("SELECT footer FROM footers WHERE source = ?", (source,))
+        return bytes(footer)
+
+    def _footer(self, source: int, store: ChunkStore) -> pq.FileMetaData:
+        """Return what the footer of a file says; the last one is kept, as neighbours ask for the same."""
+        known = self._last_footer
+        if known is not None and known[0] == source:
+            return known[1]
+        name = f"the footer of {urls.redact(self._parts[source].source.url)}"
+        try:
+            metadata = parse_footer(self._footer_bytes(source, store), name)
+        except SourceError as error:  # it was whole when it was written here
+            raise damaged(store.path, error) from error
+        self._last_footer = (source, metadata)
+        return metadata
+
+
+def write_parquet_chunks(
+    parts: Sequence[ParquetPart],
+    writer: IndexWriter,
+    remote: RemoteReader,
+    least_rows: int,
+    begin: Callable[[int, TableFile], object],
+) -> None:
+    """Write down what the footers of all files say, for `ParquetChunks`.
+
+    Args:
+        parts: The files.
+        writer: Of the index, which gets the number of their rows.
+        remote: Reads what is not local.
+        least_rows: Row groups of fewer rows are a chunk together.
+        begin: (position of the file, its columns), before its rows are counted.
+    """
+    num_chunks = 0
+    for statement in filter(str.strip, _SCHEMA.split(";")):
+        writer.connection.execute(statement)
+    for number, (part, footer) in enumerate(zip(parts, _footers(parts, remote), strict=True)):
+        name = urls.redact(part.source.url)
+        metadata = parse_footer(footer, name)
+        begin(number, part.over(RowGroupTable(metadata, name)))
+        writer.connection.execute("INSERT INTO footers VALUES (?, ?)", (number, footer))
+        sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        for groups in together(sizes, least_rows):
+            num_rows = sum(sizes[groups.start : groups.stop])
+            chunk = (num_chunks, number, groups.start, len(groups), writer.num_rows, num_rows)
+            writer.connection.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?)", chunk)
+            writer.count_elsewhere(num_rows)
+            num_chunks += 1
+
+
+def with_footers(parts: list[ParquetPart], remote: RemoteReader) -> list[ParquetPart]:
+    """Return the parts, with digests of their footers where a server names no versions: another footer is another version."""
+    unversioned = [
+        at for at, part in enumerate(parts) if urls.is_remote(part.source.url) and not has_own_version(part.source.etag)
+    ]
+    found = list(parts)
+    for at, footer in zip(unversioned, _footers([parts[at] for at in unversioned], remote), strict=True):
+        found[at] = _with_content(parts[at], blake2b(footer, digest_size=16).hexdigest())
+    return found
+
+
+def _with_content(part: ParquetPart, content: str) -> ParquetPart:
+    if isinstance(part, FilePart):
+        return replace(part, source=replace(part.source, content=content))
+    inner = parquet_part(part.part)
+    assert inner is not None
+    return replace(part, part=_with_content(inner, content))
+
+
+def _footers(parts: Sequence[ParquetPart], remote: RemoteReader) -> Iterator[bytes]:
+    """Yield the footer of each part, several of them under way."""
+
+    def read(part: ParquetPart) -> bytes:
+        with named_errors(part.source.url):
+            return read_footer(part.source, remote)
+
+    if len(parts) == 1:
+        yield read(parts[0])
+        return
+    with ThreadPoolExecutor(_FOOTERS_AT_A_TIME, thread_name_prefix="footer") as pool:
+        for start in range(0, len(parts), 64 * _FOOTERS_AT_A_TIME):  # so that not all of them are in memory
+            yield from pool.map(read, parts[start : start + 64 * _FOOTERS_AT_A_TIME])
+
+
+def together(sizes: Sequence[int], least_rows: int) -> Iterator[range]:
+    """Yield neighbouring row groups that are read together; empty ones go with others.
+
+    Example:
+        >>> list(together([10, 10, 10, 50, 5], 20))
+        [range(0, 2), range(2, 4), range(4, 5)]
+    """
+    start, num_rows = 0, 0
+    for group, size in enumerate(sizes):
+        num_rows += size
+        if num_rows >= least_rows or (num_rows and group == len(sizes) - 1):
+            yield range(start, group + 1)
+            start, num_rows = group + 1, 0
