@@ -122,10 +122,9 @@ class Cache:
             self._finalizer = weakref.finalize(self, _close_aside, self._directory, self.session, id(self))
             self._finalizer.atexit = False
         _open.add(self)
-        acquirer = self._directory.acquirer
         try:
-            acquirer.downloads.free_space.ask(id(self), least_free_bytes)
-            acquirer.checksums.ask(id(self), verifies=self.verifies_reads)
+            self._directory.downloads.free_space.ask(id(self), least_free_bytes)
+            self._directory.checksums.ask(id(self), verifies=self.verifies_reads)
             self.session.begin(id(self), self._limit_bytes, eviction_policy)
         except BaseException:
             self.close()
@@ -183,7 +182,7 @@ class Cache:
         in_order = [paths[url] for url in wanted]
         is_noted = False
         try:  # last: what a handler raises before drops the holds, which gives them back
-            with self._directory.acquirer.owner.state:
+            with self._directory.owner.state:
                 for url, hold in acquired.items():
                     self._holds.setdefault(url, []).append(hold)
                 is_noted = True
@@ -258,7 +257,7 @@ class Cache:
         self.check_open()
         self._limit_bytes = parse_limit(limit)
         self._arguments["limit"] = limit
-        self._directory.acquirer.limits.give(id(self), self._limit_bytes)
+        self._directory.limits.give(id(self), self._limit_bytes)
 
     @property
     def policy(self) -> Policy:
@@ -268,13 +267,13 @@ class Cache:
     def statistics(self) -> CacheStatistics:
         """Return the account of this moment."""
         self.check_open()
-        self._directory.acquirer.owner.flush()
+        self._directory.owner.flush()
         return statistics.collect(self._directory.ledger, self._directory.disk)
 
     def clear(self, *, dataset: str | None = None, older_than_seconds: float | None = None, index: bool = False) -> ClearReport:
         """Remove entries, never a pinned one; see `sqlstream.cache.admin.clear`."""
         self.check_open()
-        self._directory.acquirer.owner.flush()
+        self._directory.owner.flush()
         return clear(
             self._directory.ledger, self._directory.disk, dataset=dataset, older_than_seconds=older_than_seconds, index=index
         )
@@ -282,7 +281,7 @@ class Cache:
     def verify(self, repair: bool = False, deep: bool = False) -> list[Finding]:
         """Return all on which ledger and disk disagree, `deep`: contents too; with `repair`, mend it beside all readers."""
         self.check_open()
-        self._directory.acquirer.owner.flush()
+        self._directory.owner.flush()
         checks = (recover.verify, verify_content) if deep else (recover.verify,)
         return [found for check in checks for found in check(self._directory.ledger, self._directory.disk, repair=repair)]
 
@@ -347,7 +346,7 @@ def _hold_each(cache: Cache, refs: Mapping[str, ObjectRef]) -> dict[str, AnyHold
 def _take_holds(cache: Cache, wanted: Sequence[str]) -> list[AnyHold]:
     """Return what `acquire_many` noted for each URL, and forget it; all of it or none."""
     taken: list[AnyHold] = []
-    with cache._directory.acquirer.owner.state:
+    with cache._directory.owner.state:
         for url in wanted:
             if not cache._holds.get(url):
                 raise ConfigError(f"{urls.redact(url)} is not acquired: release once for each call that acquired it")
@@ -371,9 +370,9 @@ def _close(directory: CacheDirectory, session: CacheSession, user: int) -> None:
     """Give back what a cache object has; a handler that raises while something here waits ends that wait, not the rest."""
     with contextlib.ExitStack() as steps:
         steps.callback(_without_cache_errors, lambda: close_store(directory))
-        steps.callback(_without_cache_errors, lambda: directory.acquirer.owner.drop_limit(user))
-        steps.callback(directory.acquirer.downloads.free_space.ask, user, 0)
-        steps.callback(lambda: directory.acquirer.checksums.ask(user, verifies=False))
+        steps.callback(_without_cache_errors, lambda: directory.owner.drop_limit(user))
+        steps.callback(directory.downloads.free_space.ask, user, 0)
+        steps.callback(lambda: directory.checksums.ask(user, verifies=False))
         steps.callback(session.close)
 
 

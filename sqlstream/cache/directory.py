@@ -13,6 +13,15 @@ from pathlib import Path
 from typing import TypeAlias
 
 from sqlstream.cache.acquire.acquirer import Acquirer
+from sqlstream.cache.acquire.background import BackgroundThread, BackgroundWork
+from sqlstream.cache.acquire.checksums import Checksums
+from sqlstream.cache.acquire.downloads import Downloads
+from sqlstream.cache.acquire.hits import Lookup
+from sqlstream.cache.acquire.holds import Holds
+from sqlstream.cache.acquire.owner import Owner
+from sqlstream.cache.acquire.room import Limits
+from sqlstream.cache.acquire.uses import UsageLog
+from sqlstream.cache.acquire.wait import DownloadWaiter, RoomQueue
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.ledger.ledger import Ledger
@@ -34,11 +43,36 @@ class CacheDirectory:
         )
         self.ledger = Ledger(database)
         self.tuning = tuning or CacheTuning()
-        self.acquirer = Acquirer(disk, self.ledger, self.tuning)
+        self.owner = Owner(disk, self.ledger)
+        self.holds = Holds(self.owner)
+        self.limits = Limits(disk, self.ledger, self.owner)
+        queue = RoomQueue(self.ledger, self.owner)
+        self._background = BackgroundThread(BackgroundWork(disk, self.ledger, self.holds, queue, self.limits).run)
+        uses = UsageLog(self.owner)
+        self.lookup = Lookup(self.ledger, self.owner, uses, disk.data, self.tuning.num_hits_a_look)
+        self.downloads = Downloads(disk, self.owner, self.holds, self._background.wake, self.tuning.allocate_from_bytes)
+        self.checksums = Checksums(disk, self.ledger, self.owner, self.downloads)
+        self.waiter = DownloadWaiter(disk, self.ledger, self.downloads, self.holds)
+        self.acquirer = Acquirer(disk, self.holds, self.lookup, self.downloads, queue, self._background, self.tuning)
         self.num_users = 0
         self.identity = _identity(disk.root)
         self.remove_stand_in: Callable[[], object] | None = None
         """Ends a directory that only stands in for another one."""
+
+    def hand_over(self, give: Callable[[int], None]) -> None:
+        """End, and leave the pins of retained holds to the process that `give` gives a descriptor to; see `Owner.hand_over`."""
+        if not self.holds.num_retained:
+            return
+        self._background.stop()
+        self.holds.revoke_prefetched()
+        with contextlib.suppress(CacheError):  # as this process ends: the next one reaps what is left of it
+            self.owner.hand_over(give)
+
+    def close(self) -> None:
+        """Give everything back and end the background thread; the ledger stays open."""
+        with self.limits.kept_at_the_end(), contextlib.ExitStack() as steps:
+            steps.callback(self.owner.close)
+            steps.callback(self._background.stop)
 
 
 _Identity: TypeAlias = tuple[int, int]
@@ -135,7 +169,7 @@ def _close(store: CacheDirectory) -> None:
     database = store.ledger.database
     try:
         with contextlib.suppress(CacheError):  # what cannot be written off is reaped by the next process
-            store.acquirer.close()
+            store.close()
         database.close()
     except BaseException:  # of a handler, as something waited for another process: that one would let us wait again
         database.abandon()

@@ -8,11 +8,11 @@ reports. Objects go in as `ObjectRef`, holds come out:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias, TypeVar
 
-from sqlstream.cache.acquire.acquirer import downloaded_ahead
 from sqlstream.cache.acquire.checksums import VerifyReads
 from sqlstream.cache.acquire.holds import Hold
 from sqlstream.cache.acquire.put import PutItem, Putter
@@ -42,6 +42,8 @@ __all__ = [
 ]
 
 
+MAX_DOWNLOADED_TOGETHER = 128
+"""Objects of one call of `acquire_many` that are downloaded at a time: an eighth of the usual 1024 descriptors."""
 H = TypeVar("H")
 
 
@@ -168,9 +170,10 @@ class LedgerSession:
         self._directory = directory
         self._disk = directory.disk
         self._acquirer = directory.acquirer
-        self._holds = directory.acquirer.holdings
-        self._checksums = directory.acquirer.checksums if verifies_reads else None
-        self._putter = Putter(directory.acquirer, directory.disk)
+        self._holds = directory.holds
+        self._owner = directory.owner
+        self._checksums = directory.checksums if verifies_reads else None
+        self._putter = Putter(directory.acquirer, directory.owner, directory.disk)
 
     @property
     def directories(self) -> tuple[str, ...]:
@@ -180,7 +183,7 @@ class LedgerSession:
     @property
     def is_closed(self) -> bool:
         """See `CacheSession`."""
-        return self._acquirer.owner.is_closed
+        return self._owner.is_closed
 
     @property
     def policy(self) -> Policy:
@@ -189,29 +192,57 @@ class LedgerSession:
 
     def begin(self, user: int, limit: Limit, eviction_policy: str | None) -> None:
         """Tell the directory what its user asks for."""
-        self._acquirer.limits.give(user, limit)
+        self._directory.limits.give(user, limit)
         if eviction_policy is not None:
-            self._acquirer.owner.ask_for_policy(eviction_policy)
+            self._owner.ask_for_policy(eviction_policy)
 
     # -- holds --------------------------------------------------------------------------------------------------------
 
     def acquire(self, groups: Sequence[Sequence[ObjectRef]], *, for_reading: bool = False) -> Sequence[AnyHold]:
         """See `CacheSession`."""
-        return self._acquirer.acquire(groups, self.fetcher, for_reading=for_reading)
+        if for_reading and (holds := self._acquirer.read(groups)) is not None:
+            return holds
+        return self._acquirer.acquire(groups, self.fetcher)
 
     def acquire_one(self, group: Sequence[ObjectRef], *, for_reading: bool = False) -> AnyHold:
         """See `CacheSession`."""
-        return self._acquirer.acquire_one(group, self.fetcher, for_reading=for_reading)
+        if for_reading and (holds := self._acquirer.read([group])) is not None:
+            return holds[0]
+        return self._acquirer.acquire_one(group, self.fetcher)
 
     def wait(self, hold: AnyHold, timeout_seconds: float | None = None) -> AnyHold:
         """See `CacheSession`."""
         if isinstance(hold, Hold):
-            self._acquirer.wait(hold, timeout_seconds)
+            self._directory.waiter.wait(hold, timeout_seconds)
         return hold
 
-    def brought(self, refs: Sequence[ObjectRef]) -> AbstractContextManager[None]:
-        """Download objects some at a time, and keep them by holds that other processes may have revoked."""
-        return downloaded_ahead(self._acquirer, refs, self.fetcher)
+    @contextlib.contextmanager
+    def brought(self, refs: Sequence[ObjectRef]) -> Iterator[None]:
+        """Download objects some at a time, and keep them by holds that other processes may have revoked.
+
+        A download keeps its file open until its row is ready, and a process has few descriptors; a pin by row takes none.
+        """
+        kept: list[Hold] = []
+        start = 0 if len(refs) > MAX_DOWNLOADED_TOGETHER else len(refs)
+        try:
+            while start < len(refs):
+                some = refs[start : start + MAX_DOWNLOADED_TOGETHER]
+                holds = self._acquirer.acquire([[ref] for ref in some], self.fetcher)
+                if not (holds or kept):
+                    break  # no room for a single one: who asks for all of them waits for it, or hears why not
+                for hold in kept if not holds else ():
+                    self._holds.release(hold)
+                kept = [*kept, *holds] if holds else []
+                start += len(holds)
+                for hold in holds:
+                    self._directory.waiter.wait(hold)
+                    if hold.error is not None:
+                        raise hold.error
+                self._owner.flush()
+            yield
+        finally:
+            for hold in kept:
+                self._holds.release(hold)
 
     def split(self, hold: AnyHold) -> Sequence[AnyHold]:
         """Return an open hold for each object of an open hold, in its place."""
@@ -249,7 +280,11 @@ class LedgerSession:
 
     def retain(self, hold: AnyHold) -> AnyHold:
         """See `CacheSession`."""
-        return self._acquirer.retain(hold) if isinstance(hold, Hold | ReadHold) else hold
+        if isinstance(hold, ReadHold):
+            hold = self._holds.take_over(hold)
+        if isinstance(hold, Hold):
+            self._acquirer.retain(hold)
+        return hold
 
     def warn_of_paths(self) -> None:
         """See `CacheSession`."""
@@ -257,40 +292,40 @@ class LedgerSession:
 
     def hand_over(self, give: Callable[[int], None]) -> None:
         """See `CacheSession`."""
-        self._acquirer.hand_over(give)
+        self._directory.hand_over(give)
 
     def expect(self, num_processes: int) -> None:
         """See `CacheSession`."""
-        self._acquirer.num_expected = num_processes
+        self._owner.num_expected = num_processes
         self.fetcher.share_node(num_processes)
 
     def flush(self) -> None:
         """See `CacheSession`."""
-        self._acquirer.owner.flush()
+        self._owner.flush()
 
     def rest(self) -> None:
         """End the helper process, and what it still brings."""
-        self._acquirer.downloads.cancel(self.fetcher)
+        self._directory.downloads.cancel(self.fetcher)
         self.fetcher.stop()
 
     def close(self) -> None:
         """End it for good; the directory is closed with its last user."""
         try:
-            self._acquirer.downloads.cancel(self.fetcher)
+            self._directory.downloads.cancel(self.fetcher)
         finally:
             self.fetcher.close()
 
     def count_bypassed(self, num_objects: int) -> None:
         """Count objects that were read past the cache."""
-        self._acquirer.uses.note_bypassed(num_objects)
+        self._directory.lookup.uses.note_bypassed(num_objects)
 
     # -- samples that were made ---------------------------------------------------------------------------------------
 
     def stored(self, keys: Sequence[bytes]) -> set[bytes]:
         """Return those of `keys` whose samples are stored; those that this process has just made are written first."""
         rows = self._directory.ledger.find(keys)
-        if any(not row.is_ready and key in self._acquirer.downloads.leads for key, row in rows.items()):
-            self._acquirer.owner.flush()
+        if any(not row.is_ready and key in self._directory.downloads.leads for key, row in rows.items()):
+            self._owner.flush()
             rows = self._directory.ledger.find(keys)
         return {key for key, row in rows.items() if row.is_ready}
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, overload
 
 from sqlstream.cache import Cache
-from sqlstream.cache.acquire.acquirer import Acquirer
 from sqlstream.cache.acquire.downloads import Downloads
 from sqlstream.cache.acquire.holds import Hold, Holds
 from sqlstream.cache.acquire.owner import Owner
+from sqlstream.cache.acquire.put import Putter
 from sqlstream.cache.acquire.uses import UseRules
 from sqlstream.cache.directory import close_store, open_store
 from sqlstream.cache.failover import FailoverSession
@@ -40,7 +40,6 @@ class Session:
         self.primary = session.primary if isinstance(session, FailoverSession) else session
         self.directory = self.primary._directory
         """One object for all caches of this process in one directory."""
-        self._acquirer = self.directory.acquirer
 
     # -- holds --------------------------------------------------------------------------------------------------------
 
@@ -82,7 +81,7 @@ class Session:
 
     def collect(self) -> None:
         """Take back the pins of holds that are forgotten."""
-        self._acquirer.holdings.collect()
+        self.directory.holds.collect()
 
     def flush(self) -> None:
         """Write what waits for a transaction."""
@@ -90,17 +89,17 @@ class Session:
 
     def close(self) -> None:
         """Give everything back and end the background thread."""
-        self._acquirer.close()
+        self.directory.close()
 
     @property
     def held_bytes(self) -> int:
         """Bytes on disk of all holds."""
-        return self._acquirer.holdings.held_bytes
+        return self.directory.holds.held_bytes
 
     @property
     def pinned_keys(self) -> list[bytes]:
         """Keys that this process pins by rows."""
-        return self._acquirer.owner._pinned()
+        return self.directory.owner._pinned()
 
     # -- the ledger ---------------------------------------------------------------------------------------------------
 
@@ -122,10 +121,6 @@ class Session:
     # -- parts --------------------------------------------------------------------------------------------------------
 
     @property
-    def acquirer(self) -> Acquirer:
-        return self._acquirer
-
-    @property
     def ledger(self) -> Ledger:
         return self.directory.ledger
 
@@ -139,15 +134,15 @@ class Session:
 
     @property
     def owner(self) -> Owner:
-        return self._acquirer.owner
+        return self.directory.owner
 
     @property
     def holdings(self) -> Holds:
-        return self._acquirer.holdings
+        return self.directory.holds
 
     @property
     def downloads(self) -> Downloads:
-        return self._acquirer.downloads
+        return self.directory.downloads
 
     @property
     def failover(self) -> FailoverSession:
@@ -161,19 +156,23 @@ class Session:
 
     def look_again(self) -> None:
         """Forget limit and policy, which are looked at every so often."""
-        self._acquirer._lookup._num_left = 0
+        self.directory.lookup._num_left = 0
 
     def read_holds(self, groups: Sequence[Sequence[ObjectRef]]) -> list[ReadHold]:
         """Read holds on all groups, whatever the policy; none where one of their objects is not here."""
-        self._acquirer._lookup.learn(UseRules(POLICIES["lru"], is_order_needed=False))
-        ready = self._acquirer._lookup.find(groups)
-        return [] if ready is None else [ReadHold(group, ready, self._acquirer._read_locks) for group in groups]
+        self.directory.lookup.learn(UseRules(POLICIES["lru"], is_order_needed=False))
+        return self.directory.lookup.read(groups) or []
+
+    @property
+    def putter(self) -> Putter:
+        """What stores bytes that were made here."""
+        return self.primary._putter
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def stop_background(self) -> None:
         """End the thread that writes what waits, whenever it likes."""
-        self._acquirer._background.stop()
+        self.directory._background.stop()
 
 
 def tuned_cache(directory: Path, tuning: CacheTuning, **options: Any) -> Cache:

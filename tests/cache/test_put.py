@@ -28,7 +28,7 @@ def path_of(cache: Cache, item: PutItem) -> Path:
 
 
 def putter_of(cache: Cache) -> Putter:
-    return Putter(Session(cache).acquirer, Session(cache).disk)
+    return Session(cache).putter
 
 
 def wanted(item: PutItem) -> ObjectRef:

@@ -45,13 +45,9 @@ class BackgroundWork:
         self._ticks_waited: dict[str, int] = {}
         self._idle_ticks = self._seen_transactions = 0
 
-    def run(self, num_expected: int) -> bool:
-        """Give back for others who wait, write what has waited for long; return whether there is more to come.
-
-        Args:
-            num_expected: Processes that will share the limit.
-        """
-        self._look_at_waiters(num_expected)
+    def run(self) -> bool:
+        """Give back for others who wait, write what has waited for long; return whether there is more to come."""
+        self._look_at_waiters()
         num_transactions = self._ledger.database.num_transactions
         self._idle_ticks = self._idle_ticks + 1 if num_transactions == self._seen_transactions else 0
         self._seen_transactions = num_transactions
@@ -67,7 +63,7 @@ class BackgroundWork:
             self._owner.is_waiting or self._holdings.num_revocable or self._room_queue.is_stale or self._disk.is_ballast_dropped
         )
 
-    def _look_at_waiters(self, num_expected: int) -> None:
+    def _look_at_waiters(self) -> None:
         """Write what was deferred as soon as another process waits for room; revoke what is prefetched if that did not help."""
         waiting = [owner for owner in self._ledger.waiting_owners() if owner != self._owner.id]
         self._ticks_waited = {owner: self._ticks_waited.get(owner, 0) + 1 for owner in waiting}
@@ -75,7 +71,7 @@ class BackgroundWork:
             return
         if any(ticks > REVOKE_TICKS and self._disk.owner_is_live(owner) for owner, ticks in self._ticks_waited.items()):
             self._holdings.revoke_prefetched()
-            self._holdings.trim_retained(self._ledger.share_bytes(num_expected))
+            self._holdings.trim_retained(self._ledger.share_bytes(self._owner.num_expected))
         self._owner.flush()
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from sqlstream.cache.acquire.holds import Hold, Holds
-from sqlstream.cache.acquire.outcomes import Lead, Outcomes, Sizes
+from sqlstream.cache.acquire.outcomes import DownloadSource, Lead, Outcomes, Sizes
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.acquire.room import FULL, Room, despite_full_disk, forget_limit_of_the_dead, make_room, make_space
 from sqlstream.cache.files.disk import Disk
@@ -29,7 +29,7 @@ from sqlstream.errors import CacheDiskError, CacheError, CacheFullError, SqlStre
 from sqlstream.process import fork, interrupts
 from sqlstream.process.interrupts import Changes
 from sqlstream.storage.base import urls
-from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchRequest, GrantNeeded
+from sqlstream.storage.fetcher import FetchDone, FetchEvent, FetchRequest, GrantNeeded
 
 logger = logging.getLogger(__name__)
 
@@ -109,16 +109,16 @@ class Downloads:
         """Send leads, committed and with their room counted, to the helper; what cannot start ends with its error."""
         unsent = dict.fromkeys(leads)
         try:
-            by_fetcher: dict[Fetcher, list[Lead]] = {}
+            by_source: dict[DownloadSource, list[Lead]] = {}
             for lead in leads:
                 if (error := self._allocate(lead)) is None and not lead.is_given_up:
-                    by_fetcher.setdefault(lead.fetcher, []).append(lead)
+                    by_source.setdefault(lead.source, []).append(lead)
                 else:
                     del unsent[lead]
                     self._end(failed={lead: error})
-            for fetcher, theirs in by_fetcher.items():
+            for source, theirs in by_source.items():
                 try:
-                    fetcher.submit([_request(lead) for lead in theirs], self._on_events)
+                    source.submit([_request(lead) for lead in theirs], self._on_events)
                 except SqlStreamError as error:
                     self._end(failed=dict.fromkeys(theirs, error))
                 for lead in theirs:
@@ -127,14 +127,14 @@ class Downloads:
             if unsent:  # Ctrl-C: no event would ever come for them
                 self._end(failed=dict.fromkeys(unsent))
 
-    def cancel(self, fetcher: Fetcher) -> None:
-        """Give up what `fetcher` still brings (its dataset is being closed)."""
+    def cancel(self, source: DownloadSource) -> None:
+        """Give up what `source` still brings (its dataset is being closed)."""
         with self._owner.state:
-            mine = [lead for lead in self._by_ticket.values() if lead.fetcher is fetcher and lead not in self._whole]
+            mine = [lead for lead in self._by_ticket.values() if lead.source is source and lead not in self._whole]
             for lead in mine:
                 lead.is_given_up = True
         if mine:
-            fetcher.cancel([lead.part.name for lead in mine])
+            source.cancel([lead.part.name for lead in mine])
 
     def _allocate(self, lead: Lead) -> CacheError | None:
         """Ready a lead's part for what was counted; on a full disk, evict and try once more. Return the error if that fails."""
@@ -200,13 +200,13 @@ class Downloads:
             if self._extend(lead, size_bytes):
                 lead.error = self._allocate(lead)
                 if lead.error is None:
-                    lead.fetcher.grant(lead.part.name, lead.charged_bytes)
+                    lead.source.grant(lead.part.name, lead.charged_bytes)
                     return
         except Exception as error:  # whatever it is: those who wait must hear of it
             logger.exception("extending a reservation failed")
             lead.error = error if isinstance(error, CacheError) else CacheError(f"extending a reservation failed: {error!r}")
         lead.is_given_up = True
-        lead.fetcher.cancel([lead.part.name])
+        lead.source.cancel([lead.part.name])
 
     def _extend(self, lead: Lead, size_bytes: int | None) -> bool:
         """Count more bytes for a download; those under way finish before anybody in line for room starts."""

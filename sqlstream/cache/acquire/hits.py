@@ -6,12 +6,13 @@ A hit takes one of two ways: by read locks on the files (no transaction, no row,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from sqlstream.cache.acquire.holds import Hold
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.acquire.uses import UsageLog, UseRules
 from sqlstream.cache.files.disk import Disk, changed_files
+from sqlstream.cache.files.read_hold import ReadHold, ReadLockPool
 from sqlstream.cache.ledger.ledger import Ledger
 from sqlstream.cache.model.policies import policy_in_ledger
 from sqlstream.cache.model.refs import ObjectRef
@@ -27,13 +28,15 @@ class Lookup:
         ledger: What is here.
         owner: This process in the ledger; its limit must be in force before anything is held without a row.
         uses: Where hits are noted.
+        data: The folder of files.
         num_hits_a_look: Hits between two looks at limit and policy.
     """
 
-    def __init__(self, ledger: Ledger, owner: Owner, uses: UsageLog, num_hits_a_look: int) -> None:
+    def __init__(self, ledger: Ledger, owner: Owner, uses: UsageLog, data: str, num_hits_a_look: int) -> None:
         self._ledger = ledger
         self._owner = owner
-        self._uses = uses
+        self.uses = uses
+        self._read_locks = ReadLockPool(data, uses.take_back)
         self._num_hits_a_look = num_hits_a_look
         self._rules: UseRules | None = None
         self._num_left = 0
@@ -68,8 +71,17 @@ class Lookup:
             return None  # a transaction mends it, or tells
         if not ready or len(ready) < len(wanted):
             return None
-        self._uses.note(ready, rules)
+        self.uses.note(ready, rules)
         return ready
+
+    def read(self, groups: Sequence[Sequence[ObjectRef]]) -> list[ReadHold] | None:
+        """Return read holds on samples whose objects are all here; None: this takes a transaction."""
+        ready = self.find(groups)
+        return None if ready is None else [ReadHold(group, ready, self._read_locks) for group in groups]
+
+    def missing(self, keys: Set[bytes]) -> Set[bytes]:
+        """Return those of `keys` that have no row in the last committed state."""
+        return keys - self._ledger.find(keys).keys()
 
 
 def check_files(disk: Disk, owner: Owner, holds: Sequence[Hold], ready: Mapping[bytes, ReadyRow]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from sqlstream.cache.acquire.holds import Hold, Holds
 from sqlstream.cache.files.disk import Disk, Part
@@ -15,12 +15,32 @@ from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.rows import Publication
 from sqlstream.errors import CacheError, SqlStreamError
 from sqlstream.storage.base import urls
-from sqlstream.storage.fetcher import FetchDone, Fetcher
+from sqlstream.storage.fetcher import FetchDone, FetchRequest, Sink
 
 FIRST_GUESS_BYTES = 64 << 10
 """Reserved for the first object of its kind: a usual JPEG; later ones go by what was seen."""
 GUESS_MARGIN = 1.25
 """Reserve this much more than the mean seen: most objects then need no second transaction."""
+
+
+class DownloadSource(Protocol):
+    """What brings objects: the client of a helper process, or memory."""
+
+    def submit(self, requests: Sequence[FetchRequest], sink: Sink) -> None:
+        """Begin downloads; `sink` hears how they go, in any thread.
+
+        Raises:
+            SqlStreamError: None of them has begun.
+        """
+
+    def grant(self, ticket: str, granted_bytes: int) -> None:
+        """Let a download write so many bytes in all."""
+
+    def cancel(self, tickets: Sequence[str]) -> None:
+        """Give downloads up; each still ends with an event."""
+
+    def share_node(self, num_sharing: int) -> None:
+        """Note how many processes of this node share the network."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +50,7 @@ class Lead:
     ref: ObjectRef
     part: Part
     charged_bytes: int
-    fetcher: Fetcher
+    source: DownloadSource
     waiting: list[weakref.ref[Hold]] = field(default_factory=list)
     """Holds of this process that wait for it. One that is dropped gives its pins back at once, not when the download ends."""
     must_allocate: bool = False

@@ -71,6 +71,8 @@ class Owner:
         """The smallest limit that a user in this process gave, `NO_LIMIT` among them; None: none was given."""
         self._policy: str | None = None
         """The eviction policy that a user in this process asked for by name."""
+        self.num_expected = 1
+        """Processes that will share the limit: the first DataLoader worker must not take what the others come for."""
         self.is_closed = False
         self._fd: int | None = None
         self._deferred: list[Deferred] = []

@@ -8,18 +8,17 @@ room now is not stored.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlstream.cache.acquire.acquirer import Acquirer
+from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.ledger.ledger import LedgerTransaction
 from sqlstream.cache.model.refs import KEY_BYTES, ObjectRef
 from sqlstream.cache.recovery import recover
-from sqlstream.config import StorageOptions
 from sqlstream.errors import CacheDiskError, CacheError
-from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchRequest, Sink
+from sqlstream.storage.fetcher import FetchDone, FetchRequest, Sink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +35,14 @@ class Putter:
 
     Args:
         acquirer: Of the cache directory.
+        owner: This process in its ledger.
         disk: Its files.
     """
 
-    def __init__(self, acquirer: Acquirer, disk: Disk) -> None:
+    def __init__(self, acquirer: Acquirer, owner: Owner, disk: Disk) -> None:
         self._acquirer = acquirer
+        self._owner = owner
         self._disk = disk
-        self._writer = _Writer()
 
     def put(self, items: Sequence[PutItem]) -> str | None:
         """Store those for which there is room; what is here already, or on its way, stays as it is.
@@ -53,18 +53,18 @@ class Putter:
         Returns:
             Why some were not stored, None if all are here. They are counted as `unstored` in the statistics.
         """
-        self._writer.here.bodies = {item.ref.key: item.data for item in items}
+        memory = _Memory({item.ref.key: item.data for item in items})
         try:
-            holds = self._acquirer.acquire([[item.ref] for item in items], self._writer)
+            holds = self._acquirer.acquire([[item.ref] for item in items], memory)
             for hold in holds:
                 self._acquirer.release(hold)
             num_unstored = len(items) - sum(hold.error is None for hold in holds)
             if num_unstored:
-                self._acquirer.owner.run(lambda tx: tx.count({"unstored": num_unstored}))
+                self._owner.run(lambda tx: tx.count({"unstored": num_unstored}))
         except CacheError as error:
             return str(error)
         finally:
-            self._writer.here.bodies = {}
+            memory.bodies.clear()  # downloads are kept until their rows are ready
         if len(holds) < len(items):
             need_bytes = self._disk.unit.charge(len(items[len(holds)].data))
             return f"no room for {need_bytes} bytes now, the rest of the cache is in use or waited for: raise cache_limit"
@@ -72,7 +72,7 @@ class Putter:
 
     def discard(self, ref: ObjectRef) -> bool:
         """Remove an entry whose bytes proved damaged; False if others use it, or the cache fails, and it stays."""
-        owner = self._acquirer.owner
+        owner = self._owner
 
         def remove(tx: LedgerTransaction) -> bool:
             rows = tx.find([ref.key]).values()
@@ -85,29 +85,31 @@ class Putter:
             return False
 
 
-class _ThreadItem(threading.local):
-    """What a thread stores now: `submit` is called in the thread that stores."""
+class _Memory:
+    """Brings bytes that are in memory: writes them in the calling thread, before `submit` returns.
 
-    def __init__(self) -> None:
-        self.bodies: dict[bytes, bytes] = {}
+    Args:
+        bodies: The bytes of each object, by its key.
+    """
 
-
-class _Writer(Fetcher):
-    """Stands in for a Fetcher: writes what is in memory, in the calling thread, before `submit` returns; no helper process."""
-
-    def __init__(self) -> None:
-        super().__init__(StorageOptions())
-        self.here = _ThreadItem()
+    def __init__(self, bodies: dict[bytes, bytes]) -> None:
+        self.bodies = bodies
 
     def submit(self, requests: Sequence[FetchRequest], sink: Sink) -> None:
         """Write the bodies, each into its part."""
         sink([self._written(request) for request in requests])
 
+    def grant(self, ticket: str, granted_bytes: int) -> None:
+        """Their sizes are known: none asks for more room."""
+
     def cancel(self, tickets: Sequence[str]) -> None:
         """Nothing is ever under way."""
 
+    def share_node(self, num_sharing: int) -> None:
+        """No network is used."""
+
     def _written(self, request: FetchRequest) -> FetchDone:
-        data = self.here.bodies[bytes.fromhex(request.ticket[: 2 * KEY_BYTES])]  # a ticket is a part's name: key, dot, uuid
+        data = self.bodies[bytes.fromhex(request.ticket[: 2 * KEY_BYTES])]  # a ticket is a part's name: key, dot, uuid
         try:
             num_written = 0
             while num_written < len(data):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from sqlstream.cache.acquire.downloads import Downloads, cannot_fit
 from sqlstream.cache.acquire.holds import NOTHING, Hold, Holds
-from sqlstream.cache.acquire.outcomes import Lead
+from sqlstream.cache.acquire.outcomes import DownloadSource, Lead
 from sqlstream.cache.acquire.room import Room, forget_limit_of_the_dead, make_room
 from sqlstream.cache.acquire.uses import UsageLog, UseRules
 from sqlstream.cache.files.disk import Disk, Part
@@ -21,7 +21,6 @@ from sqlstream.cache.model.rows import Account, EntryRow, ReadyRow, Reservation
 from sqlstream.cache.recovery import recover
 from sqlstream.errors import CacheFullError
 from sqlstream.storage.base import urls
-from sqlstream.storage.fetcher import Fetcher
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,7 +32,7 @@ class AcquireTransaction:
     downloads: Downloads
     holdings: Holds
     uses: UsageLog
-    fetcher: Fetcher
+    source: DownloadSource
     window: Set[bytes]
     """All keys of the window: none of them is evicted for another of them."""
     parts: dict[bytes, Part]
@@ -237,7 +236,7 @@ class AcquireTransaction:
     def _reserve(self, tx: LedgerTransaction, ref: ObjectRef, charge: int) -> None:
         """Count an object before its first byte; its part file is locked already."""
         part = self.parts.pop(ref.key, None) or self.disk.create_part(ref.key)
-        lead = Lead(ref=ref, part=part, charged_bytes=charge, fetcher=self.fetcher)
+        lead = Lead(ref=ref, part=part, charged_bytes=charge, source=self.source)
         self.leads.append(lead)
         self.downloads.add(lead)
         url = urls.redact(ref.url)

@@ -16,7 +16,15 @@ from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
 from sqlstream.cache.model.rows import EntryRow
+from sqlstream.cache.recovery.free_space import FreeSpace
+from sqlstream.errors import CacheFullError
 from sqlstream.process import fork
+from sqlstream.process.interrupts import Changes
+
+logger = logging.getLogger(__name__)
+
+SHORTEST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.001, 0.02
+"""How often something that another process does is looked at; no lock is held, one look costs microseconds."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -36,10 +44,12 @@ class RoomQueue:
     """Which threads of this process wait for room, as one place in the ledger: that of the first of them.
 
     Args:
+        ledger: The directory's ledger.
         owner: This process in the ledger.
     """
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, ledger: Ledger, owner: Owner) -> None:
+        self._ledger = ledger
         self._owner = owner
         self.after_fork_in_child()
         fork.call_in_child(self, fork.Stage.MEMORY)
@@ -62,6 +72,26 @@ class RoomQueue:
                 self._places.discard(place)
             if place.need_bytes:
                 self._owner.run(self._write)
+
+    def wait_for_change(self, settled: Changes) -> None:
+        """Wait until something on this node may have given room back, a download has ended, or for a moment."""
+        seen = self._ledger.changes()
+        deadline = time.monotonic() + 10 * LONGEST_LOOK_SECONDS
+        look_seconds = SHORTEST_LOOK_SECONDS
+        while time.monotonic() < deadline and self._ledger.changes() == seen:
+            if settled.wait(look_seconds):
+                return
+            look_seconds = min(2 * look_seconds, LONGEST_LOOK_SECONDS)
+
+    def no_room(self, need_bytes: int, waited: float, free_space: FreeSpace) -> CacheFullError:
+        """Return the error for a wait that was too long; it names the processes that pin."""
+        pins = self._ledger.pinned_bytes_by_owner()
+        holders = ", ".join(f"{name} (pid {pid}): {num_bytes} bytes" for name, pid, num_bytes in pins) or "no process"
+        return CacheFullError(
+            f"no room for {need_bytes} bytes under the cache limit of {self._ledger.account().limit_bytes} bytes after "
+            f"{waited:.0f} s; {f'{free_space.describe()}; ' if free_space.min_bytes else ''}"
+            f"pinned by {holders}: raise cache_limit, or release paths sooner"
+        )
 
     def enter(self) -> None:
         """Write this process's place."""
@@ -93,10 +123,6 @@ class RoomQueue:
             self._is_entered = False
 
 
-logger = logging.getLogger(__name__)
-
-SHORTEST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.001, 0.02
-"""How often something that another process does is looked at; no lock is held, one look costs microseconds."""
 LEADER_PATIENCE_SECONDS = 60.0
 """After so long we say who downloads what we wait for: longer than most downloads, short enough to find a stopped leader."""
 
@@ -117,7 +143,7 @@ class DownloadWaiter:
         self._downloads = downloads
         self._holdings = holdings
 
-    def wait(self, hold: Hold, timeout_seconds: float | None) -> bool:
+    def wait(self, hold: Hold, timeout_seconds: float | None = None) -> bool:
         """Wait until every object of `hold` is here, or one failed; return whether it is settled."""
         if not hold.outstanding and hold.error is None:
             return True
@@ -172,14 +198,3 @@ class DownloadWaiter:
             self._holdings.arrive(hold, key, self._disk.unit.charge(size_bytes))
         elif not is_live:
             hold.is_void = True  # its leader gave up or died: the next process that acquires it leads
-
-
-def wait_for_change(ledger: Ledger, downloads: Downloads) -> None:
-    """Wait until something on this node may have given room back, or for a moment."""
-    seen = ledger.changes()
-    deadline = time.monotonic() + 10 * LONGEST_LOOK_SECONDS
-    look_seconds = SHORTEST_LOOK_SECONDS
-    while time.monotonic() < deadline and ledger.changes() == seen:
-        if downloads.settled.wait(look_seconds):
-            return
-        look_seconds = min(2 * look_seconds, LONGEST_LOOK_SECONDS)

@@ -41,7 +41,7 @@ def drop_other_versions(directory: CacheDirectory, refs: Iterable[ObjectRef]) ->
         removed = {row.key for row in recover.remove(tx, directory.disk, free)}
         return {row.key for row in rows} - removed
 
-    return directory.acquirer.owner.run(remove) if other else frozenset()
+    return directory.owner.run(remove) if other else frozenset()
 
 
 def _differs(ref: ObjectRef, size_bytes: int, etag: str | None) -> bool:
