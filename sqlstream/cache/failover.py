@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import TypeVar
 
+from sqlstream.cache.acquire.reserve import NextUses
 from sqlstream.cache.private_files import PrivateFilesSession, PrivateHold
 from sqlstream.cache.session import AnyHold, Failure, LedgerSession, ObjectRef, Policy, PutItem
 from sqlstream.config import Limit
@@ -108,20 +109,22 @@ class FailoverSession:
 
     # -- holds --------------------------------------------------------------------------------------------------------
 
-    def acquire(self, groups: Sequence[Sequence[ObjectRef]], *, for_reading: bool = False) -> Sequence[AnyHold]:
+    def acquire(
+        self, groups: Sequence[Sequence[ObjectRef]], next_uses: NextUses = None, *, for_reading: bool = False
+    ) -> Sequence[AnyHold]:
         """Return holds in the cache; while that fails, holds on private files."""
         if not self.is_left_alone:
             try:
-                return self.primary.acquire(groups, for_reading=for_reading)
+                return self.primary.acquire(groups, next_uses, for_reading=for_reading)
             except CacheError as error:
                 self._note_unless_closed(error)
         return [self._stand_in_for(group) for group in groups]
 
-    def acquire_one(self, group: Sequence[ObjectRef], *, for_reading: bool = False) -> AnyHold:
+    def acquire_one(self, group: Sequence[ObjectRef], next_use: int | None = None, *, for_reading: bool = False) -> AnyHold:
         """Return a hold in the cache; while that fails, one on private files."""
         if not self.is_left_alone:
             try:
-                return self.primary.acquire_one(group, for_reading=for_reading)
+                return self.primary.acquire_one(group, next_use, for_reading=for_reading)
             except CacheError as error:
                 self._note_unless_closed(error)
         return self._stand_in_for(group)

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from sqlstream.cache.acquire.put import PutItem
+from sqlstream.cache.acquire.reserve import NextUses
 from sqlstream.cache.directory import remove_directory
 from sqlstream.cache.ledger.reports import Failure
 from sqlstream.cache.model.policies import POLICIES, Policy
@@ -142,15 +143,27 @@ class PrivateFilesSession:
 
     # -- holds --------------------------------------------------------------------------------------------------------
 
-    def acquire(self, groups: Sequence[Sequence[ObjectRef]], *, for_reading: bool = False) -> list[PrivateHold]:
-        """Return a hold for each group, whose objects are on their way.
+    def acquire(
+        self,
+        groups: Sequence[Sequence[ObjectRef]],
+        next_uses: NextUses = None,  # noqa: ARG002 - nothing is evicted
+        *,
+        for_reading: bool = False,  # noqa: ARG002 - all holds are alike
+    ) -> list[PrivateHold]:
+        """Return a hold for each group, whose objects are on their way; all of them are alike.
 
         Raises:
             CacheError: The temporary directory fails, too.
         """
-        return [self.acquire_one(group, for_reading=for_reading) for group in groups]
+        return [self.acquire_one(group) for group in groups]
 
-    def acquire_one(self, group: Sequence[ObjectRef], *, for_reading: bool = False) -> PrivateHold:  # noqa: ARG002 - all are alike
+    def acquire_one(
+        self,
+        group: Sequence[ObjectRef],
+        next_use: int | None = None,  # noqa: ARG002 - nothing is evicted
+        *,
+        for_reading: bool = False,  # noqa: ARG002 - all holds are alike
+    ) -> PrivateHold:
         """Return a hold on the objects of one sample, which are on their way."""
         hold = PrivateHold(group)
         if any(ref.is_stored_sample for ref in group):  # made on this node, and lost with the cache

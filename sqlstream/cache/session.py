@@ -16,6 +16,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from sqlstream.cache.acquire.checksums import VerifyReads
 from sqlstream.cache.acquire.holds import Hold
 from sqlstream.cache.acquire.put import PutItem, Putter
+from sqlstream.cache.acquire.reserve import NextUses
 from sqlstream.cache.admin.versions import drop_other_versions
 from sqlstream.cache.directory import CacheDirectory
 from sqlstream.cache.files.read_hold import ReadHold
@@ -68,15 +69,18 @@ class SessionOf(Protocol[H]):
 
     # -- holds --------------------------------------------------------------------------------------------------------
 
-    def acquire(self, groups: Sequence[Sequence[ObjectRef]], *, for_reading: bool = False) -> Sequence[H]:
+    def acquire(
+        self, groups: Sequence[Sequence[ObjectRef]], next_uses: NextUses = None, *, for_reading: bool = False
+    ) -> Sequence[H]:
         """Return holds on the longest prefix of `groups` (the objects of one sample each) for which there is room now.
 
         Args:
             groups: The objects of each sample.
+            next_uses: After how many further uses of the cache, counted from this one, those of each sample are used again.
             for_reading: The caller reads the files between `open` and `release` only, and hands no path out.
         """
 
-    def acquire_one(self, group: Sequence[ObjectRef], *, for_reading: bool = False) -> H:
+    def acquire_one(self, group: Sequence[ObjectRef], next_use: int | None = None, *, for_reading: bool = False) -> H:
         """Return a hold on the objects of one sample, waiting for room if need be.
 
         Raises:
@@ -198,17 +202,19 @@ class LedgerSession:
 
     # -- holds --------------------------------------------------------------------------------------------------------
 
-    def acquire(self, groups: Sequence[Sequence[ObjectRef]], *, for_reading: bool = False) -> Sequence[AnyHold]:
+    def acquire(
+        self, groups: Sequence[Sequence[ObjectRef]], next_uses: NextUses = None, *, for_reading: bool = False
+    ) -> Sequence[AnyHold]:
         """See `CacheSession`."""
         if for_reading and (holds := self._acquirer.read(groups)) is not None:
             return holds
-        return self._acquirer.acquire(groups, self.fetcher)
+        return self._acquirer.acquire(groups, self.fetcher, next_uses)
 
-    def acquire_one(self, group: Sequence[ObjectRef], *, for_reading: bool = False) -> AnyHold:
+    def acquire_one(self, group: Sequence[ObjectRef], next_use: int | None = None, *, for_reading: bool = False) -> AnyHold:
         """See `CacheSession`."""
         if for_reading and (holds := self._acquirer.read([group])) is not None:
             return holds[0]
-        return self._acquirer.acquire_one(group, self.fetcher)
+        return self._acquirer.acquire_one(group, self.fetcher, next_use)
 
     def wait(self, hold: AnyHold, timeout_seconds: float | None = None) -> AnyHold:
         """See `CacheSession`."""

@@ -12,6 +12,7 @@ from sqlstream.cache.acquire.downloads import Downloads
 from sqlstream.cache.acquire.holds import Hold, Holds
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.acquire.put import Putter
+from sqlstream.cache.acquire.reserve import NextUses
 from sqlstream.cache.acquire.uses import UseRules
 from sqlstream.cache.directory import close_store, open_store
 from sqlstream.cache.failover import FailoverSession
@@ -44,20 +45,24 @@ class Session:
     # -- holds --------------------------------------------------------------------------------------------------------
 
     @overload
-    def acquire(self, groups: Sequence[Sequence[ObjectRef]]) -> list[Hold]: ...
+    def acquire(self, groups: Sequence[Sequence[ObjectRef]], next_uses: NextUses = None) -> list[Hold]: ...
     @overload
-    def acquire(self, groups: Sequence[Sequence[ObjectRef]], *, for_reading: bool) -> Sequence[AnyHold]: ...
-    def acquire(self, groups: Sequence[Sequence[ObjectRef]], *, for_reading: bool = False) -> Sequence[AnyHold]:
+    def acquire(
+        self, groups: Sequence[Sequence[ObjectRef]], next_uses: NextUses = None, *, for_reading: bool
+    ) -> Sequence[AnyHold]: ...
+    def acquire(
+        self, groups: Sequence[Sequence[ObjectRef]], next_uses: NextUses = None, *, for_reading: bool = False
+    ) -> Sequence[AnyHold]:
         """Return holds on as many groups as there is room for now."""
-        return self.of_engine.acquire(groups, for_reading=for_reading)
+        return self.of_engine.acquire(groups, next_uses, for_reading=for_reading)
 
     @overload
-    def acquire_one(self, group: Sequence[ObjectRef]) -> Hold: ...
+    def acquire_one(self, group: Sequence[ObjectRef], next_use: int | None = None) -> Hold: ...
     @overload
-    def acquire_one(self, group: Sequence[ObjectRef], *, for_reading: bool) -> AnyHold: ...
-    def acquire_one(self, group: Sequence[ObjectRef], *, for_reading: bool = False) -> AnyHold:
+    def acquire_one(self, group: Sequence[ObjectRef], next_use: int | None = None, *, for_reading: bool) -> AnyHold: ...
+    def acquire_one(self, group: Sequence[ObjectRef], next_use: int | None = None, *, for_reading: bool = False) -> AnyHold:
         """Return a hold on one group, waiting for room if need be."""
-        return self.of_engine.acquire_one(group, for_reading=for_reading)
+        return self.of_engine.acquire_one(group, next_use, for_reading=for_reading)
 
     def wait(self, hold: AnyHold, timeout_seconds: float | None = None) -> bool:
         """Wait until every object of `hold` is here, or one failed; return whether it is settled."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -74,22 +73,21 @@ def ledger_hits(
     """The same of a real cache: its ledger, its files, windows of objects acquired together, all held until they are read."""
     distances = next_uses_of(order) if has_forecast else [None] * len(order)
     urls = [f"http://nowhere/{row}" for row in order]
-    refs = [
-        replace(ObjectRef.of(url, size_bytes=OBJECT_BYTES), next_use=distance)
-        for url, distance in zip(urls, distances, strict=True)
-    ]
+    reads = [(ObjectRef.of(url, size_bytes=OBJECT_BYTES), distance) for url, distance in zip(urls, distances, strict=True)]
     with Cache(directory, limit=capacity * OBJECT_BYTES, eviction_policy=policy) as cache:
         cache.fetcher = fetcher = ScriptedFetcher(dict.fromkeys(urls, bytes(OBJECT_BYTES)))
         session = Session(cache)
         for start in range(0, len(order), window):
-            todo = refs[start : start + window]
+            todo = reads[start : start + window]
             while todo:
-                holds = session.acquire([[ref] for ref in todo], for_reading=for_reading) or [session.acquire_one(todo[:1])]
-                again: list[ObjectRef] = []
-                for hold in holds:
+                groups, next_uses = [[ref] for ref, _ in todo], [next_use for _, next_use in todo]
+                holds = session.acquire(groups, next_uses, for_reading=for_reading)
+                holds = holds or [session.acquire_one(groups[0], next_uses[0])]
+                again = []
+                for read, hold in zip(todo, holds, strict=False):
                     session.wait(hold)
                     if not session.claim(hold):
-                        again += hold.refs
+                        again.append(read)
                     session.release(hold)
                 todo = [*again, *todo[len(holds) :]]
     return len(order) - fetcher.num_gets.total()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -30,16 +29,15 @@ def opened(directory: Path, capacity: int, policy: str | None) -> Cache:
     return cache
 
 
-def refs_of(names: str, next_uses: Sequence[int | None] = ()) -> list[ObjectRef]:
-    refs = [ObjectRef.of(f"http://nowhere/{name}", size_bytes=OBJECT_BYTES) for name in names]
-    return [replace(ref, next_use=at) for ref, at in zip(refs, next_uses or [None] * len(refs), strict=True)]
+def refs_of(names: str) -> list[ObjectRef]:
+    return [ObjectRef.of(f"http://nowhere/{name}", size_bytes=OBJECT_BYTES) for name in names]
 
 
-def read(cache: Cache, refs: Sequence[ObjectRef]) -> None:
+def read(cache: Cache, refs: Sequence[ObjectRef], next_uses: Sequence[int | None] = ()) -> None:
     """Read objects one after the other, as the engine does: acquired, waited for, claimed, released."""
     session = Session(cache)
-    for ref in refs:
-        hold = session.acquire_one([ref])
+    for ref, next_use in zip(refs, next_uses or [None] * len(refs), strict=True):
+        hold = session.acquire_one([ref], next_use)
         session.wait(hold)
         session.release(hold)
     session.owner.flush()
@@ -61,7 +59,7 @@ def names_in(cache: Cache) -> str:
 def test_each_policy_has_its_own_order(directory: Path, policy: str, reads: str, left: str) -> None:
     next_uses = {"a": 100, "b": 20, "c": 200, "d": 30, "f": 10}
     with opened(directory, 4, policy) as cache:
-        read(cache, refs_of(reads + "f", [next_uses[name] for name in reads + "f"]))
+        read(cache, refs_of(reads + "f"), [next_uses[name] for name in reads + "f"])
         assert names_in(cache) == left  # two of the four went: down to 95 % of the limit
         check_invariants(directory)
 
@@ -118,16 +116,16 @@ def test_the_naive_belady_is_the_best_that_can_be(order: list[int], capacity: in
 def test_belady_forgets_forecasts_that_passed_by(directory: Path) -> None:
     """A reader that stopped has left urgent forecasts behind: its objects must not stay for ever."""
     with opened(directory, 4, "belady") as cache:
-        read(cache, refs_of("abc", [5, 5, 5]))
+        read(cache, refs_of("abc"), [5, 5, 5])
         for _ in range(4):
-            read(cache, refs_of("defg", [4, 4, 4, 4]))
+            read(cache, refs_of("defg"), [4, 4, 4, 4])
         assert not set("abc") & set(names_in(cache))
 
 
 # -- what a hit costs -----------------------------------------------------------------------------------------------------
 
 
-def statements(cache: Cache, refs: Sequence[ObjectRef]) -> list[str]:
+def statements(cache: Cache, refs: Sequence[ObjectRef], next_uses: Sequence[int | None] | None = None) -> list[str]:
     """The SQL that acquiring and giving back one window takes."""
     seen: list[str] = []
     database = Session(cache).database
@@ -135,7 +133,7 @@ def statements(cache: Cache, refs: Sequence[ObjectRef]) -> list[str]:
     assert database._connection is not None
     database._connection.set_trace_callback(seen.append)
     session = Session(cache)
-    for hold in session.acquire([[ref] for ref in refs]):
+    for hold in session.acquire([[ref] for ref in refs], next_uses):
         session.release(hold)
     session.owner.flush()
     database._connection.set_trace_callback(None)
@@ -146,7 +144,7 @@ def statements(cache: Cache, refs: Sequence[ObjectRef]) -> list[str]:
 def test_a_hit_writes_no_entry_whatever_the_policy(directory: Path, policy: str) -> None:
     with opened(directory, 8, policy) as cache:
         read(cache, refs_of("abcdef"))
-        seen = statements(cache, refs_of("abcdef", [1] * 6))
+        seen = statements(cache, refs_of("abcdef"), [1] * 6)
         assert not [sql for sql in seen if "UPDATE entry" in sql or "INTO entry" in sql]
         num_touches = sum("INTO touch" in sql for sql in seen)
         assert num_touches == (0 if policy == "fifo" else 1)  # one row for the window
@@ -211,11 +209,11 @@ def test_who_names_no_policy_has_no_say(directory: Path, stage: Stage) -> None:
 
 def test_a_rebuilt_ledger_has_the_policy_that_the_living_ask_for(directory: Path) -> None:
     with opened(directory, 8, "belady") as cache:
-        read(cache, refs_of("abc", [1, 2, 3]))
+        read(cache, refs_of("abc"), [1, 2, 3])
         generation = Session(cache).database.generation
         for path in directory.glob("ledger.sqlite*"):
             path.unlink()
-        read(cache, refs_of("d", [4]))
+        read(cache, refs_of("d"), [4])
         assert Session(cache).database.generation > generation
         assert cache.policy.name == "belady"
         assert cache.statistics().entries == 4
@@ -225,11 +223,11 @@ def test_a_rebuilt_ledger_has_the_policy_that_the_living_ask_for(directory: Path
 @pytest.mark.parametrize(("before", "after"), [("belady", "lru"), ("lfu", "lru"), ("belady", "lfu"), ("lfu", "belady")])
 def test_a_change_of_policy_forgets_ranks_as_room_is_made_and_keeps_recency(directory: Path, before: str, after: str) -> None:
     with opened(directory, 8, before) as cache:
-        read(cache, refs_of("abcdef", [1, 2, 3, 4, 5, 6]))
-        statements(cache, refs_of("ab", [50, 60]))
+        read(cache, refs_of("abcdef"), [1, 2, 3, 4, 5, 6])
+        statements(cache, refs_of("ab"), [50, 60])
         assert Session(cache).read("SELECT count(rank) FROM entry") == [(6,)]
     with opened(directory, 8, after) as cache:
-        read(cache, refs_of("ghij", [1] * 4))
+        read(cache, refs_of("ghij"), [1] * 4)
         left = set(names_in(cache))
         assert left >= set("ghij")
         if after != "lfu":  # what was needed latest counts as used least

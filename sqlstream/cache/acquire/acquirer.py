@@ -19,7 +19,7 @@ from sqlstream.cache.acquire.hits import Lookup, check_files
 from sqlstream.cache.acquire.holds import Hold, Holds
 from sqlstream.cache.acquire.outcomes import DownloadSource
 from sqlstream.cache.acquire.owner import Owner
-from sqlstream.cache.acquire.reserve import AcquireTransaction
+from sqlstream.cache.acquire.reserve import AcquireTransaction, NextUses
 from sqlstream.cache.acquire.room import Room, make_space_after
 from sqlstream.cache.acquire.uses import UseRules
 from sqlstream.cache.acquire.wait import RoomQueue
@@ -92,27 +92,30 @@ class Acquirer:
             self._background.wake()
         return holds
 
-    def acquire(self, groups: Sequence[Sequence[ObjectRef]], source: DownloadSource) -> list[Hold]:
+    def acquire(self, groups: Sequence[Sequence[ObjectRef]], source: DownloadSource, next_uses: NextUses = None) -> list[Hold]:
         """Return holds on the longest prefix of `groups` (the objects of one sample each) for which there is room now."""
         found: list[Hold] = []
         while len(found) < len(groups):
-            acquired = self._acquire_window(groups[len(found) :], source)
+            rest = None if next_uses is None else next_uses[len(found) :]
+            acquired = self._acquire_window(groups[len(found) :], source, rest)
             found += acquired.holds
             if acquired.room is not Room.AGAIN:
                 break
         return found
 
-    def acquire_one(self, group: Sequence[ObjectRef], source: DownloadSource) -> Hold:
+    def acquire_one(self, group: Sequence[ObjectRef], source: DownloadSource, next_use: int | None = None) -> Hold:
         """Return a hold on one sample's objects, waiting for room if need be.
 
         Raises:
             CacheFullError: No process gave room back in time.
         """
         rules = self._lookup.known(1)
-        holds = self._acquire_window([group], source, must_fit=True, rules=rules).holds
-        return (holds or self._acquire_in_line([group], source))[0]
+        holds = self._acquire_window([group], source, [next_use], must_fit=True, rules=rules).holds
+        return (holds or self._acquire_in_line([group], source, [next_use]))[0]
 
-    def _acquire_in_line(self, groups: Sequence[Sequence[ObjectRef]], source: DownloadSource) -> list[Hold]:
+    def _acquire_in_line(
+        self, groups: Sequence[Sequence[ObjectRef]], source: DownloadSource, next_uses: NextUses
+    ) -> list[Hold]:
         """Return a hold on one sample's objects: ask again and again, and give back meanwhile."""
         started = time.monotonic()
         has_more_to_give = True
@@ -121,7 +124,7 @@ class Acquirer:
                 waited = time.monotonic() - started
                 in_line = waited < self._tuning.queue_patience_seconds
                 acquired = self._acquire_window(
-                    groups, source, must_fit=True, takes_least=not has_more_to_give, in_line=in_line
+                    groups, source, next_uses, must_fit=True, takes_least=not has_more_to_give, in_line=in_line
                 )
                 if acquired.holds:
                     return acquired.holds
@@ -139,6 +142,7 @@ class Acquirer:
         self,
         groups: Sequence[Sequence[ObjectRef]],
         source: DownloadSource,
+        next_uses: NextUses = None,
         *,
         must_fit: bool = False,
         takes_least: bool = False,
@@ -149,18 +153,19 @@ class Acquirer:
         with locks.uninterrupted():
             try:
                 return self._acquire_once(
-                    groups, source, must_fit=must_fit, takes_least=takes_least, in_line=in_line, rules=rules
+                    groups, source, next_uses, must_fit=must_fit, takes_least=takes_least, in_line=in_line, rules=rules
                 )
             except (CacheDamagedError, CacheDiskError) as error:
                 make_space_after(error, self._owner.run, self._disk, num_files=sum(map(len, groups)))
                 return self._acquire_once(
-                    groups, source, must_fit=must_fit, takes_least=takes_least, in_line=in_line, rules=None
+                    groups, source, next_uses, must_fit=must_fit, takes_least=takes_least, in_line=in_line, rules=None
                 )
 
     def _acquire_once(
         self,
         groups: Sequence[Sequence[ObjectRef]],
         source: DownloadSource,
+        next_uses: NextUses = None,
         *,
         must_fit: bool,
         takes_least: bool,
@@ -190,6 +195,7 @@ class Acquirer:
                     in_line=in_line,
                     num_expected=self._owner.num_expected,
                     rules=rules,
+                    next_uses=next_uses,
                 )
                 acquired.run(tx, groups)
         except BaseException:

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from sqlstream.cache.acquire.downloads import Downloads, cannot_fit
 from sqlstream.cache.acquire.holds import NOTHING, Hold, Holds
@@ -21,6 +22,9 @@ from sqlstream.cache.model.rows import Account, EntryRow, ReadyRow, Reservation
 from sqlstream.cache.recovery import recover
 from sqlstream.errors import CacheFullError
 from sqlstream.storage.base import urls
+
+NextUses: TypeAlias = Sequence[int | None] | None
+"""After how many further uses of the cache, counted from this one, the objects of each sample are used again, if known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,6 +51,8 @@ class AcquireTransaction:
     """Processes that are known to share the limit, also those that hold nothing yet."""
     rules: UseRules | None
     """What is known of policy and fullness, for a sample that must fit: the ledger is asked only if it is no hit."""
+    next_uses: NextUses = None
+    """Of each sample of the window; None: none is known."""
     holds: list[Hold] = field(default_factory=list)
     leads: list[Lead] = field(default_factory=list)
     ready: Mapping[bytes, ReadyRow] = field(default_factory=dict)
@@ -78,8 +84,8 @@ class AcquireTransaction:
         num_held = self._hold_hits(groups)
         if num_held < len(groups):
             self.found = tx.find(self.window)
-            for group in groups[num_held:]:
-                if not self._add(tx, group):
+            for number in range(num_held, len(groups)):
+                if not self._add(tx, groups[number], number):
                     break
         if self._eviction is not None and self._eviction.policy.looks_ahead:
             advance(tx, len(self._ranks))
@@ -126,11 +132,11 @@ class AcquireTransaction:
         self.holdings.add(holds)
         self.holds += holds
         if self._eviction is not None and self._eviction.policy.looks_ahead:
-            for hold in holds:
-                self._rank(hold.refs)
+            for number, hold in enumerate(holds):
+                self._rank(hold.refs, number)
         return len(holds)
 
-    def _add(self, tx: LedgerTransaction, group: Sequence[ObjectRef]) -> bool:
+    def _add(self, tx: LedgerTransaction, group: Sequence[ObjectRef], number: int) -> bool:
         """Hold the objects of one sample; False, with nothing changed, when there is no room for it."""
         hold = Hold(group, self.owner, {}, NOTHING)
         refs = tuple({ref.key: ref for ref in group}.values())  # two columns may name one object
@@ -162,7 +168,7 @@ class AcquireTransaction:
         else:
             return False
         hold.charges |= charges
-        self._rank(refs)
+        self._rank(refs, number)
         for ref in new:
             self._reserve(tx, ref, hold.charges[ref.key])
         self.holdings.add([hold])
@@ -252,12 +258,13 @@ class AcquireTransaction:
         tx.reserve([reservation])
         self.found[ref.key] = EntryRow(ref.key, "filling", None, charge, part.name, ref.ext, url)
 
-    def _rank(self, refs: Sequence[ObjectRef]) -> None:
+    def _rank(self, refs: Sequence[ObjectRef], number: int) -> None:
         """Work out what the policy makes of one sample's uses, in their order."""
         assert self._eviction is not None
+        next_use = None if self.next_uses is None else self.next_uses[number]
         for ref in {ref.key: ref for ref in refs}.values():
             now = self._eviction.num_uses + len(self._ranks)
-            self._ranks[ref.key] = self._eviction.policy.rank_of(None if ref.next_use is None else now + ref.next_use)
+            self._ranks[ref.key] = self._eviction.policy.rank_of(None if next_use is None else now + next_use)
 
     def note_uses(self) -> None:
         """Tell what was used; when the transaction is committed."""

@@ -79,8 +79,6 @@ class ObjectRef:
     """It was made on this node and cannot be fetched: a hold on it is void if it is not in the cache."""
     access: Access = field(default=OWN, compare=False)
     """On whose word it is read, if it must be fetched."""
-    next_use: int | None = field(default=None, compare=False)
-    """After how many further uses of this cache, counted from this one, it is used again; None: not known."""
 
     @classmethod
     def of(

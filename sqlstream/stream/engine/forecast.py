@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -31,17 +30,14 @@ def is_wanted(policy: Policy, share: EpochShare) -> bool:
 
 
 def foresee(slots: Sequence[PlannedSample]) -> None:
-    """Note in the objects of planned slots after how many further uses of the cache they are used again."""
+    """Note in planned slots after how many further uses of the cache their objects are used again."""
     for share, planned in groupby(slots, key=lambda slot: slot.share):
         together = list(planned)
         if share is None:
             continue
         distances = next_uses(share, np.array([slot.share_position for slot in together], dtype=np.int64))
         for slot, distance in zip(together, [] if distances is None else distances.tolist(), strict=False):
-            next_use = distance * max(1, len(slot.refs))
-            slot.refs = {column: replace(ref, next_use=next_use) for column, ref in slot.refs.items()}
-            slot.stored_refs = tuple(replace(ref, next_use=next_use) for ref in slot.stored_refs)
-            slot.want()
+            slot.next_use = distance * max(1, len(slot.refs))
 
 
 def next_uses(share: EpochShare, positions: Int64Array) -> Int64Array | None:

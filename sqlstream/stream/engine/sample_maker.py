@@ -137,7 +137,7 @@ class SampleMaker:
         while wanted := slot.wanted:
             hold = slot.hold
             if hold is None:
-                hold = slot.hold = self._session.acquire_one(wanted, for_reading=for_reading)
+                hold = slot.hold = self._session.acquire_one(wanted, slot.next_use, for_reading=for_reading)
             if hold.outstanding or hold.error is not None:
                 hold = slot.hold = self._session.wait(hold)
                 if hold.error is not None:

@@ -51,6 +51,8 @@ class PlannedSample:
     """Number of the stored sample that it starts from; None: it is made from its objects."""
     stored: Sample | None = None
     """The stored sample, once it is read."""
+    next_use: int | None = None
+    """After how many further uses of the cache, counted from this one, its objects are used again; None: not known."""
     hold: AnyHold | None = None
     error: Exception | None = None
     """The error of planning; then there is no sample."""

@@ -115,7 +115,8 @@ class Window:
         affordable = bare[: self._num_affordable(bare)]
         if not affordable:
             return
-        holds = self._session.acquire([slot.wanted for slot in affordable], for_reading=self._for_reading())
+        next_uses = [slot.next_use for slot in affordable] if self._foresees else None
+        holds = self._session.acquire([slot.wanted for slot in affordable], next_uses, for_reading=self._for_reading())
         for slot, hold in zip(affordable, holds, strict=False):
             slot.hold = hold
         self._num_acquired += len(holds)
