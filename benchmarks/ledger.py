@@ -85,12 +85,12 @@ def walk(refs: Sequence[ObjectRef]) -> Iterator[Sequence[ObjectRef]]:
 
 
 def windows(cache: Cache, walked: Iterator[Sequence[ObjectRef]], num_windows: int) -> None:
-    acquirer = cache._directory.acquirer
+    session = cache.session
     for window in itertools.islice(walked, num_windows):
-        holds = acquirer.acquire([[ref] for ref in window], cache.fetcher)
+        holds = session.acquire([[ref] for ref in window])
         for hold in holds:
-            acquirer.holdings.claim(hold)
-            acquirer.release(hold)
+            session.open(hold)
+            session.release(hold)
 
 
 @contextlib.contextmanager
@@ -104,14 +104,14 @@ def far_from_full(cache: Cache) -> Iterator[None]:
 
 
 def light_windows(cache: Cache, refs: Sequence[ObjectRef], num_windows: int, width: int) -> None:
-    acquirer = cache._directory.acquirer
+    session = cache.session
     with far_from_full(cache):
         for start in range(0, num_windows * width, width):
             at = start % (len(refs) - width)
-            for hold in acquirer.acquire([[ref] for ref in refs[at : at + width]], cache.fetcher, for_reading=True):
-                if not acquirer.holdings.claim(hold):
+            for hold in session.acquire([[ref] for ref in refs[at : at + width]], for_reading=True):
+                if not session.open(hold):
                     raise SystemExit("a read hold could not be claimed")
-                acquirer.release(hold)
+                session.release(hold)
 
 
 def open_and_close(cache: Cache, refs: Sequence[ObjectRef], num: int) -> None:
@@ -121,8 +121,8 @@ def open_and_close(cache: Cache, refs: Sequence[ObjectRef], num: int) -> None:
 
 def ledger_windows(cache: Cache, walked: Iterator[Sequence[ObjectRef]], num_windows: int) -> None:
     """The SQL alone: find, pin, touch; give back in a transaction of its own."""
-    cache._directory.acquirer.owner.run(lambda tx: None)
-    owner = cache._directory.acquirer.owner.id
+    cache._directory.owner.run(lambda tx: None)
+    owner = cache._directory.owner.id
     assert owner is not None
     for window in itertools.islice(walked, num_windows):
         keys = [ref.key for ref in window]

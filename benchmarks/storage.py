@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sqlstream.cache.directory import close_store, open_store
-from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.cache.session import LedgerSession, ObjectRef
 from sqlstream.config import StorageOptions
 from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchRequest
 from sqlstream.testing.nginx import Nginx
@@ -146,7 +146,7 @@ def submit(job: Job) -> float:
 def cache(job: Job) -> float:
     fetcher = job.fetcher()
     store = open_store(job.directory / "cache", create=True, allow_network_fs=True)
-    acquirer = store.acquirer
+    session = LedgerSession(store, fetcher, verifies_reads=False)
     planned = deque([ObjectRef.of(job.url(name))] for name in job.names)
     window = DATASET_WINDOW
     ahead: deque[Any] = deque()
@@ -154,12 +154,12 @@ def cache(job: Job) -> float:
     while planned or ahead:
         if len(ahead) <= window // 2 and planned:
             groups = [planned.popleft() for _ in range(min(window - len(ahead), len(planned)))]
-            ahead.extend(acquirer.acquire(groups, fetcher))
+            ahead.extend(session.acquire(groups))
         hold = ahead.popleft()
-        acquirer.wait(hold)
+        session.wait(hold)
         assert hold.error is None, hold.error
-        acquirer.holdings.claim(hold)
-        acquirer.release(hold)
+        session.open(hold)
+        session.release(hold)
     rate = len(job.names) / (time.perf_counter() - started)
     close_store(store)
     fetcher.stop()
