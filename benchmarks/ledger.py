@@ -36,7 +36,8 @@ def filled(directory: Path, num_entries: int) -> tuple[Cache, list[ObjectRef]]:
     refs = [ObjectRef.of(f"http://nowhere/{i}") for i in range(num_entries)]
     with cache._directory.ledger.transaction() as tx:
         tx.connection.executemany(
-            "INSERT INTO entry VALUES (?, ?, ?, ?, 'ready', ?, NULL, '', NULL, NULL, 0, NULL)",
+            "INSERT INTO entry (key, url, size, charged_bytes, state, tick, ext, created_at) "
+            "VALUES (?, ?, ?, ?, 'ready', ?, '', 0)",
             [(ref.key, ref.url, SIZE, SIZE, i) for i, ref in enumerate(refs)],
         )
     used = random.Random(0).sample(refs, min(num_entries, 20_000))

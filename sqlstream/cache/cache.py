@@ -340,7 +340,8 @@ def _hold_each(cache: Cache, refs: Mapping[str, ObjectRef]) -> dict[str, AnyHold
     with cache.session.brought(list(refs.values())):
         hold = cache.hold(tuple(refs.values()))
     pieces = {piece.refs[0].key: piece for piece in cache.session.split(hold)}
-    return {url: pieces[ref.key] for url, ref in refs.items()}
+    # Two URLs may lead to one object: each of them holds it, so that it stays until both are released.
+    return {url: pieces.pop(ref.key, None) or cache.hold((ref,)) for url, ref in refs.items()}
 
 
 def _take_holds(cache: Cache, wanted: Sequence[str]) -> list[AnyHold]:

@@ -95,6 +95,17 @@ def test_a_local_path_is_read_in_place(cache: Cache, tmp_path: Path) -> None:
         cache.acquire_many([str(tmp_path / "none.txt")])
 
 
+def test_an_object_under_two_urls_stays_until_both_are_released(cache: Cache, urls: list[str]) -> None:
+    signed = [f"{urls[0]}?GoogleAccessId=1&Expires=2&Signature={i}" for i in range(2)]
+    first, second = cache.acquire_many(signed)
+    assert first == second
+    cache.release_many(signed[:1])
+    assert cache.clear().kept_pinned_entries == 1
+    assert second.exists()
+    cache.release_many(signed[1:])
+    assert cache.clear().removed_entries == 1
+
+
 def test_many_objects_are_acquired_with_few_descriptors(directory: Path, server: FaultyHttpServer) -> None:
     num = 700
     server.objects.update(objects([100] * num))
