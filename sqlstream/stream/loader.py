@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -71,8 +71,9 @@ class StreamingDataLoader(DataLoader[Sample]):
         prefetch_factor: Batches that each worker makes ahead; None: 2.
         persistent_workers: Keep the workers from epoch to epoch; they prepare the next one while the last batches are taken.
         pin_memory_device: The device of `pin_memory`.
-        pack_bytes: With workers and torch's own collate, long `bytes` and tensors come by shared memory that is used again;
-            bytes are then a `PackedBytes`, which gives `bytes` like the list that it replaces. False: all as torch sends it.
+        pack_bytes: With workers and torch's own collate, long `bytes` and tensors come by shared memory that is used again.
+            `'views'`: a field of bytes is then a `PackedBytes`, which gives them without a copy; True: it is a list, as without
+            workers. False: all as torch sends it.
 
     Raises:
         ConfigError: The dataset was given another batch size, or is no StreamingDataset.
@@ -101,7 +102,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
         pin_memory_device: str = "",
-        pack_bytes: bool = True,
+        pack_bytes: bool | Literal["views"] = True,
     ) -> None:
         if not isinstance(dataset, StreamingDataset):
             raise ConfigError(
@@ -117,7 +118,10 @@ class StreamingDataLoader(DataLoader[Sample]):
             is_persistent=persistent_workers,
         )
         dataset.expect_batches(self._batch_options)
-        self._packs_bytes = pack_bytes and collate_fn is None and num_workers > 0 and batch_size is not None
+        if pack_bytes not in (True, False, "views"):
+            raise ConfigError(f"pack_bytes={pack_bytes!r} is unknown: give True, False or 'views'")
+        self._packs_bytes = bool(pack_bytes) and collate_fn is None and num_workers > 0 and batch_size is not None
+        self._gives_views = pack_bytes == "views"
         self._packing: BatchPacker | None = None
         self._accelerated: Destination | None = None
         super().__init__(
@@ -146,7 +150,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         is_alone = type(self.dataset).__iter__ is StreamingDataset.__iter__  # a subclass may look at samples
         if self._packs_bytes and self._iterator is None:  # workers are about to start
             prefetch_factor, batch_size = self.prefetch_factor or TORCH_PREFETCH_FACTOR, self.batch_size or 1
-            self._packing = BatchPacker.new(self.num_workers, prefetch_factor, batch_size)
+            self._packing = BatchPacker.new(self.num_workers, prefetch_factor, batch_size, gives_views=self._gives_views)
         self.collate_fn = _CollateWithPlace(self._packing or _quicker(collate_fn), schedule, loan)
         if self.num_workers:
             outlet = WorkerOutlet(packing=self._packing if is_alone else None, handover=handover_of(self.dataset, self))

@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from sqlstream import StreamingDataLoader, StreamingDataset
+from sqlstream.errors import ConfigError
 from sqlstream.stream.transport.arena import SLOT_BYTES
 from sqlstream.stream.transport.packing import MIN_PACKED_BYTES, NUM_SPARE_SLOTS, BatchPacker, PackedBytes
 from sqlstream.transforms.base import Sample
@@ -56,7 +57,7 @@ def sample_of(number: int) -> Sample:
 
 
 def loader_of(context: str, num_samples: int = 24, **options: Any) -> DataLoader[Sample]:
-    packing = BatchPacker(2, PREFETCH, BATCH)
+    packing = BatchPacker(2, PREFETCH, BATCH, gives_views=True)
     return DataLoader(
         Samples(sample_of, num_samples, packing),
         batch_size=BATCH,
@@ -116,7 +117,7 @@ def test_a_batch_has_the_values_that_it_has_without(context: str) -> None:
 
 
 def test_long_bytes_and_small_tensors_do_not_weigh_on_the_message() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH, gives_views=True)
     samples = [{"image": long_bytes(n, 1 << 20), "number": n} for n in range(BATCH)]
     batch = packing(list(packing.gather(iter(samples))))
     message = bytes(ForkingPickler.dumps(batch))
@@ -129,7 +130,7 @@ def test_long_bytes_and_small_tensors_do_not_weigh_on_the_message() -> None:
 
 
 def test_a_field_with_something_else_in_it_stays_a_list() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH, gives_views=True)
     values: list[Any] = ["no file", long_bytes(1), b"", long_bytes(2)]
     for order in (values, values[::-1]):
         batch = sent(packing(list(packing.gather({"image": value} for value in order))))
@@ -138,7 +139,7 @@ def test_a_field_with_something_else_in_it_stays_a_list() -> None:
 
 
 def test_a_sample_that_a_transform_keeps_stays_as_it_is() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH, gives_views=True)
     own = {"image": long_bytes(1)}
     for _ in range(3):
         batch = sent(packing(list(packing.gather([own, own]))))
@@ -148,7 +149,7 @@ def test_a_sample_that_a_transform_keeps_stays_as_it_is() -> None:
 
 def test_packed_bytes_behave_as_the_list_that_they_stand_for() -> None:
     values = [long_bytes(n) for n in range(BATCH)]
-    got = small_batch(BatchPacker(1, PREFETCH, BATCH), 0)["image"]
+    got = small_batch(BatchPacker(1, PREFETCH, BATCH, gives_views=True), 0)["image"]
     assert (len(got), got[0], got[-1], got[1:3], list(got)) == (BATCH, values[0], values[-1], values[1:3], values)
     assert got == values
     assert got != values[::-1]
@@ -166,7 +167,7 @@ def test_packed_bytes_behave_as_the_list_that_they_stand_for() -> None:
 
 
 def test_a_slot_is_used_again_when_the_last_view_of_it_is_gone_and_not_before() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH, gives_views=True)
     kept = small_batch(packing, 0)["image"].views()[2]
     for number in range(4, 4 * 20, 4):
         assert type(small_batch(packing, number)["image"]) is PackedBytes
@@ -177,8 +178,27 @@ def test_a_slot_is_used_again_when_the_last_view_of_it_is_gone_and_not_before() 
     assert not any(packing._arena.memory[: packing._arena.num_slots])
 
 
-def test_two_fields_of_a_batch_share_its_slot() -> None:
+def test_bytes_are_a_list_unless_views_are_asked_for_and_leave_their_slot_at_once() -> None:
     packing = BatchPacker(1, PREFETCH, BATCH)
+    samples = [{"image": long_bytes(n)} for n in range(BATCH)]
+    message = bytes(ForkingPickler.dumps(packing(list(packing.gather(iter(samples))))))
+    assert len(message) < MIN_PACKED_BYTES, "the bytes are in the slot"
+    images = ForkingPickler.loads(message)["image"]
+    assert type(images) is list
+    assert images == [long_bytes(n) for n in range(BATCH)]
+    assert not any(packing._arena.memory[: packing._arena.num_slots])
+
+
+def test_an_unknown_way_to_pack_is_refused(photos: Photos, tmp_path: Path) -> None:
+    with (
+        StreamingDataset(photos.src, tmp_path / "cache", columns_to_download=[], show_progress=False) as dataset,
+        pytest.raises(ConfigError, match=r"pack_bytes='view' is unknown: give True, False or 'views'"),
+    ):
+        StreamingDataLoader(dataset, pack_bytes="view")  # type: ignore[arg-type]  # what a user may write
+
+
+def test_two_fields_of_a_batch_share_its_slot() -> None:
+    packing = BatchPacker(1, PREFETCH, BATCH, gives_views=True)
     batch = sent(packing(packed(packing, range(BATCH))))
     images, notes = batch["image"], batch["note"]
     del batch
@@ -188,7 +208,7 @@ def test_two_fields_of_a_batch_share_its_slot() -> None:
 
 
 def test_bytes_cross_the_pipe_while_the_trainer_keeps_all_slots() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH, gives_views=True)
     kept = [small_batch(packing, number)["image"] for number in range(PREFETCH + NUM_SPARE_SLOTS + 2)]
     assert [type(values) for values in kept] == [PackedBytes] * (PREFETCH + NUM_SPARE_SLOTS) + [list] * 2
     assert all(values == [long_bytes(n) for n in range(at, at + BATCH)] for at, values in enumerate(kept))
@@ -197,7 +217,7 @@ def test_bytes_cross_the_pipe_while_the_trainer_keeps_all_slots() -> None:
 
 
 def test_a_batch_that_is_larger_than_a_slot_crosses_the_pipe() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH, gives_views=True)
     size = SLOT_BYTES // 2 - 1
     samples = packing([{"image": value} for value in _gathered(packing, [long_bytes(n, size) for n in range(3)])])
     assert type(samples["image"]) is list
@@ -210,7 +230,7 @@ def _gathered(packing: BatchPacker, values: list[bytes]) -> list[Any]:
 
 
 def test_a_child_that_is_forked_later_frees_nothing_of_the_trainers() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH, gives_views=True)
     batch = small_batch(packing, 0)
     pid = os.fork()
     if pid == 0:
@@ -224,7 +244,7 @@ def test_a_child_that_is_forked_later_frees_nothing_of_the_trainers() -> None:
 
 def test_the_memory_of_a_loader_goes_nowhere_but_to_its_workers() -> None:
     with pytest.raises(TypeError, match="pickle the dataset by itself"):
-        pickle.Pickler(io.BytesIO()).dump(BatchPacker(1, PREFETCH, BATCH))
+        pickle.Pickler(io.BytesIO()).dump(BatchPacker(1, PREFETCH, BATCH, gives_views=True))
 
 
 # -- nothing is left --------------------------------------------------------------------------------------------------
@@ -255,9 +275,11 @@ def read_image(sample: Sample) -> Sample:
     return sample
 
 
-@pytest.mark.parametrize("is_persistent", [False, True])
-def test_our_loader_packs_and_resumes_within_an_epoch(photos: Photos, tmp_path: Path, is_persistent: bool) -> None:
-    def rows_and_images(batches: Iterable[Any], kind: type[PackedBytes] | type[list[bytes]]) -> list[tuple[int, bytes]]:
+@pytest.mark.parametrize(("is_persistent", "pack_bytes", "kind"), [(False, True, list), (True, "views", PackedBytes)])
+def test_our_loader_packs_and_resumes_within_an_epoch(
+    photos: Photos, tmp_path: Path, is_persistent: bool, pack_bytes: Any, kind: type[Any]
+) -> None:
+    def rows_and_images(batches: Iterable[Any], kind: type[Any]) -> list[tuple[int, bytes]]:
         taken: list[tuple[int, bytes]] = []
         for batch in batches:
             assert type(batch["image"]) is kind
@@ -272,14 +294,14 @@ def test_our_loader_packs_and_resumes_within_an_epoch(photos: Photos, tmp_path: 
         "show_progress": False,
     }
     with StreamingDataset(photos.src, tmp_path / "cache", shuffle_seed=3, **kept) as dataset:
-        loader = StreamingDataLoader(dataset, BATCH, **options)
-        epochs = [rows_and_images(loader, PackedBytes) for _ in range(2)]
+        loader = StreamingDataLoader(dataset, BATCH, pack_bytes=pack_bytes, **options)
+        epochs = [rows_and_images(loader, kind) for _ in range(2)]
         loader.set_epoch(1)
         batches = iter(loader)
-        head = rows_and_images([next(batches) for _ in range(2)], PackedBytes)
+        head = rows_and_images([next(batches) for _ in range(2)], kind)
         state = loader.state_dict()
         loader.load_state_dict(state)
-        assert head + rows_and_images(loader, PackedBytes) == epochs[1]
+        assert head + rows_and_images(loader, kind) == epochs[1]
         plain = StreamingDataLoader(dataset, BATCH, pack_bytes=False, **options)
         plain.set_epoch(0)
         assert rows_and_images(plain, list) == epochs[0]

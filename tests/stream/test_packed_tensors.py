@@ -229,7 +229,7 @@ def test_the_memory_of_a_tensor_is_free_before_its_batch_is_full() -> None:
 
 
 def test_tensors_and_bytes_of_a_batch_share_its_slot() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
+    packing = BatchPacker(1, PREFETCH, BATCH, gives_views=True)
     batch = sent(packing(list(packing.gather({"frame": frame(n), "odd": b"y" * 5000} for n in range(BATCH)))))
     assert type(batch["odd"]) is PackedBytes
     tensor = batch["frame"]  # [b, c, h, w]

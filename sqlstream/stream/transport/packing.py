@@ -5,9 +5,9 @@ Here a worker writes each batch into a slot of an arena; the trainer reads the s
 
     worker   sample ─ gather: long bytes and tensors ─> slot ─ collate: where they lie ─ pipe ─> trainer
 
-Each value is copied as soon as it is made, while it is in the processor's cache. The trainer gets bytes as a sequence of bytes
-(PackedBytes) and tensors as a tensor, both in the slot's memory. When all slots are taken (the trainer keeps batches), or a
-batch is too large for one, torch sends it.
+Each value is copied as soon as it is made, while it is in the processor's cache. The trainer gets tensors as a tensor in the
+slot's memory, and bytes as a list of bytes or, where it asks for views, as `PackedBytes` in that memory. When all slots are
+taken (the trainer keeps batches), or a batch is too large for one, torch sends it.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ class PackedBytes(Sequence[bytes]):
         self._memory = memory
         self._starts = starts
         self._stops = stops
+
+    @classmethod
+    def received(cls, token: str, slot: int, starts: list[int], stops: list[int]) -> PackedBytes:
+        """Return the values in a slot of an arena, in the trainer."""
+        return cls(leased_view(token, slot), starts, stops)
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -125,10 +130,12 @@ class BatchPacker:
         num_workers: Number of workers; each has slots of its own.
         prefetch_factor: Batches of a worker that wait for the trainer.
         batch_size: Samples of a whole batch.
+        gives_views: Fields of bytes become a `PackedBytes`, else a list of bytes.
     """
 
-    def __init__(self, num_workers: int, prefetch_factor: int, batch_size: int) -> None:
+    def __init__(self, num_workers: int, prefetch_factor: int, batch_size: int, *, gives_views: bool = False) -> None:
         self._batch_size = batch_size
+        self._receive = PackedBytes.received if gives_views else _received
         self._num_slots = prefetch_factor + NUM_SPARE_SLOTS
         self._arena = Arena(num_workers * self._num_slots)
         self._slot: int | None = None
@@ -138,10 +145,10 @@ class BatchPacker:
         """Memory for long tensors, by field; None: they are stacked at the end."""
 
     @classmethod
-    def new(cls, num_workers: int, prefetch_factor: int, batch_size: int) -> BatchPacker | None:
+    def new(cls, num_workers: int, prefetch_factor: int, batch_size: int, *, gives_views: bool) -> BatchPacker | None:
         """Return a new one; None, with a warning, if there is no memory for it: then torch sends the batches."""
         try:
-            return cls(num_workers, prefetch_factor, batch_size)
+            return cls(num_workers, prefetch_factor, batch_size, gives_views=gives_views)
         except OSError as error:
             logger.warning(
                 "batches of %d workers do not come through shared memory, but as torch sends them: %s. Raise the limit, or "
@@ -216,7 +223,7 @@ class BatchPacker:
             return [self._read(piece) if type(piece) is _BytesAt else piece for piece in pieces]
         self._is_used = True
         return _Unpickled(
-            _received, self._arena.token, self._slot, [piece.start for piece in pieces], [piece.stop for piece in pieces]
+            self._receive, self._arena.token, self._slot, [piece.start for piece in pieces], [piece.stop for piece in pieces]
         )
 
     def _stacked(self, tensors: list[torch.Tensor]) -> Any:  # n × [...]
@@ -274,8 +281,8 @@ class _Unpickled:
         return self._make, self._arguments
 
 
-def _received(token: str, slot: int, starts: list[int], stops: list[int]) -> PackedBytes:
-    return PackedBytes(leased_view(token, slot), starts, stops)
+def _received(token: str, slot: int, starts: list[int], stops: list[int]) -> list[bytes]:
+    return list(PackedBytes.received(token, slot, starts, stops))
 
 
 def _is_plain(value: Any) -> bool:
