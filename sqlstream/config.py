@@ -29,14 +29,15 @@ def default_cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sqlstream"
 
 
-def environment(*names: str) -> dict[str, str]:
-    """Return those of the named environment variables that are set and not empty, as they are now."""
-    return {name: value for name in names if (value := os.environ.get(name))}
+def whole_environment() -> dict[str, str]:
+    """Return all environment variables, as they are now."""
+    return dict(os.environ)
 
 
-def environment_starting(start: str) -> dict[str, str]:
-    """Return the environment variables whose names begin so, as they are now."""
-    return {name: value for name, value in os.environ.items() if name.startswith(start)}
+def environment(*names: str, of: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return those of the named environment variables that are set and not empty, as they are now, or as they were in `of`."""
+    variables = os.environ if of is None else of
+    return {name: value for name in names if (value := variables.get(name))}
 
 
 def child_environment() -> dict[str, str]:
@@ -50,7 +51,8 @@ class StorageOptions:
     """How bytes are read from storage: who reads where, which chooses the helper process, and how, which goes with requests."""
 
     storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
-    """Backend settings as fsspec users write them: `key`, `secret`, `endpoint_url`, `region`, `anon`, `token`, `backend`, …"""
+    """Backend settings as fsspec users write them: `key`, `secret`, `endpoint_url`, `region`, `anon`, `token`, `backend`, …;
+    copied with the dicts and lists in them: a later change would change the server, and not the keys of objects."""
     credential_hosts: tuple[str, ...] = ()
     """Hosts and buckets that credentials and headers go to, beside those of the source (`storage.credentials.belongs_to`)."""
     is_signed: bool = True
@@ -68,7 +70,8 @@ class StorageOptions:
     """Downloads at a time of a dataset in a process; "auto" follows object size and latency (`storage.base.concurrency`)."""
 
     def __post_init__(self) -> None:
-        """Take the settings of ours among `storage_options`, and check ranges."""
+        """Copy `storage_options`, take the settings of ours among them, and check ranges."""
+        object.__setattr__(self, "storage_options", _copied(self.storage_options))
         if (hosts := self.storage_options.get("credential_hosts")) is not None:
             if not isinstance(hosts, (list, tuple, set, frozenset)) or not all(
                 isinstance(host, str) and host for host in hosts
@@ -89,6 +92,13 @@ class StorageOptions:
         backend = self.storage_options.get("backend", "obstore")
         if backend not in ("obstore", "fsspec"):
             raise ConfigError(f"storage_options['backend']={backend!r} is not one of 'obstore', 'fsspec'")
+
+
+def _copied(value: object) -> object:
+    """Return a value with containers of its own."""
+    if isinstance(value, Mapping):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if type(value) is list else value
 
 
 _STORAGE_KEYS = {

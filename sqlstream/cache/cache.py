@@ -100,7 +100,7 @@ class Cache:
             policy_named(eviction_policy)
         if not isinstance(storage_options, StorageOptions):
             storage_options = StorageOptions(storage_options=dict(storage_options or {}))
-        self.storage_options = storage_options
+        self.storage_options = self._arguments["storage_options"] = storage_options
         self.identity = Identity(storage_options, cache_namespace)
         is_bypassed = cache_error_policy(on_cache_error) is OnCacheError.BYPASS
         self.verifies_reads = check_verify_reads(verify_reads) is VerifyReads.CRC
@@ -341,7 +341,7 @@ def _hold_each(cache: Cache, refs: Mapping[str, ObjectRef]) -> dict[str, AnyHold
         hold = cache.hold(tuple(refs.values()))
     pieces = {piece.refs[0].key: piece for piece in cache.session.split(hold)}
     # Two URLs may lead to one object: each of them holds it, so that it stays until both are released.
-    return {url: pieces.pop(ref.key, None) or cache.hold((ref,)) for url, ref in refs.items()}
+    return {url: pieces.pop(ref.key) if ref.key in pieces else cache.hold((ref,)) for url, ref in refs.items()}
 
 
 def _take_holds(cache: Cache, wanted: Sequence[str]) -> list[AnyHold]:

@@ -98,3 +98,50 @@ def test_a_dataset_hands_its_namespace_on(server: FaultyHttpServer, directory: P
         )
         with dataset.cache:
             assert dataset[0]["file"] == name.encode()
+
+
+def names(*servers: FaultyHttpServer) -> None:
+    for number, one in enumerate(servers):
+        one.objects.update({f"/data/{name}": f"server {number}".encode() for name in "abc"})
+
+
+def content(cache: Cache, name: str) -> bytes:
+    with cache.pinned(f"s3://data/{name}") as path:
+        return path.read_bytes()
+
+
+def test_a_helper_that_is_started_again_has_the_environment_of_its_first(
+    server: FaultyHttpServer, other: FaultyHttpServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names(server, other)
+    options = {"anon": True, "region": "us-east-1"}
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    with Cache(directory, limit=1 << 20, storage_options=options) as first:
+        assert content(first, "a") == b"server 0"
+        first.rest()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", other.url)
+        assert content(first, "b") == b"server 0"
+        with Cache(directory, limit=1 << 20, storage_options=options) as second:
+            assert content(second, "b") == b"server 1"
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        with Cache(directory, limit=1 << 20, storage_options=options) as third:
+            assert [content(third, name) for name in "bc"] == [b"server 0"] * 2
+
+
+def test_what_changes_before_the_first_use_changes_neither_server_nor_key(
+    server: FaultyHttpServer, other: FaultyHttpServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names(server, other)
+    options: dict[str, Any] = {"anon": True, "region": "us-east-1"}
+    nested: dict[str, Any] = {**options, "client_kwargs": {"endpoint_url": server.url}}
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    with Cache(directory, limit=1 << 20, storage_options=options) as by_environment:
+        with Cache(directory, limit=1 << 20, storage_options=nested) as by_options:
+            nested["client_kwargs"]["endpoint_url"] = other.url
+            monkeypatch.setenv("AWS_ENDPOINT_URL", other.url)
+            assert content(by_options, "a") == content(by_environment, "b") == b"server 0"
+            again = pickle.loads(pickle.dumps(by_options))
+            with again:
+                assert content(again, "c") == b"server 0"
+        with Cache(directory, limit=1 << 20, storage_options=options) as later:
+            assert [content(later, name) for name in "ab"] == [b"server 1"] * 2

@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from sqlstream.config import StorageOptions, environment, environment_starting
+from sqlstream.config import StorageOptions, environment, whole_environment
 from sqlstream.errors import ConfigError
 from sqlstream.storage.base.credentials import CREDENTIAL_HEADERS, CREDENTIAL_OPTIONS, without_credentials
 from sqlstream.storage.base.settings import OWN_KEYS, SCHEMES, connection_place, http_headers, place_settings
@@ -77,7 +77,8 @@ def object_name(url: str) -> str:
 class Identity:
     """What options, environment and profile add to the names of objects; frozen, picklable, the same in every process.
 
-    Environment and profile are read when an object of their scheme is first named.
+    The environment is that of the moment when this is made, as it is for the helper process (`storage.client.helpers`); a
+    profile is read when an object of its scheme is first named.
 
     Args:
         options: What objects are read with.
@@ -87,13 +88,14 @@ class Identity:
         ConfigError: `namespace` is no text, or an empty one.
     """
 
-    __slots__ = ("_by_scheme", "_namespace", "_options", "_unsigned", "plain")
+    __slots__ = ("_by_scheme", "_namespace", "_options", "_unsigned", "_variables", "plain")
 
     def __init__(self, options: StorageOptions, namespace: str | None = None) -> None:
         if namespace is not None and (not isinstance(namespace, str) or not namespace):
             raise ConfigError(f"cache_namespace={namespace!r} is not a text, or an empty one: give a name, or None")
         self._options = options
         self._namespace = namespace
+        self._variables = whole_environment()
         self._by_scheme: dict[str, str] = {}
         self._unsigned: Identity | None = None
         self.plain: tuple[str, ...] = ()
@@ -108,6 +110,7 @@ class Identity:
         if self._unsigned is None:
             options = without_credentials(self._options.storage_options)
             self._unsigned = Identity(replace(self._options, storage_options=options), self._namespace)
+            self._unsigned._variables = self._variables
         return self._unsigned
 
     def prefix(self, url: str) -> str:
@@ -130,7 +133,7 @@ class Identity:
         place = start if is_simple else f"{'::'.join(kinds)}{'@' if names_account else ''}::"
         if (known := self._by_scheme.get(place)) is not None:
             return known
-        facts = _facts(kinds, self._options.storage_options, names_account=names_account)
+        facts = _facts(kinds, self._options.storage_options, self._variables, names_account=names_account)
         if self._namespace is not None:
             facts["namespace"] = self._namespace
         # A name begins with its scheme, and JSON holds no NUL: no other pair of prefix and name makes the same text.
@@ -146,7 +149,9 @@ def _kinds(url: str) -> list[str]:
     return [link.partition("://")[0].lower() for link in url.split("::")]
 
 
-def _facts(kinds: Sequence[str], given: Mapping[str, object], *, names_account: bool) -> dict[str, Any]:
+def _facts(
+    kinds: Sequence[str], given: Mapping[str, object], variables: Mapping[str, str], *, names_account: bool
+) -> dict[str, Any]:
     """Return what chooses content beside the URL (JSON)."""
     if (file_system := given.get("filesystem")) is not None:
         return {"filesystem": _description(file_system, "filesystem")}
@@ -159,12 +164,12 @@ def _facts(kinds: Sequence[str], given: Mapping[str, object], *, names_account: 
     facts: dict[str, Any] = {}
     for kind in kinds:
         if SCHEMES.get(kind) in ("s3", "gs", "az"):
-            facts |= place_settings(kind, given)
+            facts |= place_settings(kind, given, variables)
             if names_account and given.get("account_name") is None:
                 facts.pop("account_name", None)  # the URL's own holds, not that of the environment
-        facts |= environment(*_VARIABLES.get(kind, ()))
+        facts |= environment(*_VARIABLES.get(kind, ()), of=variables)
     if len(kinds) > 1 or kinds[0] not in SCHEMES or given.get("backend") == "fsspec":
-        facts |= _file_system_facts(kinds, given)
+        facts |= _file_system_facts(kinds, given, variables)
     return facts
 
 
@@ -188,15 +193,15 @@ def _headers_of(given: Mapping[str, object]) -> list[str]:
     return [str(name) for name in headers] if isinstance(headers, Mapping) else []
 
 
-def _file_system_facts(kinds: Sequence[str], given: Mapping[str, object]) -> dict[str, Any]:
+def _file_system_facts(kinds: Sequence[str], given: Mapping[str, object], variables: Mapping[str, str]) -> dict[str, Any]:
     """Return what options and fsspec's configuration say to file systems that it makes."""
     dropped = OWN_KEYS | ({"username", "region", "client_kwargs", "profile"} if SCHEMES.get(kinds[-1]) == "s3" else set())
     facts: dict[str, Any] = {}
     if options := _described({key: value for key, value in given.items() if key not in dropped}):
         facts["options"] = options
-    variables = {name: value for kind in kinds for name, value in environment_starting(f"FSSPEC_{kind.upper()}").items()}
-    directory = environment("FSSPEC_CONFIG_DIR").get("FSSPEC_CONFIG_DIR") or os.path.expanduser("~/.config/fsspec")
-    if variables or os.path.isdir(directory):  # a user without a home directory has none
+    is_configured = any(name.startswith(f"FSSPEC_{kind.upper()}") for kind in kinds for name in variables)
+    directory = variables.get("FSSPEC_CONFIG_DIR") or os.path.expanduser("~/.config/fsspec")
+    if is_configured or os.path.isdir(directory):  # a user without a home directory has none
         import fsspec.config  # used here alone
 
         configured = {kind: _described(fsspec.config.conf.get(kind, {})) for kind in kinds}

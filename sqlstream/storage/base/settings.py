@@ -145,12 +145,13 @@ _KEY_FILES = (
 )
 
 
-def place_settings(scheme: str, options: Mapping[str, object]) -> dict[str, str]:
+def place_settings(scheme: str, options: Mapping[str, object], variables: Mapping[str, str]) -> dict[str, str]:
     """Return what of options, environment and profile chooses where an object store is: nothing that says who asks.
 
     Args:
         scheme: Of `SCHEMES`, not http(s).
         options: `storage_options`.
+        variables: The environment.
 
     Raises:
         ConfigError: A profile that does not exist.
@@ -160,20 +161,20 @@ def place_settings(scheme: str, options: Mapping[str, object]) -> dict[str, str]
     config = {_ALIASES[family].get(key, key): value for key, value in flat.items() if value is not None}
     places: dict[str, object] = {}
     if family == "s3":
-        _complete_s3(config, flat)
-        region = str(config.get("region") or config.get("default_region") or _region_variable())
+        _complete_s3(config, flat, variables)
+        region = str(config.get("region") or config.get("default_region") or _region_variable(variables))
         places = {"profile": flat.get("profile"), "partition": _partition(region)}
     elif family == "gs":
-        places = {"key_file": _gcs_key_place(config)}
-    for name, value in environment(*_PLACE_VARIABLES[family]).items():
+        places = {"key_file": _gcs_key_place(config, variables)}
+    for name, value in environment(*_PLACE_VARIABLES[family], of=variables).items():
         config.setdefault(_PLACE_VARIABLES[family][name], value)
     places |= {key: config[key] for key in _PLACES[family] if key in config}
     texts = {key: str(value).rstrip("/") for key, value in places.items() if value is not None}
     return {key: text for key, text in texts.items() if text.lower() not in ("", "false", "0")}
 
 
-def _region_variable() -> str:
-    return next(iter(environment("AWS_REGION", "AWS_DEFAULT_REGION").values()), "")
+def _region_variable(variables: Mapping[str, str]) -> str:
+    return next(iter(environment("AWS_REGION", "AWS_DEFAULT_REGION", of=variables).values()), "")
 
 
 def _partition(region: str) -> str:
@@ -184,9 +185,9 @@ def _partition(region: str) -> str:
     return ""
 
 
-def _gcs_key_place(config: Mapping[str, object]) -> str:
+def _gcs_key_place(config: Mapping[str, object], variables: Mapping[str, str]) -> str:
     """Return the `gcs_base_url` that a service account's key may hold, as those of emulators do; `''` without one."""
-    env = environment(*_KEY_FILES)
+    env = environment(*_KEY_FILES, of=variables)
     keys = [config.get(name) for name in ("token", "service_account_key", "service_account", "application_credentials")]
     for key in (*keys, *env.values()):
         values: object = key
@@ -297,14 +298,22 @@ def _gcs_token(token: object) -> dict[str, object]:
     return {"service_account": str(token)}
 
 
-def _complete_s3(config: dict[str, object], flat: Mapping[str, object]) -> None:
+def _complete_s3(config: dict[str, object], flat: Mapping[str, object], variables: Mapping[str, str] | None = None) -> None:
     """Add what the environment and the AWS profile say, where the options say nothing."""
     env = environment(
-        "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_REGION", "AWS_DEFAULT_REGION"
+        *(
+            "AWS_ENDPOINT_URL_S3",
+            "AWS_ENDPOINT_URL",
+            "S3_ENDPOINT_URL",
+            "AWS_ACCESS_KEY_ID",
+            "AWS_REGION",
+            "AWS_DEFAULT_REGION",
+        ),
+        of=variables,
     )
     named = flat.get("profile")
     has_credentials = "access_key_id" in config or bool(config.get("skip_signature")) or "AWS_ACCESS_KEY_ID" in env
-    profile = read_aws_profile(str(named) if named else None) if named or not has_credentials else {}
+    profile = read_aws_profile(str(named) if named else None, variables) if named or not has_credentials else {}
     if named or not has_credentials:
         for key in ("access_key_id", "secret_access_key", "session_token"):
             if key in profile:
@@ -322,16 +331,17 @@ def has_region() -> bool:
     return bool(environment("AWS_REGION", "AWS_DEFAULT_REGION"))
 
 
-def read_aws_profile(name: str | None) -> dict[str, str]:
+def read_aws_profile(name: str | None, variables: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return access_key_id, secret_access_key, session_token, region and endpoint of an AWS profile, those that it has.
 
     Args:
         name: The profile; None: `$AWS_PROFILE`, else the default one, which may be missing.
+        variables: The environment; None: as it is now.
 
     Raises:
         ConfigError: A profile that was named does not exist.
     """
-    env = environment("AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE")
+    env = environment("AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", of=variables)
     explicit = name or env.get("AWS_PROFILE")
     profile = explicit or "default"
     directory = Path.home() / ".aws"

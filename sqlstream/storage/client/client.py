@@ -51,11 +51,13 @@ class HelperClient:
     Args:
         options: The server and who asks it; how each user reads goes with its questions.
         timing: When a helper is taken for idle or hanging.
+        environment: Of every helper; it chooses servers and identities as options do, so it must not change between two.
     """
 
-    def __init__(self, options: StorageOptions, timing: HelperTiming) -> None:
+    def __init__(self, options: StorageOptions, timing: HelperTiming, environment: Mapping[str, str]) -> None:
         self._options = options
         self._timing = timing
+        self._environment = environment
         self._lock = locks.StateLock()
         self._users: set[HelperUser] = set()
         self._helper: HelperProcess | None = None
@@ -220,7 +222,7 @@ class HelperClient:
         """Return the helper, started if need be; the caller holds the lock."""
         if self._helper is None:
             try:
-                helper = HelperProcess(self._options, self._timing)
+                helper = HelperProcess(self._options, self._timing, self._environment)
             except OSError as error:
                 raise StorageError(f"the helper process does not start: {error}", errno=error.errno) from error
             self._unreaped[helper] = _start_receiver(self._receive, helper)

@@ -38,7 +38,7 @@ class HelperKey:
     """`storage_options` that choose a server or an identity."""
     is_signed: bool
     environment: frozenset[tuple[str, str]] = field(repr=False)
-    """Environment of the process: it may hold endpoints and credentials of any client."""
+    """Environment of the process as they began, and of each helper: it may hold endpoints and credentials of any client."""
     timing: HelperTiming
 
 
@@ -53,17 +53,18 @@ class Helpers:
     def client(self, options: StorageOptions, timing: HelperTiming) -> HelperClient:
         """Return the client for these options, made on first use."""
         locks.occupy_standard_descriptors()
-        given = {key: _copied(value) for key, value in options.storage_options.items() if key not in _OF_USERS}
+        given = {key: value for key, value in options.storage_options.items() if key not in _OF_USERS}
+        environment = child_environment()
         key = HelperKey(
             options=_frozen(given),
             is_signed=options.is_signed,
-            environment=frozenset(child_environment().items()),
+            environment=frozenset(environment.items()),
             timing=timing,
         )
         with self._lock:
             if (client := self._clients.get(key)) is None:
                 server = StorageOptions(storage_options=given, is_signed=options.is_signed)
-                client = self._clients[key] = HelperClient(server, timing)
+                client = self._clients[key] = HelperClient(server, timing, environment)
             return client
 
     def before_fork(self) -> None:
@@ -83,13 +84,6 @@ class Helpers:
 
 HELPERS = Helpers()
 """Those of this process."""
-
-
-def _copied(value: object) -> object:
-    """Return containers anew: a later change of the user's own changes nothing here."""
-    if isinstance(value, Mapping):
-        return {key: _copied(inner) for key, inner in value.items()}
-    return [_copied(inner) for inner in value] if type(value) is list else value
 
 
 def _frozen(value: object) -> Hashable:

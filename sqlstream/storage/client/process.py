@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
-from sqlstream.config import StorageOptions, child_environment
+from sqlstream.config import StorageOptions
 from sqlstream.process import locks
 from sqlstream.process.children import forget_child, start_child
 from sqlstream.storage.protocol.channel import Channel, ChannelClosedError
@@ -18,13 +19,13 @@ class HelperProcess:
         OSError: No more processes or descriptors.
     """
 
-    def __init__(self, options: StorageOptions, timing: HelperTiming) -> None:
+    def __init__(self, options: StorageOptions, timing: HelperTiming, environment: Mapping[str, str]) -> None:
         self.is_stopping = False
         """Its end is wanted, and no sign of a fault."""
         self.is_dead = False
         """It is reaped."""
         with locks.uninterrupted():
-            self._process, ours = start_child("sqlstream.storage.worker.helper", child_environment())
+            self._process, ours = start_child("sqlstream.storage.worker.helper", environment)
             self.channel = Channel(ours)
         with contextlib.suppress(ChannelClosedError):  # dead already: its reader will see that
             self.channel.send([StartHelper(options=options, timing=timing)])
