@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,10 +33,11 @@ class Layout:
         return [world.with_worker(worker, max(1, self.num_workers)) for worker in range(max(1, self.num_workers))]
 
 
-def rank_batches(plan: Plan, layout: Layout, rank: int, consumed: int = 0) -> Iterator[Int64Array]:
+@functools.lru_cache(maxsize=1024)  # the positions are those of each epoch, and of each run that goes on at this sample
+def rank_batches(plan: Plan, layout: Layout, rank: int, consumed: int = 0) -> tuple[Int64Array, ...]:
     """The positions of one rank's batches: workers are asked in turn, one that has ended is left out."""
     assert plan.batch_size is not None
-    workers = []
+    workers, batches = [], []
     for world in layout.worlds(rank):
         own = [np.empty(0, dtype=np.int64), *plan.partition(world, consumed).blocks(block=7)]
         positions = np.concatenate(own)
@@ -48,12 +49,13 @@ def rank_batches(plan: Plan, layout: Layout, rank: int, consumed: int = 0) -> It
             if batch is None:
                 workers.remove(worker)
             else:
-                yield batch
+                batches.append(batch)
+    return tuple(batches)
 
 
 def global_batches(plan: Plan, layout: Layout, epoch: int, consumed: int = 0) -> list[list[Int64Array]]:
     """The rows of every step after `consumed`, rank by rank; fails if ranks differ in steps or in samples a step."""
-    ranks = [list(rank_batches(plan, layout, rank, consumed)) for rank in range(layout.num_ranks)]
+    ranks = [rank_batches(plan, layout, rank, consumed) for rank in range(layout.num_ranks)]
     assert len({tuple(len(batch) for batch in batches) for batches in ranks}) == 1, "ranks are out of step"
     return [[plan.order.rows_at(epoch, batch).row for batch in step] for step in zip(*ranks, strict=True)]
 

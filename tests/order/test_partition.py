@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 
@@ -127,13 +128,16 @@ def test_resuming_after_every_step_on_every_other_layout_goes_on_exactly(num_sam
     flat = [rows for epoch in reference for rows in epoch]
     per_epoch = len(reference[0])
 
+    @functools.cache
+    def rest_of_epoch(layout: Layout, epoch: int, step: int) -> list[set[int]]:
+        """What `layout` delivers from this step on: the same after each layout that may have come before."""
+        return row_sets(global_batches(plan_for(layout, num_samples, step_size), layout, epoch, consumed=step * step_size))
+
     def steps(layout: Layout, done: int, count: int) -> list[set[int]]:
         """What `layout` delivers in the `count` steps after `done` steps of the whole run, over the ends of epochs."""
-        plan = plan_for(layout, num_samples, step_size)
         taken: list[set[int]] = []
         while len(taken) < count and done < len(flat):
-            epoch, step = divmod(done, per_epoch)
-            batches = row_sets(global_batches(plan, layout, epoch, consumed=step * step_size))[: count - len(taken)]
+            batches = rest_of_epoch(layout, *divmod(done, per_epoch))[: count - len(taken)]
             taken += batches
             done += len(batches)
         return taken
