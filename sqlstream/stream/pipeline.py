@@ -18,7 +18,7 @@ from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.file.index import Index
 from sqlstream.process import interrupts
 from sqlstream.storage.base.access import Rules
-from sqlstream.stream.chain.chain import Chain
+from sqlstream.stream.chain.global_rng import GlobalGenerators
 from sqlstream.stream.engine.engine import Engine
 from sqlstream.stream.engine.lazy_rows import LazyRows
 from sqlstream.stream.engine.recipe import Recipe
@@ -29,6 +29,7 @@ from sqlstream.stream.frameworks.plain_loader import warn_of_paths
 from sqlstream.stream.options import DatasetOptions, default_name
 from sqlstream.stream.run.order_options import BatchOptions
 from sqlstream.stream.transport.handover import Handover, LoaderHandovers
+from sqlstream.transforms.base import Chain
 
 TEXT_TYPES = frozenset(("string", "large_string", "string_view"))
 """Arrow types in which `none_to_empty_str` puts ''."""
@@ -147,7 +148,12 @@ class Pipeline:
             self.index.base_url,
             self.index.key_column,
             options,
-            Chain(self.options.predownload_transforms, seed=self.seed, stage=0, seeds_globals=options.seed_transforms),
+            Chain(
+                self.options.predownload_transforms,
+                seed=self.seed,
+                stage=0,
+                generators=GlobalGenerators if options.seed_transforms else None,
+            ),
             judge=RowJudge(origins, rules),
             text_columns=[column.name for column in self.index.columns if column.type in TEXT_TYPES],
             known=KnownObjects(

@@ -1,20 +1,146 @@
-"""What a transform is, and how a chain of them runs.
+"""What a transform is, how a chain of them runs, and how transforms read the files that samples name.
 
 A transform takes a sample (a dict) and returns a sample, or several: a generator, list or tuple of samples. Each of several
 goes through the rest of the chain by itself.
+
+The randomness of a chain depends on (seed, epoch, position) alone. `rng(sample)` draws from the sample's own generator. For
+code that draws from the global generators of python, numpy and torch, these are seeded from the same key while the chain runs,
+and restored afterwards: the trainer's own draws do not change. That costs more than reading a small file
+(`stream/chain/global_rng.py`), so it is left out for chains of our own transforms, which draw from `rng(sample)` alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any
+from types import MappingProxyType, TracebackType
+from typing import Any, Protocol
 
-from sqlstream.errors import SqlStreamError, TransformError
-from sqlstream.transforms.rng import PRIVATE_FIELDS, RNG_KEY, begin_piece
+from sqlstream.errors import DecodeError, SqlStreamError, TransformError
+from sqlstream.transforms.rng import GENERATOR, PRIVATE_FIELDS, RNG_KEY, begin_piece, end
 
 Sample = dict[str, Any]
 Transform = Callable[[Sample], Sample | Iterable[Sample]]
+_UNSEEDED = contextlib.nullcontext()
+
+
+class OpenFiles(Protocol):
+    """Files that the engine has open; a file that it closes is no longer in `open_files`."""
+
+    @property
+    def open_files(self) -> Mapping[str, tuple[int, int]]:
+        """Descriptor and size in bytes, by path."""
+
+
+class _Nothing:
+    open_files: Mapping[str, tuple[int, int]] = MappingProxyType({})
+
+
+class _Lent(threading.local):
+    """Files that are open for the sample that this thread makes."""
+
+    files: OpenFiles = _Nothing()
+
+
+_lent = _Lent()
+
+
+class SeededGenerators(Protocol):
+    """The global generators while a sample is made; a context manager that may be entered again."""
+
+    goes_on: bool
+    """It will be entered again."""
+    was_drawn_from: bool
+    """The transforms drew from them."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+
+class Seeding(Protocol):
+    """Makes the global generators of a sample."""
+
+    def __call__(self, key: tuple[int, ...], *, watches: bool = False) -> SeededGenerators:
+        """Return those of a key (seed, epoch, position, stage); with `watches` they say whether they were drawn from."""
+
+
+class Chain:
+    """Transforms of one stage.
+
+    Args:
+        transforms: The transforms, in order.
+        seed: Part of every sample's key; None (no shuffle) counts as 0.
+        stage: Part of every key, a number for each chain: 0 before the download, 1 after it.
+        generators: Seeds the global generators for code that may draw from them; None: they are left alone.
+    """
+
+    def __init__(
+        self, transforms: Sequence[Transform], *, seed: int | None, stage: int, generators: Seeding | None = None
+    ) -> None:
+        self._transforms = tuple(transforms)
+        self.seed = seed or 0
+        """First part of the keys of a stream's samples."""
+        self._stage = stage
+        self._generators_of = generators if any(map(may_draw_globally, self._transforms)) else None
+        self.drew = False
+        """The last run with `watches` drew random numbers."""
+
+    @property
+    def is_empty(self) -> bool:
+        """The chain has no transforms."""
+        return not self._transforms
+
+    def run(
+        self, sample: Sample, key: tuple[int, int, int], *, files: OpenFiles | None = None, watches: bool = False
+    ) -> Sample | Iterator[Sample]:
+        """Return the sample after all transforms, or an iterator of samples if one of them makes several.
+
+        Args:
+            sample: The sample, which the transforms may change.
+            key: What its random numbers depend on, beside the stage: seed, epoch and position.
+            files: Files that `read_file` reads where they are open, in this thread, until others are lent or they are closed.
+            watches: Set `drew`.
+
+        Raises:
+            TransformError: One of them failed.
+        """
+        if not self._transforms:
+            return sample
+        if files is not None:
+            _lent.files = files
+        key_of_stage = sample[RNG_KEY] = (*key, self._stage)
+        sample.pop(GENERATOR, None)
+        if self._generators_of is None:
+            outcome = apply(self._transforms, sample)
+            if not isinstance(outcome, dict):
+                return _each(outcome, _UNSEEDED)
+            self.drew = GENERATOR in outcome
+        else:
+            generators = self._generators_of(key_of_stage, watches=watches)
+            with generators:
+                outcome = apply(self._transforms, sample)
+                generators.goes_on = not isinstance(outcome, dict)
+            if not isinstance(outcome, dict):
+                return _each(outcome, generators)
+            self.drew = GENERATOR in outcome or generators.was_drawn_from
+        outcome.pop(RNG_KEY, None)
+        outcome.pop(GENERATOR, None)
+        return outcome
+
+
+def _each(outcome: Iterator[Sample], generators: contextlib.AbstractContextManager[None]) -> Iterator[Sample]:
+    """Yield the samples of one; each is made when it is asked for, and the generators go on where they were."""
+    while True:
+        with generators:
+            piece = next(outcome, None)
+        if piece is None:
+            return
+        end(piece)
+        yield piece
 
 
 def apply(transforms: Sequence[Transform], sample: Sample) -> Sample | Iterator[Sample]:
@@ -71,6 +197,25 @@ def _apply_to_each(
             yield outcome
         else:
             yield from outcome
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """Return the contents of a file; one that is lent to this thread's sample is read through its descriptor.
+
+    Raises:
+        DecodeError: It cannot be read.
+    """
+    file = _lent.files.open_files.get(os.fspath(path))
+    try:
+        if file is not None:
+            fd, size_bytes = file
+            data = os.pread(fd, size_bytes, 0)
+            if len(data) == size_bytes:  # one read gives 2 GiB at most
+                return data
+        with open(path, "rb", buffering=0) as unbuffered:  # without a buffer: a file is read whole
+            return unbuffered.read()
+    except (OSError, ValueError) as error:
+        raise DecodeError(f"{os.fspath(path)!r} cannot be read: {error}") from error
 
 
 def may_draw_globally(transform: Transform) -> bool:

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from sqlstream.errors import ConfigError, DecodeError, MissingDependencyError, TransformError
-from sqlstream.transforms.base import Sample
-from sqlstream.transforms.reading import read_file
+from sqlstream.transforms.base import Sample, read_file
 from sqlstream.transforms.rng import PRIVATE_FIELDS
 
 _MAX_FIELDS = 30  # arbitrary: an error is read by a person
@@ -56,8 +55,13 @@ def read_field(transform: object, sample: Mapping[str, Any], field: str) -> Any:
         TransformError: The sample has no such field.
     """
     if field not in sample:
-        raise failure(transform, sample, f"field {field!r} is missing")
+        raise missing(transform, sample, field)
     return sample[field]
+
+
+def missing(transform: object, sample: Mapping[str, Any], field: str) -> TransformError:
+    """Return the error for a field that the sample does not have."""
+    return failure(transform, sample, f"field {field!r} is missing")
 
 
 def dummy_reason(sample: Mapping[str, Any], field: str) -> str | None:  # noqa: PLR0911 - one line for each case
@@ -89,10 +93,7 @@ def read_bytes(value: Any) -> bytes:
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     if isinstance(value, str | os.PathLike) and str(value):
-        try:
-            return read_file(value)
-        except (OSError, ValueError) as error:
-            raise DecodeError(f"{os.fspath(value)!r} cannot be read: {error}") from error
+        return read_file(value)
     raise DecodeError(f"expected bytes or the path of a file, got {summary(value)}")
 
 

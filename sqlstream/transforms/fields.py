@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from sqlstream.errors import ConfigError, DecodeError, TransformError
-from sqlstream.transforms.base import Sample
-from sqlstream.transforms.field import BaseTransform, dummy_reason, failure, naming, read_field, summary, with_names
-from sqlstream.transforms.reading import read_file
+from sqlstream.transforms.base import Sample, read_file
+from sqlstream.transforms.field import BaseTransform, dummy_reason, failure, missing, naming, read_field, summary, with_names
 from sqlstream.transforms.rng import PRIVATE_FIELDS
 
 
@@ -49,26 +48,37 @@ class LoadFromDiskTransform:
             DecodeError: A file cannot be read, or is no UTF-8 text.
         """
         for field in self.fields_to_load:
-            value = read_field(self, sample, field)
+            if field not in sample:
+                raise missing(self, sample, field)
+            value = sample[field]
             try:  # not `with naming(...)`, which would cost a small file as much as its open
-                sample[field] = load_file(value, as_text=self.mode != "rb")
+                if self.mode != "rb":
+                    sample[field] = load_text(value)
+                elif isinstance(value, str | Path) and str(value):
+                    sample[field] = read_file(value)
+                else:
+                    raise _no_path(value)
             except Exception as error:
                 raise with_names(error, self, sample, field) from error
         return sample
 
 
-def load_file(path: Any, *, as_text: bool) -> bytes | str:
-    """Return a file's contents.
+def load_text(path: Any) -> str:
+    """Return the text of a file.
 
     Raises:
         DecodeError: Not a path, not readable, or not UTF-8.
     """
     if not isinstance(path, str | Path) or not str(path):
-        raise DecodeError(f"expected the path of a file, got {summary(path)}")
+        raise _no_path(path)
     try:
-        return Path(path).read_text(encoding="utf-8") if as_text else read_file(path)
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise DecodeError(f"{str(path)!r} cannot be read: {error}") from error
+
+
+def _no_path(value: Any) -> DecodeError:
+    return DecodeError(f"expected the path of a file, got {summary(value)}")
 
 
 class RenameFieldsTransform:

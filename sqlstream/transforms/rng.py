@@ -1,11 +1,10 @@
 """The random generator of a sample: draws depend on (seed, epoch, position) alone, never on worker identity.
 
-Contract with the stream engine. Before a chain runs, the engine calls `begin(sample, (seed, epoch, position), stage)`, which
-puts the key into the private field `__rng_key__`; transforms call `rng(sample)` and share one generator, in the field
-`__rng__`, so that two of them never draw the same numbers; `base.apply` copies both fields to the dict that a transform
-returns. Before a sample is yielded the engine calls `end(sample)`, which removes both. A *stage* separates parts of a chain:
-predownload transforms are stage 0, transforms stage 1, and what follows the n-th `CacheTransform` stage 1 + n, so that draws
-after a cached point do not depend on whether the sample came out of the cache.
+Before a chain runs, it puts (seed, epoch, position, stage) into the private field `__rng_key__` (`base.Chain.run`); transforms
+call `rng(sample)` and share one generator, in the field `__rng__`, so that two of them never draw the same numbers;
+`base.apply` copies both fields to the dict that a transform returns; the chain removes both. A *stage* separates parts of a
+chain: predownload transforms are stage 0, transforms stage 1, and what follows the n-th `CacheTransform` stage 1 + n, so that
+draws after a cached point do not depend on whether the sample came out of the cache.
 
 A sample without a key (a transform called by hand, in a notebook or a test) gets a generator seeded by the operating system:
 such a call has no position to depend on, and refusing it would break scripts that try a transform on one dict.
@@ -32,12 +31,7 @@ _DOMAIN = 0x73716C73747265616D & _WORD  # "sqlstream": keeps these streams apart
 
 def begin(sample: dict[str, Any], key: Sequence[int], stage: int = 1) -> None:
     """Give `sample` the generator of `key` = (seed, epoch, position) and `stage`, at its start."""
-    begin_stage(sample, (key[0], key[1], key[2], stage))
-
-
-def begin_stage(sample: dict[str, Any], key: tuple[int, int, int, int]) -> None:
-    """Give `sample` the generator of `key` = (seed, epoch, position, stage), at its start."""
-    sample[RNG_KEY] = key
+    sample[RNG_KEY] = (key[0], key[1], key[2], stage)
     sample.pop(GENERATOR, None)
 
 

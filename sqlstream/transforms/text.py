@@ -12,7 +12,7 @@ from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, DecodeError, TransformError
 from sqlstream.transforms.base import Sample
 from sqlstream.transforms.field import BaseTransform, dummy_reason, failure, read_bytes, summary
-from sqlstream.transforms.fields import load_file
+from sqlstream.transforms.fields import load_text
 from sqlstream.transforms.rng import rng
 from sqlstream.transforms.tensor_files import load_tensors, mapping_of, tensor_in
 
@@ -23,7 +23,7 @@ class LoadTextTransform(BaseTransform):
     def transform(self, value: Any, sample: Sample) -> str:  # noqa: ARG002
         """Return the text."""
         try:
-            text = value.decode("utf-8") if isinstance(value, bytes) else str(load_file(value, as_text=True))
+            text = value.decode("utf-8") if isinstance(value, bytes) else load_text(value)
         except UnicodeDecodeError as error:
             raise DecodeError(f"{summary(value)} is not UTF-8: {error}") from error
         return text.strip()

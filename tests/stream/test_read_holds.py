@@ -17,8 +17,8 @@ from sqlstream.cache.files.read_locks import ReadLocks
 from sqlstream.cache.ledger.database import Database
 from sqlstream.errors import DecodeError
 from sqlstream.process import locks
+from sqlstream.transforms.base import Chain, Sample, read_file
 from sqlstream.transforms.fields import LoadFromDiskTransform
-from sqlstream.transforms.reading import lend, read_file
 from tests.cache.session import Session
 from tests.stream.sources import Photos
 
@@ -121,11 +121,15 @@ def test_a_lent_file_is_read_where_it_is_open_until_it_is_closed(tmp_path: Path)
     path, other = tmp_path / "a", tmp_path / "b"
     path.write_bytes(b"lent")
     held = Held(path)
-    lend(held)
-    try:
-        other.write_bytes(b"another")
+    other.write_bytes(b"another")
+
+    def read(sample: Sample) -> Sample:
         os.replace(other, path)
-        assert read_file(path) == read_file(str(path)) == b"lent"
+        return {"read": {read_file(path), read_file(str(path))}}
+
+    try:
+        chain = Chain([read], seed=None, stage=1)
+        assert chain.run({}, (0, 0, 0), files=held) == {"read": {b"lent"}}
     finally:
         held.locks.close()
     assert read_file(path) == b"another"

@@ -60,7 +60,7 @@ class SampleMaker:
         try:
             sample = recipe.chain.run_points(slot, recipe.reader) if recipe.has_points else recipe.reader.finish(slot)
             rest = recipe.chain.rest
-            outcome = rest.run(sample, (rest.seed, slot.epoch, slot.position))
+            outcome = rest.run(sample, (rest.seed, slot.epoch, slot.position), files=hold)
             if not isinstance(outcome, dict):
                 return self._several(slot, outcome)
             slot.is_single = True

@@ -16,10 +16,8 @@ from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import OWN, Allowed, Rules, is_below
 from sqlstream.storage.base.identity import Identity
 from sqlstream.storage.base.urls import redact
-from sqlstream.stream.chain.chain import Chain
 from sqlstream.stream.run.shares import EpochShare
-from sqlstream.transforms.base import Sample
-from sqlstream.transforms.reading import lend
+from sqlstream.transforms.base import Chain, Sample
 
 if TYPE_CHECKING:
     from sqlstream.stream.engine.recipe import Recipe
@@ -241,7 +239,6 @@ class RowReader:
         """
         sample, refs, hold = slot.sample, slot.refs, slot.hold
         if hold is not None:
-            lend(hold)
             sample.update(zip(refs, hold.paths, strict=True))
         if len(refs) < len(self._columns):
             for column in self._columns:

@@ -24,10 +24,10 @@ from sqlstream.cache.session import KEY_BYTES, STORED_SAMPLE_EXTENSION, ObjectRe
 from sqlstream.config import SampleOptions
 from sqlstream.errors import CacheError, ConfigError, DecodeError
 from sqlstream.process import locks
-from sqlstream.stream.chain.chain import Chain
+from sqlstream.stream.chain.global_rng import GlobalGenerators
 from sqlstream.stream.engine.held_paths import holds_path
 from sqlstream.stream.engine.slots import PlannedSample, RowReader
-from sqlstream.transforms.base import Sample, Transform
+from sqlstream.transforms.base import Chain, OpenFiles, Sample, Transform
 from sqlstream.transforms.cached import CachePoint, describe, split_at_points
 from sqlstream.transforms.codec import decode_sample, encode_sample
 
@@ -72,7 +72,7 @@ class CachedChain:
         points, rest = split_at_points(transforms)
 
         def chain(part: Sequence[Transform], stage: int) -> Chain:
-            return Chain(part, seed=seed, stage=stage, seeds_globals=options.seed_transforms)
+            return Chain(part, seed=seed, stage=stage, generators=GlobalGenerators if options.seed_transforms else None)
 
         self._stages = [_Stage(point=point, chain=chain(point.transforms, i)) for i, point in enumerate(points, FIRST_STAGE)]
         self.rest = chain(rest, FIRST_STAGE + len(points))
@@ -174,13 +174,13 @@ class CachedChain:
         else:
             sample, num_done = slot.stored, slot.found + 1
         for stage, ref in zip(self._stages[num_done:], slot.stored_refs[num_done:], strict=True):
-            sample = self._run_stage(stage, ref, sample)
+            sample = self._run_stage(stage, ref, sample, slot.hold)
         return sample
 
-    def _run_stage(self, stage: _Stage, ref: ObjectRef, sample: Sample) -> Sample:
+    def _run_stage(self, stage: _Stage, ref: ObjectRef, sample: Sample, files: OpenFiles | None) -> Sample:
         name = stage.point.name
         words = int.from_bytes(ref.key[:8], "little"), 0, int.from_bytes(ref.key[8:], "little")
-        result = stage.chain.run(sample, words, watches=True)
+        result = stage.chain.run(sample, words, files=files, watches=True)
         if not isinstance(result, dict):
             raise ConfigError(
                 f"CacheTransform {name!r}: a transform before this point makes several samples of one: put it behind the point"
