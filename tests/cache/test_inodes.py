@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -12,10 +13,13 @@ import pytest
 
 from sqlstream import StreamingDataset
 from sqlstream.cache import Cache
-from sqlstream.errors import CacheError
+from sqlstream.cache.acquire.room import make_space
+from sqlstream.cache.files.disk import Disk, Part
+from sqlstream.errors import CacheDiskError, CacheError
 from sqlstream.testing.invariants import violations
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import body, objects
+from tests.cache.session import Session
 
 NUM_INODES, NUM, SIZE = 400, 500, 100  # 256 of them are folders of data/
 
@@ -53,6 +57,43 @@ def test_files_are_evicted_where_no_inode_is_left(few_inodes: Path, urls: list[s
         assert statistics.evictions > 0
         assert os.statvfs(few_inodes).f_files == NUM_INODES
     assert violations(few_inodes / "cache", at_rest=True) == []
+
+
+def test_as_many_files_are_evicted_as_are_to_be_made_however_large_they_are(tmp_path: Path, server: FaultyHttpServer) -> None:
+    sizes = [1 << 20, *[SIZE] * 60]
+    server.objects.update(objects(sizes))
+    with Cache(tmp_path / "cache", limit=None) as cache:
+        for i in range(len(sizes)):
+            with cache.pinned(f"{server.url}/o/{i}.bin"):
+                pass
+        make_space(Session(cache).owner, Session(cache).disk, need_bytes=0, num_files=40)
+        assert cache.statistics().evictions == 40
+
+
+def test_a_window_is_asked_for_again_while_others_take_the_inodes_that_it_gave_back(
+    tmp_path: Path, urls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_part, num_left = Disk.create_part, 2
+
+    def create(disk: Disk, key: bytes) -> Part:
+        nonlocal num_left
+        if num_left:
+            num_left -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return create_part(disk, key)
+
+    with Cache(tmp_path / "cache", limit=None) as cache:
+        for url in urls[:10]:
+            with cache.pinned(url):
+                pass
+        monkeypatch.setattr(Disk, "create_part", create)
+        for url, path in zip(urls[10:15], cache.acquire_many(urls[10:15]), strict=True):
+            assert path.read_bytes() == body(url[url.index("/o/") :], SIZE)
+        assert num_left == 0
+        assert cache.statistics().evictions > 0
+        num_left = 1 << 30
+        with pytest.raises(CacheDiskError, match="No space left on device"):
+            cache.acquire_many([urls[15]])
 
 
 def test_a_stream_goes_on_where_no_inode_is_left(few_inodes: Path, tmp_path: Path, urls: list[str]) -> None:

@@ -92,7 +92,7 @@ def sample(cache: Cache, ref: ObjectRef) -> bytes:
 def evict_all(cache: Cache) -> int:
     """Evict whatever may go, 32 files a transaction; return how many went."""
     num_evicted = cache.statistics().evictions
-    while Session(cache).owner.run(lambda tx: evict(tx, Session(cache).disk, 1 << 40)):
+    while Session(cache).owner.run(lambda tx: evict(tx, Session(cache).disk, 1 << 40)).num_files:
         pass
     return cache.statistics().evictions - num_evicted
 
@@ -177,7 +177,7 @@ def test_eviction_goes_past_any_number_of_files_that_are_read(cache: Cache) -> N
         order = [refs[row.key] for row in unpinned_in_order(tx, NUM_OBJECTS)]
     holds = [read_hold(cache, ref) for ref in order[:40]]  # more than eviction looks at first
     with Session(cache).transaction() as tx:
-        assert evict(tx, Session(cache).disk, 3 * 4096, at_most=4) == 3 * 4096
+        assert evict(tx, Session(cache).disk, 3 * 4096, at_most=4) == (3 * 4096, 3)
     assert [path_of(cache, ref).exists() for ref in order] == [True] * 40 + [False] * 3 + [True] * (NUM_OBJECTS - 43)
     assert evict_all(cache) == NUM_OBJECTS - 43
     for hold in holds:
@@ -194,7 +194,7 @@ def test_eviction_ends_on_a_disk_that_removes_nothing(cache: Cache, monkeypatch:
 
     monkeypatch.setattr(Disk, "remove_data", keep)
     with Session(cache).transaction() as tx:
-        assert evict(tx, Session(cache).disk, 4096, at_most=1, max_looked_at=16) == 0
+        assert evict(tx, Session(cache).disk, 4096, at_most=1, max_looked_at=16) == (0, 0)
     assert len(tried) == 4 + 16
     assert len(set(tried)) == 16 < NUM_OBJECTS
 

@@ -20,7 +20,7 @@ from sqlstream.cache.acquire.holds import Hold, Holds
 from sqlstream.cache.acquire.outcomes import DownloadSource
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.acquire.reserve import AcquireTransaction, NextUses
-from sqlstream.cache.acquire.room import Room, make_space_after
+from sqlstream.cache.acquire.room import NUM_TRIES, Room, make_space_after
 from sqlstream.cache.acquire.uses import UseRules
 from sqlstream.cache.acquire.wait import RoomQueue
 from sqlstream.cache.files.disk import Disk, Part
@@ -149,17 +149,24 @@ class Acquirer:
         in_line: bool = True,
         rules: UseRules | None = None,
     ) -> AcquireTransaction:
-        """Acquire a window in one transaction, then send what is to be downloaded; once more if the ledger has just failed."""
+        """Acquire a window in one transaction, then send what is to be downloaded.
+
+        Once more if the ledger has just failed, and again while the disk is full and others take what is evicted for it.
+        """
+        num_left = NUM_TRIES
         with locks.uninterrupted():
-            try:
-                return self._acquire_once(
-                    groups, source, next_uses, must_fit=must_fit, takes_least=takes_least, in_line=in_line, rules=rules
-                )
-            except (CacheDamagedError, CacheDiskError) as error:
-                make_space_after(error, self._owner.run, self._disk, num_files=sum(map(len, groups)))
-                return self._acquire_once(
-                    groups, source, next_uses, must_fit=must_fit, takes_least=takes_least, in_line=in_line, rules=None
-                )
+            while True:
+                try:
+                    return self._acquire_once(
+                        groups, source, next_uses, must_fit=must_fit, takes_least=takes_least, in_line=in_line, rules=rules
+                    )
+                except (CacheDamagedError, CacheDiskError) as error:
+                    num_left -= 1
+                    if not num_left:
+                        raise
+                    rules = None
+                    if not make_space_after(error, self._owner, self._disk, num_files=sum(map(len, groups))):
+                        num_left = 1
 
     def _acquire_once(
         self,

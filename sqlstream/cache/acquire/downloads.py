@@ -19,7 +19,7 @@ from functools import partial
 from sqlstream.cache.acquire.holds import Hold, Holds
 from sqlstream.cache.acquire.outcomes import DownloadSource, Lead, Outcomes, Sizes
 from sqlstream.cache.acquire.owner import Owner
-from sqlstream.cache.acquire.room import FULL, Room, despite_full_disk, forget_limit_of_the_dead, make_room, make_space
+from sqlstream.cache.acquire.room import FULL, Room, despite_full_disk, forget_limit_of_the_dead, make_room
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.files.layout import AllocationUnit
 from sqlstream.cache.ledger.ledger import LedgerTransaction
@@ -137,19 +137,14 @@ class Downloads:
             source.cancel([lead.part.name for lead in mine])
 
     def _allocate(self, lead: Lead) -> CacheError | None:
-        """Ready a lead's part for what was counted; on a full disk, evict and try once more. Return the error if that fails."""
+        """Ready a lead's part for what was counted. Return the error if that fails, also after evictions on a full disk."""
         takes_room = lead.must_allocate or lead.charged_bytes >= self._allocate_from_bytes
-        for is_last in (False, True):
-            try:
-                self._disk.allocate(lead.part, lead.charged_bytes, takes_room=takes_room)
-            except OSError as error:
-                if is_last or error.errno not in FULL:
-                    return _disk_error(self._disk, lead, error)
-                logger.warning("the disk below the cache at %s is full: evicting to go on", self._disk.root)
-                make_space(self._owner.run, self._disk, lead.charged_bytes)
-            else:
-                return None
-        raise AssertionError("the loop returns")
+        allocate = partial(self._disk.allocate, lead.part, lead.charged_bytes, takes_room=takes_room)
+        try:
+            despite_full_disk(self._owner, self._disk, allocate, need_bytes=lead.charged_bytes)
+        except OSError as error:
+            return _disk_error(self._disk, lead, error)
+        return None
 
     # -- what the helper says (receiver thread) -----------------------------------------------------------------------
 
@@ -182,7 +177,7 @@ class Downloads:
                     failed[lead] = lead.error or (None if lead.is_given_up else event.error)
                     continue
                 try:
-                    despite_full_disk(self._owner.run, self._disk, partial(_publish, self._disk, lead, event.size_bytes))
+                    despite_full_disk(self._owner, self._disk, partial(_publish, self._disk, lead, event.size_bytes))
                     whole[lead] = _publication(self._disk, lead, event, self.checksum_of(lead.ref.key, lead.part.fd))
                 except OSError as error:
                     if interrupts.is_of_handler(error):

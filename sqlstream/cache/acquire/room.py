@@ -11,6 +11,7 @@ import errno
 import logging
 from collections.abc import Callable, Iterator, Set
 from enum import Enum, auto
+from typing import NamedTuple
 
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.files.disk import Disk
@@ -37,8 +38,15 @@ HYSTERESIS = 0.95
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """How a disk says that it has no room: neither bytes nor, to the same errors, inodes."""
-Run = Callable[[Callable[[LedgerTransaction], int]], int]
-"""Runs work in a transaction and returns its result."""
+NUM_TRIES = 3
+"""How often a file is written while other processes take what eviction gives back. Arbitrary."""
+
+
+class Freed(NamedTuple):
+    """What an eviction gave back."""
+
+    num_bytes: int
+    num_files: int
 
 
 class Room(Enum):
@@ -86,7 +94,7 @@ def make_room(
         return Room.AGAIN  # the dead give back before the living lose anything
     missing = max(short_bytes, account.charged_bytes + wanted - account.limit_bytes)
     surplus = account.charged_bytes + wanted - int(account.limit_bytes * HYSTERESIS)
-    freed = evict(tx, disk, max(missing, surplus), keep=keep)
+    freed = evict(tx, disk, max(missing, surplus), keep=keep).num_bytes
     if freed >= missing:
         return Room.ENOUGH
     return Room.AGAIN if freed or recover.reap(tx, disk) else Room.NONE
@@ -96,7 +104,7 @@ def _make_free(tx: LedgerTransaction, disk: Disk, num_bytes: int, keep: Set[byte
     """Give the file system `num_bytes` back."""
     if drain_touches(tx, MAX_DRAINED_TOUCHES):
         return Room.AGAIN
-    freed = evict(tx, disk, num_bytes, keep=keep)
+    freed = evict(tx, disk, num_bytes, keep=keep).num_bytes
     if freed >= num_bytes:
         return Room.ENOUGH
     return Room.AGAIN if freed or recover.reap(tx, disk) else Room.NONE
@@ -107,58 +115,57 @@ def evict(
     disk: Disk,
     num_bytes: int,
     *,
+    num_files: int = 0,
     keep: Set[bytes] = frozenset(),
     at_most: int = MAX_EVICTIONS,
     max_looked_at: int = MAX_LOOKED_AT,
-) -> int:
-    """Evict unpinned entries in the order of the policy, `at_most` of them, for `num_bytes`; return the bytes freed."""
+) -> Freed:
+    """Evict unpinned entries in the order of the policy, `at_most` of them, for `num_bytes` and `num_files`."""
     width = 4 * at_most + len(keep)
     gone: list[EntryRow] = []
-    while num_bytes > 0:
+    while num_bytes > 0 or num_files > 0:
         rows = unpinned_in_order(tx, width)
         free = [row for row in rows if row.key not in keep]
-        gone = recover.remove(tx, disk, free, num_bytes=num_bytes, at_most=at_most)
+        gone = recover.remove(tx, disk, free, num_bytes=num_bytes, num_files=num_files, at_most=at_most)
         if gone or len(rows) < width or width >= max_looked_at:
             break
         width *= 4  # all of these are read, or cannot be removed: look further
-    freed = sum(row.charged_bytes for row in gone)
-    tx.count({"evictions": len(gone), "evicted_bytes": freed})
+    freed = Freed(sum(row.charged_bytes for row in gone), len(gone))
+    tx.count({"evictions": freed.num_files, "evicted_bytes": freed.num_bytes})
     return freed
 
 
-def make_space(run: Run, disk: Disk, need_bytes: int, *, num_files: int = 0) -> None:
-    """Give a full disk `need_bytes` and about `num_files` inodes back, and some more: by eviction, whatever the limit says."""
-
-    def wanted_bytes(tx: LedgerTransaction) -> int:
-        account = tx.account()
-        mean_bytes = -(-account.charged_bytes // max(1, account.entries))
-        return max(need_bytes, num_files * mean_bytes, int((1 - HYSTERESIS) * account.charged_bytes))
-
-    wanted = run(wanted_bytes)
-    while wanted > 0 and (freed := run(lambda tx, rest=wanted: evict(tx, disk, rest))):  # type: ignore[misc]  # default of a lambda
-        wanted -= freed
+def make_space(owner: Owner, disk: Disk, need_bytes: int, num_files: int) -> None:
+    """Give a full disk bytes and inodes back, and some more: by eviction, whatever the limit says."""
+    account = owner.run(lambda tx: tx.account())
+    left = Freed(max(need_bytes, int((1 - HYSTERESIS) * account.charged_bytes)), num_files)
+    while left.num_bytes > 0 or left.num_files > 0:
+        freed = owner.run(lambda tx, left=left: evict(tx, disk, left.num_bytes, num_files=left.num_files))  # type: ignore[misc]  # default of a lambda
+        if not freed.num_files:
+            return
+        left = Freed(left.num_bytes - freed.num_bytes, left.num_files - freed.num_files)
 
 
-def make_space_after(error: Exception, run: Run, disk: Disk, *, num_files: int) -> None:
-    """Give a disk room for files that could not be created, if `error` says that it has none: bytes or inodes."""
-    cause = error.__cause__
-    if isinstance(cause, OSError) and cause.errno in FULL:
-        logger.warning("the disk below the cache at %s has no room (%s): evicting to go on", disk.root, cause.strerror)
-        with contextlib.suppress(CacheError):
-            make_space(run, disk, 0, num_files=num_files)
+def make_space_after(error: Exception, owner: Owner, disk: Disk, *, need_bytes: int = 0, num_files: int = 1) -> bool:
+    """Give a disk room if `error` says that it has none, bytes or inodes; return whether it says so."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if not isinstance(cause, OSError) or cause.errno not in FULL:
+        return False
+    logger.warning("the disk below the cache at %s has no room (%s): evicting to go on", disk.root, cause.strerror)
+    with contextlib.suppress(CacheError):  # the next try tells what is wrong
+        make_space(owner, disk, need_bytes, num_files)
+    return True
 
 
-def despite_full_disk(run: Run, disk: Disk, write: Callable[[], None]) -> None:
-    """Call `write`; on a disk without room or inodes, evict and call it once more."""
-    try:
-        write()
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        logger.warning("the disk below the cache at %s has no room (%s): evicting to go on", disk.root, error.strerror)
-        with contextlib.suppress(CacheError):  # `write` tells then what is wrong
-            make_space(run, disk, 0)
-        write()
+def despite_full_disk(owner: Owner, disk: Disk, write: Callable[[], None], *, need_bytes: int = 0) -> None:
+    """Call `write`; on a disk without room or inodes, evict and call it again."""
+    for num_left in reversed(range(NUM_TRIES)):
+        try:
+            return write()
+        except OSError as error:
+            if not num_left or not make_space_after(error, owner, disk, need_bytes=need_bytes):
+                raise
+    return None
 
 
 def _claims_before(tx: LedgerTransaction, disk: Disk, owner: str) -> int:

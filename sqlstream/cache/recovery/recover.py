@@ -45,7 +45,13 @@ def reap(tx: LedgerTransaction, disk: Disk) -> int:
 
 
 def remove(
-    tx: LedgerTransaction, disk: Disk, rows: Sequence[EntryRow], *, num_bytes: int | None = None, at_most: int | None = None
+    tx: LedgerTransaction,
+    disk: Disk,
+    rows: Sequence[EntryRow],
+    *,
+    num_bytes: int | None = None,
+    num_files: int = 0,
+    at_most: int | None = None,
 ) -> list[EntryRow]:
     """Remove files, then their rows, and return those that are gone; in a transaction that saw that no owner pins them.
 
@@ -53,14 +59,15 @@ def remove(
         tx: That transaction.
         disk: Where the files are.
         rows: What may go, in this order; what a process reads under a lock is left.
-        num_bytes: Stop when so many charged bytes are gone; None: remove all.
+        num_bytes: Stop when so many charged bytes are gone, and `num_files`; None: remove all.
+        num_files: The same, of files.
         at_most: Stop after so many files.
     """
     disk.announce_removal([row.key for row in rows])
     gone: list[EntryRow] = []
     freed = 0
     for row in rows:
-        if (num_bytes is not None and freed >= num_bytes) or len(gone) == at_most:
+        if (num_bytes is not None and freed >= num_bytes and len(gone) >= num_files) or len(gone) == at_most:
             break
         if disk.remove_data(row.key, row.ext):
             gone.append(row)
