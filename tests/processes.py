@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[1]
 FORKSERVER = multiprocessing.get_context("forkserver")
 """Clean processes, started fast: their server has imported what they need, and used none of it."""
 FORKSERVER.set_forkserver_preload(
-    ["tests.cache.actors", "sqlstream.cli.main", "sqlstream.index.build.build", "pyarrow.parquet"]
+    [
+        *("tests.cache.actors", "sqlstream.cli.main", "sqlstream.cli.top", "sqlstream.cache.ledger.queries"),
+        *("sqlstream.index.build.build", "pyarrow.parquet", "pandas"),  # pyarrow imports pandas when it converts values
+    ]
 )
 
 

@@ -61,7 +61,7 @@ ATTACKS = [
     "SELECT ? FROM dataframe",
     "SELECT " + "(" * 500 + "1" + ")" * 500 + " FROM dataframe",
     "SELECT * FROM dataframe WHERE n = " + "1 + " * 5000 + "1",
-    "SELECT * FROM dataframe WHERE n IN (" + "1," * 200_000 + "1)",
+    "SELECT * FROM dataframe WHERE n IN (" + "123456789012345678," * 11_000 + "1)",  # longer than any honest list
     "SELECT * FROM dataframe WHERE index LIKE '" + "%a" * 5000 + "'",
     "SELECT 'x",
     "",
