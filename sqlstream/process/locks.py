@@ -282,7 +282,7 @@ def open_shared(path: str | os.PathLike[str]) -> int | None:
     """
     try:
         fd = open_descriptor(path, os.O_RDONLY)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         if _try(fd, fcntl.LOCK_SH) and os.fstat(fd).st_nlink:

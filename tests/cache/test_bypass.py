@@ -14,7 +14,14 @@ import pytest
 
 from sqlstream.cache import Cache
 from sqlstream.cache.model.refs import ObjectRef
-from sqlstream.errors import CacheDirectoryError, CacheDiskError, CacheFullError, ConfigError, ObjectNotFoundError
+from sqlstream.errors import (
+    CacheDirectoryError,
+    CacheDiskError,
+    CacheError,
+    CacheFullError,
+    ConfigError,
+    ObjectNotFoundError,
+)
 from sqlstream.testing.faults import SideEffects
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
@@ -96,6 +103,47 @@ def test_a_disk_that_fails_from_any_side_effect_on_stops_no_read(directory: Path
         if got_through:
             break
     assert 10 < at < 999
+
+
+def put_in_its_place(directory: Path, what: str) -> None:
+    """Put something that is no directory where the cache was."""
+    if what == "file":
+        directory.write_text("")
+    elif what == "loop of links":
+        directory.symlink_to(directory)
+    else:
+        directory.symlink_to("a" * 300)
+
+
+@pytest.mark.parametrize("what", ["file", "loop of links", "link to a name that is too long"])
+def test_whatever_takes_the_place_of_the_directory_stops_no_read(
+    cache: Cache, directory: Path, private: Path, what: str
+) -> None:
+    read(cache, URLS[:5])
+    away = directory.rename(directory.with_name("away"))
+    put_in_its_place(directory, what)
+    read(cache, URLS)
+    directory.unlink()
+    away.rename(directory)
+    try_the_cache_again(cache)
+    read(cache, URLS)
+    cache.close()
+    assert files_in(private) == []
+    check_invariants(directory, at_rest=True)
+
+
+@pytest.mark.parametrize("what", ["file", "loop of links", "link to a name that is too long"])
+def test_whatever_takes_the_place_of_the_directory_is_an_error_of_the_cache(directory: Path, what: str) -> None:
+    with Cache(directory, limit=LIMIT) as cache:
+        cache.fetcher = ScriptedFetcher(OBJECTS)
+        read(cache, URLS[:5])
+        directory.rename(directory.with_name("away"))
+        put_in_its_place(directory, what)
+        for url in (URLS[0], URLS[9]):
+            with pytest.raises(CacheError, match=r"cannot work in|is gone"), cache.pinned(url):
+                pass
+        with pytest.raises(CacheError, match=r"cannot work in|is gone"):
+            cache.statistics()
 
 
 def mend_ledger(cache: Cache) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle
 import random
 import shutil
 import sqlite3
@@ -203,6 +204,23 @@ def test_an_index_file_that_is_emptied_while_it_is_open_is_one_clear_error(sourc
         footers.execute("UPDATE footers SET footer = zeroblob(length(footer))")
     with pytest.raises(IndexDatabaseError, match=r"the footer of .*t\.parquet cannot be read: .*remove it"):
         lazy.read(0, [])
+
+
+@pytest.mark.parametrize("what", ["file", "loop of links"])
+def test_an_index_whose_directory_is_something_else_by_now_is_one_clear_error(what: str, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    index = build(tmp_path / "cache", source, sql_query=QUERY)
+    others = [pickle.loads(pickle.dumps(index)) for _ in range(2)]  # as workers get it
+    index.close()
+    (tmp_path / "cache").rename(tmp_path / "away")
+    if what == "file":
+        (tmp_path / "cache").write_text("")
+    else:
+        (tmp_path / "cache").symlink_to(tmp_path / "cache")
+    with pytest.raises(IndexDatabaseError, match="cannot be read"):
+        others[0].rows([0])
+    with pytest.raises(IndexDatabaseError, match="cannot be read"):
+        others[1].row_ids(np.arange(3))
 
 
 def test_another_index_under_the_name_of_the_one_is_built_again(source: Path, tmp_path: Path) -> None:

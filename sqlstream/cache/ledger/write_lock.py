@@ -161,10 +161,10 @@ class WriteLock:
 
 
 def same_file(path: str | Path, status: os.stat_result) -> bool:
-    """Return True if `path` is still the file that `status` was taken from."""
+    """Return True if `path` is still the file that `status` was taken from; False also if that cannot be seen."""
     try:
         now = os.stat(path)
-    except FileNotFoundError:
+    except OSError:  # whoever opens it then names the reason
         return False
     return (now.st_dev, now.st_ino) == (status.st_dev, status.st_ino)
 

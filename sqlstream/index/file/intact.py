@@ -28,12 +28,14 @@ def check_plain(path: Path) -> None:
     """Raise if `path` is there and is no plain file: to open a pipe may wait for ever, and a link leads elsewhere.
 
     Raises:
-        IndexDatabaseError: It is something that we never make.
+        IndexDatabaseError: It is something that we never make, or cannot be looked at.
     """
     try:
         mode = os.lstat(path).st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
+    except OSError as error:
+        raise IndexDatabaseError(f"{path} cannot be read ({error}): look at its directory and that disk's health") from error
     if not stat.S_ISREG(mode):
         kinds = {
             stat.S_IFLNK: "a symbolic link",
