@@ -314,7 +314,8 @@ class StreamingDataset(IterableDataset[Sample]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples of several selected rows, in the order asked; their objects are acquired together."""
-        return self._pipeline.rows(indices, self._schedule.counter.next.epoch)
+        engine = self._pipeline.access_engine or self._pipeline.begin_accesses()
+        return engine.rows(indices, self._schedule.counter.next.epoch)
 
     @property
     def index(self) -> Index:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, SupportsIndex
+from typing import Any
 
 from torch.utils.data import get_worker_info
 
@@ -21,9 +20,8 @@ from sqlstream.storage.base.access import Rules
 from sqlstream.stream.chain.global_rng import GlobalGenerators
 from sqlstream.stream.engine.engine import Engine
 from sqlstream.stream.engine.lazy_rows import LazyRows
-from sqlstream.stream.engine.recipe import Recipe
 from sqlstream.stream.engine.row_source import IndexRows, RowSource
-from sqlstream.stream.engine.slots import KnownObjects, RowJudge, RowReader
+from sqlstream.stream.engine.slots import KnownObjects, Recipe, RowJudge, RowReader
 from sqlstream.stream.engine.stored_samples import CachedChain
 from sqlstream.stream.frameworks.plain_loader import warn_of_paths
 from sqlstream.stream.options import DatasetOptions, default_name
@@ -53,7 +51,7 @@ class Pipeline:
     worker_engine: Engine | None = field(default=None, compare=False)
     """A DataLoader worker's engine: it outlives an iteration, with what it has prepared for the next one."""
     access_engine: Engine | None = field(default=None, compare=False)
-    """The engine of random access."""
+    """The engine of random access; None: no row was asked for yet."""
     warnings: set[str] = field(default_factory=set, compare=False)
     """Texts of the warnings about loaders that this process has given for the dataset, each of them once."""
 
@@ -62,19 +60,11 @@ class Pipeline:
         """The dataset's name in reports."""
         return self.options.name or default_name(self.index.src)
 
-    def rows(self, indices: Sequence[SupportsIndex], epoch: int) -> list[Any]:
-        """Return the samples of selected rows, in the order asked.
-
-        Raises:
-            TypeError: One of `indices` is no whole number.
-            IndexError: There is no such row.
-            SampleError, StorageError: A sample cannot be made.
-        """
+    def begin_accesses(self) -> Engine:
+        """Return the engine of random access, which is made for the first one."""
         self.cache.check_open()
-        selected = from_start(indices, self.index)
-        if self.access_engine is None:
-            self.access_engine = self._make_engine(self.options.samples.retained_accesses)
-        return self.access_engine.rows(selected, epoch)
+        self.access_engine = self._make_engine(self.options.samples.retained_accesses)
+        return self.access_engine
 
     @contextlib.contextmanager
     def engine(self, ranks_on_node: int, batches: BatchOptions | None) -> Iterator[Engine]:
@@ -163,7 +153,7 @@ class Pipeline:
             ),
         )
         chain = CachedChain(self.options.transforms, self.cache, options, seed=self.seed, dataset=self.dataset_id)
-        return Recipe(name=self.name, rows=self._rows(), reader=reader, chain=chain)
+        return Recipe(name=self.name, session=self.cache.session, rows=self._rows(), reader=reader, chain=chain)
 
     def _rows(self) -> RowSource:
         if isinstance(self.index, LazyIndex):
@@ -181,28 +171,3 @@ class Pipeline:
     def __getstate__(self) -> dict[str, Any]:
         """Pickle for a worker, which makes its own engines."""
         return {**self.__dict__, "worker_engine": None, "access_engine": None, "num_iterating": 0}
-
-
-def from_start(indices: Sequence[SupportsIndex], index: Index) -> list[int]:
-    """Return numbers of selected rows, those from the end counted from the start.
-
-    Raises:
-        TypeError: One of them is no whole number.
-        IndexError: There is no such row. While a lazy index does not know how many it has, the engine finds out.
-        UnknownLengthError: It does not know, and a number is counted from the end.
-    """
-    number: SupportsIndex = 0
-    try:
-        numbers = [operator.index(number := given) for given in indices]
-    except TypeError:  # torch says only that tensors of integers can be an index
-        raise TypeError(
-            f"dataset[{number!r}]: a row is a whole number, not {type(number).__name__}; for several rows at once, "
-            "dataset.__getitems__([0, 1])"
-        ) from None
-    size = index.known_length
-    if size is None and min(numbers, default=0) < 0:
-        size = len(index)
-    for number in numbers:
-        if size is not None and not -size <= number < size:
-            raise IndexError(f"index {number} is out of range: the dataset has {size} samples")
-    return [number if number >= 0 else number + (size or 0) for number in numbers]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from sqlstream.stream.engine.held_paths import MAX_LOOKED_AT, holds_path
+from sqlstream.stream.engine.sample_maker import MAX_LOOKED_AT, holds_path
 
 DIRECTORY = "/cache/data/"
 FILE = f"{DIRECTORY}ab/abc.jpg"

@@ -1,1 +1,1 @@
-"""Runs transforms on a sample, with random numbers that depend on (seed, epoch, position) alone."""
+"""The global generators while transforms run: their numbers depend on (seed, epoch, position) alone."""

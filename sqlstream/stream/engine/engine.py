@@ -7,29 +7,36 @@ sleeps; then the sample is acquired again.
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import attrgetter
+import operator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import SupportsIndex
 
 import numpy as np
 
 from sqlstream.cache import Cache
-from sqlstream.cache.session import AnyHold
+from sqlstream.cache.session import AnyHold, CacheSession
 from sqlstream.config import OnError, SampleOptions
-from sqlstream.errors import AccessDeniedError, ObjectChangedError, ObjectNotFoundError, SampleError, StorageError
-from sqlstream.storage.base.urls import redact
+from sqlstream.errors import SampleError, StorageError
 from sqlstream.stream.engine.failures import FailureLog
-from sqlstream.stream.engine.recipe import Recipe
+from sqlstream.stream.engine.forecast import foresee, is_wanted
+from sqlstream.stream.engine.row_source import RowSource
 from sqlstream.stream.engine.sample_maker import SampleMaker
-from sqlstream.stream.engine.slots import PlannedSample
-from sqlstream.stream.engine.walk import PlannedSpan, announce, walk
-from sqlstream.stream.engine.window import Window
+from sqlstream.stream.engine.slots import PlannedSample, Recipe
+from sqlstream.stream.engine.walk import planned_slots
 from sqlstream.stream.run.shares import EpochShare, ShareProgress
 from sqlstream.transforms.base import Sample
 
 KEPT_ACCESSES = 8
 """Accesses of many rows each whose paths stay valid: a loader of batches by row has `prefetch_factor` + 1 under way."""
+FIRST_WIDTH = 64
+"""Samples ahead at first, before sizes are known; then it doubles with every half of it that is used."""
+
+SIZES_LOOKED_AT = 32
+"""Samples whose entries' mean size counts for all that are ahead: as many of the last used, and as many of the next."""
+MAX_ENTRIES = 4096
+"""Distinct entries ahead, where samples have many objects each: one that is on its way keeps a file open. Arbitrary."""
 
 
 class Engine:
@@ -82,15 +89,18 @@ class Engine:
         first = next(shares)
         progress.begin(first)
         self._failures = FailureLog(self._options, self._session, self._name, self._cache.path)
-        window, last_epoch, epoch = self._window(first, shares), None if is_endless else first.epoch, first.epoch
+        window, last_epoch = self._window(first, shares), None if is_endless else first.epoch
         slot: PlannedSample | None = None
+        share: EpochShare | None = None
+        has_delivered = False
         try:
             while not self._cache.is_closed and (slot := window.pop(last_epoch)) is not None:
-                share = slot.share
-                if share is not None and share.epoch != epoch:
-                    self._failures.end_epoch()
-                    epoch = share.epoch
-                progress.come_to(share, slot.place)
+                if slot.share is not share:
+                    share, has_delivered = slot.share, self._come_to_share(slot, progress)
+                if is_alone := slot.is_first and slot.is_last and not has_delivered:
+                    progress.taken, progress.offset = slot.place, 0
+                else:
+                    progress.come_to(share, slot.place)
                 try:
                     outcome = self._maker.make(slot)
                 except (SampleError, StorageError) as error:
@@ -100,9 +110,9 @@ class Engine:
                         self._failures.num_seen += 1
                     else:
                         outcome = self._each(slot, outcome)
-                if isinstance(outcome, dict) and slot.is_last:
-                    if progress.is_new(is_only=True):
-                        yield outcome
+                if is_alone and isinstance(outcome, dict):
+                    progress.taken = slot.place + 1
+                    yield outcome
                 else:
                     yield from self._counted(slot, outcome, progress, note_several)
             self._cache.check_open()
@@ -115,10 +125,19 @@ class Engine:
             raise
         self._ahead = window
 
+    def _come_to_share(self, slot: PlannedSample, progress: ShareProgress) -> bool:
+        """Move to the share of a slot; return True if some of its samples may have been delivered before."""
+        assert slot.share is not None, "it was asked for by row"
+        if slot.share.epoch != progress.share.epoch:
+            self._failures.end_epoch()
+        progress.come_to(slot.share, slot.place)
+        return slot.share.has_delivered
+
     def _counted(
         self, slot: PlannedSample, outcome: Sample | Iterator[Sample], progress: ShareProgress, note_several: Callable[[], None]
     ) -> Iterator[Sample]:
         """Yield those samples of a slot that were not delivered before, moving `progress` on with each."""
+        progress.come_to(slot.share, slot.place)
         num_samples = 0
         for num_samples, sample in enumerate([outcome] if isinstance(outcome, dict) else outcome, start=1):  # noqa: B007
             if progress.is_new(is_only=slot.is_single and slot.is_last):
@@ -126,47 +145,47 @@ class Engine:
         if num_samples != 1 or not slot.is_last:
             note_several()
 
-    def rows(self, selected: Sequence[int], epoch: int, stream: int = 0) -> list[Sample | list[Sample]]:
+    def rows(self, indices: Sequence[SupportsIndex], epoch: int, stream: int = 0) -> list[Sample | list[Sample]]:
         """Return the samples of a stream's selected rows, in the order asked; a list where transforms make several of one row.
 
         Raises:
+            TypeError: One of `indices` is no whole number.
+            IndexError: There is no such row.
             SampleError, StorageError: One of them cannot be made; never another row in its place.
         """
+        if self._cache.is_closed:
+            self._cache.check_open()
         recipe = self._recipes[stream]
-        slots = self._slots(recipe, recipe.rows.ids_at(selected), selected, [epoch] * len(selected))
+        selected = _from_start(indices, recipe.rows)
+        row_ids = selected if recipe.rows.ids_are_numbers else recipe.rows.ids_at(selected)
+        slots = recipe.slots(row_ids, selected, [epoch] * len(selected))
         access: list[AnyHold] = []
-        for slot in slots:
-            slot.access = access
-        remote = [slot for slot in slots if slot.wanted and slot.error is None]
+        made: defaultdict[int, list[Sample]] = defaultdict(list)
         try:
-            if len(remote) > 1:  # all at once, as far as there is room; a single one is acquired where it is waited for
-                groups = [slot.wanted for slot in remote]
-                holds = self._session.acquire(groups, for_reading=self._maker.for_reading)
-                for slot, hold in zip(remote, holds, strict=False):
-                    slot.hold = hold
-            made: dict[int, list[Sample]] = {position: [] for position in range(len(selected))}
+            if len(slots) > 1:  # all at once, as far as there is room; a single one is acquired where it is waited for
+                self._acquire_together(slots)
             for slot in slots:
-                made[slot.place] += self._accessed(slot)
-            self._maker.keep(access, num_accesses=KEPT_ACCESSES)
+                slot.access = access
+                made[slot.place] += self._maker.make_all(slot, self._options.num_random_access_retries)
+            if access:
+                self._maker.keep(access, num_accesses=KEPT_ACCESSES)
         except BaseException:
+            for slot in slots:
+                self._maker.give_back(slot)
             for hold in access:
                 self._session.release(hold)
             raise
         finally:
-            for slot in slots:
-                self._maker.give_back(slot)
-            recipe.chain.flush()
-        return [samples[0] if len(samples) == 1 else samples for samples in made.values()]
+            if recipe.has_points:
+                recipe.chain.flush()
+        return [made[place][0] if len(made[place]) == 1 else made[place] for place in range(len(selected))]
 
-    def _accessed(self, slot: PlannedSample) -> list[Sample]:
-        """Return the samples of a slot, trying again where storage fails."""
-        for num_left in range(self._options.num_random_access_retries, -1, -1):
-            try:
-                return self._maker.make_all(slot)
-            except StorageError as error:
-                if not num_left or isinstance(error, ObjectNotFoundError | AccessDeniedError):
-                    raise
-        raise AssertionError("the loop returns or raises")
+    def _acquire_together(self, slots: Sequence[PlannedSample]) -> None:
+        """Acquire the objects of slots, as far as there is room."""
+        remote = [slot for slot in slots if slot.wanted and slot.error is None]
+        holds = self._session.acquire([slot.wanted for slot in remote], for_reading=self._maker.for_reading)
+        for slot, hold in zip(remote, holds, strict=False):
+            slot.hold = hold
 
     def close(self, *, release_kept: bool) -> None:
         """End: with `release_kept`, the paths of yielded samples are no longer kept valid."""
@@ -180,75 +199,16 @@ class Engine:
             recipe.chain.flush()
         self._session.flush()
 
-    # -- planning -----------------------------------------------------------------------------------------------------
-
     def _window(self, first: EpochShare, following: Iterator[EpochShare]) -> Window:
         """Return the window that the last stream left, if it goes on with `first`, else a new one."""
         window, self._ahead = self._ahead, None
         if window is not None:
             if window.next_share == first:
-                window.extend(self._plan(following))
+                window.extend(planned_slots(following, self._recipes))
                 return window
             window.close()
-        planned = self._plan(itertools.chain((first,), following))
+        planned = planned_slots(chain((first,), following), self._recipes)
         return Window(planned, self._session, self._options, first, for_reading=lambda: self._maker.for_reading)
-
-    def _plan(self, shares: Iterable[EpochShare]) -> Iterator[PlannedSample]:
-        sources = [recipe.rows for recipe in self._recipes]
-        for share in shares:
-            for span in walk(share, sources):
-                planned = self._of_span(span)
-                if span.places.size:
-                    announce(span.share, int(span.places[0]), sources)
-                yield from planned
-
-    def _of_span(self, span: PlannedSpan) -> list[PlannedSample]:
-        """Return the slots of a span, in the order of its positions and of the draws of each."""
-        draws, share = span.draws, span.share
-        planned: list[PlannedSample] = []
-        for stream, recipe in enumerate(self._recipes):
-            numbers = np.flatnonzero(draws.stream == stream)
-            row_ids = recipe.rows.ids_of(draws.row[numbers])
-            of_stream = self._slots(recipe, row_ids, draws.position[numbers].tolist(), draws.epoch[numbers].tolist())
-            for slot in of_stream if len(self._recipes) > 1 else ():
-                slot.place = int(numbers[slot.place])
-            planned += of_stream
-        planned.sort(key=attrgetter("place"))
-        places, positions, starts = span.places.tolist(), span.positions.tolist(), draws.starts.tolist()
-        if draws.is_one_each:
-            for slot in planned:
-                slot.share, slot.share_position, slot.place = share, positions[slot.place], places[slot.place]
-            return planned
-        for slot in planned:
-            number = bisect_right(starts, slot.place) - 1
-            slot.draw = slot.place - starts[number]
-            slot.share, slot.share_position, slot.place = share, positions[number], places[number]
-        for slot, following in itertools.pairwise(planned):
-            slot.is_last = slot.place != following.place
-        return planned
-
-    def _slots(
-        self, recipe: Recipe, row_ids: Sequence[int], positions: Sequence[int], epochs: Sequence[int]
-    ) -> list[PlannedSample]:
-        planned = recipe.slots(row_ids, positions, epochs)
-        if recipe.reader.listed is not None:
-            self._drop_other_versions(planned)
-        return planned
-
-    def _drop_other_versions(self, planned: Sequence[PlannedSample]) -> None:
-        """Remove objects from the cache that are there in another version than their listing names; they are fetched again."""
-        listed = [ref for slot in planned for ref in slot.refs.values() if ref.is_listed]
-        in_use = self._session.drop_other_versions(listed) if listed else ()
-        for slot in planned if in_use else ():
-            if any(ref.key in in_use for ref in slot.wanted):
-                where = ", ".join(redact(ref.url) for ref in slot.wanted if ref.key in in_use)
-                slot.wanted, slot.error = (
-                    (),
-                    ObjectChangedError(
-                        f"{where} is in the cache in another version than its listing names, and that one is in use: "
-                        "close the dataset that uses it, or give another dst"
-                    ),
-                )
 
     # -- one sample ---------------------------------------------------------------------------------------------------
 
@@ -275,7 +235,7 @@ class Engine:
         for selected in others:
             row_ids = recipe.rows.ids_of(np.array([selected], dtype=np.int64))
             samples: list[Sample] = []
-            for stand_in in self._slots(recipe, row_ids, [slot.position], [slot.epoch]):
+            for stand_in in recipe.slots(row_ids, [slot.position], [slot.epoch]):
                 stand_in.share, stand_in.share_position = share, slot.share_position
                 try:
                     samples += self._maker.make_all(stand_in)
@@ -287,3 +247,151 @@ class Engine:
                 yield from samples
                 return
         raise self._failures.no_replacement(slot) from error
+
+
+def _from_start(indices: Sequence[SupportsIndex], rows: RowSource) -> list[int]:
+    """Return numbers of selected rows, those from the end counted from the start.
+
+    Raises:
+        TypeError: One of them is no whole number.
+        IndexError: There is no such row. While a lazy index does not know how many it has, `ids_at` finds out.
+        UnknownLengthError: It does not know, and a number is counted from the end.
+    """
+    size, numbers = rows.known_length, []
+    for given in indices:
+        try:
+            number = place = operator.index(given)
+        except TypeError:  # torch says only that tensors of integers can be an index
+            raise TypeError(
+                f"dataset[{given!r}]: a row is a whole number, not {type(given).__name__}; for several rows at once, "
+                "dataset.__getitems__([0, 1])"
+            ) from None
+        if number < 0:
+            size = len(rows) if size is None else size
+            place += size
+        if place < 0 or (size is not None and place >= size):
+            raise IndexError(f"index {number} is out of range: the dataset has {size} samples")
+        numbers.append(place)
+    return numbers
+
+
+class Window:
+    """Slots in the order of their positions, as many of them acquired as there is room for.
+
+    Args:
+        planned: Slots, made when they are asked for.
+        session: Downloads and pins their objects; its policy may need to know when they are used again.
+        options: Slots ahead at most, and bytes that the acquired ones may have, as far as sizes are known.
+        first: The share that the slots begin with.
+        for_reading: Returns True while objects are only read between claim and release; see `CacheSession.acquire`.
+    """
+
+    def __init__(
+        self,
+        planned: Iterator[PlannedSample],
+        session: CacheSession,
+        options: SampleOptions,
+        first: EpochShare,
+        *,
+        for_reading: Callable[[], bool],
+    ) -> None:
+        self._planned = planned
+        self._session = session
+        self._for_reading = for_reading
+        self._prefetch = options.prefetch
+        self._prefetch_bytes = options.prefetch_bytes
+        self._foresees = is_wanted(session.policy, first)
+        self._ahead: deque[PlannedSample] = deque()
+        self._used: deque[Mapping[bytes, int]] = deque(maxlen=SIZES_LOOKED_AT)
+        """Bytes on disk of the objects of the last slots: where samples are used as they come, no others are known."""
+        self._has_more = True
+        """More slots may be planned."""
+        self._num_acquired = self._num_bare = 0
+        """Slots ahead that have a hold, and slots ahead that need one."""
+        self._mean_bytes = 0.0
+        self._width = self._next_width = min(options.prefetch, FIRST_WIDTH)
+
+    @property
+    def next_share(self) -> EpochShare | None:
+        """The share of the next slot; None: no slot is left."""
+        return self._ahead[0].share if self._ahead else None
+
+    def extend(self, planned: Iterator[PlannedSample]) -> None:
+        """Append further slots."""
+        self._planned, self._has_more = chain(self._planned, planned), True
+
+    def pop(self, last_epoch: int | None) -> PlannedSample | None:
+        """Return the next slot; None if there is none, or none up to `last_epoch` (None: any epoch)."""
+        ahead, enough = self._ahead, self._width // 2
+        if (self._has_more and len(ahead) <= enough) or (self._num_bare and self._num_acquired <= enough):
+            self._look_ahead()
+        if not ahead:
+            return None
+        share = ahead[0].share
+        if last_epoch is not None and share is not None and share.epoch > last_epoch:
+            return None
+        slot = ahead.popleft()
+        if slot.hold is not None:
+            self._num_acquired -= 1
+            if not slot.hold.is_read_hold:  # they have the sizes
+                self._used.append(slot.hold.charges)
+        elif slot.wanted:
+            self._num_bare -= 1
+        return slot
+
+    def close(self) -> None:
+        """Release all that is acquired."""
+        for slot in self._ahead:
+            self.give_back(slot)
+        self._ahead.clear()
+        self._num_acquired = self._num_bare = 0
+
+    def give_back(self, slot: PlannedSample) -> None:
+        """Release a slot's objects."""
+        if slot.hold is not None:
+            self._session.release(slot.hold)
+            slot.hold = None
+
+    def _look_ahead(self) -> None:
+        """Keep a window of samples planned, and as many of them acquired as there is room for, half of it at a time."""
+        ahead = self._ahead
+        if self._has_more and len(ahead) <= self._width // 2:
+            num_wanted = self._next_width - len(ahead)
+            planned = list(islice(self._planned, num_wanted))
+            if self._foresees:
+                foresee(planned)
+            ahead.extend(planned)
+            self._has_more = len(planned) == num_wanted
+            self._num_bare += sum(bool(slot.wanted) for slot in planned)
+        if not self._num_bare or self._num_acquired > self._width // 2:
+            return
+        bare = [slot for slot in ahead if slot.hold is None and slot.wanted][: self._next_width - self._num_acquired]
+        affordable = bare[: self._num_affordable(bare)]
+        if not affordable:
+            return
+        next_uses = [slot.next_use for slot in affordable] if self._foresees else None
+        holds = self._session.acquire([slot.wanted for slot in affordable], next_uses, for_reading=self._for_reading())
+        for slot, hold in zip(affordable, holds, strict=False):
+            slot.hold = hold
+        self._num_acquired += len(holds)
+        self._num_bare -= len(holds)
+        # Without room for all, the window shrinks to the number of slots that have room; then it doubles again.
+        is_short = len(holds) < len(bare)
+        self._width = max(1, self._num_acquired) if is_short else self._next_width
+        self._next_width = min(self._prefetch, 2 * self._width)
+
+    def _num_affordable(self, bare: Sequence[PlannedSample]) -> int:
+        """Return how many of `bare` may be acquired: by the distinct entries ahead, and their mean size as far as known."""
+        settled = (slot.hold for slot in islice(self._ahead, SIZES_LOOKED_AT) if slot.hold is not None and slot.hold.is_settled)
+        sizes: dict[bytes, int] = {}
+        for charges in chain(self._used, [hold.charges for hold in settled]):
+            sizes.update(charges)
+        if sizes:
+            self._mean_bytes = sum(sizes.values()) / len(sizes)
+        most = min(MAX_ENTRIES, int(self._prefetch_bytes / max(self._mean_bytes, 1.0)))
+        entries = {ref.key for slot in self._ahead if slot.hold is not None for ref in slot.wanted}
+        for number, slot in enumerate(bare):
+            entries.update(ref.key for ref in slot.wanted)
+            if len(entries) > most and (number or self._num_acquired):
+                return number
+        return len(bare)

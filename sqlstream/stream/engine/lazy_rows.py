@@ -42,6 +42,15 @@ class LazyRows:
         self._ahead: dict[int, AnyHold] = {}
         self._num_ahead: int | None = None
         """What `num_ahead` is once all chunks are counted."""
+        self.ids_are_numbers = False
+
+    @property
+    def known_length(self) -> int | None:
+        """Selected rows; None while a filter has not been run on all chunks."""
+        return self._index.known_length
+
+    def __len__(self) -> int:
+        return len(self._index)
 
     # -- what comes next ----------------------------------------------------------------------------------------------
 

@@ -18,6 +18,21 @@ class RowSource(Protocol):
     def num_ahead(self) -> int:
         """Rows that are announced (`expect`) before they are needed; 0: all are here."""
 
+    @property
+    def ids_are_numbers(self) -> bool:
+        """All rows are selected: the id of a row is its number."""
+
+    @property
+    def known_length(self) -> int | None:
+        """Selected rows; None while it is not known."""
+
+    def __len__(self) -> int:
+        """Return the number of selected rows.
+
+        Raises:
+            UnknownLengthError: It is not known.
+        """
+
     def expect(self, numbers: Int64Array) -> None:
         """Begin to fetch what rows need; does not wait."""
 
@@ -54,6 +69,12 @@ class IndexRows:
 
     def __init__(self, index: Index) -> None:
         self._index = index
+        self.ids_are_numbers = index.selection is None
+        self.known_length = len(index)
+        self.rows = index.rows
+
+    def __len__(self) -> int:
+        return self.known_length
 
     def expect(self, numbers: Int64Array) -> None:
         """Nothing is fetched."""
@@ -74,11 +95,7 @@ class IndexRows:
 
     def ids_at(self, selected: Sequence[int]) -> list[int]:
         """Return the ids of selected rows."""
-        return list(selected) if self._index.selection is None else self.ids_of(np.array(selected, dtype=np.int64))
-
-    def rows(self, row_ids: Sequence[int]) -> list[dict[str, object]]:
-        """Return rows by id."""
-        return self._index.rows(row_ids)
+        return self.ids_of(np.array(selected, dtype=np.int64))
 
     def close(self) -> None:
         """Nothing is held."""

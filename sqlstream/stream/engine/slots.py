@@ -1,26 +1,28 @@
-"""From a row of the index to what must be fetched for it, and to the sample that transforms see."""
+"""From the rows of a dataset to slots: what must be fetched for each sample, and how it is made."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlstream.cache.cache import local_file
-from sqlstream.cache.session import AnyHold, ListedObject, ObjectRef
+from sqlstream.cache.session import AnyHold, CacheSession, ListedObject, ObjectRef
 from sqlstream.config import SampleOptions
-from sqlstream.errors import AccessDeniedError, MissingFieldError, ObjectNotFoundError, SampleError
+from sqlstream.errors import AccessDeniedError, MissingFieldError, ObjectChangedError, ObjectNotFoundError, SampleError
 from sqlstream.index.types.origins import Origins
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import OWN, Allowed, Rules, is_below
 from sqlstream.storage.base.identity import Identity
 from sqlstream.storage.base.urls import redact
+from sqlstream.stream.engine.row_source import RowSource
 from sqlstream.stream.run.shares import EpochShare
 from sqlstream.transforms.base import Chain, Sample
 
 if TYPE_CHECKING:
-    from sqlstream.stream.engine.recipe import Recipe
+    from sqlstream.stream.engine.stored_samples import CachedChain
 
 _Listing: TypeAlias = dict[str, tuple[object, ListedObject]]
 """The entries of a listing for the objects of a row: by column, with the value that named the object."""
@@ -62,6 +64,8 @@ class PlannedSample:
     """Position in the epoch of the share; of a mixture it is another than `position`."""
     draw: int = 0
     """Number among the draws of that position."""
+    is_first: bool = True
+    """No other slot of its position is before it."""
     is_last: bool = True
     """No other slot of its position follows."""
     is_single: bool = False
@@ -154,6 +158,8 @@ class RowReader:
         self._key_column = key_column
         self._options = options
         self._columns = options.columns_to_download
+        self.num_columns = len(self._columns)
+        """Columns that name objects."""
         self._roots = options.allowed_roots
         self._predownload = predownload
         self._is_plain = predownload.is_empty
@@ -188,8 +194,8 @@ class RowReader:
                     planned.append(PlannedSample(epoch, position, row_id, sample, refs, recipe, wanted, place=place))
             except (SampleError, AccessDeniedError) as error:
                 planned.append(PlannedSample(epoch, position, row_id, row, {}, recipe, error=error, place=place))
-            for slot in planned[num_before:-1]:
-                slot.is_last = False
+            for slot, following in pairwise(planned[num_before:]):
+                slot.is_last = following.is_first = False
         return planned
 
     def _entries(self, rows: Sequence[Sample], row_ids: Sequence[int], listed: Mapping[int, str]) -> dict[int, _Listing]:
@@ -231,17 +237,66 @@ class RowReader:
                 sample[column] = str(urls.local_path(url))
         return refs
 
-    def finish(self, slot: PlannedSample) -> Sample:
-        """Return the sample with the paths of its objects, which are here and pinned.
+    def check_local(self, slot: PlannedSample) -> None:
+        """Check that the local files are there that a sample names.
 
         Raises:
-            ObjectNotFoundError: A local file is not there.
+            ObjectNotFoundError: One is not.
         """
-        sample, refs, hold = slot.sample, slot.refs, slot.hold
-        if hold is not None:
-            sample.update(zip(refs, hold.paths, strict=True))
-        if len(refs) < len(self._columns):
-            for column in self._columns:
-                if column not in refs and sample.get(column) is not None:
-                    local_file(sample[column])
-        return sample
+        for column in self._columns:
+            if column not in slot.refs and slot.sample.get(column) is not None:
+                local_file(slot.sample[column])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recipe:
+    """How the samples of one dataset are made; the slots of a window may have several recipes, one for each stream."""
+
+    name: str
+    """Name of the dataset, in the report of failures."""
+    session: CacheSession
+    """What holds its objects."""
+    rows: RowSource
+    reader: RowReader
+    """From rows to slots."""
+    chain: CachedChain
+    """The transforms of every sample."""
+    num_columns: int = field(init=False)
+    """Columns that name objects."""
+    has_points: bool = field(init=False)
+    """The chain stores samples."""
+
+    def __post_init__(self) -> None:
+        """Ask reader and chain once, not for every sample."""
+        object.__setattr__(self, "num_columns", self.reader.num_columns)
+        object.__setattr__(self, "has_points", self.chain.has_points)
+
+    def slots(self, row_ids: Sequence[int], positions: Sequence[int], epochs: Sequence[int]) -> list[PlannedSample]:
+        """Return the slots of rows by id, in the order asked; `place` is that of a slot's row among them.
+
+        Args:
+            row_ids: The rows.
+            positions: Position of each in its dataset.
+            epochs: Epoch of each; both seed its generators.
+        """
+        planned = self.reader.slots(self.rows.rows(row_ids), row_ids, positions, epochs, self)
+        if self.has_points:
+            self.chain.look_up(planned)
+        if self.reader.listed is not None:
+            self._drop_other_versions(planned)
+        return planned
+
+    def _drop_other_versions(self, planned: Sequence[PlannedSample]) -> None:
+        """Remove objects from the cache that are there in another version than their listing names; they are fetched again."""
+        listed = [ref for slot in planned for ref in slot.refs.values() if ref.is_listed]
+        in_use = self.session.drop_other_versions(listed) if listed else ()
+        for slot in planned if in_use else ():
+            if any(ref.key in in_use for ref in slot.wanted):
+                where = ", ".join(redact(ref.url) for ref in slot.wanted if ref.key in in_use)
+                slot.wanted, slot.error = (
+                    (),
+                    ObjectChangedError(
+                        f"{where} is in the cache in another version than its listing names, and that one is in use: "
+                        "close the dataset that uses it, or give another dst"
+                    ),
+                )

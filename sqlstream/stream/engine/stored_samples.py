@@ -25,8 +25,8 @@ from sqlstream.config import SampleOptions
 from sqlstream.errors import CacheError, ConfigError, DecodeError
 from sqlstream.process import locks
 from sqlstream.stream.chain.global_rng import GlobalGenerators
-from sqlstream.stream.engine.held_paths import holds_path
-from sqlstream.stream.engine.slots import PlannedSample, RowReader
+from sqlstream.stream.engine.sample_maker import holds_path
+from sqlstream.stream.engine.slots import PlannedSample
 from sqlstream.transforms.base import Chain, OpenFiles, Sample, Transform
 from sqlstream.transforms.cached import CachePoint, describe, split_at_points
 from sqlstream.transforms.codec import decode_sample, encode_sample
@@ -162,15 +162,15 @@ class CachedChain:
 
     # -- running ------------------------------------------------------------------------------------------------------
 
-    def run_points(self, slot: PlannedSample, reader: RowReader) -> Sample:
-        """Return the sample of a slot, whose objects or whose stored sample are here, as it is after the last point.
+    def run_points(self, slot: PlannedSample) -> Sample:
+        """Return the sample of a slot after the last point; its objects are here, or its stored sample is read.
 
         Raises:
             TransformError: A transform failed, or the sample cannot be stored at a point.
             ConfigError: A transform before a point makes several samples, or leaves the path of a cached file in them.
         """
         if slot.stored is None or slot.found is None:
-            sample, num_done = reader.finish(slot), 0
+            sample, num_done = slot.sample, 0
         else:
             sample, num_done = slot.stored, slot.found + 1
         for stage, ref in zip(self._stages[num_done:], slot.stored_refs[num_done:], strict=True):

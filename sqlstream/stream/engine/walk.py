@@ -1,13 +1,19 @@
-"""The walk along a share: which rows come next, in spans of neighbouring positions, and what is needed behind them."""
+"""The walk along shares: which rows come next, in spans of neighbouring positions, and what is needed behind them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
+
+import numpy as np
 
 from sqlstream.order import Draws, Int64Array, is_counted
 from sqlstream.stream.engine.row_source import RowSource
+from sqlstream.stream.engine.slots import PlannedSample, Recipe
 from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare
 
 SHUFFLED_TOGETHER = 1024
@@ -24,6 +30,48 @@ class PlannedSpan(NamedTuple):
     positions: Int64Array
     """Positions of the epoch: [n]."""
     draws: Draws
+
+
+def planned_slots(shares: Iterable[EpochShare], recipes: Sequence[Recipe]) -> Iterator[PlannedSample]:
+    """Yield the slots of shares, in the order of their positions; what is needed behind them is announced.
+
+    Args:
+        shares: The shares.
+        recipes: How the samples of each stream are made.
+    """
+    sources = [recipe.rows for recipe in recipes]
+    for share in shares:
+        for span in walk(share, sources):
+            planned = _slots_of(span, recipes)
+            if span.places.size:
+                announce(span.share, int(span.places[0]), sources)
+            yield from planned
+
+
+def _slots_of(span: PlannedSpan, recipes: Sequence[Recipe]) -> list[PlannedSample]:
+    """Return the slots of a span, in the order of its positions and of the draws of each."""
+    draws, share = span.draws, span.share
+    planned: list[PlannedSample] = []
+    for stream, recipe in enumerate(recipes):
+        numbers = np.flatnonzero(draws.stream == stream)  # [m]
+        row_ids = recipe.rows.ids_of(draws.row[numbers])
+        of_stream = recipe.slots(row_ids, draws.position[numbers].tolist(), draws.epoch[numbers].tolist())
+        for slot in of_stream if len(recipes) > 1 else ():
+            slot.place = int(numbers[slot.place])
+        planned += of_stream
+    planned.sort(key=attrgetter("place"))
+    places, positions, starts = span.places.tolist(), span.positions.tolist(), draws.starts.tolist()
+    if draws.is_one_each:
+        for slot in planned:
+            slot.share, slot.share_position, slot.place = share, positions[slot.place], places[slot.place]
+        return planned
+    for slot in planned:
+        number = bisect_right(starts, slot.place) - 1
+        slot.draw = slot.place - starts[number]
+        slot.share, slot.share_position, slot.place = share, positions[number], places[number]
+    for slot, following in pairwise(planned):
+        slot.is_last = following.is_first = slot.place != following.place
+    return planned
 
 
 def walk(share: EpochShare, sources: Sequence[RowSource]) -> Iterator[PlannedSpan]:

@@ -50,6 +50,11 @@ class EpochShare:
         """The partition as it is known now: a lazy index learns on the way where the epoch ends."""
         return self.steps.partition(self.epoch, self.partition.world, self.partition.consumed, self.partition.first_worker)
 
+    @property
+    def has_delivered(self) -> bool:
+        """Samples of a position that is left may have been delivered before."""
+        return bool(self.offset) or self.beyond is not None
+
     def planned(self, start: int, num_places: int = PLANNED_TOGETHER) -> Planned:
         """Return what is left of the `num_places` places from `start` on."""
         stop = min(start + num_places, self.partition.num_samples)
@@ -92,8 +97,8 @@ class ShareProgress:
             self.begin(share)
         if place != self._place:
             share = self.share
-            has_delivered = share.offset or share.beyond is not None
-            self._place, self._num_made, self._num_delivered = place, 0, share.num_delivered(place) if has_delivered else 0
+            self._place, self._num_made = place, 0
+            self._num_delivered = share.num_delivered(place) if share.has_delivered else 0
             self.taken, self.offset = place, self._num_delivered
 
     def is_new(self, *, is_only: bool) -> bool:
