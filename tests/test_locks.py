@@ -12,10 +12,11 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sqlstream.cache.files import read_locks
+from sqlstream.cache.files.read_hold import ReadLock, ReadLocks
 from sqlstream.process import fork, locks
 from sqlstream.process.fork import Forks, Stage
 from tests.processes import ROOT, answer_of_forked_child
@@ -316,9 +317,10 @@ def test_read_locks_make_no_object_in_the_guard_that_starts_the_garbage_collecto
     gc.callbacks.append(look)
     gc.set_threshold(1)
     try:
-        locked = read_locks.ReadLocks()
-        locked.add(str(path), 4)
-        locked.close()
+        files: dict[str, ReadLock] = {}
+        assert ReadLocks("", refuse).lock(str(path), 4, files)
+        with locks.fork_guard():
+            files.clear()
     finally:
         gc.set_threshold(*threshold)
         gc.callbacks.remove(look)
@@ -326,24 +328,46 @@ def test_read_locks_make_no_object_in_the_guard_that_starts_the_garbage_collecto
     assert not any(was_guarded)
 
 
-def test_read_locks_are_used_again_and_again_also_in_a_forked_child_whose_own_child_keeps_none(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("a", "b")]
-    for path in paths:
-        path.write_bytes(b"data")
-    locked = read_locks.ReadLocks()
-    locked.add(str(paths[0]), 4)
-    (inherited,) = [fd for fd, _ in locked.files.values()]
+def refuse(*arguments: Any) -> None:
+    raise AssertionError(f"called with {arguments}")
+
+
+def test_a_forked_child_opens_for_itself_what_its_parent_reads_and_its_own_child_keeps_none(tmp_path: Path) -> None:
+    path = str(tmp_path / "a")
+    Path(path).write_bytes(b"data")
+    shared, files, others = ReadLocks("", refuse), dict[str, ReadLock](), dict[str, ReadLock]()
+    assert shared.lock(path, 4, files)
+    (inherited,) = files[path].fds
 
     def in_child() -> str:
-        assert not locked.files
+        assert files[path].fds == []
         was_closed = state_of(inherited)
-        locked.add(str(paths[1]), 4)
-        ((own, _),) = locked.files.values()
-        return f"{was_closed}, own {answer_of_forked_child(lambda: state_of(own))}, {state_of(own)}"
+        assert shared.lock(path, 4, others)
+        (own,) = others[path].fds
+        said = f"{was_closed}, own {answer_of_forked_child(lambda: state_of(own))}, {state_of(own)}"
+        others.clear()
+        files.clear()
+        return f"{said}, at the end {state_of(own)}"
 
-    assert answer_of_forked_child(in_child) == "EBADF, own EBADF, open"
+    assert answer_of_forked_child(in_child) == "EBADF, own EBADF, open, at the end EBADF"
     assert state_of(inherited) == "open"
-    locked.close()
+    files.clear()
     assert state_of(inherited) == "EBADF"
-    locked.add(str(paths[1]), 4)
-    locked.close()
+    assert shared.lock(path, 4, files)
+
+
+def test_a_file_is_open_once_until_its_last_user_drops_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "a")
+    Path(path).write_bytes(b"data")
+    shared = ReadLocks("", refuse)
+    users = [dict[str, ReadLock]() for _ in range(3)]
+    assert all(shared.lock(path, 4, files) for files in users)
+    assert not shared.lock(path, 5, {}), "it has another size"
+    (fd,) = {fd for files in users for fd in files[path].fds}
+    for files in users:
+        assert state_of(fd) == "open"
+        files.clear()
+    assert state_of(fd) == "EBADF"
+    Path(path).write_bytes(b"longer")
+    assert not shared.lock(path, 4, {})
+    assert shared.lock(path, 6, users[0]), "what was open is forgotten"

@@ -49,7 +49,7 @@ class CacheDirectory:
         queue = RoomQueue(self.ledger, self.owner)
         self._background = BackgroundThread(BackgroundWork(disk, self.ledger, self.holds, queue, self.limits).run)
         uses = UsageLog(self.owner)
-        self.lookup = Lookup(self.ledger, self.owner, uses, disk.data, self.tuning.num_hits_a_look)
+        self.lookup = Lookup(self.ledger, self.owner, uses, self._background, disk.data, self.tuning.num_hits_a_look)
         self.downloads = Downloads(disk, self.owner, self.holds, self._background.wake, self.tuning.allocate_from_bytes)
         self.checksums = Checksums(disk, self.ledger, self.owner, self.downloads)
         self.waiter = DownloadWaiter(disk, self.ledger, self.downloads, self.holds)

@@ -19,6 +19,7 @@ from typing import ClassVar
 from sqlstream.cache.acquire.put import PutItem
 from sqlstream.cache.acquire.reserve import NextUses
 from sqlstream.cache.directory import remove_directory
+from sqlstream.cache.files.read_hold import ReadLock
 from sqlstream.cache.ledger.reports import Failure
 from sqlstream.cache.model.policies import POLICIES, Policy
 from sqlstream.cache.model.refs import ObjectRef
@@ -63,7 +64,7 @@ class PrivateHold:
     is_released: ClassVar[bool] = False
     """Nothing takes it from its user."""
     charges: ClassVar[Mapping[bytes, int]] = MappingProxyType({})
-    open_files: ClassVar[Mapping[str, tuple[int, int]]] = MappingProxyType({})
+    open_files: ClassVar[Mapping[str, ReadLock]] = MappingProxyType({})
     refs: Sequence[ObjectRef]
     files: dict[bytes, PrivateFile] = field(default_factory=dict)
     """Where its objects are, by key."""

@@ -177,6 +177,7 @@ class LedgerSession:
         self._holds = directory.holds
         self._owner = directory.owner
         self._checksums = directory.checksums if verifies_reads else None
+        self._lookup = directory.lookup
         self._putter = Putter(directory.acquirer, directory.owner, directory.disk)
 
     @property
@@ -206,14 +207,14 @@ class LedgerSession:
         self, groups: Sequence[Sequence[ObjectRef]], next_uses: NextUses = None, *, for_reading: bool = False
     ) -> Sequence[AnyHold]:
         """See `CacheSession`."""
-        if for_reading and (holds := self._acquirer.read(groups)) is not None:
+        if for_reading and (holds := self._lookup.read(groups)) is not None:
             return holds
         return self._acquirer.acquire(groups, self.fetcher, next_uses)
 
     def acquire_one(self, group: Sequence[ObjectRef], next_use: int | None = None, *, for_reading: bool = False) -> AnyHold:
         """See `CacheSession`."""
-        if for_reading and (holds := self._acquirer.read([group])) is not None:
-            return holds[0]
+        if for_reading and (hold := self._lookup.read_one(group)) is not None:
+            return hold
         return self._acquirer.acquire_one(group, self.fetcher, next_use)
 
     def wait(self, hold: AnyHold, timeout_seconds: float | None = None) -> AnyHold:
@@ -323,7 +324,7 @@ class LedgerSession:
 
     def count_bypassed(self, num_objects: int) -> None:
         """Count objects that were read past the cache."""
-        self._directory.lookup.uses.note_bypassed(num_objects)
+        self._lookup.uses.note_bypassed(num_objects)
 
     # -- samples that were made ---------------------------------------------------------------------------------------
 

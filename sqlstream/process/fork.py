@@ -90,7 +90,8 @@ class Forks:
     def __init__(self) -> None:
         self.pid = os.getpid()
         """The process that all of this has been repaired for."""
-        self._mutex = threading.RLock()
+        self.mutex = threading.RLock()
+        """See `guard`, which looks first whether this is a forked child."""
         self._brackets: dict[Stage, dict[int, weakref.ref[Bracket]]] = {stage: {} for stage in Stage}
         """Those that live, by identity: a list of them is made in one step, while other threads add some."""
         self._holders: dict[Stage, weakref.WeakSet[ForkAware]] = {stage: weakref.WeakSet() for stage in Stage}
@@ -108,7 +109,7 @@ class Forks:
         """
         if os.getpid() != self.pid:
             self.repair()
-        return self._mutex
+        return self.mutex
 
     def notice(self) -> None:
         """Do what the hooks do, in a child that was forked without them."""
@@ -127,16 +128,16 @@ class Forks:
 
     def before_fork(self) -> None:
         """Take the guard."""
-        self._mutex.acquire()
+        self.mutex.acquire()
 
     def after_fork(self, *, is_child: bool) -> None:
         """Give it back; the child has another one."""
         if not is_child:
-            self._mutex.release()
+            self.mutex.release()
 
     def repair(self) -> None:
         """Do what is due in a child, of a fork with or without hooks."""
-        self.pid, self._mutex = os.getpid(), threading.RLock()  # another thread may have waited for the old one
+        self.pid, self.mutex = os.getpid(), threading.RLock()  # another thread may have waited for the old one
         _do_all(reversed(Stage), self._repair_stage)
 
     def begin(self) -> None:

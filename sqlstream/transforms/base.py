@@ -27,16 +27,28 @@ Transform = Callable[[Sample], Sample | Iterable[Sample]]
 _UNSEEDED = contextlib.nullcontext()
 
 
+class OpenFile(Protocol):
+    """A file that the engine has open."""
+
+    @property
+    def fds(self) -> Sequence[int]:
+        """Its descriptor; none in a forked child."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Its size."""
+
+
 class OpenFiles(Protocol):
     """Files that the engine has open; a file that it closes is no longer in `open_files`."""
 
     @property
-    def open_files(self) -> Mapping[str, tuple[int, int]]:
-        """Descriptor and size in bytes, by path."""
+    def open_files(self) -> Mapping[str, OpenFile]:
+        """Those of a sample, by path."""
 
 
 class _Nothing:
-    open_files: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    open_files: Mapping[str, OpenFile] = MappingProxyType({})
 
 
 class _Lent(threading.local):
@@ -207,10 +219,9 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     """
     file = _lent.files.open_files.get(os.fspath(path))
     try:
-        if file is not None:
-            fd, size_bytes = file
-            data = os.pread(fd, size_bytes, 0)
-            if len(data) == size_bytes:  # one read gives 2 GiB at most
+        if file is not None and file.fds:
+            data = os.pread(file.fds[0], file.size_bytes, 0)
+            if len(data) == file.size_bytes:  # one read gives 2 GiB at most
                 return data
         with open(path, "rb", buffering=0) as unbuffered:  # without a buffer: a file is read whole
             return unbuffered.read()

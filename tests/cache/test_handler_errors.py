@@ -12,7 +12,7 @@ import pytest
 
 from sqlstream import StreamingDataset
 from sqlstream.cache import Cache
-from sqlstream.cache.files import read_locks
+from sqlstream.cache.files import read_hold
 from sqlstream.cache.files.disk import Part, changed_files
 from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.ledger.write_lock import WriteLock
@@ -45,14 +45,15 @@ def pinned_in(cache: Cache) -> list[bytes]:
 
 
 @ERRORS
-@pytest.mark.parametrize("inside", ["claim", "add", pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("inside", ["claim", "lock", pytest.param(None, marks=pytest.mark.slow)])
 def test_of_an_access(photos: Photos, tmp_path: Path, error: type[Exception], inside: str | None) -> None:
     with StreamingDataset(
         photos.src, dst=tmp_path / "dst", columns_to_download=["image"], transforms=[check_bytes], cache_limit="10mb"
     ) as dataset:
         assert dataset[3]["is_right"]
+        dataset.cache.statistics()  # what was published is written: it is read under locks from here on
         for nth in raised_everywhere(error, inside, lambda: dataset[3]):
-            assert not any(fds for _, fds in read_locks._read.values())
+            assert not any(fds for _, fds in read_hold._locks.values())
             gc.collect()
             assert pinned_in(dataset.cache) == [], nth
         assert dataset[3]["is_right"]

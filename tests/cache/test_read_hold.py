@@ -19,9 +19,9 @@ import pytest
 from sqlstream.cache import Cache
 from sqlstream.cache.acquire.holds import Hold
 from sqlstream.cache.acquire.room import evict
-from sqlstream.cache.files import read_locks
+from sqlstream.cache.files import read_hold as read_holds
 from sqlstream.cache.files.disk import Disk
-from sqlstream.cache.files.read_hold import ReadHold, ReadLockPool
+from sqlstream.cache.files.read_hold import ReadHold, ReadLocks
 from sqlstream.cache.ledger.eviction import unpinned_in_order
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.recovery import recover
@@ -100,8 +100,8 @@ def evict_all(cache: Cache) -> int:
 def read_open(hold: AnyHold, ref: ObjectRef) -> bytes:
     """What an object holds, read where its hold has it open."""
     assert isinstance(hold, ReadHold)
-    fd, size_bytes = hold.open_files[hold.paths[list(hold.refs).index(ref)]]
-    return os.pread(fd, size_bytes + 1, 0)
+    file = hold.open_files[hold.paths[list(hold.refs).index(ref)]]
+    return os.pread(file.fds[0], file.size_bytes + 1, 0)
 
 
 def path_of(cache: Cache, ref: ObjectRef) -> Path:
@@ -270,6 +270,50 @@ def test_readers_lose_nothing_to_somebody_who_clears_all_the_time(cache: Cache, 
         reader.end()
 
 
+def test_the_ledger_is_asked_once_for_an_object_that_is_read_again_and_again(cache: Cache) -> None:
+    session, database = Session(cache), Session(cache).database
+    for _ in range(2):
+        session.release(read_hold(cache, *REFS[:2]))
+    statements: list[str] = []
+    database.engine.raw_connection().driver_connection.set_trace_callback(statements.append)  # type: ignore[union-attr]
+    num_hits = cache.statistics().hits
+    statements.clear()
+    for _ in range(5):
+        session.release(read_hold(cache, *REFS[:2]))
+    assert statements == []
+    assert cache.statistics().hits == num_hits + 10
+
+
+def test_an_object_that_was_read_before_and_is_gone_or_another_since_is_acquired_by_rows(cache: Cache) -> None:
+    session = Session(cache)
+    for ref in REFS[:2]:
+        session.release(read_hold(cache, ref))
+    assert evict_all(cache) == NUM_OBJECTS
+    num_hits, num_misses = cache.statistics().hits, cache.statistics().misses
+    for ref in REFS[:2]:
+        hold = session.acquire_one([ref], for_reading=True)
+        assert not session.claim(hold)
+        assert sample(cache, ref) == OBJECTS[ref.url]
+        cache.statistics()  # what was published is written
+        session.release(read_hold(cache, ref))
+    statistics = cache.statistics()
+    assert (statistics.hits - num_hits, statistics.misses - num_misses) == (2, 2)
+
+
+def test_holds_of_one_object_share_its_descriptor_and_each_keeps_it(cache: Cache) -> None:
+    session = Session(cache)
+    before = open_files(cache.path)
+    holds = [read_hold(cache, *REFS[:2]), read_hold(cache, REFS[0])]
+    assert len(open_files(cache.path)) == len(before) + 2
+    session.release(holds[0])
+    assert len(open_files(cache.path)) == len(before) + 1
+    assert evict_all(cache) == NUM_OBJECTS - 1
+    assert read_open(holds[1], REFS[0]) == OBJECTS[URLS[0]]
+    session.release(holds[1])
+    assert open_files(cache.path) == before
+    assert evict_all(cache) == 1
+
+
 def test_a_file_that_goes_between_opening_and_locking_it_is_not_taken_for_held(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,7 +332,7 @@ def test_a_file_that_goes_between_opening_and_locking_it_is_not_taken_for_held(
                 assert evict_all(cache) == NUM_OBJECTS
             fcntl.flock(fd, operation)
 
-    monkeypatch.setattr(read_locks, "fcntl", Fcntl())
+    monkeypatch.setattr(read_holds, "fcntl", Fcntl())
     assert not session.claim(hold)
     assert locked
     assert open_files(cache.path) == before
@@ -407,6 +451,7 @@ def test_a_cache_that_fails_on_the_way_of_locks_is_an_error_or_bypassed(director
         session.release(read_hold(cache, REFS[0]))
         session.stop_background()  # which may write there while it is removed
         shutil.rmtree(directory)
+        assert not session.claim(session.acquire_one(REFS[:1], for_reading=True)), "what was said of it before is a hint"
         with pytest.raises(CacheError, match="gone"):
             session.acquire_one(REFS[:1], for_reading=True)
         session = session.bypassed()
@@ -419,7 +464,7 @@ def test_a_cache_that_fails_on_the_way_of_locks_is_an_error_or_bypassed(director
 
 def test_a_forked_child_keeps_no_lock_and_an_inherited_hold_closes_no_file_of_the_child(cache: Cache) -> None:
     hold = read_hold(cache, REFS[0])
-    ((number, _),) = hold.open_files.values()
+    ((number,),) = [file.fds for file in hold.open_files.values()]
     told, tell = os.pipe()
     heard, say_so = os.pipe()
     child = os.fork()
@@ -471,8 +516,9 @@ def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) 
     session = Session(cache).of_engine
     session.release(read_hold(cache, *REFS[:2]))
     ready = Session(cache).ledger.find_ready([ref.key for ref in REFS[:2]])
+    rows = [ready[ref.key] for ref in REFS[:2]]
     before = open_files(cache.path)
-    pool = ReadLockPool(Session(cache).disk.data, lambda _: None)
+    shared = ReadLocks(Session(cache).disk.data, lambda _: None)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -480,7 +526,7 @@ def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) 
     handler = signal.signal(signal.SIGALRM, interrupt)
     try:
         for number in range(600):
-            hold = ReadHold(REFS[:2], ready, pool)
+            hold = ReadHold(REFS[:2], rows, shared)
             with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it comes anywhere in here
                 signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number / 6))
                 while True:
@@ -489,7 +535,7 @@ def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) 
             del hold
             if number % 20 == 0:
                 assert open_files(cache.path) == before
-            assert not any(fds for _, fds in read_locks._read.values())
+            assert not any(fds for _, fds in read_holds._locks.values())
     finally:
         signal.signal(signal.SIGALRM, handler)
     assert open_files(cache.path) == before

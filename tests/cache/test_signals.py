@@ -18,7 +18,8 @@ import pytest
 
 from sqlstream import StreamingDataset
 from sqlstream.cache import Cache
-from sqlstream.cache.files import read_locks
+from sqlstream.cache.files import read_hold
+from sqlstream.cache.files.read_hold import ReadLock, ReadLocks
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.errors import SqlStreamError, TransformError
 from sqlstream.testing.invariants import check_invariants
@@ -255,7 +256,7 @@ def test_a_handler_that_raises_as_an_access_gives_its_files_back_leaves_none_ope
             with pytest.raises(HandlerError), Injector(nth, "close"):
                 dataset[3]
             gc.collect()
-            assert not any(fds for _, fds in read_locks._read.values())
+            assert not any(fds for _, fds in read_hold._locks.values())
 
 
 def test_a_handler_that_raises_around_a_transform_comes_as_its_error_and_leaves_nothing(photos: Photos, tmp_path: Path) -> None:
@@ -280,17 +281,17 @@ def test_a_handler_that_raises_around_a_transform_comes_as_its_error_and_leaves_
 
 def test_python_calls_no_function_of_ours_as_it_forgets_open_files(tmp_path: Path) -> None:
     paths = [tmp_path / "a", tmp_path / "b"]
-    held = read_locks.ReadLocks()
+    shared, held = ReadLocks("", lambda _: None), dict[str, ReadLock]()
     for path in paths:
         path.write_bytes(b"1")
-        held.add(str(path), 1)
+        assert shared.lock(str(path), 1, held)
     assert len(open_files(tmp_path)) == 2
-    num_known = len(read_locks._read)
+    num_known = len(read_hold._locks)
     with Injector(0) as injector:
         del held
     assert injector.num_places == 0
     assert open_files(tmp_path) == []
-    assert len(read_locks._read) == num_known - 1
+    assert len(read_hold._locks) == num_known - 2
 
 
 @pytest.mark.parametrize("size", SIZES)

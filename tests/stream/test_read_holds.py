@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from sqlstream import StreamingDataset
-from sqlstream.cache.files.read_locks import ReadLocks
+from sqlstream.cache.files.read_hold import ReadLock, ReadLocks
 from sqlstream.cache.ledger.database import Database
 from sqlstream.errors import DecodeError
 from sqlstream.process import locks
@@ -109,12 +108,8 @@ class Held:
     """A file that is open, as the engine lends those of a sample."""
 
     def __init__(self, path: Path) -> None:
-        self.locks = ReadLocks()
-        self.locks.add(str(path), path.stat().st_size)
-
-    @property
-    def open_files(self) -> Mapping[str, tuple[int, int]]:
-        return self.locks.files
+        self.open_files: dict[str, ReadLock] = {}
+        assert ReadLocks("", lambda _: None).lock(str(path), path.stat().st_size, self.open_files)
 
 
 def test_a_lent_file_is_read_where_it_is_open_until_it_is_closed(tmp_path: Path) -> None:
@@ -131,7 +126,7 @@ def test_a_lent_file_is_read_where_it_is_open_until_it_is_closed(tmp_path: Path)
         chain = Chain([read], seed=None, stage=1)
         assert chain.run({}, (0, 0, 0), files=held) == {"read": {b"lent"}}
     finally:
-        held.locks.close()
+        held.open_files.clear()
     assert read_file(path) == b"another"
 
 

@@ -24,7 +24,6 @@ from sqlstream.cache.acquire.room import NUM_TRIES, Room, make_space_after
 from sqlstream.cache.acquire.uses import UseRules
 from sqlstream.cache.acquire.wait import RoomQueue
 from sqlstream.cache.files.disk import Disk, Part
-from sqlstream.cache.files.read_hold import ReadHold
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.cache.recovery import recover
@@ -75,22 +74,9 @@ class Acquirer:
         self._background = background
         self._tuning = tuning
         self._share_bytes: int | None = None
-        self._expects_misses = True
         self._has_warned = False
 
     # -- acquiring ----------------------------------------------------------------------------------------------------
-
-    def read(self, groups: Sequence[Sequence[ObjectRef]]) -> list[ReadHold] | None:
-        """Return read holds on samples whose objects are all here; None: `acquire` takes a transaction.
-
-        The caller only reads the files between claim and release, and hands no path out.
-        """
-        if self._expects_misses and len(groups) > 1:
-            return None
-        holds = self._lookup.read(groups)
-        if holds is not None:
-            self._background.wake()
-        return holds
 
     def acquire(self, groups: Sequence[Sequence[ObjectRef]], source: DownloadSource, next_uses: NextUses = None) -> list[Hold]:
         """Return holds on the longest prefix of `groups` (the objects of one sample each) for which there is room now."""
@@ -181,7 +167,7 @@ class Acquirer:
     ) -> AcquireTransaction:
         keys = dict.fromkeys([ref.key for group in groups for ref in group]).keys()  # in the order of their use
         parts: dict[bytes, Part] = {}
-        if self._expects_misses and len(keys) > MAX_UNPREPARED:  # file work stays before the write lock is taken
+        if self._lookup.expects_misses and len(keys) > MAX_UNPREPARED:  # file work stays before the write lock is taken
             parts = _create_parts(self._disk, self._lookup.missing(keys) - self._downloads.leads.keys())
         acquired: AcquireTransaction | None = None
         try:
@@ -215,7 +201,7 @@ class Acquirer:
             if parts:
                 self._disk.discard_parts(parts.values())
         if acquired.has_looked:
-            self._share_bytes, self._expects_misses = acquired.share_bytes, bool(acquired.leads)
+            self._share_bytes, self._lookup.expects_misses = acquired.share_bytes, bool(acquired.leads)
             assert acquired.rules is not None
             self._lookup.learn(acquired.rules)
         acquired.note_uses()

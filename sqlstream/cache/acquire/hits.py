@@ -6,19 +6,25 @@ A hit takes one of two ways: by read locks on the files (no transaction, no row,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+import operator
+from collections.abc import Collection, Mapping, Sequence, Set
 
+from sqlstream.cache.acquire.background import BackgroundThread
 from sqlstream.cache.acquire.holds import Hold
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.acquire.uses import UsageLog, UseRules
 from sqlstream.cache.files.disk import Disk, changed_files
-from sqlstream.cache.files.read_hold import ReadHold, ReadLockPool
+from sqlstream.cache.files.read_hold import ReadHold, ReadLocks
 from sqlstream.cache.ledger.ledger import Ledger
 from sqlstream.cache.model.policies import policy_in_ledger
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.rows import ReadyRow
 from sqlstream.cache.recovery import recover
 from sqlstream.errors import CacheError
+
+_KEY_OF = operator.attrgetter("key")
+MAX_REMEMBERED = 1 << 15
+"""Rows that single accesses remember: 10 MiB. Arbitrary."""
 
 
 class Lookup:
@@ -28,18 +34,25 @@ class Lookup:
         ledger: What is here.
         owner: This process in the ledger; its limit must be in force before anything is held without a row.
         uses: Where hits are noted.
+        background: The thread that writes them.
         data: The folder of files.
         num_hits_a_look: Hits between two looks at limit and policy.
     """
 
-    def __init__(self, ledger: Ledger, owner: Owner, uses: UsageLog, data: str, num_hits_a_look: int) -> None:
+    def __init__(
+        self, ledger: Ledger, owner: Owner, uses: UsageLog, background: BackgroundThread, data: str, num_hits_a_look: int
+    ) -> None:
         self._ledger = ledger
         self._owner = owner
         self.uses = uses
-        self._read_locks = ReadLockPool(data, uses.take_back)
+        self._background = background
+        self._read_locks = ReadLocks(data, self._was_missed)
         self._num_hits_a_look = num_hits_a_look
         self._rules: UseRules | None = None
         self._num_left = 0
+        self._remembered: dict[bytes, ReadyRow] = {}
+        self.expects_misses = True
+        """The last transaction met objects that were not here."""
 
     def learn(self, rules: UseRules) -> None:
         """Take over what a transaction has asked the ledger for; it holds for some hits."""
@@ -50,16 +63,48 @@ class Lookup:
         self._num_left -= num_hits
         return self._rules if self._num_left >= 0 else None
 
-    def find(self, groups: Sequence[Sequence[ObjectRef]]) -> Mapping[bytes, ReadyRow] | None:
-        """Return the rows of all objects of samples, whose uses are noted; None: this takes a transaction.
+    def read(self, groups: Sequence[Sequence[ObjectRef]]) -> list[ReadHold] | None:
+        """Return read holds on samples whose objects are all here; None: this takes a transaction.
 
-        That they are here is a hint: it is checked when a file is locked.
+        The caller only reads the files between claim and release, and hands no path out.
+        """
+        if self.expects_misses and len(groups) > 1:
+            return None
+        ready = self._find({ref.key: ref.is_stored_sample for group in groups for ref in group}, len(groups))
+        if ready is None:
+            return None
+        return [ReadHold(group, [*map(ready.__getitem__, map(_KEY_OF, group))], self._read_locks) for group in groups]
+
+    def read_one(self, group: Sequence[ObjectRef]) -> ReadHold | None:
+        """Return a read hold on one sample; what the ledger said of its objects before is asked once.
+
+        That they are here is a hint in any case: claimed, each file is compared with its row.
+        """
+        rows = [*map(self._remembered.get, map(_KEY_OF, group))]
+        rules = self._rules
+        if None in rows or rules is None or self._num_left <= 0 or not self._owner.is_registered:
+            holds = self.read([group])
+            if holds is None:
+                return None
+            if len(self._remembered) >= MAX_REMEMBERED:
+                self._remembered.clear()
+            self._remembered.update(zip(map(_KEY_OF, group), holds[0].rows, strict=True))
+            return holds[0]
+        self._num_left -= 1
+        self._note(dict.fromkeys(map(_KEY_OF, group)), rules)
+        return ReadHold(group, rows, self._read_locks)  # type: ignore[arg-type]  # None is not in them
+
+    def _find(self, wanted: Mapping[bytes, bool], num_samples: int) -> Mapping[bytes, ReadyRow] | None:
+        """Return the rows of objects, whose uses are noted; None: this takes a transaction.
+
+        Args:
+            wanted: The objects, by key, and whether each is a stored sample.
+            num_samples: How many samples they belong to.
         """
         if not self._owner.is_registered:
             return None
-        wanted = {ref.key: ref.is_stored_sample for group in groups for ref in group}
         try:
-            rules = self.known(len(groups))
+            rules = self.known(num_samples)
             if rules is None:
                 charged_bytes, limit_bytes, name = self._ledger.fullness()
                 rules = UseRules.of(policy_in_ledger(name), charged_bytes, limit_bytes)
@@ -71,13 +116,19 @@ class Lookup:
             return None  # a transaction mends it, or tells
         if not ready or len(ready) < len(wanted):
             return None
-        self.uses.note(ready, rules)
+        self._note(ready, rules)
         return ready
 
-    def read(self, groups: Sequence[Sequence[ObjectRef]]) -> list[ReadHold] | None:
-        """Return read holds on samples whose objects are all here; None: this takes a transaction."""
-        ready = self.find(groups)
-        return None if ready is None else [ReadHold(group, ready, self._read_locks) for group in groups]
+    def _note(self, keys: Collection[bytes], rules: UseRules) -> None:
+        self.uses.note(keys, rules)
+        if not self._background.is_woken:
+            self._background.wake()
+
+    def _was_missed(self, refs: Sequence[ObjectRef]) -> None:
+        keys = {*map(_KEY_OF, refs)}
+        self.uses.take_back(len(keys))
+        for key in keys:
+            self._remembered.pop(key, None)
 
     def missing(self, keys: Set[bytes]) -> Set[bytes]:
         """Return those of `keys` that have no row in the last committed state."""

@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import ClassVar, TypeAlias
 
 from sqlstream.cache.acquire.owner import Owner
-from sqlstream.cache.files.read_hold import ReadHold
+from sqlstream.cache.files.read_hold import ReadHold, ReadLock
 from sqlstream.cache.ledger.ledger import LedgerTransaction
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.process import fork, locks
@@ -75,7 +75,7 @@ class Hold:
     """An object was lost (revoked, aborted, its leader died): release the hold and acquire the sample again."""
     paths: list[str] = field(default_factory=list)
     """Where its objects are, in their order, once it is open."""
-    open_files: ClassVar[Mapping[str, tuple[int, int]]] = MappingProxyType({})
+    open_files: ClassVar[Mapping[str, ReadLock]] = MappingProxyType({})
     """Files that it holds open: none."""
     number: int = 0
     """Its place among all holds of this process; 0 while it pins nothing."""

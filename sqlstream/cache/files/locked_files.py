@@ -58,7 +58,7 @@ def is_object(status: os.stat_result, size_bytes: int) -> bool:
 
 
 def unlink_unread(path: str, *, is_ours: bool) -> bool:
-    """Unlink a data file under its exclusive lock; False when a process reads it under a shared one (`read_locks.ReadLocks`).
+    """Unlink a data file under its exclusive lock; False when a process reads it under a shared one (`ReadLock`).
 
     Rejected: to truncate it, too, so that a reader which has opened and not yet locked it keeps no blocks. Who had the path
     while it was pinned may still have the file mapped (SIGBUS), open (a lazy decoder) or linked to another name.
