@@ -158,6 +158,19 @@ def test_iterating_the_dataset_itself_goes_on_after_every_sample(tmp_path: Path,
             assert names(begun + list(dataset)) == whole, stop
 
 
+def test_a_position_whose_samples_were_delivered_gives_none_when_it_gives_fewer_than_before(tmp_path: Path) -> None:
+    """The state says how many were delivered; that there are no more is known only from the next position on."""
+    with open_dataset(tmp_path, transforms=[lambda sample: [sample | {"part": 0}, sample | {"part": 1}]]) as dataset:
+        samples = iter(dataset)
+        first, again = next(samples), next(samples)
+        assert first["__row__"] == again["__row__"]
+        state = dataset.state_dict()
+    with open_dataset(tmp_path) as dataset:
+        dataset.load_state_dict(state)
+        rest = [sample["__row__"] for sample in dataset]
+        assert sorted([first["__row__"], *rest]) == list(range(NUM_ROWS))
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_torchdatas_loader_goes_on_after_every_batch(tmp_path: Path, num_workers: int) -> None:
     datasets = [open_dataset(tmp_path, transforms=[some], batch_size=4) for _ in range(2)]

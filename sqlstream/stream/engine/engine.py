@@ -97,10 +97,6 @@ class Engine:
             while not self._cache.is_closed and (slot := window.pop(last_epoch)) is not None:
                 if slot.share is not share:
                     share, has_delivered = slot.share, self._come_to_share(slot, progress)
-                if is_alone := slot.is_first and slot.is_last and not has_delivered:
-                    progress.taken, progress.offset = slot.place, 0
-                else:
-                    progress.come_to(share, slot.place)
                 try:
                     outcome = self._maker.make(slot)
                 except (SampleError, StorageError) as error:
@@ -110,8 +106,8 @@ class Engine:
                         self._failures.num_seen += 1
                     else:
                         outcome = self._each(slot, outcome)
-                if is_alone and isinstance(outcome, dict):
-                    progress.taken = slot.place + 1
+                if isinstance(outcome, dict) and slot.is_last and not has_delivered:
+                    progress.taken, progress.offset = slot.place + 1, 0
                     yield outcome
                 else:
                     yield from self._counted(slot, outcome, progress, note_several)

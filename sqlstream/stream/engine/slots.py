@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlstream.cache.cache import local_file
@@ -64,8 +63,6 @@ class PlannedSample:
     """Position in the epoch of the share; of a mixture it is another than `position`."""
     draw: int = 0
     """Number among the draws of that position."""
-    is_first: bool = True
-    """No other slot of its position is before it."""
     is_last: bool = True
     """No other slot of its position follows."""
     is_single: bool = False
@@ -194,8 +191,8 @@ class RowReader:
                     planned.append(PlannedSample(epoch, position, row_id, sample, refs, recipe, wanted, place=place))
             except (SampleError, AccessDeniedError) as error:
                 planned.append(PlannedSample(epoch, position, row_id, row, {}, recipe, error=error, place=place))
-            for slot, following in pairwise(planned[num_before:]):
-                slot.is_last = following.is_first = False
+            for slot in planned[num_before:-1]:
+                slot.is_last = False
         return planned
 
     def _entries(self, rows: Sequence[Sample], row_ids: Sequence[int], listed: Mapping[int, str]) -> dict[int, _Listing]:

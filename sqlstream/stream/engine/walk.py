@@ -70,7 +70,7 @@ def _slots_of(span: PlannedSpan, recipes: Sequence[Recipe]) -> list[PlannedSampl
         slot.draw = slot.place - starts[number]
         slot.share, slot.share_position, slot.place = share, positions[number], places[number]
     for slot, following in pairwise(planned):
-        slot.is_last = following.is_first = slot.place != following.place
+        slot.is_last = slot.place != following.place
     return planned
 
 
