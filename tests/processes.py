@@ -5,53 +5,127 @@ from __future__ import annotations
 import atexit
 import contextlib
 import glob
+import importlib
 import multiprocessing
 import os
+import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 """Of the repository."""
 FORKSERVER = multiprocessing.get_context("forkserver")
-"""Clean processes, started fast: their server has imported what they need, and used none of it."""
+"""Clean processes, started fast: their server has imported what caches need, and used none of it.
+
+Nothing else: a fork copies the tables of all memory, and tests that kill a process at each side effect fork thousands of times.
+"""
 FORKSERVER.set_forkserver_preload(
-    [
-        *("tests.cache.actors", "sqlstream.cli.main", "sqlstream.cli.top", "sqlstream.cache.ledger.queries"),
-        *("sqlstream.index.build.build", "pyarrow.parquet", "pandas"),  # pyarrow imports pandas when it converts values
-    ]
-)
+    ["tests.cache.actors", "sqlstream.cache.ledger.queries", "pytest"]
+)  # modules of tests import it
 
 
-def run_main(
-    main: Callable[[list[str]], int], *words: str, stdin: str = "", timeout_seconds: float = 500
-) -> subprocess.CompletedProcess[str]:
-    """Run the `main` of a program in a process of its own, without the time that an interpreter and its imports take.
+class Programs:
+    """Runs programs, each in a process of its own that has imported what most of them need: a fork of one that did.
 
     Args:
-        main: Takes its words, returns its exit code; found by its name in its module.
-        words: What follows the name of the program.
-        stdin: What it reads.
-        timeout_seconds: How long it may take.
+        modules: What is imported.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        files = {name: Path(folder) / name for name in ("stdin", "stdout", "stderr")}
-        files["stdin"].write_text(stdin)
-        arguments = (main, words, list(files.values()), dict(os.environ), os.getcwd())
-        process = FORKSERVER.Process(target=_run_main, args=arguments)
-        process.start()
-        process.join(timeout_seconds)
-        is_over = process.exitcode is not None
-        if not is_over:
-            process.kill()
-            process.join()
-        out, err = (files[name].read_text() for name in ("stdout", "stderr"))
-        assert is_over, f"{words} hangs:\n{out}\n{err}"
-        return subprocess.CompletedProcess(words, process.exitcode or 0, out, err)
+
+    def __init__(self, *modules: str) -> None:
+        self._modules = modules
+        self._connection: Connection | None = None
+
+    def run(
+        self,
+        main: Callable[[list[str]], int],
+        *words: str,
+        stdin: str = "",
+        timeout_seconds: float = 500,
+        directory: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the `main` of a program, without the time that an interpreter and its imports take.
+
+        Args:
+            main: Takes its words, returns its exit code; found by its name in its module.
+            words: What follows the name of the program.
+            stdin: What it reads.
+            timeout_seconds: How long it may take.
+            directory: Where it runs; None: here.
+            environment: Its variables; None: ours.
+        """
+        connection = self._connection or self._start()
+        with tempfile.TemporaryDirectory() as folder:
+            files = {name: Path(folder) / name for name in ("stdin", "stdout", "stderr")}
+            files["stdin"].write_text(stdin)
+            place = str(directory or Path.cwd())
+            connection.send((main, words, list(files.values()), dict(environment or os.environ), place))
+            pid, is_over = connection.recv(), connection.poll(timeout_seconds)
+            if not is_over:
+                os.kill(pid, signal.SIGKILL)
+            code = connection.recv()
+            out, err = (files[name].read_text() for name in ("stdout", "stderr"))
+            assert is_over, f"{words} hangs:\n{out}\n{err}"
+            return subprocess.CompletedProcess(words, code, out, err)
+
+    def _start(self) -> Connection:
+        self._connection, theirs = FORKSERVER.Pipe()
+        FORKSERVER.Process(target=_serve, args=(theirs, self._modules)).start()
+        theirs.close()
+        # Before this process joins its children, at its end; an end of the pipe may have gone to children of its own.
+        Finalize(self, self._connection.send, args=(None,), exitpriority=10)
+        return self._connection
+
+
+COMMANDS = Programs(
+    *("sqlstream.cli.main", "sqlstream.cli.top", "sqlstream.cache.ledger.queries"),
+    *("sqlstream.index.build.build", "pyarrow.parquet", "pandas"),  # which pyarrow imports when it converts values
+)
+"""For the command line."""
+SCRIPTS = Programs("torch.utils.data", "sqlstream.stream.dataset", "sqlstream.transforms.presets")
+"""For scripts that train: PyTorch takes seconds to import."""
+
+
+def run_script(
+    script: Path, *words: str, timeout_seconds: float = 500, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a file in its folder, as `python FILE WORDS` does, but for the time that imports take."""
+    return SCRIPTS.run(
+        _run_file,
+        script.name,
+        *words,
+        timeout_seconds=timeout_seconds,
+        directory=script.parent,
+        environment=environment,
+    )
+
+
+def _run_file(words: list[str]) -> int:
+    sys.argv = words
+    sys.path.insert(0, os.getcwd())
+    runpy.run_path(words[0], run_name="__main__")
+    return 0
+
+
+def _serve(connection: Connection, modules: Sequence[str]) -> None:
+    for name in modules:
+        importlib.import_module(name)
+    with contextlib.suppress(EOFError):
+        while (arguments := connection.recv()) is not None:
+            program = multiprocessing.get_context("fork").Process(target=_run_main, args=arguments)
+            program.start()
+            connection.send(program.pid)
+            program.join()
+            connection.send(program.exitcode)
+            program.close()
 
 
 def _run_main(

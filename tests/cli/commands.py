@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from sqlstream.cli.main import main
-from tests.processes import ROOT, run_main
+from tests.processes import COMMANDS, ROOT
 
 
 def run(*words: str | Path, timeout_seconds: float = 500, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run `sqlstream WORDS` in a process of its own, off a terminal."""
-    return run_main(main, *map(str, words), stdin=stdin or "", timeout_seconds=timeout_seconds)
+    return COMMANDS.run(main, *map(str, words), stdin=stdin or "", timeout_seconds=timeout_seconds)
 
 
 def run_python(*words: str, timeout_seconds: float = 500, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
