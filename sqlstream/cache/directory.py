@@ -72,6 +72,7 @@ class CacheDirectory:
         """Give everything back and end the background thread; the ledger stays open."""
         with self.limits.kept_at_the_end(), contextlib.ExitStack() as steps:
             steps.callback(self.owner.close)
+            steps.callback(self.lookup.forget)
             steps.callback(self._background.stop)
 
 

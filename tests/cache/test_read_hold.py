@@ -32,7 +32,7 @@ from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import Stage, say
 from tests.cache.session import Session
-from tests.processes import open_files
+from tests.processes import answer_of_forked_child, open_files
 
 NUM_OBJECTS = 64
 OBJECTS = {f"http://nowhere/o/{i}.bin": bytes([i]) * (100 + i) for i in range(NUM_OBJECTS)}
@@ -298,6 +298,28 @@ def test_an_object_that_was_read_before_and_is_gone_or_another_since_is_acquired
         session.release(read_hold(cache, ref))
     statistics = cache.statistics()
     assert (statistics.hits - num_hits, statistics.misses - num_misses) == (2, 2)
+
+
+def test_a_child_registers_before_it_reads_what_its_parent_has_read(cache: Cache) -> None:
+    session = Session(cache)
+    session.release(read_hold(cache, REFS[0]))
+
+    def read() -> str:
+        first = session.acquire_one(REFS[:1], for_reading=True)
+        return f"{type(first).__name__} of owner {session.owner.is_registered}"
+
+    assert answer_of_forked_child(read) == "Hold of owner True"
+
+
+def test_a_closed_cache_gives_nothing_that_was_read_before(directory: Path, cache: Cache) -> None:
+    with opened(directory) as other:
+        session = Session(other)
+        session.release(read_hold(cache, REFS[0]))
+        session.release(read_hold(other, REFS[0]))
+        store = session.directory
+    store.close()
+    with pytest.raises(CacheError, match="is closed: open it again"):
+        session.acquire_one(REFS[:1], for_reading=True)
 
 
 def test_holds_of_one_object_share_its_descriptor_and_each_keeps_it(cache: Cache) -> None:

@@ -21,6 +21,7 @@ from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.rows import ReadyRow
 from sqlstream.cache.recovery import recover
 from sqlstream.errors import CacheError
+from sqlstream.process import fork
 
 _KEY_OF = operator.attrgetter("key")
 MAX_REMEMBERED = 1 << 15
@@ -48,11 +49,20 @@ class Lookup:
         self._background = background
         self._read_locks = ReadLocks(data, self._was_missed)
         self._num_hits_a_look = num_hits_a_look
-        self._rules: UseRules | None = None
-        self._num_left = 0
+        self.forget()
         self._remembered: dict[bytes, ReadyRow] = {}
         self.expects_misses = True
         """The last transaction met objects that were not here."""
+        fork.call_in_child(self, fork.Stage.MEMORY)
+
+    def forget(self) -> None:
+        """This process is registered no more: what was learned holds for no hit."""
+        self._rules: UseRules | None = None
+        self._num_left = 0
+
+    def after_fork_in_child(self) -> None:
+        """A child registers by itself."""
+        self.forget()
 
     def learn(self, rules: UseRules) -> None:
         """Take over what a transaction has asked the ledger for; it holds for some hits."""
@@ -82,7 +92,7 @@ class Lookup:
         """
         rows = [*map(self._remembered.get, map(_KEY_OF, group))]
         rules = self._rules
-        if None in rows or rules is None or self._num_left <= 0 or not self._owner.is_registered:
+        if None in rows or rules is None or self._num_left <= 0:
             holds = self.read([group])
             if holds is None:
                 return None

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from sqlstream.cache.files import layout, locked_files
 from sqlstream.cache.files.layout import AllocationUnit, allocation_unit
+from sqlstream.cache.files.read_hold import is_object
 from sqlstream.cache.model import refs
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.rows import ReadyRow
@@ -390,7 +391,7 @@ def changed_files(disk: Disk, rows: Iterable[ReadyRow]) -> list[bytes]:
                 raise
             changed.append(key)
             continue
-        if not locked_files.is_object(status, size_bytes):
+        if not is_object(status, size_bytes):
             changed.append(key)
     return changed
 

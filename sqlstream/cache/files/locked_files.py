@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 from collections.abc import Callable
 
 from sqlstream.process import locks
@@ -50,11 +49,6 @@ def unlink_unlocked(path: str) -> bool:
         finally:
             locks.close_descriptor(fd)
     return False
-
-
-def is_object(status: os.stat_result, size_bytes: int) -> bool:
-    """Return whether a file is what its row says: plain, of this size, and not removed."""
-    return status.st_size == size_bytes and status.st_nlink > 0 and stat.S_ISREG(status.st_mode)
 
 
 def unlink_unread(path: str, *, is_ours: bool) -> bool:

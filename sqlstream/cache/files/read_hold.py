@@ -6,12 +6,12 @@ import fcntl
 import functools
 import operator
 import os
+import stat
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import ClassVar
 
-from sqlstream.cache.files.locked_files import is_object
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.rows import ReadyRow
 from sqlstream.process import fork, interrupts
@@ -21,6 +21,11 @@ _READ_PLAIN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # neve
 _LOCK_SHARED_NOW = fcntl.LOCK_SH | fcntl.LOCK_NB
 _locks: dict[int, tuple[weakref.ref[ReadLock], list[int]]] = {}
 """All read locks, by identity, with the descriptors that are open."""
+
+
+def is_object(status: os.stat_result, size_bytes: int) -> bool:
+    """Return whether a file is what its row says: plain, of this size, and not removed."""
+    return status.st_size == size_bytes and status.st_nlink > 0 and stat.S_ISREG(status.st_mode)
 
 
 class ReadLock:

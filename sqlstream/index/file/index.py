@@ -10,7 +10,10 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote as quote_url
@@ -33,6 +36,9 @@ _NAMED = ("fingerprint", "src", "base_url", "key_column", "key_problem")  # in `
 _LISTED = "SELECT row, objects FROM listed WHERE row IN (SELECT value FROM json_each(?))"
 _SCAN_CACHE_KIB = 8192  # pages that a scan, or a sort of user SQL, keeps
 _CACHE_KIB = 2048  # pages that a reader of rows keeps: random rows take as long with 512 as with 16384 (m)
+_ID_OF = itemgetter(-1)
+DAMAGE = (sqlite3.DatabaseError, UnicodeError)
+"""How SQLite says that a file is damaged; the latter of a name that is no UTF-8."""
 MAX_MAPPED_BYTES = 8 << 20
 """Those of 10^6 rows."""
 
@@ -189,7 +195,7 @@ class Index:
         opened, records = self._records(ids)
         names = opened.names
         try:  # a dict each, also for a row asked for twice: samples must not share a list that one of them changes
-            rows: list[dict[str, object]] = [dict(zip(names, records[row_id])) for row_id in ids]  # noqa: B905 (a fifth slower)
+            rows: list[dict[str, object]] = [*map(dict, map(zip, repeat(names), map(records.__getitem__, ids)))]
         except KeyError as missing:
             if 0 <= missing.args[0] < self.num_rows:
                 raise damaged(self.path, f"row {missing} is missing") from None
@@ -296,9 +302,11 @@ class Index:
             opened = self._opened()
             for start in range(0, len(ids), opened.max_ids):
                 some = ids[start : start + opened.max_ids]
-                with damage_named(self.path):
+                try:
                     records = opened.connection.execute(f"{opened.select} ({', '.join('?' * len(some))})", some).fetchall()
-                found |= {record[-1]: record for record in records}
+                except DAMAGE as error:
+                    raise damaged(self.path, error) from error
+                found.update(zip(map(_ID_OF, records), records, strict=True))
         return opened, found
 
     def _positions(self) -> np.ndarray:
@@ -372,19 +380,13 @@ def read_columns(connection: sqlite3.Connection) -> tuple[Column, ...]:
     )
 
 
-class damage_named:  # noqa: N801 (used like a function; a class costs a tenth of a generator on the way of every window)
-    """Context that turns SQLite's errors into one that names the file and the cure."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        """Watch the body."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Translate."""
-        if isinstance(error, (sqlite3.DatabaseError, UnicodeError)):  # the latter of a name that is no UTF-8
-            raise damaged(self._path, error) from error
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into one that names the file and the cure."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise damaged(path, error) from error
 
 
 def damaged(path: Path, reason: object) -> IndexDatabaseError:

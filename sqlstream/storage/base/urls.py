@@ -108,7 +108,8 @@ def extension(url: str) -> str:
         >>> extension("s3://bucket/a/photo.JPG"), extension("https://host/x.tar.gz?sig=1"), extension("/data/README")
         ('.jpg', '.gz', '')
     """
-    name = _without_query(url).rstrip("/").rpartition("/")[2]  # what pathlib makes of it takes ten times as long
+    bare = _without_query(url) if "?" in url or "#" in url else url
+    name = bare.rstrip("/").rpartition("/")[2]  # what pathlib makes of it takes ten times as long
     dot = name.rfind(".")
     return _kept_suffix(name[dot:]) if dot > 0 else ""
 
@@ -167,8 +168,6 @@ def redact_text(text: str) -> str:
 
 
 def _without_query(url: str) -> str:
-    if "?" not in url and "#" not in url:
-        return url
     return re.split(r"[?#]", url, maxsplit=1)[0] if is_remote(url) else url
 
 
