@@ -315,7 +315,7 @@ class StreamingDataset(IterableDataset[Sample]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples of several selected rows, in the order asked; their objects are acquired together."""
         engine = self._pipeline.access_engine or self._pipeline.begin_accesses()
-        return engine.rows(indices, self._schedule.counter.next.epoch)
+        return engine.rows(indices, int(self._schedule.counter.next_epoch))
 
     @property
     def index(self) -> Index:
@@ -350,7 +350,7 @@ class StreamingDataset(IterableDataset[Sample]):
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration will be."""
-        return self._schedule.counter.next.epoch
+        return int(self._schedule.counter.next_epoch)
 
     @property
     def epoch_size(self) -> int:

@@ -39,6 +39,8 @@ class EpochCounter:
         # flags: the epoch + 1 that workers have started by themselves, 0 if none; 1 if a position gave no sample, or several.
         # set: how often the user has set a position; 1 if the last one was a state with more than a job; its epoch, consumed.
         self._next, self._announced, self._flags, self._set = numbers[:4]  # [4]
+        self.next_epoch = self._next[0, ...]  # []
+        """The epoch of the next iteration: a view of the shared memory, which every access to a row reads."""
         # Each slot: the iteration by its seed and by its count in that worker, its epoch + 1, what is consumed of it.
         self._table = numbers[4:]  # [slots, 4]
 
