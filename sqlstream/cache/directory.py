@@ -171,7 +171,7 @@ def _close(store: CacheDirectory) -> None:
     try:
         with contextlib.suppress(CacheError):  # what cannot be written off is reaped by the next process
             store.close()
-        database.close()
+        database.end()
     except BaseException:  # of a handler, as something waited for another process: that one would let us wait again
         database.abandon()
         raise

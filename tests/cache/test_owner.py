@@ -6,17 +6,20 @@ import errno
 import fcntl
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sqlstream.cache import Cache
 from sqlstream.cache.recovery import recover
-from sqlstream.errors import CacheDiskError
+from sqlstream.errors import CacheDiskError, CacheError, SqlStreamError
 from sqlstream.process import locks
 from sqlstream.testing.faulty import FaultyHttpServer
 from sqlstream.testing.invariants import check_invariants
 from tests.cache.session import Session
+from tests.processes import open_files
 
 ONE, OTHER = b"1" * 16, b"2" * 16
 
@@ -116,4 +119,72 @@ def test_an_owner_that_gets_no_new_file_closes_no_file_of_others(directory: Path
             pass
         for fd in others:
             os.close(fd)
+    check_invariants(directory, at_rest=True)
+
+
+class Stopped:
+    """Makes one method of an object wait, in another thread, until that is let on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, thing: object, name: str) -> None:
+        self._method: Callable[..., Any] = getattr(thing, name)
+        self._main = threading.current_thread()
+        self.has_come, self.may_go_on = threading.Event(), threading.Event()
+        monkeypatch.setattr(thing, name, self._wait_and_call)
+
+    def _wait_and_call(self, *arguments: Any) -> Any:
+        if threading.current_thread() is not self._main:
+            self.has_come.set()
+            self.may_go_on.wait()
+        return self._method(*arguments)
+
+
+def close_while_a_thread_reads(cache: Cache, url: str, stopped: Stopped) -> Exception:
+    """Close the cache while a thread that reads waits where it was stopped; return what that thread gets."""
+    errors: list[Exception] = []
+
+    def read() -> None:
+        try:
+            with cache.pinned(url):
+                pass
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    stopped.has_come.wait()
+    cache.close()
+    stopped.may_go_on.set()
+    thread.join()
+    return errors[0]
+
+
+def test_a_thread_that_waits_for_the_lock_while_the_cache_is_closed_registers_and_opens_nothing(
+    directory: Path, server: FaultyHttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.objects |= {"/0": b"0", "/1": b"1"}
+    cache = Cache(directory, limit=1 << 20)
+    with cache.pinned(f"{server.url}/0"):
+        pass
+    stopped = Stopped(monkeypatch, Session(cache).database._write_lock, "take")
+    error = close_while_a_thread_reads(cache, f"{server.url}/1", stopped)
+    assert isinstance(error, CacheError)
+    assert "is closed" in str(error)
+    assert open_files(directory) == []
+    assert list((directory / "owners").iterdir()) == []
+    assert not list(directory.glob("*.bad"))
+    check_invariants(directory, at_rest=True)
+
+
+def test_a_download_that_would_start_after_the_cache_was_closed_leaves_no_file_open(
+    directory: Path, server: FaultyHttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.objects |= {"/0": b"0", "/1": b"1"}
+    cache = Cache(directory, limit=1 << 20)
+    with cache.pinned(f"{server.url}/0"):
+        pass
+    stopped = Stopped(monkeypatch, Session(cache).downloads, "start")
+    assert isinstance(close_while_a_thread_reads(cache, f"{server.url}/1", stopped), SqlStreamError)
+    assert open_files(directory) == []
+    with Cache(directory) as again, again.pinned(f"{server.url}/1") as path:
+        assert path.read_bytes() == b"1"
     check_invariants(directory, at_rest=True)

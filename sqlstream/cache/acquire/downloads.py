@@ -247,6 +247,8 @@ class Downloads:
                 lead.tell(self._holdings, None, error)
         self.settled.notify_all()
         self._wake()
+        if self._owner.is_closed:  # no transaction of it will come
+            self.give_up()
 
     @property
     def is_waiting(self) -> bool:

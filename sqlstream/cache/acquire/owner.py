@@ -190,10 +190,10 @@ class Owner:
         They are written once, or once more before a transaction reads all pins (`LedgerTransaction.pinned`).
         """
         with locks.uninterrupted():
-            if self.is_closed:
-                raise CacheError(f"the cache {self._disk.root} is closed: open it again")
+            self._check_open()
             try:
                 with self._ledger.database.write_transaction(body_commits=True) as connection:
+                    self._check_open()  # again, under the lock: a row that is registered now would have nobody to remove it
                     try:
                         tx = LedgerTransaction(connection, self._write_pins)
                         self._enter(tx, is_flush=is_flush)
@@ -210,6 +210,10 @@ class Owner:
             except BaseException:
                 self._generation = -1  # rolled back: what we believe of our row may be wrong
                 raise
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise CacheError(f"the cache {self._disk.root} is closed: open it again")
 
     def run(self, work: Callable[[LedgerTransaction], T], *, is_flush: bool = False) -> T:
         """Return what `work` returns in a transaction; if the ledger fails, once more: by then it may have been mended."""

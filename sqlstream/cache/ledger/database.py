@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sqlstream.cache.ledger import damage
 from sqlstream.cache.ledger.write_lock import WriteLock, same_file, write_durably
-from sqlstream.errors import CacheDamagedError, CacheDirectoryError, CacheDiskError, MigrationError, SqlStreamError
+from sqlstream.errors import CacheDamagedError, CacheDirectoryError, CacheDiskError, CacheError, MigrationError, SqlStreamError
 from sqlstream.process import fork, interrupts, locks
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ class Database:
         self._refill = refill
         self._on_full = on_full
         self._damaged: os.stat_result | None = None
+        self._is_ended = False
         self._using = locks.ForkLock()
         """Held by the thread that uses the connection: in a transaction from the lock to its end, in a read."""
         fork.call_in_child(self, fork.Stage.DATABASES)
@@ -121,6 +122,9 @@ class Database:
                 section.let_through()
             try:
                 with self._using:
+                    if self._is_ended:  # while this thread waited
+                        self._close_files()
+                        raise CacheError(f"the cache {self.path.parent} is closed: open it again")
                     yield from self._transaction(body_commits=body_commits)
             finally:
                 self._write_lock.leave()
@@ -203,8 +207,14 @@ class Database:
                 self._close_files()
                 self._write_lock.leave()
 
+    def end(self) -> None:
+        """Close for good: threads that still wait for the lock get an error, and leave no file open."""
+        self._is_ended = True
+        self.close()
+
     def abandon(self) -> None:
-        """Close without a wait for other processes; while one of them writes, the connection is leaked."""
+        """End without a wait for other processes; while one of them writes, the connection is leaked."""
+        self._is_ended = True
         with self._using:
             if self._connection is not None and not self._write_lock.try_relock():
                 self._leak_connection()
