@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sqlstream import StreamingDataLoader, StreamingDataset
+from sqlstream.cache.session import AnyHold
 from sqlstream.errors import (
     CacheFullError,
     ConfigError,
@@ -22,7 +24,8 @@ from sqlstream.errors import (
     SourceChangedError,
     UnknownLengthError,
 )
-from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS
+from sqlstream.index.build.lazy import ChunkRows
+from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS, LazyRows
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.stream.tables import Job, others
 
@@ -370,3 +373,52 @@ def test_a_source_with_etags_costs_no_further_request(server: FaultyHttpServer, 
     with dataset.cache:
         assert len(ids(iter(dataset))) == NUM_ROWS
     assert len(set(chunk_gets(server))) == len(chunk_gets(server)) == NUM_CHUNKS
+
+
+# -- threads that access rows -----------------------------------------------------------------------------------------
+
+
+class Forgetful(OrderedDict[int, ChunkRows]):
+    """Another thread drops what is put into it at once."""
+
+    def __setitem__(self, chunk: int, rows: ChunkRows) -> None:
+        super().__setitem__(chunk, rows)
+        del self[chunk]
+
+
+class Watched:
+    """A hold; as one thread looks at it, another one takes the next chunk."""
+
+    def __init__(self, ahead: dict[int, AnyHold]) -> None:
+        self._ahead = ahead
+
+    @property
+    def is_settled(self) -> bool:
+        self._ahead.pop(NUM_CHUNKS, None)
+        return True
+
+
+def accessed_rows(dataset: StreamingDataset) -> LazyRows:
+    """What threads share that access rows of a dataset."""
+    assert dataset[0]["__row__"] == 0
+    assert dataset._pipeline.access_engine is not None
+    rows = dataset._pipeline.access_engine._recipes[0].rows
+    assert isinstance(rows, LazyRows)
+    return rows
+
+
+def test_chunks_that_another_thread_drops_while_rows_of_them_are_accessed(src: str, tmp_path: Path) -> None:
+    with lazily(src, tmp_path / "cache") as dataset:
+        accessed_rows(dataset)._loaded = Forgetful()
+        wanted = list(range(0, NUM_ROWS, CHUNK_ROWS + 1))
+        assert ids(iter(dataset.__getitems__(wanted))) == wanted
+
+
+def test_chunks_that_another_thread_takes_while_one_looks_how_many_are_under_way(src: str, tmp_path: Path) -> None:
+    with lazily(src, tmp_path / "cache") as dataset:
+        rows = accessed_rows(dataset)
+        watched: Any = Watched(rows._ahead)
+        rows._ahead |= {NUM_CHUNKS + 1: watched, NUM_CHUNKS: watched}
+        assert ids(iter(dataset.__getitems__([60, 160]))) == [60, 160]
+        assert NUM_CHUNKS not in rows._ahead
+        del rows._ahead[NUM_CHUNKS + 1]

@@ -6,6 +6,7 @@ windows are in memory: those of the current window of an epoch, and of the next 
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -23,7 +24,7 @@ WINDOW_CHUNKS = 4
 
 
 class LazyRows:
-    """The rows of a lazy index, in this process.
+    """The rows of a lazy index, in this process. Threads that access rows share it: what it keeps changes in single steps.
 
     Args:
         index: The index of the chunks.
@@ -137,7 +138,7 @@ class LazyRows:
 
     def close(self) -> None:
         """Release what was fetched for later."""
-        for hold in self._ahead.values():
+        for hold in list(self._ahead.values()):
             self._session.release(hold)
         self._ahead.clear()
 
@@ -171,13 +172,14 @@ class LazyRows:
     def _fetch(self, chunks: Iterable[int]) -> None:
         """Begin to download chunks that are not in memory, as many as may be under way; does not wait."""
         for chunk in chunks:
-            num_under_way = sum(not hold.is_settled for hold in self._ahead.values())
+            num_under_way = sum(not hold.is_settled for hold in list(self._ahead.values()))
             if num_under_way >= self._options.num_threads or len(self._ahead) >= WINDOW_CHUNKS + self._options.num_ahead:
                 return
             if chunk in self._loaded or chunk in self._ahead or not (refs := self._refs(chunk)):
                 continue
             for hold in self._session.acquire([refs]):
-                self._ahead[chunk] = hold
+                if self._ahead.setdefault(chunk, hold) is not hold:
+                    self._session.release(hold)
 
     def _load(self, chunk: int) -> ChunkRows:
         """Return a chunk, in memory."""
@@ -185,7 +187,8 @@ class LazyRows:
             rows = self._loaded[chunk] = self._read(chunk)
             while len(self._loaded) > 2 * WINDOW_CHUNKS:
                 self._loaded.popitem(last=False)
-        self._loaded.move_to_end(chunk)
+        with contextlib.suppress(KeyError):  # another thread has dropped it
+            self._loaded.move_to_end(chunk)
         return rows
 
     def _read(self, chunk: int) -> ChunkRows:
