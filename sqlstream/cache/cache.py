@@ -35,7 +35,7 @@ from sqlstream.config import (
     parse_bytes,
     parse_limit,
 )
-from sqlstream.errors import CacheError, ConfigError, ObjectNotFoundError
+from sqlstream.errors import CacheError, ConfigError
 from sqlstream.process import interrupts, locks
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.identity import Identity
@@ -156,7 +156,7 @@ class Cache:
             StorageError: It cannot be read.
         """
         if not urls.is_remote(url):
-            yield local_file(url)
+            yield urls.found_path(url)
             return
         hold = None
         try:
@@ -175,7 +175,7 @@ class Cache:
             CacheFullError: They do not fit under the limit together.
             StorageError: One of them cannot be read.
         """
-        paths = {url: local_file(url) for url in wanted if not urls.is_remote(url)}
+        paths = {url: urls.found_path(url) for url in wanted if not urls.is_remote(url)}
         refs = {url: ObjectRef.of(url, identity=self.identity) for url in wanted if urls.is_remote(url)}
         acquired = _hold_each(self, refs) if refs else {}
         paths |= {url: self.path_of(refs[url], hold) for url, hold in acquired.items()}
@@ -314,18 +314,6 @@ _open: weakref.WeakSet[Cache] = weakref.WeakSet()
 def _close_all() -> None:
     for cache in list(_open):
         cache.close()
-
-
-def local_file(url: str) -> Path:
-    """Return the path of a local source file, which is read in place: never entered in the ledger, never deleted.
-
-    Raises:
-        ObjectNotFoundError: It is not there.
-    """
-    path = urls.local_path(url)
-    if not path.is_file():
-        raise ObjectNotFoundError(f"there is no file {path}: check the path in the index")
-    return path
 
 
 def _reopen(path: Path, arguments: dict[str, object], private_directory: str | None, pid: int) -> Cache:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, ObjectNotFoundError
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)(?:::|://)", re.IGNORECASE)
 _REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*(?:::|://)", re.IGNORECASE)
@@ -69,6 +69,18 @@ def local_path(url: str) -> Path:
     if is_remote(url) or host not in ("", "localhost") or not slash:
         raise ConfigError(f"{redact(url)} is not a local path: give a path or file:///absolute/path")
     return Path("/" + unquote(path))
+
+
+def found_path(url: str) -> Path:
+    """Return the path of a local source file, which is read in place: never entered in the ledger, never deleted.
+
+    Raises:
+        ObjectNotFoundError: It is not there.
+    """
+    path = local_path(url)
+    if not path.is_file():
+        raise ObjectNotFoundError(f"there is no file {path}: check the path in the index")
+    return path
 
 
 def join(base: str, relative: str) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sqlstream.cache.cache import local_file
 from sqlstream.cache.session import AnyHold, CacheSession, ListedObject, ObjectRef
 from sqlstream.config import SampleOptions
 from sqlstream.errors import AccessDeniedError, MissingFieldError, ObjectChangedError, ObjectNotFoundError, SampleError
@@ -242,7 +241,7 @@ class RowReader:
         """
         for column in self._columns:
             if column not in slot.refs and slot.sample.get(column) is not None:
-                local_file(slot.sample[column])
+                urls.found_path(slot.sample[column])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
