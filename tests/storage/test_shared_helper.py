@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from sqlstream.storage.client.client import HelperClient
 from sqlstream.storage.client.outstanding import HelperUser
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.storage.protocol.channel import Channel
-from sqlstream.storage.protocol.messages import Fetch, HelperTiming
+from sqlstream.storage.protocol.messages import Fetch, HelperTiming, ReadOptions
+from sqlstream.storage.worker.users import Users
 from sqlstream.storage.worker.workers import Lane, Workers
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.processes import children
@@ -427,3 +429,17 @@ def test_frames_hold_the_requests_of_one_user(
     os.kill(pid, signal.SIGKILL)
     assert [done.error for downloads in (one, other) for done in downloads.wait_done()] == [None] * 4
     assert sent == [(1, ["one0", "one1"]), (2, ["other0", "other1"])]
+
+
+def test_connections_with_timeouts_that_no_user_has_any_more_are_closed() -> None:
+    def options(user: str, timeout_seconds: float) -> ReadOptions:
+        return ReadOptions(user, 3, timeout_seconds, 60.0, 600.0, "auto", checks_etag=False)
+
+    users = Users(StorageOptions(), Workers(), lambda _event: None)
+    kept = users.get(options("kept", 10.0)).context.resolver
+    gone = weakref.ref(users.get(options("gone", 5.0)).context.resolver)
+    assert gone() is not kept
+    users.end("gone")
+    gc.collect()
+    assert gone() is None
+    assert users.get(options("later", 10.0)).context.resolver is kept

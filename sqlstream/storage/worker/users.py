@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -61,7 +62,8 @@ class Users:
         self._workers = workers
         self._report = report
         self._users: dict[str, ServedUser] = {}
-        self._resolvers: dict[tuple[object, ...], Resolver] = {}
+        self._resolvers: weakref.WeakValueDictionary[tuple[object, ...], Resolver] = weakref.WeakValueDictionary()
+        """Those with a user: each keeps connections, and users may come with ever other timeouts."""
         self._lock = threading.Lock()
 
     def get(self, options: ReadOptions) -> ServedUser:
@@ -96,10 +98,11 @@ class Users:
             "num_threads": options.num_threads,
         }
         key = tuple(connections.values())
-        if key not in self._resolvers:
-            self._resolvers[key] = Resolver(replace(self._options, **connections))  # type: ignore[arg-type]  # each its own
+        if (resolver := self._resolvers.get(key)) is None:
+            made = replace(self._options, **connections)  # type: ignore[arg-type]  # each its own
+            resolver = self._resolvers[key] = Resolver(made)
         context = TransferContext(
-            resolver=self._resolvers[key],
+            resolver=resolver,
             policy=RetryPolicy(num_retries=options.num_retries),
             report=self._report,
             observe=lambda seen: self._observe(user, seen),
