@@ -206,6 +206,20 @@ def test_an_index_file_that_is_emptied_while_it_is_open_is_one_clear_error(sourc
         lazy.read(0, [])
 
 
+def test_an_index_file_that_is_removed_while_it_is_open_is_one_clear_error_for_who_queries_it(
+    source: Path, tmp_path: Path
+) -> None:
+    index, lazy = build(tmp_path, source), open_lazy(source, tmp_path)
+    rows = index.rows([0])
+    for one in (index, lazy):
+        one.path.unlink()
+        with pytest.raises(IndexDatabaseError, match="No such file"):
+            run_query(one, "SELECT sum(n) FROM dataframe")
+    assert index.rows([0]) == rows, "it is open"
+    index.close()
+    lazy.close()
+
+
 @pytest.mark.parametrize("what", ["file", "loop of links"])
 def test_an_index_whose_directory_is_something_else_by_now_is_one_clear_error(what: str, source: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()

@@ -394,6 +394,18 @@ def damaged(path: Path, reason: object) -> IndexDatabaseError:
     return IndexDatabaseError(f"the index file {path} cannot be read ({reason}): remove it, the next run builds it again")
 
 
+def size_of(path: Path) -> int:
+    """Return the bytes of an index file.
+
+    Raises:
+        IndexDatabaseError: It is gone, or cannot be looked at.
+    """
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise damaged(path, error) from error
+
+
 def _open(path: Path) -> _Open:
     connection = connect(path)
     try:

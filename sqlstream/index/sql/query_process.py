@@ -19,7 +19,7 @@ from typing import Any
 
 from sqlstream.config import child_environment
 from sqlstream.errors import QueryError
-from sqlstream.index.file.index import Index
+from sqlstream.index.file.index import Index, size_of
 from sqlstream.index.sql.dialect import does_not_run
 from sqlstream.process import locks
 from sqlstream.process.children import forget_child, start_child
@@ -45,7 +45,7 @@ class QueryLimits:
     def of(self, index: Index) -> QueryLimits:
         """Return the limits in numbers."""
         memory = max(1 << 30, _memory_bytes() // 4)
-        result = (1 << 30) + 4 * os.path.getsize(index.path)
+        result = (1 << 30) + 4 * size_of(index.path)
         return QueryLimits(
             seconds=self.seconds, memory_bytes=self.memory_bytes or memory, result_bytes=self.result_bytes or result
         )

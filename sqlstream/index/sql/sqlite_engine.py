@@ -7,7 +7,6 @@ with limits on length, depth and size, and a time budget. One statement, which b
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import sys
 import time
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from sqlstream.index.file.index import Index, connect, damage_named
+from sqlstream.index.file.index import Index, connect, damage_named, size_of
 from sqlstream.index.sql import functions
 from sqlstream.index.sql.dialect import does_not_run, to_sqlite
 from sqlstream.index.types.models import ROW, VIEWS
@@ -60,7 +59,7 @@ class SqliteEngine:
         """Functions that the statements so far call, in lower case."""
         self.columns_read: set[str] = set()
         """Columns that the statements so far look at, as SQL spells them."""
-        self._length = min(max(_LEAST_LENGTH, os.path.getsize(index.path)), _MOST_LENGTH)
+        self._length = min(max(_LEAST_LENGTH, size_of(index.path)), _MOST_LENGTH)
         self._denied: str | None = None
         self._failed: list[Exception] = []
         self._raised: BaseException | None = None
