@@ -1,6 +1,6 @@
 """Datasets for PyTorch.
 
-    loader ┬ dataset ─ pipeline ┬ engine (rows, window, samples) ─ chain (transforms)
+    loader ┬ dataset ─ pipeline ┬ engine (rows, window, samples) ─ chain (global generators of transforms)
            │                    └ transport.handover (pins of workers that ended)
            ├ frameworks (loaders of others, Accelerate)
            ├ run (which positions, state)
