@@ -43,6 +43,18 @@ def photos(server: FaultyHttpServer, tmp_path: Path) -> Photos:
     return make_photos(server, tmp_path, num=24)
 
 
+def stream(photos: Photos, tmp_path: Path) -> StreamingDataset:
+    """All photos, in an order that does not change."""
+    return StreamingDataset(
+        photos.src,
+        dst=tmp_path / "dst",
+        columns_to_download=["image"],
+        transforms=[check_bytes],
+        shuffle_seed=0,
+        cache_limit="10mb",
+    )
+
+
 def places(total: int, sample: int, request: pytest.FixtureRequest) -> range:
     """All places in the slow form, else about `sample` of them."""
     step = 1 if "slow" in request.node.name else max(1, total // sample)
@@ -202,17 +214,7 @@ def test_a_handler_that_raises_at_any_place_of_a_dataset_leaves_nothing(
         assert isinstance(samples, Generator)
         samples.close()
 
-    with (
-        StreamingDataset(
-            photos.src,
-            dst=tmp_path / "dst",
-            columns_to_download=["image"],
-            transforms=[check_bytes],
-            shuffle_seed=0,
-            cache_limit="10mb",
-        ) as dataset,
-        handler(fail),
-    ):
+    with stream(photos, tmp_path) as dataset, handler(fail):
         handlers = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGUSR1)]
         assert sum(sample["is_right"] for sample in dataset) == photos.num
         read()
@@ -236,17 +238,7 @@ def test_a_handler_that_raises_at_any_place_of_a_dataset_leaves_nothing(
 
 
 def test_a_handler_that_raises_as_an_access_gives_its_files_back_leaves_none_open(photos: Photos, tmp_path: Path) -> None:
-    with (
-        StreamingDataset(
-            photos.src,
-            dst=tmp_path / "dst",
-            columns_to_download=["image"],
-            transforms=[check_bytes],
-            shuffle_seed=0,
-            cache_limit="10mb",
-        ) as dataset,
-        handler(fail),
-    ):
+    with stream(photos, tmp_path) as dataset, handler(fail):
         assert sum(sample["is_right"] for sample in dataset) == photos.num
         assert dataset[3]["is_right"]
         with Injector(0, "close") as injector:
@@ -260,12 +252,7 @@ def test_a_handler_that_raises_as_an_access_gives_its_files_back_leaves_none_ope
 
 
 def test_a_handler_that_raises_around_a_transform_comes_as_its_error_and_leaves_nothing(photos: Photos, tmp_path: Path) -> None:
-    with (
-        StreamingDataset(
-            photos.src, dst=tmp_path / "dst", columns_to_download=["image"], transforms=[check_bytes], cache_limit="10mb"
-        ) as dataset,
-        handler(fail),
-    ):
+    with stream(photos, tmp_path) as dataset, handler(fail):
         handlers = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGUSR1)]
         with Injector(0, "apply") as injector:
             assert dataset[3]["is_right"]
