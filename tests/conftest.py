@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+TESTS = Path(__file__).parent
 
 # No test fails by the time that it takes: the machine may be busy with other things.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -16,6 +19,21 @@ settings.load_profile("patient")
 # Shells start what runs in the background without Ctrl-C; tests press it, and children inherit that it is ignored.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LONG = (
+    *("cache/test_crash.py", "stream/test_loader.py", "stream/test_processes.py", "cache/test_ledger_faults.py"),
+    *("stream/test_lazy.py", "cache/test_storm.py", "cache/test_migrations.py", "test_wheel.py", "test_suite.py"),
+    *("test_docs.py", "stream/test_ranks.py", "cache/test_full_disk.py", "cache/test_model.py", "cache/test_put.py"),
+    *("stream/test_odd_processes.py", "cache/test_handler_errors.py", "cache/test_signals.py", "index/test_duckdb.py"),
+)
+"""Files that take longest: they come first, for xdist gives out whole files, and would wait for one that is given out last."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first; all else stays in its order."""
+    places = {TESTS / name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path, len(LONG)))
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.conftest import LONG
 from tests.processes import ROOT
 
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
@@ -90,6 +91,10 @@ def test_an_id_that_holds_the_time_or_the_order_of_a_set_is_found(tmp_path: Path
     assert sorted(ours[1:]) == sorted(later[1:])
 
 
+def test_the_files_that_come_first_are_there() -> None:
+    assert [name for name in LONG if not (ROOT / "tests" / name).exists()] == []
+
+
 def imported(tree: ast.Module) -> Iterator[str]:
     """Names of modules, and of what is taken from them."""
     for node in ast.walk(tree):
@@ -140,8 +145,10 @@ def modules_of(tree: ast.Module) -> dict[str, ModuleType]:
 
 def patched(source: str) -> set[str]:
     """Private names and numbers of our modules that a file patches."""
+    if "setattr(" not in source:
+        return set()
     tree, found = ast.parse(source), set()
-    modules = modules_of(tree) if "setattr(" in source else {}
+    modules = modules_of(tree)
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr"):
             continue
