@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
 
@@ -25,11 +26,36 @@ ROOT = Path(__file__).parents[1]
 FORKSERVER = multiprocessing.get_context("forkserver")
 """Clean processes, started fast: their server has imported what caches need, and used none of it.
 
-Nothing else: a fork copies the tables of all memory, and tests that kill a process at each side effect fork thousands of times.
+pytest is what modules of tests import. Nothing else: a fork copies the tables of all memory, and tests that kill a process at
+each side effect fork thousands of times.
 """
-FORKSERVER.set_forkserver_preload(
-    ["tests.cache.actors", "sqlstream.cache.ledger.queries", "pytest"]
-)  # modules of tests import it
+FORKSERVER.set_forkserver_preload(["tests.cache.actors", "sqlstream.cache.ledger.queries", "pytest"])
+
+
+class Program:
+    """One that `Programs` has started."""
+
+    def __init__(
+        self, connection: Connection, pid: int, words: Sequence[str], folder: tempfile.TemporaryDirectory[str]
+    ) -> None:
+        self.pid = pid
+        self._connection, self._words, self._folder = connection, words, folder
+
+    def finish(self, timeout_seconds: float = 500) -> subprocess.CompletedProcess[str]:
+        """Wait for its end, and return what it wrote."""
+        code = self._wait(timeout_seconds)
+        if is_late := code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            code = self._wait(None)
+        out, err = ((Path(self._folder.name) / name).read_text() for name in ("stdout", "stderr"))
+        self._folder.cleanup()
+        assert not is_late, f"{self._words} hangs:\n{out}\n{err}"
+        return subprocess.CompletedProcess(self._words, code or 0, out, err)
+
+    def _wait(self, timeout_seconds: float | None) -> int | None:
+        self._connection.send((self.pid, timeout_seconds))
+        code: int | None = self._connection.recv()
+        return code
 
 
 class Programs:
@@ -62,21 +88,25 @@ class Programs:
             directory: Where it runs; None: here.
             environment: Its variables; None: ours.
         """
-        connection = self._connection or self._start()
-        with tempfile.TemporaryDirectory() as folder:
-            files = {name: Path(folder) / name for name in ("stdin", "stdout", "stderr")}
-            files["stdin"].write_text(stdin)
-            place = str(directory or Path.cwd())
-            connection.send((main, words, list(files.values()), dict(environment or os.environ), place))
-            pid, is_over = connection.recv(), connection.poll(timeout_seconds)
-            if not is_over:
-                os.kill(pid, signal.SIGKILL)
-            code = connection.recv()
-            out, err = (files[name].read_text() for name in ("stdout", "stderr"))
-            assert is_over, f"{words} hangs:\n{out}\n{err}"
-            return subprocess.CompletedProcess(words, code, out, err)
+        return self.start(main, *words, stdin=stdin, directory=directory, environment=environment).finish(timeout_seconds)
 
-    def _start(self) -> Connection:
+    def start(
+        self,
+        main: Callable[[list[str]], int],
+        *words: str,
+        stdin: str = "",
+        directory: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Program:
+        """Start it, beside others."""
+        connection = self._connection or self._connect()
+        folder = tempfile.TemporaryDirectory()
+        files = [Path(folder.name) / name for name in ("stdin", "stdout", "stderr")]
+        files[0].write_text(stdin)
+        connection.send((main, words, files, dict(environment or os.environ), str(directory or Path.cwd())))
+        return Program(connection, connection.recv(), words, folder)
+
+    def _connect(self) -> Connection:
         self._connection, theirs = FORKSERVER.Pipe()
         FORKSERVER.Process(target=_serve, args=(theirs, self._modules)).start()
         theirs.close()
@@ -94,18 +124,9 @@ SCRIPTS = Programs("torch.utils.data", "sqlstream.stream.dataset", "sqlstream.tr
 """For scripts that train: PyTorch takes seconds to import."""
 
 
-def run_script(
-    script: Path, *words: str, timeout_seconds: float = 500, environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a file in its folder, as `python FILE WORDS` does, but for the time that imports take."""
-    return SCRIPTS.run(
-        _run_file,
-        script.name,
-        *words,
-        timeout_seconds=timeout_seconds,
-        directory=script.parent,
-        environment=environment,
-    )
+def start_script(script: Path, *words: str, environment: Mapping[str, str] | None = None) -> Program:
+    """Start a file in its folder, as `python FILE WORDS` does, but for the time that imports take."""
+    return SCRIPTS.start(_run_file, script.name, *words, directory=script.parent, environment=environment)
 
 
 def _run_file(words: list[str]) -> int:
@@ -118,14 +139,18 @@ def _run_file(words: list[str]) -> int:
 def _serve(connection: Connection, modules: Sequence[str]) -> None:
     for name in modules:
         importlib.import_module(name)
+    programs: dict[int | None, BaseProcess] = {}
     with contextlib.suppress(EOFError):
-        while (arguments := connection.recv()) is not None:
-            program = multiprocessing.get_context("fork").Process(target=_run_main, args=arguments)
-            program.start()
-            connection.send(program.pid)
-            program.join()
-            connection.send(program.exitcode)
-            program.close()
+        while (message := connection.recv()) is not None:
+            if len(message) > 2:
+                program = multiprocessing.get_context("fork").Process(target=_run_main, args=message)
+                program.start()
+                programs[program.pid] = program
+                connection.send(program.pid)
+            else:
+                pid, timeout_seconds = message
+                programs[pid].join(timeout_seconds)
+                connection.send(programs[pid].exitcode)
 
 
 def _run_main(

@@ -13,6 +13,7 @@ import pytest
 from sqlstream.distributed import agree_on_seed, read_world
 from sqlstream.errors import ConfigError
 from sqlstream.world import World
+from tests.processes import start_script
 
 TORCHRUN = {
     "RANK": "5",
@@ -155,17 +156,15 @@ dist.destroy_process_group()
 
 def run_two_ranks(tmp_path: Path, variables: list[dict[str, str]]) -> list[tuple[World, list[int]]]:
     """Two real processes of one gloo group; returns each one's world and seeds."""
+    script = tmp_path / "rank.py"
+    script.write_text(RANK_SCRIPT)
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK_SCRIPT, str(tmp_path / "store"), str(rank)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | own,
-        )
+        start_script(script, str(tmp_path / "store"), str(rank), environment=os.environ | own)
         for rank, own in enumerate(variables)
     ]
-    told = [json.loads(process.communicate(timeout=300)[0]) for process in ranks]
-    assert [process.returncode for process in ranks] == [0, 0]
+    done = [rank.finish(300) for rank in ranks]
+    assert [rank.returncode for rank in done] == [0, 0], [rank.stderr for rank in done]
+    told = [json.loads(rank.stdout) for rank in done]
     return [(World(**place), seeds) for place, *seeds in told]
 
 
@@ -210,8 +209,11 @@ for shape, names in (((2, 3), ("dp", "tp")), ((3, 2), ("tp", "dp"))):
 
 
 @pytest.mark.timeout(600)
-def test_ranks_along_one_dimension_of_a_mesh_are_told_apart_and_others_count_as_one() -> None:
-    told = subprocess.run([sys.executable, "-W", "ignore", "-c", MESH_SCRIPT], check=True, capture_output=True, text=True)
+def test_ranks_along_one_dimension_of_a_mesh_are_told_apart_and_others_count_as_one(tmp_path: Path) -> None:
+    script = tmp_path / "mesh.py"
+    script.write_text(MESH_SCRIPT)
+    told = start_script(script).finish()
+    assert told.returncode == 0, told.stderr
     places: dict[str, list[tuple[int, int]]] = {}
     for line in told.stdout.splitlines():
         first, _, rank, world_size, refused = json.loads(line)

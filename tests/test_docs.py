@@ -11,7 +11,7 @@ import pytest
 
 from sqlstream.testing.servers import LocalS3
 from tests.pages import examples, indented, photo_bucket
-from tests.processes import ROOT, run_script
+from tests.processes import ROOT, start_script
 
 PAGES = sorted(
     path.relative_to(ROOT) for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")] if "```python" in path.read_text()
@@ -36,7 +36,7 @@ def test_the_examples_of_a_page_run(page: Path, bucket: LocalS3, tmp_path: Path)
     }
     script = tmp_path / "page.py"
     script.write_text(f"if __name__ == '__main__':\n{indented(examples(page))}")
-    done = run_script(script, environment=environment)
+    done = start_script(script, environment=environment).finish()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ERROR" not in done.stderr, done.stderr
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.errors import CacheError, ConfigError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
-from tests.cache.actors import Stage, body, objects, pin_until_told
+from tests.cache.actors import Stage, begin_and_wait, body, objects, pin_until_told
 from tests.cache.kit import num_gets
 from tests.cache.session import Session
 from tests.processes import answer_of_forked_child
@@ -36,11 +35,6 @@ def fill(directory: Path, urls: list[str], verify_reads: str) -> list[Path]:
         paths = cache.acquire_many(urls)
         cache.release_many(urls)
         return paths
-
-
-def read_without_checksums(_: Connection, directory: Path, url: str) -> None:
-    with Cache(directory) as cache, cache.pinned(url):
-        pass
 
 
 def flip(path: Path) -> None:
@@ -126,7 +120,7 @@ def test_a_checksum_that_is_noted_late_is_none_of_the_object_that_came_since(
         session.release(hold)
         server.objects["/o/0.bin"] = b"other" * (SIZE // 5)
         clear(session.ledger, session.disk, dataset=None, older_than_seconds=None, index=False)
-        stage.start(read_without_checksums, directory, urls[0]).end()
+        stage.start(begin_and_wait, directory, None, urls[0]).end()
         session.flush()
     with Cache(directory, verify_reads="crc") as cache:
         with cache.pinned(urls[0]) as path:

@@ -124,6 +124,12 @@ def train_rank(src: str, folder: str, global_batch_size: str, num_workers: str, 
     dist.destroy_process_group()
 
 
+def main(words: list[str]) -> int:
+    """Run the program of this name."""
+    globals()[words[0]](*words[1:])
+    return 0
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    globals()[sys.argv[1]](*sys.argv[2:])
+    main(sys.argv[1:])

@@ -15,10 +15,12 @@ import pytest
 from torch.utils.data import DataLoader
 
 from sqlstream.cache import Cache
+from sqlstream.cli.main import main
 from sqlstream.process import locks
 from tests.cache.actors import wait_for_helpers
 from tests.cache.session import Session
-from tests.processes import ROOT, children, is_alive, wait_until
+from tests.processes import COMMANDS, ROOT, SCRIPTS, Program, children, is_alive, wait_until
+from tests.stream import programs
 from tests.stream.kit import rows_in_order
 from tests.stream.programs import open_dataset
 from tests.stream.sources import Photos
@@ -40,6 +42,17 @@ def finish(process: subprocess.Popen[str], timeout: float = 500) -> str:
         raise AssertionError(f"hangs:\n{out}\n{err}") from None
     assert process.returncode == 0, f"{out}\n{err}"
     return out
+
+
+def start_forked(program: str, *arguments: object) -> Program:
+    """One that no signal is sent to, without the time that PyTorch takes to import."""
+    return SCRIPTS.start(programs.main, program, *map(str, arguments), directory=ROOT)
+
+
+def finish_forked(process: Program) -> str:
+    done = process.finish()
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 class DiskSampler(threading.Thread):
@@ -203,12 +216,12 @@ def test_sigkill_of_the_script_leaves_no_process_and_no_pin(photos: Photos, tmp_
 @pytest.mark.timeout(900)
 def test_random_access_and_then_forked_workers_never_hang(photos: Photos, tmp_path: Path, num_runs: int) -> None:
     for number in range(num_runs):
-        assert finish(start("access_then_fork", photos.src, tmp_path / f"cache-{number % 2}")) == "done\n"
+        assert finish_forked(start_forked("access_then_fork", photos.src, tmp_path / f"cache-{number % 2}")) == "done\n"
 
 
 def test_a_forked_process_opens_a_dataset_after_its_parent_did(photos: Photos, tmp_path: Path) -> None:
     """Torch's threads, which a parent has started, are missing in its child: code that needs them waits for ever."""
-    assert finish(start("open_then_fork", photos.src, tmp_path / "cache")) == "done\n"
+    assert finish_forked(start_forked("open_then_fork", photos.src, tmp_path / "cache")) == "done\n"
 
 
 def test_three_jobs_on_one_cache_keep_the_limit_and_every_byte(photos: Photos, tmp_path: Path) -> None:
@@ -218,28 +231,16 @@ def test_three_jobs_on_one_cache_keep_the_limit_and_every_byte(photos: Photos, t
     sampler = DiskSampler(cache)
     sampler.start()
     jobs = [
-        start("train", photos.src, cache, limit, 1, 2),
-        start("train", photos.src, cache, limit, 2, 2),
-        start("access_at_random", photos.src, cache, limit, 150),
+        start_forked("train", photos.src, cache, limit, 1, 2),
+        start_forked("train", photos.src, cache, limit, 2, 2),
+        start_forked("access_at_random", photos.src, cache, limit, 150),
     ]
-    assert [finish(job) for job in jobs] == ["done\n"] * 3
+    assert [finish_forked(job) for job in jobs] == ["done\n"] * 3
     assert sampler.stop() <= limit, "the limit was passed"
     assert sampler.num_walks > 5
-    verify = subprocess.run(
-        [sys.executable, "-m", "sqlstream", "cache", "verify", str(cache)],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
+    verify = COMMANDS.run(main, "cache", "verify", str(cache))
     assert verify.returncode == 0, verify.stdout + verify.stderr
-    stats = subprocess.run(
-        [sys.executable, "-m", "sqlstream", "cache", "stats", str(cache), "--json"],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        check=True,
-    )
+    stats = COMMANDS.run(main, "cache", "stats", str(cache), "--json")
     account = json.loads(stats.stdout)
     files = [path for path in (cache / "data").rglob("*") if path.is_file()]
     assert account["entries"] == len(files)
@@ -251,8 +252,8 @@ def test_three_jobs_on_one_cache_keep_the_limit_and_every_byte(photos: Photos, t
 
 def test_two_jobs_that_start_on_an_empty_cache_fetch_each_object_once(photos: Photos, tmp_path: Path) -> None:
     """Acceptance 3."""
-    jobs = [start("train", photos.src, tmp_path / "cache", "none", 9, 1) for _ in range(2)]
-    assert [finish(job) for job in jobs] == ["done\n"] * 2
+    jobs = [start_forked("train", photos.src, tmp_path / "cache", "none", 9, 1) for _ in range(2)]
+    assert [finish_forked(job) for job in jobs] == ["done\n"] * 2
     assert photos.num_gets() == {photos.path(number): 1 for number in range(photos.num)}
 
 
