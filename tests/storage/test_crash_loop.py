@@ -154,15 +154,15 @@ def test_an_idle_helper_may_be_silent(server: FaultyHttpServer, tmp_path: Path) 
         assert downloads.fetcher.helper_pid == pid
 
 
-def test_a_helper_that_dies_when_it_starts_is_an_error_soon(
-    fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, sys\nif 'sqlstream.storage.worker.helper' in sys.orig_argv: os._exit(7)\n"
-    )
+def test_a_helper_that_dies_when_it_starts_is_an_error_soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    deadly = tmp_path / "sitecustomize.py"
+    deadly.write_text("import os, sys\nif 'sqlstream.storage.worker.helper' in sys.orig_argv: os._exit(7)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(StorageError, match="dies when it starts"):
-        fetcher.head("s3://bucket/x")
-    monkeypatch.delenv("PYTHONPATH")
-    (tmp_path / "x").write_bytes(b"1")
-    assert fetcher.head(str(tmp_path / "x")).size_bytes == 1
+    with contextlib.ExitStack() as stack:
+        fetcher = Fetcher(StorageOptions(num_threads=4))  # its helpers have the environment of this moment
+        stack.callback(fetcher.stop)
+        with pytest.raises(StorageError, match="dies when it starts"):
+            fetcher.head("s3://bucket/x")
+        deadly.unlink()
+        (tmp_path / "x").write_bytes(b"1")
+        assert fetcher.head(str(tmp_path / "x")).size_bytes == 1
