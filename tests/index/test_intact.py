@@ -26,6 +26,7 @@ from sqlstream.index.weights import open_weights
 from tests.index.sources import NoReader, all_rows, build, options, write_csv, write_table
 
 QUERY = "SELECT * FROM dataframe WHERE n % 3 < 2"  # it judges each row by itself: no process is started for it
+ORDERED = f"{QUERY} ORDER BY n DESC"
 ROWS: list[dict[str, Any]] = [
     {"index": f"k{at}", "n": at, "x": at / 3, "when": f"2024-01-{at + 1:02} 00:00:00", "tags": [f"t{at}"]} for at in range(24)
 ]
@@ -182,8 +183,8 @@ def test_a_stranger_in_the_place_of_kept_rows_is_named(kind: str, source: Path, 
 
 @pytest.mark.parametrize("suffix", [".positions.npy", ".weights.npy"])
 def test_numbers_that_change_between_open_and_read_are_not_read(suffix: str, source: Path, tmp_path: Path) -> None:
-    chosen = build(tmp_path, source, sql_query=QUERY)
-    weights = open_weights(build(tmp_path, source, sql_query=QUERY), "1 + n", tmp_path / "index")
+    chosen = build(tmp_path, source, sql_query=ORDERED)
+    weights = open_weights(build(tmp_path, source, sql_query=ORDERED), "1 + n", tmp_path / "index")
     (path,) = (tmp_path / "index").glob(f"*{suffix}")
     with open(path, "r+b") as file:
         file.seek(136)
@@ -223,7 +224,7 @@ def test_an_index_file_that_is_removed_while_it_is_open_is_one_clear_error_for_w
 @pytest.mark.parametrize("what", ["file", "loop of links"])
 def test_an_index_whose_directory_is_something_else_by_now_is_one_clear_error(what: str, source: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
-    index = build(tmp_path / "cache", source, sql_query=QUERY)
+    index = build(tmp_path / "cache", source, sql_query=ORDERED)
     others = [pickle.loads(pickle.dumps(index)) for _ in range(2)]  # as workers get it
     index.close()
     (tmp_path / "cache").rename(tmp_path / "away")

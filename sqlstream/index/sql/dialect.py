@@ -43,6 +43,9 @@ _MOMENTS = frozenset("current_date current_time current_timestamp localtime loca
 _ROWIDS = frozenset({"rowid", "oid", "_rowid_"})
 """What SQLite calls the number of a row in a table; of a view some builds of it give NULL."""
 
+MAX_SQL_LENGTH = 200_000
+"""Characters of a query for SQLite: long lists of values are honest."""
+
 
 class Token(NamedTuple):
     """A word, number, text, name or sign of a query."""
@@ -64,10 +67,14 @@ def tokens(text: str, engine: str = "sqlite") -> tuple[Token, ...]:
         engine: In whose dialect it is, "sqlite" or "duckdb".
 
     Raises:
-        ValueError: A quote or comment without its end, or what is no SQL.
+        ValueError: A quote or comment without its end, or what is no SQL; or it is longer than SQLite may read.
     """
     import sqlglot
 
+    if engine == "sqlite" and len(text) > MAX_SQL_LENGTH:  # asked first: tokens of a megabyte take half a minute
+        raise ValueError(
+            f"it has {len(text)} characters, and at most {MAX_SQL_LENGTH} are read: list fewer values, or filter by a column"
+        )
     whole, found, end = _START + text, list[Token](), len(_START)
     try:
         parts = sqlglot.tokenize(whole, read=engine)[1:]

@@ -17,13 +17,13 @@ from typing import Any
 
 from sqlstream.index.file.index import Index, connect, damage_named, size_of
 from sqlstream.index.sql import functions
-from sqlstream.index.sql.dialect import does_not_run, to_sqlite
+from sqlstream.index.sql.dialect import MAX_SQL_LENGTH, does_not_run, to_sqlite
 from sqlstream.index.types.models import ROW, VIEWS
 
 _OPERATIONS = 20_000  # of SQLite's machine between two looks at the clock: about a millisecond
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 200_000,  # long IN lists are honest
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: MAX_SQL_LENGTH,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
     sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 20,
     sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 32,
