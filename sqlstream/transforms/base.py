@@ -1,4 +1,4 @@
-"""What a transform is, how a chain of them runs, and how transforms read the files that samples name.
+"""What a transform is, and how a chain of them runs.
 
 A transform takes a sample (a dict) and returns a sample, or several: a generator, list or tuple of samples. Each of several
 goes through the rest of the chain by itself.
@@ -12,52 +12,18 @@ and restored afterwards: the trainer's own draws do not change. That costs more 
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, Protocol
 
-from sqlstream.errors import DecodeError, SqlStreamError, TransformError
+from sqlstream.errors import SqlStreamError, TransformError
+from sqlstream.transforms.reading import LENT, OpenFiles
 from sqlstream.transforms.rng import GENERATOR, PRIVATE_FIELDS, RNG_KEY, begin_piece, end
 
 Sample = dict[str, Any]
 Transform = Callable[[Sample], Sample | Iterable[Sample]]
 _UNSEEDED = contextlib.nullcontext()
-
-
-class OpenFile(Protocol):
-    """A file that the engine has open."""
-
-    @property
-    def fds(self) -> Sequence[int]:
-        """Its descriptor; none in a forked child."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Its size."""
-
-
-class OpenFiles(Protocol):
-    """Files that the engine has open; a file that it closes is no longer in `open_files`."""
-
-    @property
-    def open_files(self) -> Mapping[str, OpenFile]:
-        """Those of a sample, by path."""
-
-
-class _Nothing:
-    open_files: Mapping[str, OpenFile] = MappingProxyType({})
-
-
-class _Lent(threading.local):
-    """Files that are open for the sample that this thread makes."""
-
-    files: OpenFiles = _Nothing()
-
-
-_lent = _Lent()
 
 
 class SeededGenerators(Protocol):
@@ -123,7 +89,7 @@ class Chain:
         if not self._transforms:
             return sample
         if files is not None:
-            _lent.files = files
+            LENT.files = files
         key_of_stage = sample[RNG_KEY] = (*key, self._stage)
         sample.pop(GENERATOR, None)
         if self._generators_of is None:
@@ -209,24 +175,6 @@ def _apply_to_each(
             yield outcome
         else:
             yield from outcome
-
-
-def read_file(path: str | os.PathLike[str]) -> bytes:
-    """Return the contents of a file; one that is lent to this thread's sample is read through its descriptor.
-
-    Raises:
-        DecodeError: It cannot be read.
-    """
-    file = _lent.files.open_files.get(os.fspath(path))
-    try:
-        if file is not None and file.fds:
-            data = os.pread(file.fds[0], file.size_bytes, 0)
-            if len(data) == file.size_bytes:  # one read gives 2 GiB at most
-                return data
-        with open(path, "rb", buffering=0) as unbuffered:  # without a buffer: a file is read whole
-            return unbuffered.read()
-    except (OSError, ValueError) as error:
-        raise DecodeError(f"{os.fspath(path)!r} cannot be read: {error}") from error
 
 
 def may_draw_globally(transform: Transform) -> bool:

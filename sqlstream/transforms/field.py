@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from sqlstream.errors import ConfigError, DecodeError, MissingDependencyError, TransformError
-from sqlstream.transforms.base import Sample, read_file
+from sqlstream.transforms.base import Sample
+from sqlstream.transforms.reading import read_file
 from sqlstream.transforms.rng import PRIVATE_FIELDS
 
 _MAX_FIELDS = 30  # arbitrary: an error is read by a person

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from sqlstream.errors import ConfigError, DecodeError, TransformError
-from sqlstream.transforms.base import Sample, read_file
+from sqlstream.transforms.base import Sample
 from sqlstream.transforms.field import BaseTransform, dummy_reason, failure, missing, naming, read_field, summary, with_names
+from sqlstream.transforms.reading import read_file
 from sqlstream.transforms.rng import PRIVATE_FIELDS
 
 

@@ -16,8 +16,9 @@ from sqlstream.cache.files.read_hold import ReadLock, ReadLocks
 from sqlstream.cache.ledger.database import Database
 from sqlstream.errors import DecodeError
 from sqlstream.process import locks
-from sqlstream.transforms.base import Chain, Sample, read_file
+from sqlstream.transforms.base import Chain, Sample
 from sqlstream.transforms.fields import LoadFromDiskTransform
+from sqlstream.transforms.reading import read_file
 from tests.cache.session import Session
 from tests.stream.sources import Photos
 

@@ -27,9 +27,10 @@ from sqlstream.process import locks
 from sqlstream.stream.chain.global_rng import GlobalGenerators
 from sqlstream.stream.engine.sample_maker import holds_path
 from sqlstream.stream.engine.slots import PlannedSample
-from sqlstream.transforms.base import Chain, OpenFiles, Sample, Transform
+from sqlstream.transforms.base import Chain, Sample, Transform
 from sqlstream.transforms.cached import CachePoint, describe, split_at_points
 from sqlstream.transforms.codec import decode_sample, encode_sample
+from sqlstream.transforms.reading import OpenFiles
 
 logger = logging.getLogger(__name__)
 
