@@ -48,8 +48,9 @@ def destroy(directory: Path) -> None:
 
 def break_ledger(cache: Cache) -> None:
     """Make the ledger a directory that cannot even be moved aside: it can be neither opened nor rebuilt."""
-    with Session(cache).database._using:  # no thread of the cache looks meanwhile
-        Session(cache).database.abandon()
+    database = Session(cache).database
+    database.close()
+    with database._using:  # no thread of the cache looks meanwhile
         for suffix in ("", "-wal", "-shm"):
             (cache.path / f"ledger.sqlite{suffix}").unlink(missing_ok=True)
         (cache.path / "ledger.sqlite").mkdir()

@@ -123,18 +123,18 @@ def test_an_owner_that_gets_no_new_file_closes_no_file_of_others(directory: Path
 
 
 class Stopped:
-    """Makes one method of an object wait, in another thread, until that is let on."""
+    """Makes one method of an object wait, in the thread that `close_while_a_thread_reads` starts, until that is let on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, thing: object, name: str) -> None:
         self._method: Callable[..., Any] = getattr(thing, name)
-        self._main = threading.current_thread()
+        self.thread: threading.Thread | None = None
         self.has_come, self.may_go_on = threading.Event(), threading.Event()
         monkeypatch.setattr(thing, name, self._wait_and_call)
 
     def _wait_and_call(self, *arguments: Any) -> Any:
-        if threading.current_thread() is not self._main:
+        if threading.current_thread() is self.thread:
             self.has_come.set()
-            self.may_go_on.wait()
+            self.may_go_on.wait(60)
         return self._method(*arguments)
 
 
@@ -149,9 +149,9 @@ def close_while_a_thread_reads(cache: Cache, url: str, stopped: Stopped) -> Exce
         except Exception as error:
             errors.append(error)
 
-    thread = threading.Thread(target=read)
+    thread = stopped.thread = threading.Thread(target=read)
     thread.start()
-    stopped.has_come.wait()
+    assert stopped.has_come.wait(60)
     cache.close()
     stopped.may_go_on.set()
     thread.join()
