@@ -26,8 +26,8 @@ LINKS_A_FILE = 50_000
 TITLE = "sqlstream"
 FORMAT = LOOSE
 SETTINGS = (
-    "every sample through cache and ledger, shuffled over all rows, StreamingDataLoader, persistent workers; with workers, "
-    "bytes are taken as views of the shared memory; tensors: DecodeResizedImageTransform"
+    "every sample through cache and ledger, shuffled over all rows, StreamingDataLoader, persistent workers; tensors: "
+    "DecodeResizedImageTransform"
 )
 
 
@@ -39,8 +39,7 @@ def storage_options(job: Job) -> dict[str, Any]:
 
 def _filled_from(job: Job) -> str:
     """Return the server that the warm cache was filled from: objects of another endpoint are other objects."""
-    note = job.data_path / "sqlstream-cache.endpoint"
-    return note.read_text() if note.exists() else "http://127.0.0.1:9"
+    return (job.data_path / "sqlstream-cache.endpoint").read_text()
 
 
 def open_dataset(job: Job, cache: Path, **options: Any) -> StreamingDataset:
