@@ -217,8 +217,11 @@ class IndexOptions(SourceOptions):
     """Hosts and buckets whose tables a remote list may have read with credentials."""
 
     def __post_init__(self) -> None:
-        """Check words and marks, and read sizes."""
+        """Check texts, words and marks, and read sizes."""
         SourceOptions.__post_init__(self)
+        for name, text in (("sql_query", self.sql_query), ("where", self.where), ("index_col_name", self.key_column)):
+            if text is not None and not isinstance(text, str):
+                raise ConfigError(f"{name}={text!r} is no text: give it as SQL, or as the name of a column")
         if self.index_limit != "auto":
             object.__setattr__(self, "index_limit", parse_bytes(self.index_limit, "index_limit"))
 
@@ -415,7 +418,8 @@ class SampleOptions:
         check_at_least("prefetch", self.prefetch, 1)
         check_at_least("prefetch_bytes", self.prefetch_bytes, 1)
         check_at_least("num_random_access_retries", self.num_random_access_retries, 0)
-        if not 0 <= self.max_failure_ratio <= 1:
+        check_at_least("max_failure_ratio", self.max_failure_ratio, 0.0)
+        if not self.max_failure_ratio <= 1:
             raise ConfigError(f"max_failure_ratio={self.max_failure_ratio} is out of range: give a share from 0 to 1")
         if self.retained_samples is not None:
             check_at_least("retained_samples", self.retained_samples, 1)

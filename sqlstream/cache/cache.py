@@ -135,6 +135,10 @@ class Cache:
         private = self.session.stand_in.directory if isinstance(self.session, FailoverSession) else None
         return (_reopen, (self.path, self._arguments, private, os.getpid()))
 
+    def __repr__(self) -> str:
+        """Return directory and limit; nothing is read."""
+        return f"{type(self).__name__}({str(self.path)!r}, limit={self._limit_bytes!r}{', closed' if self.is_closed else ''})"
+
     def __enter__(self) -> Cache:
         return self
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from sqlstream.cache import Cache
-from sqlstream.cache.session import FailureRecord, VerifyReads
+from sqlstream.cache.session import VerifyReads
 from sqlstream.config import (
     AS_IT_IS,
     DEFAULT_PREFETCH,
@@ -25,7 +24,6 @@ from sqlstream.config import (
     check_at_least,
     parse_bytes,
 )
-from sqlstream.index.file.index import Index
 from sqlstream.index.weights import WeightsSpec
 from sqlstream.sample_types import DataSampleType
 from sqlstream.stream.frameworks.accelerate import check_not_sharded_again
@@ -37,6 +35,7 @@ from sqlstream.stream.run.order_options import BatchOptions, Layout, OrderOption
 from sqlstream.stream.run.positions import JobPosition, RunPosition
 from sqlstream.stream.run.schedule import Schedule, reweight
 from sqlstream.stream.run.shares import EpochShare, ShareProgress
+from sqlstream.stream.selected_rows import SelectedRows
 from sqlstream.stream.transport.handover import Handover
 from sqlstream.stream.transport.outlet import WorkerOutlet
 from sqlstream.stream.transport.packing import BatchPacker
@@ -44,10 +43,11 @@ from sqlstream.transforms.base import Sample, Transform
 from sqlstream.world import World
 
 
-class StreamingDataset(IterableDataset[Sample]):
+class StreamingDataset(SelectedRows, IterableDataset[Sample]):
     """Streams the rows of an index, with their remote objects on local disk, in one order on any number of ranks and workers.
 
-    Iterate it (alone or in a DataLoader), or index it: `dataset[i]` is row i of the selection, unshuffled, or an error.
+    Iterate it (alone or in a DataLoader), or index it: `dataset[i]` is row i of the selection, unshuffled, or an error;
+    `dataset[0:3]` and `dataset[[5, 7]]` are lists of them.
 
     Args:
         src: What to index: a table file (`.csv`, `.json`, `.jsonl`, `.parquet`, …), a wildcard, a `.txt` of paths, a directory
@@ -176,7 +176,8 @@ class StreamingDataset(IterableDataset[Sample]):
         verify_reads: VerifyReads | str = VerifyReads.NEVER,
     ) -> None:
         self.data_type = None if data_type is None else DataSampleType.from_str(data_type).value
-        columns, roots = names_of("columns_to_download", columns_to_download), names_of("allowed_roots", allowed_roots)
+        columns = names_of("columns_to_download", columns_to_download)
+        roots = names_of("allowed_roots", allowed_roots, "local directories and URL prefixes")
         storage = StorageOptions(
             storage_options=dict(storage_options or {}),
             num_retries=num_downloading_retries,
@@ -293,45 +294,6 @@ class StreamingDataset(IterableDataset[Sample]):
         """
         self._schedule.expect_batches(options)
 
-    def __len__(self) -> int:
-        """Return the number of selected rows; UnknownLengthError while a lazy index does not know how many its filter keeps.
-
-        These are the rows of all ranks: `num_steps` counts the batches of one.
-        """
-        warn_of_ranks(lambda: self._schedule.world, self._pipeline.warnings)
-        return len(self.index)
-
-    def __getitem__(self, index: int) -> Any:
-        """Return the sample of selected row `index` (negative from the end), after transforms; a list if they make several.
-
-        The paths in it stay valid for the next 64 accesses of this process.
-
-        Raises:
-            IndexError: There is no such row.
-            SampleError, StorageError: It cannot be made; never another row's sample.
-        """
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples of several selected rows, in the order asked; their objects are acquired together."""
-        engine = self._pipeline.access_engine or self._pipeline.begin_accesses()
-        return engine.rows(indices, int(self._schedule.counter.next_epoch))
-
-    @property
-    def index(self) -> Index:
-        """The index that the rows come from."""
-        return self._pipeline.index
-
-    @property
-    def cache(self) -> Cache:
-        """The cache that the objects go through."""
-        return self._pipeline.cache
-
-    def get_identifier_desc(self) -> str:
-        """Return a line that names this dataset in logs."""
-        known = self.index.known_length
-        return f"{self.name} ({'an unknown number of' if known is None else known} samples of {self.index.src})"
-
     @property
     def world(self) -> World:
         """The place of this process in its job; ranks that take the same samples count as one."""
@@ -393,13 +355,6 @@ class StreamingDataset(IterableDataset[Sample]):
         """
         reweight(self._schedule, weights, at_step, self._pipeline.options.samples.prefetch)
 
-    def failures(self) -> list[FailureRecord]:
-        """Return what failed in this cache, in any process: URLs that could not be downloaded, rows that made no sample.
-
-        Each names row, URL, global step (in its epoch), error, count and time; the most frequent first.
-        """
-        return self.cache.failures()
-
     def state_dict(self, num_samples: int | None = None) -> dict[str, object]:
         """Return the state of the run, JSON-able.
 
@@ -424,18 +379,6 @@ class StreamingDataset(IterableDataset[Sample]):
             StateError: `state` is that of another dataset, query, seed or global batch size.
         """
         load_state(self._schedule, state, strict=strict)
-
-    # -- life ---------------------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Give all pins back, end helper process and threads, close all files. Also at the end of a `with` block."""
-        self._pipeline.close()
-
-    def __enter__(self) -> StreamingDataset:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle for a worker."""

@@ -179,6 +179,10 @@ class StreamingDataLoader(DataLoader[Sample]):
     def _is_accelerate_prepared(self, value: bool) -> None:
         """Accelerate notes what it has prepared."""
 
+    def __repr__(self) -> str:
+        """Return dataset, batch size and workers; nothing is read."""
+        return f"{type(self).__name__}({self.dataset!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
+
     def __len__(self) -> int:
         """Return the batches of this rank in an epoch."""
         return self.dataset.schedule.num_steps

@@ -1,16 +1,18 @@
-"""What a dataset takes for a row's number and for a seed."""
+"""What a dataset takes for a row's number, for several, for a seed and other options; and what it says of itself."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from sqlstream import StreamingDataLoader, StreamingDataset
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, UnknownLengthError
 from sqlstream.stream.maps import EpochBatches
 from tests.stream.tables import make_table
 
@@ -21,9 +23,106 @@ def test_a_row_is_asked_for_by_a_whole_number_of_any_kind(tmp_path: Path) -> Non
         for number in (True, np.int64(1), np.uint8(1), np.array(1), torch.tensor(1), -7):
             assert dataset[number]["__row__"] == 1
         wrong: Any
-        for wrong in (1.5, 1.0, np.float64(1), torch.tensor(1.0), "1", None, slice(0, 3), [1, 2], (1,)):
+        for wrong in (1.5, 1.0, np.float64(1), torch.tensor(1.0), "1", None, (1,), [1.5], [0, "1"], np.array([1.0])):
             with pytest.raises(TypeError, match=r"dataset\[.*a row is a whole number"):
                 dataset[wrong]
+
+
+def test_several_rows_are_asked_for_by_a_slice_or_a_list(tmp_path: Path) -> None:
+    with StreamingDataset(make_table(tmp_path, 8), tmp_path / "cache", show_progress=False) as dataset:
+        some: Any
+        for some, rows in (
+            (slice(0, 3), [0, 1, 2]),
+            (slice(None, None, -3), [7, 4, 1]),
+            (slice(-2, 99), [6, 7]),
+            (slice(3, 3), []),
+            ([1, -1, 1], [1, 7, 1]),
+            ([], []),
+            (range(2, 4), [2, 3]),
+            (np.array([5, 0]), [5, 0]),
+            (torch.tensor([5, 0]), [5, 0]),
+        ):
+            assert [sample["__row__"] for sample in dataset[some]] == rows
+        with pytest.raises(IndexError, match="index 8 is out of range"):
+            dataset[[0, 8]]
+
+
+def test_a_slice_of_a_lazy_index_counts_no_more_than_it_needs(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"lazy_index_chunk_size": 2, "where": "score >= 0.5", "show_progress": False}
+    pq.write_table(pq.read_table(make_table(tmp_path, 8)), tmp_path / "groups.parquet", row_group_size=2)
+    with StreamingDataset(tmp_path / "groups.parquet", tmp_path / "cache", **options) as dataset:
+        with pytest.raises(UnknownLengthError):
+            dataset[-2:]
+        assert [sample["__row__"] for sample in dataset[1:2]] == [5]
+        assert dataset.index.known_length is None
+        assert [sample["__row__"] for sample in dataset[2:99]] == [6, 7]
+        assert [sample["__row__"] for sample in dataset[-2:]] == [6, 7]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("image", r"dataset\['image'\]: a row is a whole number, not str; .* dataset\[0\]\['image'\]"),
+        ([True, False], "True and False are no numbers of rows"),
+        (np.array([True, False]), "True and False are no numbers of rows"),
+        (torch.tensor([True, False]), "True and False are no numbers of rows"),
+        (slice("a", 3), r"dataset\['a':3\]: the bounds of a slice are whole numbers"),
+        (slice(0, 1.5), r"dataset\[0:1.5\]: the bounds of a slice are whole numbers"),
+    ],
+    ids=str,
+)
+def test_what_is_no_row_is_named(tmp_path: Path, wrong: Any, says: str) -> None:
+    dataset = StreamingDataset(make_table(tmp_path, 8), tmp_path / "cache", show_progress=False)
+    with dataset, pytest.raises(TypeError, match=says):
+        dataset[wrong]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"columns_to_download": 5}, r"columns_to_download=5 is no list: give a list of column names"),
+        ({"columns_to_download": ["a", 5]}, r"columns_to_download holds 5, which is no text"),
+        ({"index_cols_to_keep": "a"}, r"index_cols_to_keep='a' is a text: give a list of column names, \['a'\]"),
+        ({"allowed_roots": "/tmp"}, r"allowed_roots='/tmp' is a text: give a list of local directories and URL prefixes"),
+        ({"where": 5}, r"where=5 is no text"),
+        ({"sql_query": ["SELECT"]}, r"sql_query=\['SELECT'\] is no text"),
+        ({"max_failure_ratio": "0.1"}, r"max_failure_ratio='0.1' is no number"),
+        ({"max_failure_ratio": float("nan")}, r"max_failure_ratio=nan is out of range"),
+        ({"dst": 5}, r"the cache directory 5 is no path"),
+    ],
+    ids=str,
+)
+def test_an_option_of_another_type_is_named(tmp_path: Path, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        StreamingDataset(make_table(tmp_path, 8), **{"dst": tmp_path / "cache", "show_progress": False, **options})
+
+
+def test_a_dataset_says_what_it_is_and_reads_nothing_for_it(tmp_path: Path) -> None:
+    src = make_table(tmp_path, 8)
+    options: dict[str, Any] = {"where": "score >= 0.5", "shuffle_seed": 3, "name": "rows", "show_progress": False}
+    with StreamingDataset(src, tmp_path / "cache", **options) as dataset:
+        loader = StreamingDataLoader(dataset, batch_size=2)
+        rows = f"4 of 8 rows of {src}; columns index, score"
+        assert repr(dataset.index) == f"Index({rows})"
+        assert repr(dataset) == f"StreamingDataset(rows: {rows}; shuffle_seed=3; cache {tmp_path / 'cache'})"
+        assert repr(loader) == f"StreamingDataLoader({dataset!r}, batch_size=2, num_workers=0)"
+        assert repr(dataset.cache) == f"Cache('{tmp_path / 'cache'}', limit=AS_IT_IS)"
+    path = dataset.index.path
+    shutil.rmtree(tmp_path / "cache")
+    assert repr(dataset.index) == f"Index({path}, which is not open)"
+    assert repr(dataset).endswith(f"cache {tmp_path / 'cache'}; closed)")
+    assert repr(dataset.cache) == f"Cache('{tmp_path / 'cache'}', limit=AS_IT_IS, closed)"
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_lazy_dataset_says_what_it_is_without_counting(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"lazy_index_chunk_size": 2, "name": "rows", "show_progress": False}
+    src = make_table(tmp_path, 8)
+    with StreamingDataset(src, tmp_path / "cache", where="score >= 0.5", **options) as dataset:
+        assert repr(dataset.index) == f"LazyIndex(rows where (score >= 0.5) (lazy) of {src}; columns index, score)"
+        assert dataset.index.known_length is None
+    with StreamingDataset(src, tmp_path / "cache", **options) as dataset:
+        assert f"StreamingDataset(rows: rows (lazy) of {src}; columns index, score; cache" in repr(dataset)
 
 
 @pytest.mark.parametrize("seed", [1.5, "42", True, [1]], ids=str)

@@ -61,7 +61,10 @@ class CacheStatistics:
     unstored_samples: int
     """How often a sample found no room to be stored."""
     hits: int
+    """Objects that were here when they were asked for, each counted once for all samples that are planned together."""
     misses: int
+    """Objects that were not here then. A stream asks for those of 64 samples and more before it gives the first one: so
+    many are counted after one sample."""
     quarantined: int = 0
     """Files that were not what came, by size or by checksum, and were removed."""
     evictions: int

@@ -191,9 +191,12 @@ def local_directory(path: str | os.PathLike[str]) -> Path:
     """Return the absolute path of a cache directory as a user names it.
 
     Raises:
-        ConfigError: It is a URL: a cache lies on a disk of this machine.
+        ConfigError: It is no path, or a URL: a cache lies on a disk of this machine.
     """
-    text = os.fsdecode(path)
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        raise ConfigError(f"the cache directory {path!r} is no path: give a text or a Path, such as '/scratch/cache'") from None
     if urls.scheme(text) != "file" or text.lower().startswith("file:"):
         raise ConfigError(
             f"the cache directory {urls.redact(text)!r} is a URL: give a directory on a disk of this machine, such as "

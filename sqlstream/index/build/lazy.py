@@ -95,6 +95,9 @@ class LazyIndex(Index):
         del state["selection"]
         return {**state, "chunks": self._chunks, "condition": self.condition, "max_rows": self._max_rows}
 
+    def _summary_of_rows(self, _num_rows: int) -> str:
+        return "rows (lazy)" if self.condition is None else f"rows where {self.condition} (lazy)"
+
     def __len__(self) -> int:
         length = self.known_length
         if length is None:

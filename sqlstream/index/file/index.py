@@ -37,6 +37,7 @@ _LISTED = "SELECT row, objects FROM listed WHERE row IN (SELECT value FROM json_
 _SCAN_CACHE_KIB = 8192  # pages that a scan, or a sort of user SQL, keeps
 _CACHE_KIB = 2048  # pages that a reader of rows keeps: random rows take as long with 512 as with 16384 (m)
 _ID_OF = itemgetter(-1)
+_MAX_NAMES = 20  # of columns in a summary; arbitrary: it is read by a person
 DAMAGE = (sqlite3.DatabaseError, UnicodeError)
 """How SQLite says that a file is damaged; the latter of a name that is no UTF-8."""
 MAX_MAPPED_BYTES = 8 << 20
@@ -102,6 +103,21 @@ class Index:
         provenance = state.pop("provenance")
         type(self).__init__(self, state.pop("path"), **state)
         self.provenance = provenance
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.summary})"
+
+    @property
+    def summary(self) -> str:
+        """Rows, source and columns in words, as far as the file is open: nothing is read."""
+        opened = self._open
+        if opened is None:
+            return f"{self.path}, which is not open"
+        names = ", ".join(opened.names[:_MAX_NAMES]) + (", …" if len(opened.names) > _MAX_NAMES else "")
+        return f"{self._summary_of_rows(opened.num_rows)} of {opened.meta['src']}; columns {names}"
+
+    def _summary_of_rows(self, num_rows: int) -> str:
+        return f"{num_rows} rows" if self.selection is None else f"{self.selection.num_selected} of {num_rows} rows"
 
     def __len__(self) -> int:
         return self.num_rows if self.selection is None else self.selection.num_selected

@@ -8,6 +8,7 @@ sleeps; then the sample is acquired again.
 from __future__ import annotations
 
 import operator
+import reprlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
@@ -258,9 +259,10 @@ def _from_start(indices: Sequence[SupportsIndex], rows: RowSource) -> list[int]:
         try:
             number = place = operator.index(given)
         except TypeError:  # torch says only that tensors of integers can be an index
+            field = f"; a field of row 0 is dataset[0][{given!r}]" if isinstance(given, str) else ""
             raise TypeError(
-                f"dataset[{given!r}]: a row is a whole number, not {type(given).__name__}; for several rows at once, "
-                "dataset.__getitems__([0, 1])"
+                f"dataset[{reprlib.repr(given)}]: a row is a whole number, not {type(given).__name__}; several rows are a "
+                f"slice or a list, dataset[0:3], dataset[[5, 7]]{field}"
             ) from None
         if number < 0:
             size = len(rows) if size is None else size
