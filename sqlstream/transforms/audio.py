@@ -7,30 +7,18 @@ from typing import Any
 import torch
 
 from sqlstream.config import check_at_least
-from sqlstream.errors import DecodeError, TransformError
+from sqlstream.errors import TransformError
 from sqlstream.transforms.audio_clip import AudioClipOptions, chooser
-from sqlstream.transforms.audio_decode import Source, decode_audio
+from sqlstream.transforms.audio_decode import decode_audio
 from sqlstream.transforms.audio_process import ResampleOptions, fit_length, normalize, resample, to_float
 from sqlstream.transforms.base import Sample
-from sqlstream.transforms.field import BaseTransform, read_bytes, read_field, summary
+from sqlstream.transforms.content import source_of
+from sqlstream.transforms.field import BaseTransform, read_field, summary
 from sqlstream.transforms.rng import rng
 
 
-def media_source(value: Any) -> Source:
-    """Return a path as text (so that a decoder reads only what it needs), or bytes.
-
-    Raises:
-        DecodeError: Neither.
-    """
-    if isinstance(value, bytes | bytearray | memoryview):
-        return read_bytes(value)
-    if value is None or (not hasattr(value, "__fspath__") and not isinstance(value, str)) or not str(value):
-        raise DecodeError(f"expected bytes or the path of a file, got {summary(value)}")
-    return str(value)
-
-
 class DecodeAudioTransform(BaseTransform):
-    """Path or bytes → samples of the whole audio or of a clip `[c, s]`.
+    """Path, bytes, or a struct of both → samples of the whole audio or of a clip `[c, s]`.
 
     Args:
         input_field: Encoded audio.
@@ -54,7 +42,7 @@ class DecodeAudioTransform(BaseTransform):
 
     def transform(self, value: Any, sample: Sample) -> torch.Tensor:
         """Return the samples."""
-        audio = decode_audio(media_source(value), chooser(self.options, lambda: rng(sample)))
+        audio = decode_audio(source_of(value), chooser(self.options, lambda: rng(sample)))
         if self.original_sr_output_field is not None:
             sample[self.original_sr_output_field] = audio.sample_rate
         return audio.samples

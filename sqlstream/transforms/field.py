@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import reprlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -17,7 +16,6 @@ import torch
 
 from sqlstream.errors import ConfigError, DecodeError, MissingDependencyError, TransformError
 from sqlstream.transforms.base import Sample
-from sqlstream.transforms.reading import read_file
 from sqlstream.transforms.rng import PRIVATE_FIELDS
 
 _MAX_FIELDS = 30  # arbitrary: an error is read by a person
@@ -81,21 +79,6 @@ def dummy_reason(sample: Mapping[str, Any], field: str) -> str | None:  # noqa: 
     if isinstance(value, np.ndarray) and value.dtype.kind in "fc" and bool(np.isnan(value).any()):
         return "an array with NaN"
     return None
-
-
-def read_bytes(value: Any) -> bytes:
-    """Return the bytes of a field: bytes as they are, a path's file whole.
-
-    Raises:
-        DecodeError: Neither bytes nor a path, or the file cannot be read.
-    """
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)
-    if isinstance(value, str | os.PathLike) and str(value):
-        return read_file(value)
-    raise DecodeError(f"expected bytes or the path of a file, got {summary(value)}")
 
 
 def parse_options(options_type: type[Any], given: Mapping[str, Any], owner: str) -> Any:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from sqlstream.errors import ConfigError, DecodeError, TransformError
+from sqlstream.errors import ConfigError, TransformError
 from sqlstream.transforms.base import Sample
+from sqlstream.transforms.content import read_bytes, read_text
 from sqlstream.transforms.field import BaseTransform, dummy_reason, failure, missing, naming, read_field, summary, with_names
 from sqlstream.transforms.reading import read_file
 from sqlstream.transforms.rng import PRIVATE_FIELDS
@@ -26,10 +26,10 @@ class IdentityTransform(BaseTransform):
 
 
 class LoadFromDiskTransform:
-    """Replaces paths by the contents of their files.
+    """Replaces paths by the contents of their files; fields that hold the content already, as bytes or in a struct, too.
 
     Args:
-        fields_to_load: Fields that hold paths.
+        fields_to_load: Fields that hold paths, bytes, or structs of both (`transforms.content`).
         mode: `'rb'` for bytes, `'r'` for text (UTF-8).
     """
 
@@ -46,7 +46,7 @@ class LoadFromDiskTransform:
 
         Raises:
             TransformError: A field is missing.
-            DecodeError: A file cannot be read, or is no UTF-8 text.
+            DecodeError: A field holds no content, or it cannot be read, or is no UTF-8 text.
         """
         for field in self.fields_to_load:
             if field not in sample:
@@ -54,32 +54,14 @@ class LoadFromDiskTransform:
             value = sample[field]
             try:  # not `with naming(...)`, which would cost a small file as much as its open
                 if self.mode != "rb":
-                    sample[field] = load_text(value)
-                elif isinstance(value, str | Path) and str(value):
+                    sample[field] = read_text(value)
+                elif type(value) is str and value:  # a path, with a call less
                     sample[field] = read_file(value)
                 else:
-                    raise _no_path(value)
+                    sample[field] = read_bytes(value)
             except Exception as error:
                 raise with_names(error, self, sample, field) from error
         return sample
-
-
-def load_text(path: Any) -> str:
-    """Return the text of a file.
-
-    Raises:
-        DecodeError: Not a path, not readable, or not UTF-8.
-    """
-    if not isinstance(path, str | Path) or not str(path):
-        raise _no_path(path)
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise DecodeError(f"{str(path)!r} cannot be read: {error}") from error
-
-
-def _no_path(value: Any) -> DecodeError:
-    return DecodeError(f"expected the path of a file, got {summary(value)}")
 
 
 class RenameFieldsTransform:

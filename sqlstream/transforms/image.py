@@ -10,7 +10,8 @@ import torch
 
 from sqlstream.errors import TransformError
 from sqlstream.transforms.base import Sample
-from sqlstream.transforms.field import BaseTransform, parse_options, read_bytes, summary
+from sqlstream.transforms.content import read_bytes
+from sqlstream.transforms.field import BaseTransform, parse_options, summary
 from sqlstream.transforms.image_decode import ImageOptions, decode_image, decode_resized
 from sqlstream.transforms.pixels import image_to_tensor, resize_image, resize_tensor, size_of
 from sqlstream.transforms.resize import SDS_INTERPOLATION, ResizeOptions, plan_resize
@@ -21,7 +22,7 @@ IMAGE_FRAMERATE = 960.0
 
 
 class DecodeImageTransform(BaseTransform):
-    """Bytes (or a path) → upright RGB Pillow image.
+    """Bytes, a path, or a struct of both → upright RGB Pillow image.
 
     Args:
         input_field: Encoded image.
@@ -38,7 +39,7 @@ class DecodeImageTransform(BaseTransform):
 
 
 class DecodeResizedImageTransform(BaseTransform):
-    """Bytes (or a path) → uint8 tensor `[c, h, w]` at the target's size: decode, resize and convert in one, on the fast path.
+    """Bytes, a path, or a struct of both → uint8 tensor `[c, h, w]` at the target's size, in one step, on the fast path.
 
     Args:
         input_field: Encoded image.

@@ -12,7 +12,8 @@ import torch
 
 from sqlstream.errors import ConfigError, DecodeError, TransformError
 from sqlstream.transforms.base import Sample
-from sqlstream.transforms.field import BaseTransform, read_bytes
+from sqlstream.transforms.content import is_struct, read_bytes
+from sqlstream.transforms.field import BaseTransform
 from sqlstream.transforms.rng import rng
 from sqlstream.transforms.tensor_files import load_tensors, mapping_of, tensor_in
 
@@ -29,7 +30,7 @@ class LoadOptions:
 
 
 class LoadLatentFromDiskTransform(BaseTransform):
-    """Path or bytes of an npy, npz, pt or safetensors file, gzipped or not → its tensors.
+    """An npy, npz, pt or safetensors file, gzipped or not (path, bytes, or struct of both) → its tensors.
 
     Args:
         input_field: The file.
@@ -42,7 +43,7 @@ class LoadLatentFromDiskTransform(BaseTransform):
 
     def transform(self, value: Any, sample: Sample) -> Any:  # noqa: ARG002
         """Return the tensors; a mapping or tensor is taken as loaded already."""
-        if isinstance(value, Mapping | torch.Tensor):
+        if isinstance(value, Mapping | torch.Tensor) and not is_struct(value):
             return value
         return load_tensors(read_bytes(value), allow_pickle=self.options.allow_pickle)
 

@@ -12,15 +12,16 @@ import torch
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, DecodeError, TransformError
 from sqlstream.transforms.base import Sample
-from sqlstream.transforms.field import BaseTransform, failure, naming, read_bytes, read_field, summary
+from sqlstream.transforms.content import is_struct, read_bytes
+from sqlstream.transforms.field import BaseTransform, failure, naming, read_field, summary
 
 
 class LoadJsonMetadataTransform(BaseTransform):
-    """Path of a JSON file, its bytes, or JSON text → the value in it; a dict or list is taken as loaded already."""
+    """A JSON file (path, bytes, or struct of both), or JSON text → the value in it; a dict or list is taken as it is."""
 
     def transform(self, value: Any, sample: Sample) -> Any:  # noqa: ARG002
         """Return the value."""
-        if isinstance(value, dict | list):
+        if isinstance(value, dict | list) and not is_struct(value):
             return value
         is_text = isinstance(value, str) and value.lstrip()[:1] in ("{", "[")
         return parse_json(value if is_text else read_bytes(value))

@@ -139,7 +139,7 @@ def create_standard_image_pipeline(
     """Return the transforms from an encoded image to a tensor of one size.
 
     Args:
-        image_field: Path of the image; holds its bytes afterwards.
+        image_field: The image (path, bytes, or struct of both); holds its bytes afterwards.
         resolution: (height, width) of the result.
         return_image_as_single_frame_video: Give `[1, c, h, w]` and `framerate` = 960 instead of `[c, h, w]`.
         normalize: Give float32 of -1 to 1 instead of uint8.
@@ -167,7 +167,7 @@ def create_standard_image_latent_pipeline(
     """Return the transforms from a file of a VAE's mean and log variance to a sample `[lc, lh, lw]`, in the same field.
 
     Args:
-        image_latent_field: Path of the file; holds the sampled latent afterwards.
+        image_latent_field: The file (path, bytes, or struct of both); holds the sampled latent afterwards.
         return_image_as_single_frame_video: Give `[1, lc, lh, lw]` and `framerate` = 960.
     """
     transforms: list[Transform] = [
@@ -185,7 +185,7 @@ def create_standard_video_latent_pipeline(
     """Return the transforms from a file of a VAE's mean and log variance to a sample `[lt, lc, lh, lw]`, in the same field.
 
     Args:
-        video_latent_field: Path of the file; holds the sampled latent afterwards.
+        video_latent_field: The file (path, bytes, or struct of both); holds the sampled latent afterwards.
         framerate: Keep every k-th latent frame, k = the video's framerate / this one; None: keep all.
         random_offset: Start at a random one of the first k.
     """
@@ -205,7 +205,7 @@ def create_standard_metadata_pipeline(
     """Return the transforms from a JSON file to a dict in the field `meta`, and to a class label.
 
     Args:
-        metadata_field: Path of the file.
+        metadata_field: The file (path, bytes, or struct of both).
         class_label_metadata_field: Entry of the dict that holds the class number; None: no label.
         one_hot_encode_to_size: Make the label a float32 vector of this length.
         return_raw_metadata: Keep the dict.
@@ -234,7 +234,7 @@ def create_standard_video_pipeline(
     """Return the transforms from a video to a clip `[t, c, h, w]` of one size.
 
     Args:
-        video_field: Path of the video; stays.
+        video_field: The video (path, bytes, or struct of both); stays.
         num_frames: Frames of the clip.
         resolution: (height, width) of the result.
         decode_kwargs: Keywords of `DecodeVideoTransform`.
@@ -269,7 +269,7 @@ def create_standard_audio_pipeline(
     """Return the transforms from an audio file to a clip `[c, s]` of one rate, length and loudness.
 
     Args:
-        audio_field: Path of the file; stays.
+        audio_field: The audio (path, bytes, or struct of both); stays.
         duration: Seconds of the clip; None: the whole audio.
         mono_audio: Average the channels.
         normalize_audio: Bring it to -24 LUFS, then limit the peaks.
@@ -314,7 +314,7 @@ def create_standard_joint_video_audio_pipeline(
     The fields `original_audio_sampling_rate` and `clip_duration` are set on the way.
 
     Args:
-        video_field: Path of the video; stays.
+        video_field: The video (path, bytes, or struct of both); stays.
         num_frames: Frames of the clip.
         resolution: (height, width) of the result.
         decode_kwargs: Keywords of `DecodeVideoAndAudioTransform`.

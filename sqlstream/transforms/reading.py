@@ -60,4 +60,17 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         with open(path, "rb", buffering=0) as unbuffered:  # without a buffer: a file is read whole
             return unbuffered.read()
     except (OSError, ValueError) as error:
+        check_there(os.fspath(path))
         raise DecodeError(f"{os.fspath(path)!r} cannot be read: {error}") from error
+
+
+def check_there(path: str) -> None:
+    """Raise DecodeError for a URL, or a relative path that is no file: the text of a column that was not downloaded.
+
+    What was downloaded has an absolute path.
+    """
+    if not os.path.isabs(path) and not os.path.exists(path):
+        raise DecodeError(
+            f"{path!r} cannot be read: there is no such local file. If it is what the table names, put its column into "
+            "columns_to_download: samples then hold the path of the file that was downloaded"
+        )

@@ -11,22 +11,18 @@ import torch
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, DecodeError, TransformError
 from sqlstream.transforms.base import Sample
-from sqlstream.transforms.field import BaseTransform, dummy_reason, failure, read_bytes, summary
-from sqlstream.transforms.fields import load_text
+from sqlstream.transforms.content import is_struct, read_bytes, read_text
+from sqlstream.transforms.field import BaseTransform, dummy_reason, failure, summary
 from sqlstream.transforms.rng import rng
 from sqlstream.transforms.tensor_files import load_tensors, mapping_of, tensor_in
 
 
 class LoadTextTransform(BaseTransform):
-    """Path of a UTF-8 file, or bytes → text, without white space at its ends."""
+    """A UTF-8 file (path, bytes, or struct of both) → text, without white space at its ends."""
 
     def transform(self, value: Any, sample: Sample) -> str:  # noqa: ARG002
         """Return the text."""
-        try:
-            text = value.decode("utf-8") if isinstance(value, bytes) else load_text(value)
-        except UnicodeDecodeError as error:
-            raise DecodeError(f"{summary(value)} is not UTF-8: {error}") from error
-        return text.strip()
+        return read_text(value).strip()
 
 
 class TokenizeTransform(BaseTransform):
@@ -54,7 +50,7 @@ class TokenizeTransform(BaseTransform):
 
 
 class TextEmbLoaderTransform(BaseTransform):
-    """Path, bytes or mapping of a text's embedding → float tensor `[num_tokens, d]`.
+    """Path, bytes, struct of both, or mapping of a text's embedding → float tensor `[num_tokens, d]`.
 
     The mapping has `embeddings` `[n, d]` and may have `eot_location`: rows after the end of the text become 0.
 
@@ -90,7 +86,7 @@ class TextEmbLoaderTransform(BaseTransform):
 
     def transform(self, value: Any, sample: Sample) -> torch.Tensor:  # noqa: ARG002
         """Return the embedding. # [num_tokens, d]."""
-        if not isinstance(value, Mapping):
+        if not isinstance(value, Mapping) or is_struct(value):
             value = load_tensors(read_bytes(value), allow_pickle=self.allow_pickle)
         return fit_embedding(mapping_of(value, "'embeddings' and 'eot_location'"), self.num_tokens)
 

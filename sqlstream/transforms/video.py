@@ -11,10 +11,11 @@ import torch
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, DecodeError, TransformError
-from sqlstream.transforms.audio import media_source, positive
+from sqlstream.transforms.audio import positive
 from sqlstream.transforms.audio_decode import decode_audio_between
 from sqlstream.transforms.base import Sample
 from sqlstream.transforms.clip import Clip, ClipOptions, plan_clip
+from sqlstream.transforms.content import source_of
 from sqlstream.transforms.field import BaseTransform, dummy_reason, naming, read_field, summary
 from sqlstream.transforms.frames import Frames, ReaderOptions
 from sqlstream.transforms.pixels import image_to_tensor, resize_image, resize_tensor, size_of, tensor_to_image
@@ -33,7 +34,7 @@ FRAME_FORMATS = ("pil", "tensor")
 
 
 class InitVideoDecoderTransform(BaseTransform):
-    """Path or bytes → an opened `VideoReader`, for several decoding transforms on one video.
+    """Path, bytes, or a struct of both → an opened `VideoReader`, for several decoding transforms on one video.
 
     Args:
         input_field: The video.
@@ -46,7 +47,7 @@ class InitVideoDecoderTransform(BaseTransform):
 
     def transform(self, value: Any, sample: Sample) -> VideoReader:  # noqa: ARG002
         """Return the reader."""
-        return VideoReader(media_source(value), self.options)
+        return VideoReader(source_of(value), self.options)
 
 
 class DeleteVideoDecoderTransform(BaseTransform):
@@ -133,7 +134,7 @@ class _ClipTransform(BaseTransform):
     def decode(self, value: Any, sample: Sample, options: ClipOptions) -> DecodedClip:
         """Return the planned clip and its frames."""
         reader_options = self.reader_options(options)
-        reader = value if isinstance(value, VideoReader) else VideoReader(media_source(value), reader_options)
+        reader = value if isinstance(value, VideoReader) else VideoReader(source_of(value), reader_options)
         try:
             facts = reader.decoder
             begin = facts.begin
@@ -154,7 +155,7 @@ class _ClipTransform(BaseTransform):
 
 
 class DecodeVideoTransform(_ClipTransform):
-    """Path, bytes or `VideoReader` → the frames of a clip, a list of Pillow images.
+    """Path, bytes, a struct of both, or a `VideoReader` → the frames of a clip, a list of Pillow images.
 
     Args:
         input_field: The video.
@@ -221,7 +222,7 @@ class DecodeVideoTransform(_ClipTransform):
 
 
 class DecodeVideoAndAudioTransform(_ClipTransform):
-    """Path or bytes → the frames of a clip, and its sound between the same times.
+    """Path, bytes, or a struct of both → the frames of a clip, and its sound between the same times.
 
     Args:
         input_field: The video.
@@ -269,7 +270,7 @@ class DecodeVideoAndAudioTransform(_ClipTransform):
         """Return the frames; sound, rate and length go into their fields."""
         decoded = self.decode(value, sample, self.effective_options(sample))
         clip, start = decoded.clip, decoded.begin + decoded.clip.start
-        source = value.source if isinstance(value, VideoReader) else media_source(value)
+        source = value.source if isinstance(value, VideoReader) else source_of(value)
         audio = decode_audio_between(source, start, start + clip.duration)
         if self.silent_audio_thresh is not None and float(audio.samples.abs().max()) < self.silent_audio_thresh:
             raise DecodeError(

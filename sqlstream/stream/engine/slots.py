@@ -18,6 +18,7 @@ from sqlstream.storage.base.urls import redact
 from sqlstream.stream.engine.row_source import RowSource
 from sqlstream.stream.run.shares import EpochShare
 from sqlstream.transforms.base import Chain, Sample
+from sqlstream.transforms.content import is_content, is_struct
 
 if TYPE_CHECKING:
     from sqlstream.stream.engine.stored_samples import CachedChain
@@ -205,11 +206,19 @@ class RowReader:
         return entries
 
     def _refs(self, sample: Sample, row_id: int, entries: _Listing | None) -> dict[str, ObjectRef]:
-        """Return the remote objects of a sample by column; the paths of local ones are put into it."""
+        """Return the remote objects of a sample by column; the paths of local ones are put into it.
+
+        A column that holds content itself, as bytes or in a struct with bytes, names no object.
+        """
         refs: dict[str, ObjectRef] = {}
         roots, base_url = self._roots, self._base_url
         for column in self._columns:
             value = sample.get(column)
+            if type(value) is not str and value is not None:
+                if is_content(value):
+                    continue
+                if is_struct(value):
+                    value = value["path"]
             if value is None or value == "":
                 if not self._options.allow_missing_columns:
                     raise MissingFieldError(
@@ -240,7 +249,7 @@ class RowReader:
             ObjectNotFoundError: One is not.
         """
         for column in self._columns:
-            if column not in slot.refs and slot.sample.get(column) is not None:
+            if column not in slot.refs and isinstance(slot.sample.get(column), str):
                 urls.found_path(slot.sample[column])
 
 
