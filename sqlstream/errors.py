@@ -9,6 +9,7 @@ SqlStreamError
 │   └── SourceChangedError                   rebuild the index
 ├── IndexDatabaseError                       repair or rebuild the index
 │   ├── QueryError (ValueError)              fix the SQL
+│   │   └── EmptySelectionError              loosen the conditions
 │   └── MigrationError                       upgrade sqlstream
 ├── StorageError (OSError)                   check the network, the path, the rights
 │   ├── ObjectNotFoundError (FileNotFoundError)
@@ -87,6 +88,10 @@ class IndexDatabaseError(SqlStreamError):
 
 class QueryError(IndexDatabaseError, ValueError):
     """A user's SQL does not run on this index, or is not allowed."""
+
+
+class EmptySelectionError(QueryError):
+    """A filter keeps no row."""
 
 
 class MigrationError(IndexDatabaseError):

@@ -25,10 +25,9 @@ from sqlstream.index.file.index import Index
 from sqlstream.index.file.intact import is_there
 from sqlstream.index.file.npy import finish_npy, load_npy, write_header
 from sqlstream.index.file.workplace import Workplace, build_once
-from sqlstream.index.sql.dialect import bracketed
-from sqlstream.index.sql.expressions import one_expression
+from sqlstream.index.sql.expressions import one_expression, rows_of
 from sqlstream.index.sql.sandbox import Sandbox
-from sqlstream.index.types.models import FORMAT_VERSION, ROW, VIEWS, fingerprint, quote
+from sqlstream.index.types.models import FORMAT_VERSION, ROW, fingerprint, quote
 from sqlstream.order.permute import Int64Array
 from sqlstream.order.weights import WEIGHTS_VERSION, scale_of, scale_weights
 from sqlstream.progress import progress
@@ -83,6 +82,32 @@ def open_weights(index: Index, spec: WeightsSpec, directory: Path, *, show_progr
     sums = load_npy(path, len(index))
     os.utime(path)  # last used
     return WeightTable(path=path, num_rows=len(sums), total=int(sums[-1]), fingerprint=key)
+
+
+def weights_of_part(spec: WeightsSpec, index: Index, part: Index) -> WeightsSpec:
+    """Return the weights of some of an index's rows, which another index selects: an expression holds for both.
+
+    Args:
+        spec: The weights of the rows of `index`.
+        index: All of the rows.
+        part: Those that weights are asked for, of the same file.
+
+    Raises:
+        ConfigError: An array has several numbers for one row, since the filter of `index` selects it more than once.
+    """
+    if isinstance(spec, str):
+        return spec
+    array = _as_array(spec, index)
+    ids = index.row_ids(np.arange(len(index)))  # [n]
+    order = np.argsort(ids, kind="stable")  # [n]
+    rising = ids[order]  # [n]
+    if (rising[1:] == rising[:-1]).any():
+        raise ConfigError(
+            "weights (an array) have several numbers for a row that is selected more than once: give them as SQL, or to "
+            "the selection by reweight()"
+        )
+    wanted = part.row_ids(np.arange(len(part)))  # [m]
+    return array[order[np.searchsorted(rising, wanted)]]
 
 
 def _as_array(spec: ArrayLike, index: Index) -> NDArray[np.float64]:
@@ -177,10 +202,7 @@ def _sandbox(index: Index, expression: str, place: Workplace) -> Sandbox:
     """Return a sandbox for (row, weight) of the selected rows, in the engine of the index's filter."""
     selection = index.selection
     engine = "sqlite" if selection is None else selection.engine
-    source = VIEWS[0] if selection is None else bracketed(selection.query, engine)
-    if selection is not None and selection.max_size is not None:
-        source = f"(SELECT * FROM {source} LIMIT {selection.max_size})"
-    query = f"SELECT {ROW}, ({one_expression('weights', expression, engine)}) AS weight FROM {source}"
+    query = f"SELECT {ROW}, ({one_expression('weights', expression, engine)}) AS weight FROM {rows_of(selection)}"
     return Sandbox(index, query, engine=engine, scratch=place.temporary("duckdb"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -28,8 +29,7 @@ from sqlstream.index.weights import WeightsSpec
 from sqlstream.sample_types import DataSampleType
 from sqlstream.stream.frameworks.accelerate import check_not_sharded_again
 from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
-from sqlstream.stream.options import CacheOptions, DatasetOptions, names_of, open_any, open_schedule
-from sqlstream.stream.pipeline import Pipeline
+from sqlstream.stream.options import CacheOptions, DatasetOptions, names_of, open_any
 from sqlstream.stream.run.checkpoint import load_state, save_state
 from sqlstream.stream.run.order_options import BatchOptions, Layout, OrderOptions
 from sqlstream.stream.run.positions import JobPosition, RunPosition
@@ -250,17 +250,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
                 layout=Layout(world=world, replication=replication),
             ),
         )
-        cache = options.cache.open(storage)
-        try:
-            seed = options.order.agreed_seed()
-            index = open_any(options, cache)
-            self._schedule = open_schedule(options.order, seed, index, cache.path / "index")
-        except BaseException:
-            cache.close()
-            raise
-        handover = Handover.new() if columns else None
-        self._pipeline = Pipeline(options=options, seed=seed, index=index, cache=cache, handover=handover)
-        self.name = self._pipeline.name
+        self._open(options, partial(open_any, options))
 
     # -- as a stream --------------------------------------------------------------------------------------------------
 

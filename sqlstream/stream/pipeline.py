@@ -153,9 +153,10 @@ class Pipeline:
             ),
         )
         chain = CachedChain(self.options.transforms, self.cache, options, seed=self.seed, dataset=self.dataset_id)
-        return Recipe(name=self.name, session=self.cache.session, rows=self._rows(), reader=reader, chain=chain)
+        return Recipe(name=self.name, session=self.cache.session, rows=self.rows(), reader=reader, chain=chain)
 
-    def _rows(self) -> RowSource:
+    def rows(self) -> RowSource:
+        """Return the rows of the index, for this process."""
         if isinstance(self.index, LazyIndex):
             return LazyRows(self.index, self.cache, self.options.index.lazy or LazyOptions(chunk_rows=1), self.dataset_id)
         return IndexRows(self.index)

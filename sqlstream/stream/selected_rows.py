@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from sqlstream.cache import Cache
 from sqlstream.cache.session import FailureRecord
+from sqlstream.config import check_at_least
+from sqlstream.errors import ConfigError, EmptySelectionError
+from sqlstream.index.build.narrow import narrowed
 from sqlstream.index.file.index import Index
+from sqlstream.index.query import query_rows
+from sqlstream.index.splits import plan_splits
+from sqlstream.index.types.arrow import schema_of, table_of
+from sqlstream.index.weights import weights_of_part
+from sqlstream.stream.engine.row_source import RowSource
 from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
+from sqlstream.stream.options import DatasetOptions, open_schedule
 from sqlstream.stream.pipeline import Pipeline
 from sqlstream.stream.run.schedule import Schedule
+from sqlstream.stream.transport.handover import Handover
 
 
 class SelectedRows:
@@ -71,6 +83,148 @@ class SelectedRows:
         """The index that the rows come from."""
         return self._pipeline.index
 
+    # -- looking at the rows ------------------------------------------------------------------------------------------
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns of a row, in the source's order."""
+        return tuple(column.name for column in self.index.columns)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of a row with their types; those of JSON values are text."""
+        return schema_of(self.index.columns, physical=False)
+
+    def head(self, num_rows: int = 5) -> pa.Table:
+        """Return the first selected rows as a table; nothing is downloaded but, of a lazy index, their chunks.
+
+        Args:
+            num_rows: At most so many.
+        """
+        check_at_least("num_rows", num_rows, 1)
+        self.cache.check_open()
+        rows = self._pipeline.rows()
+        try:
+            stored = rows.stored_rows(_first_ids(rows, num_rows))
+        finally:
+            rows.close()
+        return table_of([column.field for column in self.index.columns], stored)
+
+    def query(self, sql: str) -> pa.Table:
+        """Return the result of a SELECT on the selected rows: `SELECT label, count(*) AS n FROM dataframe GROUP BY label`.
+
+        It runs in the sandbox that filters run in, and its columns have the source's types where they hold its values.
+
+        Args:
+            sql: The query, in the dialect of `sql_query`; the rows are `dataframe`, or `samples`.
+
+        Raises:
+            QueryError: It does not run, is not allowed, or takes too long.
+            ConfigError: The index is lazy: its rows are not here.
+        """
+        self.cache.check_open()
+        return query_rows(self.index, _sql_of("sql", sql), self._pipeline.options.index, self.cache.path / "index")
+
+    # -- some of the rows ---------------------------------------------------------------------------------------------
+
+    def select(self, where: str) -> Self:
+        """Return a dataset of the selected rows that fulfil a condition, with the same options, on the same cache.
+
+        It is a dataset of its own: each is closed by itself, has its own order and its own state, and goes on at its start.
+
+        Args:
+            where: The condition, in SQL: `score > 6 AND label = 'cat'`.
+
+        Raises:
+            QueryError: It does not run, or keeps no row.
+            ConfigError: The index is lazy, and its number of rows is limited already.
+        """
+        return self._narrowed(where=_sql_of("where", where))
+
+    def take(self, num_rows: int) -> Self:
+        """Return a dataset of the first selected rows, all of them if they are fewer; see `select`.
+
+        Args:
+            num_rows: At most so many.
+        """
+        check_at_least("num_rows", num_rows, 1)
+        return self._narrowed(num_rows=int(num_rows))
+
+    def split(self, *, seed: int = 0, **shares: float) -> dict[str, Self]:
+        """Return datasets that share the selected rows, by name; see `select`.
+
+        A hash of its key, without a key column of its number, says where a row belongs: it stays there when others come.
+
+        Args:
+            seed: Another seed makes other splits.
+            shares: The share of each, `val=0.1`. What is left of 1 is `train`.
+
+        Raises:
+            ConfigError: The shares are not between 0 and 1, add up to more than 1, or leave a split without a row.
+
+        Example:
+            >>> parts = dataset.split(val=0.25)
+            >>> len(parts["train"]) + len(parts["val"]) == len(dataset)
+            True
+        """
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+            raise ConfigError(f"seed={seed!r} is no whole number: give one, the same for the same splits")
+        made: dict[str, Self] = {}
+        engine = self._pipeline.options.index.sql_engine
+        try:
+            for part in plan_splits(shares):
+                try:
+                    made[part.name] = self._narrowed(where=part.condition(self.index, seed, engine))
+                except EmptySelectionError as error:
+                    rows = f"none of the {len(self.index)} rows"
+                    raise ConfigError(f"split {part.name!r} has {rows}: give it a larger share than {part.share:g}") from error
+        except BaseException:
+            for dataset in made.values():
+                dataset.close()
+            raise
+        return made
+
+    def _narrowed(self, *, where: str | None = None, num_rows: int | None = None) -> Self:
+        """Return a dataset of some of the rows; of a subclass it has the same attributes."""
+        self.cache.check_open()
+        index, seed, options, cache = self.index, self._pipeline.seed, self._pipeline.options, self.cache
+        directory, show_progress = cache.path / "index", options.show_progress
+        part = narrowed(index, options.index, directory, where=where, num_rows=num_rows, show_progress=show_progress)
+        try:
+            weights = options.order.weights
+            order = replace(
+                options.order,
+                shuffle_seed=seed,  # a random one is drawn once
+                weights=None if weights is None else weights_of_part(weights, index, part),
+            )
+            same_cache = replace(options.cache, directory=cache.path, limit=cache.limit_bytes)
+            made = type(self).__new__(type(self))
+            made.__dict__.update(self.__dict__)
+            made._open(replace(options, order=order, cache=same_cache), lambda _: part)
+        except BaseException:
+            part.close()
+            raise
+        return made
+
+    def _open(self, options: DatasetOptions, open_rows: Callable[[Cache], Index]) -> None:
+        """Open cache, index and order.
+
+        Args:
+            options: All of them.
+            open_rows: Opens the index.
+        """
+        cache = options.cache.open(options.storage)
+        try:
+            seed = options.order.agreed_seed()
+            index = open_rows(cache)
+            self._schedule = open_schedule(options.order, seed, index, cache.path / "index")
+        except BaseException:
+            cache.close()
+            raise
+        handover = Handover.new() if options.samples.columns_to_download else None
+        self._pipeline = Pipeline(options=options, seed=seed, index=index, cache=cache, handover=handover)
+        self.name = self._pipeline.name
+
     @property
     def cache(self) -> Cache:
         """The cache that the objects go through."""
@@ -108,6 +262,25 @@ class SelectedRows:
         return f"{type(self).__name__}({self.name}: {self.index.summary}{order}; cache {self.cache.path}{closed})"
 
 
+def _first_ids(rows: RowSource, num_rows: int) -> list[int]:
+    """Return the ids of the first selected rows."""
+    try:
+        return rows.ids_at(range(num_rows if rows.known_length is None else min(num_rows, rows.known_length)))
+    except IndexError:  # a lazy index has counted all of its rows by now, and has fewer
+        return rows.ids_at(range(len(rows)))
+
+
+def _sql_of(option: str, text: str) -> str:
+    """Return a user's SQL.
+
+    Raises:
+        ConfigError: It is no text.
+    """
+    if not isinstance(text, str):
+        raise ConfigError(f"{option}={text!r} is no text: give it as SQL")
+    return text
+
+
 def _numbers_of(rows: slice, index: Index) -> range:
     """Return the numbers of the rows of a slice; while a lazy index does not know its length, as if there were enough.
 
@@ -134,6 +307,6 @@ def _without_mask(numbers: Any) -> Any:
     if is_mask:
         raise TypeError(
             f"dataset[{reprlib.repr(numbers)}]: True and False are no numbers of rows: give the numbers, or choose rows by a "
-            "condition with where="
+            "condition with dataset.select()"
         )
     return numbers

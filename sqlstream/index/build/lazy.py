@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sqlstream.errors import UnknownLengthError
+from sqlstream.errors import ConfigError, UnknownLengthError
 from sqlstream.index.build.chunks import ChunkPlace, ChunkSource
 from sqlstream.index.file.index import Index, damage_named
 from sqlstream.index.file.kept import KeptRows
@@ -51,15 +51,21 @@ class ChunkRows:
 
     def rows(self, row_ids: Int64Array) -> list[dict[str, object]]:
         """Return the rows with these ids, as a built index gives them."""
-        at = np.searchsorted(self.row_ids, row_ids).astype(np.int64)  # [n]
         columns: dict[str, list[Any]] = {}
-        for column, array, decode in self._arrays:
-            if array is None:
-                columns[column.name] = [None] * len(row_ids)
-                continue
-            values = encode_named(array.take(at), column.field, self._name).values
+        for (column, _, decode), values in zip(self._arrays, self._stored(row_ids), strict=True):
             columns[column.name] = values if decode is None else [None if value is None else decode(value) for value in values]
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def stored_rows(self, row_ids: Int64Array) -> list[tuple[Any, ...]]:
+        """Return the same as a built index has them in its file."""
+        return list(zip(*self._stored(row_ids), strict=True))
+
+    def _stored(self, row_ids: Int64Array) -> list[list[Any]]:
+        at = np.searchsorted(self.row_ids, row_ids).astype(np.int64)  # [n]
+        return [
+            [None] * len(row_ids) if array is None else encode_named(array.take(at), column.field, self._name).values
+            for column, array, _ in self._arrays
+        ]
 
 
 class LazyIndex(Index):
@@ -108,6 +114,29 @@ class LazyIndex(Index):
                 "lazy_index_chunk_size out"
             )
         return length
+
+    def narrowed(self, condition: str | None, max_rows: int | None) -> LazyIndex:
+        """Return the index of those rows that also fulfil `condition`, of these at most `max_rows`.
+
+        Raises:
+            ConfigError: There is a condition, and the rows are counted already: chunks are filtered before that.
+        """
+        if condition is not None and self._max_rows is not None:
+            raise ConfigError(
+                f"the first {self._max_rows} rows of a lazy index are those that its whole filter keeps: filter before "
+                "take() or max_size, or leave lazy_index_chunk_size out"
+            )
+        conditions = [some for some in (self.condition, condition) if some is not None]
+        limits = [some for some in (self._max_rows, max_rows) if some is not None]
+        index = LazyIndex(
+            self.path,
+            chunks=self._chunks,
+            condition=" AND ".join(conditions) if conditions else None,
+            max_rows=min(limits, default=None),
+            base_url=self._base_url,
+        )
+        index.provenance = self.provenance
+        return index
 
     @property
     def known_length(self) -> int | None:

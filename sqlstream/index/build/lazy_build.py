@@ -67,7 +67,20 @@ def open_lazy_index(
         return index
 
     build_once(directory, target.key, lambda: index if index.is_usable() else None, build, show_progress=show_progress)
-    if condition is None:
+    return with_filter(index, directory)
+
+
+def with_filter(index: LazyIndex, directory: Path) -> LazyIndex:
+    """Return an index that is held, with the file of what its filter keeps, if it has a filter.
+
+    Args:
+        index: The index; its own file is there.
+        directory: Where index files are.
+
+    Raises:
+        QueryError: The filter does not run.
+    """
+    if index.condition is None:
         index.hold()
         return index
     index.check_condition()

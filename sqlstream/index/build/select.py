@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from sqlstream.config import IndexOptions
-from sqlstream.errors import QueryError, SchemaError, SourceError
+from sqlstream.errors import EmptySelectionError, QueryError, SchemaError, SourceError
 from sqlstream.index.file.index import Index, positions_path, read_selection, selection_path
 from sqlstream.index.file.intact import is_there
 from sqlstream.index.file.key_check import find_duplicate
@@ -175,7 +175,7 @@ class _Filter:
         names = self._logical(names, sandbox.columns)
         hidden = names[: len(sandbox.columns) + 1] == [ROW, *(column.name for column in self._base.columns)]
         self._check_columns(names)
-        kinds = [_ResultColumn(name, self._base) for name in names]
+        kinds = [ResultColumn(name, self._base) for name in names]
         temporary = place.temporary()
         room = IndexRoom(temporary.parent, self._options)
         with contextlib.closing(IndexWriter(temporary, self._base.key_column, room=room)) as writer:
@@ -248,11 +248,11 @@ class _Filter:
     def _with_positions(self, selection: SelectionInfo) -> Index:
         return Index(self._base.path, selection=selection, base_url=self._base.base_url)
 
-    def _empty(self) -> QueryError:
-        return QueryError(f"{self._shown} keeps no row: loosen its conditions", query=self.query)
+    def _empty(self) -> EmptySelectionError:
+        return EmptySelectionError(f"{self._shown} keeps no row: loosen its conditions", query=self.query)
 
 
-class _ResultColumn:
+class ResultColumn:
     """Finds the type of a result column: the source's of that name while all values could be its, else what SQLite gives."""
 
     def __init__(self, name: str, base: Index) -> None:

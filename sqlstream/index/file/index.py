@@ -266,6 +266,12 @@ class Index:
         os.utime(self.path)  # last used, for those who clear old indexes
         return True
 
+    def whole(self) -> Index:
+        """Return the index of all rows of the file, selected or not."""
+        index = Index(self.path, base_url=self._base_url)
+        index.provenance = self.provenance
+        return index
+
     def hold(self, *others: Path) -> None:
         """Open now: from here on no process removes the files, nor `others`, until `close`."""
         with self._lock:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sqlstream.errors import QueryError
 from sqlstream.index.sql.dialect import as_written, bare, bracketed, check_closed, has_word, shortened, tokens, translated
-from sqlstream.index.types.models import VIEWS
+from sqlstream.index.types.models import VIEWS, SelectionInfo
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -88,6 +88,18 @@ def with_where(query: str | None, where: str | None, engine: str = "sqlite") -> 
         return query
     condition = one_expression("where", where, engine)
     return f"SELECT * FROM {'dataframe' if query is None else bracketed(query, engine)} WHERE ({condition})"
+
+
+def rows_of(selection: SelectionInfo | None) -> str:
+    """Return what holds the selected rows, in their order, after FROM: the table, or a filter in brackets.
+
+    Args:
+        selection: The filter of an index; None: it has none.
+    """
+    if selection is None:
+        return VIEWS[0]
+    source = bracketed(selection.query, selection.engine)
+    return source if selection.max_size is None else f"(SELECT * FROM {source} LIMIT {selection.max_size})"
 
 
 def condition_of(query: str | None, where: str | None) -> str | None:

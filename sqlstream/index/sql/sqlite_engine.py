@@ -36,6 +36,8 @@ _LEAST_LENGTH, _MOST_LENGTH = 1 << 20, 64 << 20
 """Bounds of a value's or a sorted row's bytes: no value is longer than the file of its table, but a computed one may be."""
 _SLICE_ROWS, _SLICE_BYTES = 256, 16 << 20  # fetched before their bytes are counted; a batch
 _TABLE_FUNCTIONS = ("json_each", "json_tree")
+SELECTED = "selected_rows"
+"""Name, in statements of ours, of the rows that a filter keeps; no table has it."""
 
 
 class SqliteEngine:
@@ -130,7 +132,8 @@ class SqliteEngine:
             return sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_READ:
             # `rows` only through the views; a read of no column at all (count(*)) names no view.
-            if one in VIEWS or one in _TABLE_FUNCTIONS or (one == "rows" and (within in VIEWS or two == "")):
+            names_no_column = two == "" and one in ("rows", SELECTED)
+            if one in VIEWS or one in _TABLE_FUNCTIONS or names_no_column or (one == "rows" and within in VIEWS):
                 if one in VIEWS and two:
                     self.columns_read.add(two)
                 return sqlite3.SQLITE_OK

@@ -20,30 +20,43 @@ def schema_of(columns: Sequence[Column], *, physical: bool) -> pa.Schema:
         physical: Take the names that SQL sees, the row id first; False: the source's names, no row id.
     """
     if physical:
-        return pa.schema([pa.field(ROW, pa.int64()), *(pa.field(column.physical, _kind(column)) for column in columns)])
-    return pa.schema([pa.field(column.name, _kind(column)) for column in columns])
+        return pa.schema([pa.field(ROW, pa.int64()), *(pa.field(column.physical, _kind(column.field)) for column in columns)])
+    return pa.schema([pa.field(column.name, _kind(column.field)) for column in columns])
 
 
 def arrays_of(columns: Sequence[Column], stored: Sequence[Sequence[Any]]) -> list[Any]:
     """Return stored rows (without their ids) as one Arrow array a column."""
-    by_column = list(zip(*stored, strict=True)) if stored else [()] * len(columns)
-    return [_array(column, of_column) for column, of_column in zip(columns, by_column, strict=True)]
+    return _arrays([column.field for column in columns], stored)
 
 
-def _kind(column: Column) -> pa.DataType:
-    return pa.string() if values.encoding(column.field) not in (b"", UUID) else column.field.type
+def table_of(fields: Sequence[pa.Field[Any]], stored: Sequence[Sequence[Any]]) -> pa.Table:
+    """Return rows as a table.
+
+    Args:
+        fields: Names and types of their columns.
+        stored: The rows, as an index stores values of these types.
+    """
+    schema = pa.schema([pa.field(field.name, _kind(field)) for field in fields])
+    return pa.Table.from_arrays(_arrays(fields, stored), schema=schema)
 
 
-def _array(column: Column, stored: Sequence[Any]) -> Any:
-    own = values.encoding(column.field)
+def _arrays(fields: Sequence[pa.Field[Any]], stored: Sequence[Sequence[Any]]) -> list[Any]:
+    by_column = list(zip(*stored, strict=True)) if stored else [()] * len(fields)
+    return [_array(field, of_column) for field, of_column in zip(fields, by_column, strict=True)]
+
+
+def _kind(field: pa.Field[Any]) -> pa.DataType:
+    return pa.string() if values.encoding(field) not in (b"", UUID) else field.type
+
+
+def _array(field: pa.Field[Any], stored: Sequence[Any]) -> Any:
+    own = values.encoding(field)
     if own not in (b"", UUID):
         return pa.array([None if value is None else str(value) for value in stored], pa.string())
-    decode = values.decoder(column)
+    decode = values.codec(field).decoder(field.type)
     if decode is None or own == UUID:
-        return pa.array(stored, column.field.type)
-    if pa.types.is_timestamp(column.field.type):
-        moments = np.array(
-            ["NaT" if value is None else value for value in stored], f"datetime64[{column.field.type.unit}]"
-        )  # [n]
-        return pa.array(moments).cast(column.field.type)  # texts are UTC, and the cast keeps the instant
-    return pa.array([None if value is None else decode(value) for value in stored], column.field.type)
+        return pa.array(stored, field.type)
+    if pa.types.is_timestamp(field.type):
+        moments = np.array(["NaT" if value is None else value for value in stored], f"datetime64[{field.type.unit}]")  # [n]
+        return pa.array(moments).cast(field.type)  # texts are UTC, and the cast keeps the instant
+    return pa.array([None if value is None else decode(value) for value in stored], field.type)

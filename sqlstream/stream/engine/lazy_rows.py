@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from sqlstream.cache import Cache
 from sqlstream.cache.session import AnyHold, ObjectRef
 from sqlstream.config import LazyOptions
-from sqlstream.errors import QueryError, SourceChangedError
+from sqlstream.errors import EmptySelectionError, SourceChangedError
 from sqlstream.index.build.lazy import ChunkRows, LazyIndex
 from sqlstream.order import Int64Array
 
 WINDOW_CHUNKS = 4
 """Chunks whose rows are shuffled together: the first sample waits for all of them, and each process holds two windows."""
+R = TypeVar("R")
 
 
 class LazyRows:
@@ -86,9 +88,9 @@ class LazyRows:
             self._load(chunk)
 
     def check_rows(self) -> None:
-        """Raise QueryError if the filter keeps no row."""
+        """Raise EmptySelectionError if the filter keeps no row."""
         if self._index.condition is not None and not self._index.sizes().any():
-            raise QueryError(f"the filter {self._index.condition} keeps no row of {self._index.src}: loosen it")
+            raise EmptySelectionError(f"the filter {self._index.condition} keeps no row of {self._index.src}: loosen it")
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -125,16 +127,22 @@ class LazyRows:
 
     def rows(self, row_ids: Sequence[int]) -> list[dict[str, object]]:
         """Return rows, in the order asked."""
+        return self._read_rows(row_ids, ChunkRows.rows)
+
+    def stored_rows(self, row_ids: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Return rows as an index file has them, in the order asked."""
+        return self._read_rows(row_ids, ChunkRows.stored_rows)
+
+    def _read_rows(self, row_ids: Sequence[int], read: Callable[[ChunkRows, Int64Array], list[R]]) -> list[R]:
         wanted = np.array(row_ids, dtype=np.int64)  # [n]
         places = self._places(wanted)
-        found: list[dict[str, object]] = [{}] * len(wanted)
+        found: dict[int, R] = {}
         chunks = self._chunks_of(wanted)
         for number, chunk in enumerate(chunks):
             self._fetch(chunks[number:])
             mine = np.flatnonzero(places == chunk)  # [m]
-            for at, row in zip(mine.tolist(), self._load(chunk).rows(wanted[mine]), strict=True):
-                found[at] = row
-        return found
+            found.update(zip(mine.tolist(), read(self._load(chunk), wanted[mine]), strict=True))
+        return [found[at] for at in range(len(wanted))]
 
     def close(self) -> None:
         """Release what was fetched for later."""

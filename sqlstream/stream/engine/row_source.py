@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -58,6 +58,9 @@ class RowSource(Protocol):
     def rows(self, row_ids: Sequence[int]) -> list[dict[str, object]]:
         """Return rows, in the order asked."""
 
+    def stored_rows(self, row_ids: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Return rows as an index file has them, in the order asked."""
+
     def close(self) -> None:
         """Release what is held for later."""
 
@@ -71,7 +74,7 @@ class IndexRows:
         self._index = index
         self.ids_are_numbers = index.selection is None
         self.known_length = len(index)
-        self.rows = index.rows
+        self.rows, self.stored_rows = index.rows, index.stored_rows
 
     def __len__(self) -> int:
         return self.known_length
