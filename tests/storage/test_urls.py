@@ -139,3 +139,28 @@ def test_redact_text_hides_values_that_are_named_as_secrets() -> None:
     text = urls.redact_text("host=h password=hidden user=me&X-Amz-Signature=hidden; access_token=hidden, sig=hidden")
     assert "hidden" not in text
     assert "host=h" in text
+
+
+@pytest.mark.parametrize(
+    ("base", "relative", "expected"),
+    [
+        ("https://h/d", "hash#1.jpg", "https://h/d/hash%231.jpg"),
+        ("https://h/d", "percent%20.jpg", "https://h/d/percent%2520.jpg"),
+        ("HTTP://h/d", "q?x=1.jpg", "HTTP://h/d/q%3Fx=1.jpg"),
+        ("https://h/d", "a b/ü+&.jpg", "https://h/d/a b/ü+&.jpg"),  # clients escape it, and its object has that key since ever
+        ("https://h/d", "https://h/x#1?y", "https://h/x#1?y"),
+        ("https://h/d", "x%20y.jpg?token=abc", "https://h/d/x%20y.jpg?token=abc"),
+        ("https://h/d", "%2e%2e/x", "https://h/d/%2e%2e/x"),  # left to be refused
+        ("https://h/d", "../a#1", "https://h/d/../a%231"),
+        ("s3://b/d", "hash#1.jpg", "s3://b/d/hash#1.jpg"),
+        ("/d", "q?x=1.jpg", "/d/q?x=1.jpg"),
+    ],
+)
+def test_a_relative_path_is_the_name_of_a_file_also_below_a_web_address(base: str, relative: str, expected: str) -> None:
+    assert urls.join(base, relative) == expected
+
+
+def test_a_rows_own_text_is_shown_whole_but_for_secrets() -> None:
+    assert urls.shown("q?x=1#2%20.jpg") == "q?x=1#2%20.jpg"
+    for written in ("y.jpg?sig=hidden", "y.jpg?a=1&X-Amz-Signature=hidden", "https://me:hidden@h/y.jpg?q=hidden"):
+        assert urls.shown(written).endswith("y.jpg")

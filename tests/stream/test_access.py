@@ -14,7 +14,7 @@ import pytest
 
 from sqlstream import StreamingDataset
 from sqlstream.errors import AccessDeniedError, ObjectNotFoundError
-from sqlstream.testing.servers import FaultyHttpServer
+from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.cache.session import Session
 
 PICTURE = b"picture"
@@ -215,6 +215,33 @@ def test_a_missing_object_is_named_as_the_row_has_it_where_its_url_differs(
     assert "hidden" not in str(caught.value)
 
 
+@pytest.mark.parametrize("place", ["disk", "http", "s3"])
+def test_names_with_marks_are_read_from_every_place_and_shown_whole_when_they_are_not_there(
+    place: str, server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    names = ["hash#1.jpg", "percent%20.jpg", "percent%zz.jpg", "q?x=1.jpg", "a b+ü.jpg"]
+    (tmp_path / "photos").mkdir()
+    for path, data in {"i.jsonl": rows_of(*names, "gone?x=1#2.jpg"), **{name: name.encode() for name in names}}.items():
+        (tmp_path / "photos" / path).write_bytes(data)
+        server.objects[f"/photos/{path}"] = data
+    src = {"disk": str(tmp_path / "photos"), "http": f"{server.url}/photos", "s3": "s3://photos"}[place]
+    options = {"endpoint_url": server.url, "anon": True}
+    with opened(f"{src}/i.jsonl", tmp_path, storage_options=options) as dataset:
+        assert [read(dataset, row).decode() for row in range(len(names))] == names
+        with pytest.raises(FileNotFoundError, match=r"gone\?x=1#2\.jpg"):
+            dataset[len(names)]
+
+
+def test_a_refusal_by_the_server_shows_the_rows_own_text(server: FaultyHttpServer, tmp_path: Path) -> None:
+    server.objects["/meta/i.jsonl"] = rows_of("/mnt/x.jpg")
+    server.script("/meta/mnt/x.jpg", always=FaultyAnswer(fault=Fault.STATUS, status=403))
+    with (
+        opened(f"{server.url}/meta/i.jsonl", tmp_path) as dataset,
+        pytest.raises(AccessDeniedError, match=r"row 0 has '/mnt/x\.jpg' in column 'file'"),
+    ):
+        dataset[0]
+
+
 # -- credentials --------------------------------------------------------------------------------------------------------
 
 
@@ -274,8 +301,6 @@ def test_headers_go_to_tables_that_a_local_list_names_and_not_to_other_hosts_of_
 def test_a_refusal_without_credentials_names_credential_hosts(
     server: FaultyHttpServer, other: FaultyHttpServer, tmp_path: Path
 ) -> None:
-    from sqlstream.testing.servers import Fault, FaultyAnswer
-
     server.objects["/i.jsonl"] = rows_of(f"{other.url}/b.jpg")
     other.script("/b.jpg", *[FaultyAnswer(fault=Fault.STATUS, status=403)] * 9)
     named = rf"credential_hosts'\]=\['{other.url}'\]"

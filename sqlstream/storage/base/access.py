@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from sqlstream.errors import AccessDeniedError
 from sqlstream.storage.base.addresses import Server, is_private_literal, origin_of, server_of
 from sqlstream.storage.base.credentials import belongs_to, place_of
-from sqlstream.storage.base.urls import is_remote, local_path, parent, redact, scheme
+from sqlstream.storage.base.urls import is_remote, local_path, parent, redact, scheme, shown
 
 WEB_SCHEMES = frozenset(("http", "https"))
 """Schemes whose connections are judged when they are made."""
@@ -208,7 +208,7 @@ def is_below(url: str, root: str) -> bool:
 
 
 def _denied(url: str, reason: str, named_by: str | Callable[[], str], written: str, root: str) -> AccessDeniedError:
-    where, text = redact(url), redact(written).partition("?")[0]  # a relative one may be signed, too
+    where, text = redact(url), shown(written)
     index = redact(named_by if isinstance(named_by, str) else named_by())
     name = where if text in ("", where) else f"{where}, written {text!r},"
     return AccessDeniedError(

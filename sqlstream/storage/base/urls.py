@@ -35,6 +35,9 @@ DATABASES = frozenset(
 """Dialects of SQLAlchemy."""
 _CONTAINER_SCHEMES = ("abfs", "abfss")  # abfs://container@account/…: no user before the @
 _EXTENSION = re.compile(r"\.[a-z0-9.]{1,15}")  # 16 with the dot: longer "extensions" are parts of a name
+_WEB = re.compile(r"https?://", re.IGNORECASE)
+_ESCAPED = str.maketrans({"%": "%25", "#": "%23", "?": "%3F"})
+"""What would end a path, or be taken for an escape; clients escape the rest."""
 
 
 def scheme(url: str) -> str:
@@ -86,13 +89,42 @@ def found_path(url: str) -> Path:
 def join(base: str, relative: str) -> str:
     """Return `relative` below the directory `base`; a URL or an absolute path stays as it is below a local base.
 
+    A relative path is the name of a file: below a web address its `%`, `#` and `?` are escaped. Not escaped are a query that
+    names a secret, which is a signature, and dot segments that are spelled by escapes, which `access` refuses.
+
     Example:
         >>> join("s3://bucket/data", "a/b.jpg"), join("/data", "s3://bucket/x"), join("/data/", "/x")
         ('s3://bucket/data/a/b.jpg', 's3://bucket/x', '/x')
+        >>> join("https://host/data", "track#1.mp3"), join("s3://bucket/data", "track#1.mp3"), join("https://host", "x?sig=abc")
+        ('https://host/data/track%231.mp3', 's3://bucket/data/track#1.mp3', 'https://host/x?sig=abc')
     """
     if _SCHEME.match(relative) or (relative.startswith("/") and not is_remote(base)):
         return relative
+    if ("%" in relative or "#" in relative or "?" in relative) and _WEB.match(base):
+        is_written_as_url = _signed_query(relative) is not None or _num_dots(unquote(relative)) > _num_dots(relative)
+        relative = relative if is_written_as_url else relative.translate(_ESCAPED)
     return f"{base.rstrip('/')}/{relative.lstrip('/')}" if base else relative
+
+
+def _num_dots(path: str) -> int:
+    return path.replace("\\", "/").split("/").count("..")
+
+
+def _signed_query(path: str) -> re.Match[str] | None:
+    """Return the secret that the query of a relative URL names; None: it names none, and what follows `?` is part of a name."""
+    return _SECRET_IN_TEXT.search(path, path.find("?") + 1) if "?" in path else None
+
+
+def shown(written: str) -> str:
+    """Return a row's own text fit for logs and errors: of a URL what `redact` leaves, of a relative path the whole name.
+
+    Example:
+        >>> shown("https://me:secret@host/x?sig=abc"), shown("q?x=1.jpg"), shown("y.jpg?sig=abc")
+        ('https://host/x', 'q?x=1.jpg', 'y.jpg')
+    """
+    if _SCHEME.match(written):
+        return redact(written).partition("?")[0]
+    return written if _signed_query(written) is None else written.partition("?")[0]
 
 
 def parent(url: str) -> str:

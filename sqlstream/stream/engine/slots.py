@@ -14,7 +14,7 @@ from sqlstream.index.types.origins import Origins
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import OWN, Allowed, Rules, is_below
 from sqlstream.storage.base.identity import Identity
-from sqlstream.storage.base.urls import redact
+from sqlstream.storage.base.urls import redact, shown
 from sqlstream.stream.engine.row_source import RowSource
 from sqlstream.stream.run.shares import EpochShare
 from sqlstream.transforms.base import Chain, Sample
@@ -75,18 +75,18 @@ class PlannedSample:
         self.wanted = tuple(self.refs.values()) if self.found is None else (self.stored_refs[self.found],)
 
     def with_own_text(self, error: Exception) -> Exception:
-        """Return the error of one of its objects, with the row's own text where an object that is not there has another URL.
+        """Return the error of one of its objects, with the row's own text where an object that cannot be had has another URL.
 
         A path `/mnt/x.jpg` in a remote table is read below the table's directory, which the URL alone does not explain.
         """
-        if not isinstance(error, ObjectNotFoundError):
+        if not isinstance(error, ObjectNotFoundError | AccessDeniedError):
             return error
         for column, ref in self.refs.items():
             where = redact(ref.url)
-            written = redact(str(self.sample.get(column))).partition("?")[0]  # a relative one may be signed, too
+            written = shown(str(self.sample.get(column)))
             if where == error.context.get("url") and written != where:
                 text = f"{error} (row {self.row_id} has {written!r} in column {column!r})"
-                named = ObjectNotFoundError(text, **error.context)
+                named = type(error)(text, **error.context)
                 named.__cause__ = error  # under its text the ledger has counted the download
                 return named
         return error
