@@ -39,7 +39,7 @@ class Fault(StrEnum):
     """A fault of one answer."""
 
     STATUS = "status"
-    """Answers with `status`, and with `headers` (Retry-After, …)."""
+    """Answers with `status`, `headers` (Retry-After, …) and `body`."""
     RESET = "reset"
     """Resets the connection after `after_bytes` of the body (None: before the answer)."""
     TRUNCATE = "truncate"
@@ -75,6 +75,7 @@ class FaultyAnswer:
     location: str = ""
     headers: tuple[tuple[str, str], ...] = ()
     gate: threading.Event | None = None
+    body: bytes = b""
 
 
 class FaultyHttpServer:
@@ -213,7 +214,7 @@ class _FaultyHandler(BaseHTTPRequestHandler):
         if data is None and query.get("list-type") == "2" and fault is None:
             self._send(200, _listing(self.server.owner.objects, path, query), {"Content-Type": "application/xml"})
         elif answer and fault is Fault.STATUS:
-            self._send(answer.status, b"", dict(answer.headers))
+            self._send(answer.status, answer.body, dict(answer.headers))
         elif answer and fault is Fault.REDIRECT:
             self._send(302, b"", {"Location": answer.location})
         elif data is None:

@@ -32,6 +32,7 @@ from sqlstream.errors import (
 from sqlstream.storage.backends.answers import BodyRange, check_part, exact
 from sqlstream.storage.base.protocols import ObjectInfo, RangeBytes, check_length, check_reaches, read_range
 from sqlstream.storage.base.retry import error_for_status
+from sqlstream.storage.base.service_errors import read_error
 from sqlstream.storage.base.settings import OWN_KEYS
 from sqlstream.storage.base.urls import is_remote, local_path, redact, redact_text, scheme
 
@@ -89,7 +90,8 @@ def map_error(error: Exception, url: str) -> SqlStreamError:
     while cause is not None:
         is_of_client = type(cause).__module__ == "aiohttp.http_exceptions"  # its own 400 for what it cannot read, or is cut
         if not is_of_client and (status := _status_of(cause)) is not None and status >= 300:
-            return error_for_status(status, url, detail=redact_text(str(error)))
+            said = cause if read_error(str(cause)) else error  # s3fs keeps the message alone
+            return error_for_status(status, url, detail=redact_text(str(said)))
         cause = cause.__cause__
     names = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__]
     ours = next(ERRORS[name] for name in names if name in ERRORS)
@@ -123,14 +125,14 @@ class FsspecStorage:
         deadline = time.monotonic() + self._options.total_timeout_seconds
         with _mapped(url):
             file_system, path = self._locate(url)
-            return _object_info(url, _bounded(file_system, "info", deadline)(path))
+            return _object_info(url, _details(url, file_system, path, deadline))
 
     def get(self, url: str, *, start: int = 0, stop: int | None = None, etag: str | None = None) -> FsspecStream:
         """Open the object, whole or a range."""
         deadline = time.monotonic() + self._options.total_timeout_seconds
         with _mapped(url):
             file_system, path = self._locate(url)
-            info = _object_info(url, _bounded(file_system, "info", deadline)(path))
+            info = _object_info(url, _details(url, file_system, path, deadline))
             if etag and info.etag != etag:
                 raise ObjectChangedError(f"{redact(url)} is not the version that was asked for", url=redact(url))
             size = info.size_bytes
@@ -225,6 +227,20 @@ def _bounded(file_system: Any, name: str, deadline: float) -> Callable[..., Any]
     if name not in vars(file_system):  # where `fsspec.asyn.mirror_sync_methods` puts them
         return method
     return partial(method, timeout=max(0.001, deadline - time.monotonic()))
+
+
+def _details(url: str, file_system: Any, path: str, deadline: float) -> Mapping[str, Any]:
+    """Return what a file system knows of an object; of S3 that refuses to say it, raise what it says to a GET of one byte.
+
+    Only the answer to a GET has a body that says why.
+    """
+    try:
+        details: Mapping[str, Any] = _bounded(file_system, "info", deadline)(path)
+    except Exception as error:
+        if scheme(url) in ("s3", "s3a") and not isinstance(map_error(error, url), TransientStorageError):
+            _bounded(file_system, "cat_file", deadline)(path, start=0, end=1)
+        raise
+    return details
 
 
 def _blocks(file_system: Any, path: str, part: BodyRange, deadline: float) -> Iterator[bytes]:

@@ -30,10 +30,12 @@ from sqlstream.storage.base.access import check_redirect, host_name
 from sqlstream.storage.base.addresses import is_private_literal, origin_of
 from sqlstream.storage.base.protocols import ObjectInfo, RangeBytes, read_range
 from sqlstream.storage.base.retry import error_for_status
+from sqlstream.storage.base.service_errors import read_error
 from sqlstream.storage.base.settings import http_headers
 from sqlstream.storage.base.urls import redact, redact_text
 
 _CHUNK_BYTES = 1 << 18  # the largest read; as much as a socket usually has
+_ERROR_BYTES = 1 << 14  # of a body that says why; S3 writes some hundred
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 10  # as curl and reqwest, roughly
 
@@ -163,10 +165,20 @@ class HttpStorage:
 
 def _check_status(response: urllib3.BaseHTTPResponse, url: str, accept: frozenset[int]) -> None:
     if response.status >= 300 and response.status not in accept:
+        detail = _error_body(response) or response.reason or ""
         response.close()
-        raise error_for_status(
-            response.status, url, detail=response.reason or "", retry_after=response.headers.get("Retry-After")
-        )
+        raise error_for_status(response.status, url, detail=detail, retry_after=response.headers.get("Retry-After"))
+
+
+def _error_body(response: urllib3.BaseHTTPResponse) -> str:
+    """Return the start of the body of an answer that is an error, if an object store may have written it."""
+    if "xml" not in response.headers.get("Content-Type", "").lower():
+        return ""
+    try:
+        body = response.read(_ERROR_BYTES, decode_content=False).decode("utf-8", "replace")
+    except urllib3.exceptions.HTTPError:
+        return ""
+    return redact_text(body) if read_error(body) else ""
 
 
 class _Answer(NamedTuple):

@@ -118,7 +118,7 @@ def map_error(error: Exception, url: str) -> SqlStreamError:
     if cause := _CAUSE.search(details):
         text += f": {redact_text(cause[1])}"
     if status := _STATUS.search(text):
-        detail = text[status.end() :].lstrip(" :")
+        detail = text[status.end() :].strip(" :")
         return error_for_status(int(status[1]), url, detail=detail)
     if "Content-Length Header missing" in text:
         return StorageError(f"{where}: the server does not say the length; storage_options backend='fsspec' can", url=where)
@@ -138,6 +138,21 @@ def _info_of(url: str, meta: obstore.ObjectMeta) -> ObjectInfo:
     return ObjectInfo(url=url, size_bytes=meta["size"], etag=meta["e_tag"], last_modified=meta["last_modified"].isoformat())
 
 
+def _info_by_get(store: Any, key: str, url: str, refused: StorageError) -> ObjectInfo:
+    """Return what a GET of one byte says of an object whose HEAD failed: only the answer to a GET has a body that says why.
+
+    Raises:
+        StorageError: That of the GET; that of the HEAD where the GET failed for its range.
+    """
+    try:
+        with _mapped(url):
+            return _info_of(url, obstore.get(store, key, options={"range": (0, 1)}).meta)
+    except StorageError as error:
+        if error.context.get("status") in (_RANGE_IGNORED, _RANGE_BEYOND_END):
+            raise refused from error
+        raise
+
+
 class ObstoreStorage:
     """One store per bucket, account or host, made on first use; those used last are kept."""
 
@@ -149,9 +164,13 @@ class ObstoreStorage:
     def head(self, url: str) -> ObjectInfo:
         """Return size and etag of one object."""
         store, key = self._locate(url)
-        with _mapped(url):
-            meta = obstore.head(store, key)
-        return _info_of(url, meta)
+        try:
+            with _mapped(url):
+                return _info_of(url, obstore.head(store, key))
+        except TransientStorageError:
+            raise
+        except StorageError as refused:
+            return _info_by_get(store, key, url, refused)
 
     def get(self, url: str, *, start: int = 0, stop: int | None = None, etag: str | None = None) -> ObstoreStream:
         """Open the object, whole or a range.

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from sqlstream.errors import AccessDeniedError, ObjectChangedError, ObjectNotFoundError, StorageError, TransientStorageError
 from sqlstream.storage.base.protocols import ObjectInfo, Storage
+from sqlstream.storage.base.service_errors import BAD_CREDENTIALS, CURES, NO_BUCKET, read_error
 from sqlstream.storage.base.urls import redact
 
 Result = TypeVar("Result")
@@ -148,24 +149,31 @@ def error_for_status(status: int, url: str, *, detail: str = "", retry_after: st
     Args:
         status: The HTTP status.
         url: What was asked for.
-        detail: The server's words, already redacted.
+        detail: The server's words, already redacted, with the body of its answer if that says more.
         retry_after: The Retry-After header: seconds or a date.
     """
-    where, said = redact(url), f": {detail}" if detail else ""
+    where, own = redact(url), read_error(detail)
+    said = f": {own or detail}" if detail else ""
+    context: dict[str, object] = {"url": where, "status": status}
+    if own is not None:
+        context["code"] = own.code
+        if own.code in NO_BUCKET:
+            cure = "check the URL, and storage_options['endpoint_url']"
+            return ObjectNotFoundError(f"the bucket of {where} does not exist (status {status}){said}: {cure}", **context)
     if status in (404, 410):
-        return ObjectNotFoundError(f"{where} does not exist (status {status}): check the URL", url=where, status=status)
-    if status in (401, 403, 407):
-        cure = "check the credentials (storage_options, environment) and the rights on this object"
-        return AccessDeniedError(f"{where} may not be read (status {status}){said}: {cure}", url=where, status=status)
+        return ObjectNotFoundError(f"{where} does not exist (status {status}): check the URL", **context)
+    cure = "" if own is None else CURES.get(own.code, "")
+    if status in (401, 403, 407) or (own is not None and own.code in BAD_CREDENTIALS):
+        cure = cure or "check the credentials (storage_options, environment) and the rights on this object"
+        return AccessDeniedError(f"{where} may not be read (status {status}){said}: {cure}", **context)
     if status == 412:
-        return ObjectChangedError(f"{where} is not the version that was asked for (status 412)", url=where, status=status)
+        return ObjectChangedError(f"{where} is not the version that was asked for (status 412)", **context)
     if status in _RETRYABLE_STATUS or status >= 500:
-        context: dict[str, object] = {"url": where, "status": status}
         if (seconds := _retry_after_seconds(retry_after or "", time.time())) is not None:
             context["retry_after_seconds"] = seconds
         return TransientStorageError(f"{where}: the server answers {status}{said}", **context)
     hint = "; set storage_options['region'] or ['endpoint_url']" if status in (301, 307) else ""
-    return StorageError(f"{where}: the server answers {status}{said}{hint}", url=where, status=status)
+    return StorageError(f"{where}: the server answers {status}{said}{hint or (cure and f': {cure}')}", **context)
 
 
 def _retry_after_seconds(text: str, now: float) -> float | None:
