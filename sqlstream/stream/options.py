@@ -24,8 +24,10 @@ from sqlstream.index.build.build import open_index
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_build import open_lazy_index
 from sqlstream.index.file.index import Index
+from sqlstream.index.sources.plan.plan import source_items
 from sqlstream.order import BlockLayout, Filtered, Order, Steps, Weighted, shuffled
 from sqlstream.storage.base import urls
+from sqlstream.storage.base.settings import check_options_of_sources
 from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions, OrderOptions
 from sqlstream.stream.run.schedule import Schedule
@@ -83,6 +85,8 @@ class DatasetOptions:
         for option in ("transforms", "predownload_transforms"):
             object.__setattr__(self, option, _checked_transforms(option, getattr(self, option)))
         split_at_points(self.transforms)  # what is wrong with a cache point shows here, not in a worker
+        schemes = [urls.scheme(item) if isinstance(item, str) else "file" for item in source_items(self.index.src)]
+        check_options_of_sources(schemes, self.storage.storage_options)
         if self.cache.eviction_policy == "belady" and self.order.is_unaligned:
             raise ConfigError(
                 "eviction_policy='belady' needs one order for all workers, which unaligned_worker_index=True gives up: drop one"

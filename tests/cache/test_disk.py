@@ -135,6 +135,12 @@ def test_a_cache_directory_that_is_a_url_is_refused_and_makes_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_tilde_in_the_path_of_a_cache_is_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with Cache("~/cache") as cache:
+        assert cache.path == tmp_path / "cache"
+
+
 @pytest.mark.parametrize("inside", ["index", "data/ab", "mine/deep"])
 def test_a_directory_inside_another_cache_is_refused(directory: Path, tmp_path: Path, inside: str) -> None:
     Cache(directory).close()

@@ -386,6 +386,16 @@ def test_half_a_parquet_file_is_an_error_that_names_it(tmp_path: Path) -> None:
         build(tmp_path, half)
 
 
+@pytest.mark.parametrize("src", ["~/d/table.csv", Path("~/d/table.csv"), "~/d/*.csv", ["~/d/table.csv"]], ids=str)
+def test_a_tilde_in_a_source_is_the_users_home(src: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_table(tmp_path / "d/table.csv", ROWS)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    index = build(tmp_path, src)
+    assert all_rows(index) == ROWS
+    assert index.resolve("x.jpg") == str(tmp_path / "d/x.jpg")
+    assert build(tmp_path, src, path_prefix="~/photos").resolve("x.jpg") == str(tmp_path / "photos/x.jpg")
+
+
 @pytest.mark.parametrize("src", ["gone.csv", "gone/x.parquet", "s3://bucket/gone.csv"])
 def test_a_source_that_does_not_exist_is_named(src: str, tmp_path: Path) -> None:
     with pytest.raises(ObjectNotFoundError, match=r"gone.*does not exist"):

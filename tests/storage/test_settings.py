@@ -7,7 +7,8 @@ import pytest
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ConfigError
-from sqlstream.storage.base.settings import http_headers, network_settings, store_settings
+from sqlstream.storage.base.settings import check_options_of_sources, http_headers, network_settings, store_settings
+from sqlstream.storage.fetcher import Fetcher
 
 
 @pytest.fixture(autouse=True)
@@ -138,3 +139,28 @@ def test_hedging_which_is_gone_is_an_unknown_option() -> None:
             store_settings(scheme, {"hedge_factor": 3})
     with pytest.raises(ConfigError, match="hedge_factor"):
         http_headers({"hedge_factor": 3})
+
+
+def test_an_unknown_option_is_refused_for_sources_of_this_machine_too() -> None:
+    wrong: list[dict[str, object]] = [{"regionn": "x"}, {"client_kwargs": {"regionn": "x"}}]
+    for options in wrong:
+        with pytest.raises(ConfigError, match=r"storage_options\['regionn'\] is not known: did you mean 'region'"):
+            check_options_of_sources(["file", "s3"], options)
+    for options in (
+        {"regionn": "x", "backend": "fsspec"},
+        {"regionn": None},
+        {"region": "x"},
+        {"regionn": "x", "filesystem": 1},
+    ):
+        check_options_of_sources(["file"], options)
+    check_options_of_sources(["file", "sftp"], {"port": 22})
+
+
+def test_azure_without_an_account_names_the_option_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    fetcher = Fetcher(StorageOptions())
+    try:
+        with pytest.raises(ConfigError, match=r"az://c/x: no storage account is named: set storage_options\['account_name'\]"):
+            fetcher.head("az://c/x")
+    finally:
+        fetcher.stop()

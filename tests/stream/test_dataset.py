@@ -311,6 +311,11 @@ def test_a_limit_smaller_than_one_sample_says_so(photos: Photos, tmp_path: Path)
         ({"batch_size": 0}, ConfigError, "batch_size"),
         ({"max_failure_ratio": 2.0}, ConfigError, "max_failure_ratio"),
         ({"columns_to_download": "image"}, ConfigError, r"columns_to_download='image'.*list"),
+        (
+            {"storage_options": {"regionn": "x"}},
+            ConfigError,
+            r"storage_options\['regionn'\] is not known: did you mean 'region'\?",
+        ),
         ({"transforms": [check_bytes, 3]}, ConfigError, r"transforms\[1\]=3 is not callable"),
     ],
 )

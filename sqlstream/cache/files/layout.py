@@ -188,7 +188,7 @@ _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# A cache of sqlstream; bac
 
 
 def local_directory(path: str | os.PathLike[str]) -> Path:
-    """Return the absolute path of a cache directory as a user names it.
+    """Return the absolute path of a cache directory as a user names it, `~` expanded.
 
     Raises:
         ConfigError: It is no path, or a URL: a cache lies on a disk of this machine.
@@ -202,7 +202,7 @@ def local_directory(path: str | os.PathLike[str]) -> Path:
             f"the cache directory {urls.redact(text)!r} is a URL: give a directory on a disk of this machine, such as "
             "'/scratch/cache'; it keeps what is read from remote storage"
         )
-    return Path(os.path.abspath(text))
+    return Path(os.path.abspath(os.path.expanduser(text)))
 
 
 def open_directory(root: Path, *, create: bool, allow_network_fs: bool) -> None:

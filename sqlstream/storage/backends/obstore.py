@@ -104,6 +104,17 @@ ERRORS: dict[type[BaseException], type[SqlStreamError]] = {
 }
 """Every error of obstore and ours for it; those that carry an HTTP status go by the status instead."""
 
+_SAID: dict[str, tuple[type[SqlStreamError], str]] = {
+    "Content-Length Header missing": (StorageError, "the server does not say the length; storage_options backend='fsspec' can"),
+    "redirect without LOCATION": (StorageError, "the bucket is in another region: set storage_options['region']"),
+    "Account must be specified": (
+        ConfigError,
+        "no storage account is named: set storage_options['account_name'] or AZURE_STORAGE_ACCOUNT_NAME, or write "
+        "abfs://container@account.dfs…",
+    ),
+}
+"""What obstore says without a status, and our error for it."""
+
 
 def map_error(error: Exception, url: str) -> SqlStreamError:
     """Return our error for one of obstore's."""
@@ -120,12 +131,11 @@ def map_error(error: Exception, url: str) -> SqlStreamError:
     if status := _STATUS.search(text):
         detail = text[status.end() :].strip(" :")
         return error_for_status(int(status[1]), url, detail=detail)
-    if "Content-Length Header missing" in text:
-        return StorageError(f"{where}: the server does not say the length; storage_options backend='fsspec' can", url=where)
     if "non-partial response" in text:
         return StorageError(f"{where}: the server ignores ranges", url=where, status=200)
-    if "redirect without LOCATION" in text:
-        return StorageError(f"{where}: the bucket is in another region: set storage_options['region']", url=where)
+    for words, (kind, fact) in _SAID.items():
+        if words in text:
+            return kind(f"{where}: {fact}", url=where)
     kind = next(ours for theirs, ours in ERRORS.items() if isinstance(error, theirs))
     return kind(f"{where}: {text}", url=where)
 

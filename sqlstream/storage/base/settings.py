@@ -7,8 +7,9 @@ scheme knows is an error; one that another scheme knows is left alone, since one
 from __future__ import annotations
 
 import configparser
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -223,6 +224,29 @@ def _check_known(scheme: str, flat: Mapping[str, object]) -> None:
         if flat[key] is not None:
             known = ", ".join(sorted(_OWN[family] | set(_ALIASES[family]) | _HANDLED[family] | _CLIENT | OWN_KEYS))
             raise ConfigError(f"storage_options[{key!r}] is not known for {scheme}://: use one of {known}; or backend='fsspec'")
+
+
+def check_options_of_sources(schemes: Iterable[str], options: Mapping[str, object]) -> None:
+    """Raise for an option that means nothing to any scheme, before a source of files of this machine hides that.
+
+    File systems of fsspec take options of their own: nothing is refused where one of them reads.
+
+    Args:
+        schemes: Of the sources; `'file'` for a local one, or for a table in memory.
+        options: `storage_options`.
+
+    Raises:
+        ConfigError: An option is not known.
+    """
+    if options.get("backend") == "fsspec" or options.get("filesystem") is not None or not set(schemes) <= {"file", *SCHEMES}:
+        return
+    known = known_keys()
+    for key, value in _flatten(options).items():
+        if value is not None and key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            cure = f"did you mean {near[0]!r}?" if near else "correct it, or leave it out."
+            more = "Options of a file system of fsspec need backend='fsspec' beside them"
+            raise ConfigError(f"storage_options[{key!r}] is not known: {cure} {more}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

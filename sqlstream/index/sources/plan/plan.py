@@ -84,7 +84,7 @@ def plan_sources(options: IndexOptions, temporary: Callable[[], Path], remote: R
     items = source_items(options.src)
     plans = [_plan_item(item, options, temporary, remote) for item in items]
     labels = [label(item, number) for number, item in enumerate(items)]
-    own_base = None if options.path_prefix is None else _absolute(options.path_prefix).rstrip("/") or "/"
+    own_base = None if options.path_prefix is None else _absolute(_named(options.path_prefix)).rstrip("/") or "/"
     bases = list(dict.fromkeys(plan.base_url for plan in plans))
     parts: list[SourcePart] = []
     for plan, name in zip(plans, labels, strict=True):
@@ -125,12 +125,18 @@ def source_items(src: Any) -> list[Any]:
         ConfigError: It is empty.
     """
     if isinstance(src, list | tuple) and not any(isinstance(item, Mapping) for item in src):
-        items = [os.fspath(item) if isinstance(item, os.PathLike) else item for item in src]
+        items = [_named(item) for item in src]
     else:
-        items = [os.fspath(src) if isinstance(src, os.PathLike) else src]
+        items = [_named(src)]
     if not items or any(isinstance(item, str) and not item for item in items):
         raise ConfigError("src is empty: give a table file, a wildcard, a text file of paths, or a directory")
     return items
+
+
+def _named(item: Any) -> Any:
+    """Return a source that is named by a path as a text, `~` expanded; what is not named as it is."""
+    named = os.fspath(item) if isinstance(item, os.PathLike) else item
+    return os.path.expanduser(named) if isinstance(named, str) else named
 
 
 def label(item: Any, number: int = 0) -> str:
