@@ -36,6 +36,7 @@ from sqlstream.config import (
     parse_limit,
 )
 from sqlstream.errors import CacheError, ConfigError
+from sqlstream.logs import configure_logs
 from sqlstream.process import interrupts, locks
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.identity import Identity
@@ -84,6 +85,7 @@ class Cache:
         create: bool = True,
         allow_network_fs: bool = False,
     ) -> None:
+        configure_logs()
         self.path = local_directory(path)
         self._arguments = {
             "limit": limit,

@@ -13,6 +13,7 @@ from sqlstream import __version__
 from sqlstream.cli import cache, demo, index
 from sqlstream.cli.output import printable
 from sqlstream.errors import SqlStreamError
+from sqlstream.logs import configure_logs
 
 WRONG_USE = 2
 """Exit code of wrong use and of errors; argparse uses the same."""
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # captions in any script, terminals in any encoding
     try:
+        configure_logs()
         code: int = options.run(options)
         sys.stdout.flush()
     except SqlStreamError as error:

@@ -105,6 +105,7 @@ def test_a_forked_child_keeps_the_limit_that_its_parent_gave(directory: Path) ->
 def test_a_new_directory_without_a_limit_takes_half_of_the_free_space_and_says_so_once(
     directory: Path, urls: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "sqlstream.cache")
     with Cache(directory) as cache:
         cache.acquire_many(urls[:1])
         limit = cache.statistics().limit_bytes
@@ -112,6 +113,7 @@ def test_a_new_directory_without_a_limit_takes_half_of_the_free_space_and_says_s
     assert limit is not None
     assert limit == pytest.approx(status.f_bavail * status.f_frsize / 2, rel=0.05)
     assert [record.message for record in caplog.records if "half of the free space" in record.message]
+    assert not [record for record in caplog.records if record.levelno > logging.INFO], "a healthy start logs no warning"
     caplog.clear()
     for _ in range(2):
         with Cache(directory) as cache, cache.pinned(urls[1]):

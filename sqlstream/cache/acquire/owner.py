@@ -326,7 +326,7 @@ def _program() -> str:
 def _take_first_limit(tx: LedgerTransaction, disk: Disk) -> None:
     """Give a new directory its limit, if none is given."""
     if (first_bytes := take_first_limit(tx, disk)) is not None:
-        logger.warning(
+        logger.info(
             "the cache %s is new and no limit is given: it takes half of the free space, %d bytes; give cache_limit to choose "
             "(None: no limit)",
             disk.root,

@@ -77,7 +77,7 @@ def workplace(
         is_ours = _acquire(directory, key, held, locks.try_lock)
         while not is_ours:
             if not is_brief:
-                logger.warning("another process builds the index %s: waiting for it", key)
+                logger.info("another process builds the index %s: waiting for it", key)
             with _shown(directory, key, show_progress and not is_brief, look_seconds):
                 is_ours = _acquire(directory, key, held, _wait_for)
         place = Workplace(directory, key)

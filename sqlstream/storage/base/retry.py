@@ -6,6 +6,7 @@ Backends make one attempt and have their own retries off, so that tries are coun
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 import re
 import time
@@ -19,6 +20,8 @@ from sqlstream.storage.base.service_errors import BAD_CREDENTIALS, CURES, NO_BUC
 from sqlstream.storage.base.urls import redact
 
 Result = TypeVar("Result")
+
+_logger = logging.getLogger(__name__)
 
 PROGRESS_BYTES = 1 << 20  # arbitrary: no server gets more than one try for each MiB of an object
 _SECONDS = re.compile(r"[0-9]{1,9}")  # digits of other scripts are not meant, and longer numbers are no time
@@ -100,7 +103,9 @@ def with_retries(
                 raise TransientStorageError(f"{error} (gave up after {counts.num_requests} tries)", **error.context) from error
             num_failures += 1
             counts.num_retries += 1
-            wait(policy.pause_seconds(num_failures, error, random.random()))
+            pause_seconds = policy.pause_seconds(num_failures, error, random.random())
+            _log_retry(error, num_failures, policy, pause_seconds)
+            wait(pause_seconds)
 
 
 def _counted(attempt: Callable[[], Result], counts: RequestCounts) -> Result:
@@ -138,9 +143,15 @@ def list_with_retries(
             if counts.num_retries >= policy.num_retries:
                 raise
             counts.num_retries += 1
-            wait(policy.pause_seconds(counts.num_retries, error, random.random()))
+            pause_seconds = policy.pause_seconds(counts.num_retries, error, random.random())
+            _log_retry(error, counts.num_retries, policy, pause_seconds)
+            wait(pause_seconds)
         else:
             return
+
+
+def _log_retry(error: StorageError, num_failures: int, policy: RetryPolicy, pause_seconds: float) -> None:
+    _logger.info("%s: retry %d of %d follows in %.1f s", error, num_failures, policy.num_retries, pause_seconds)
 
 
 def error_for_status(status: int, url: str, *, detail: str = "", retry_after: str | None = None) -> StorageError:

@@ -103,6 +103,8 @@ class HelperTiming:
     """The same before its first message: its imports may come from a cold network disk."""
     max_idle_looks: int = 15
     """Silent steps after which a helper that owes nothing is ended: 30 s give back its 40 MB; the next starts in 0.15 s (m)."""
+    stall_seconds: float = 10.0
+    """Silence of a host after which it is logged; a listing or a cold object takes less."""
 
 
 USUAL_TIMING = HelperTiming()
@@ -204,7 +206,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """A warning or worse that was logged in the helper."""
+    """A record of the helper's log: our own from INFO on, of others warnings."""
 
     name: str
     level: int

@@ -24,7 +24,7 @@ from itertools import islice
 from sqlstream.config import StorageOptions
 from sqlstream.errors import SqlStreamError, StorageError, TransientStorageError
 from sqlstream.storage.base.protocols import read_ranges
-from sqlstream.storage.base.urls import redact, redact_text
+from sqlstream.storage.base.urls import host, redact, redact_text
 from sqlstream.storage.protocol.channel import Channel, ChannelClosedError
 from sqlstream.storage.protocol.messages import (
     USUAL_TIMING,
@@ -38,6 +38,7 @@ from sqlstream.storage.protocol.messages import (
     FetchRequest,
     Grant,
     Head,
+    HelperTiming,
     LogLine,
     NextPage,
     Ranges,
@@ -47,6 +48,7 @@ from sqlstream.storage.protocol.messages import (
     ToReader,
 )
 from sqlstream.storage.worker.outbox import Outbox
+from sqlstream.storage.worker.stalls import StallWatch, Wait
 from sqlstream.storage.worker.transfer import Transfer
 from sqlstream.storage.worker.users import ServedUser, Users
 from sqlstream.storage.worker.workers import Job, Workers
@@ -63,14 +65,15 @@ _logger = logging.getLogger(__name__)
 class Helper:
     """State of the helper process."""
 
-    def __init__(self, channel: Channel, options: StorageOptions) -> None:
+    def __init__(self, channel: Channel, options: StorageOptions, timing: HelperTiming) -> None:
         self._channel = channel
-        self._num_calls = 0
+        self._waiting_calls: dict[str, tuple[str, float]] = {}
+        """Host of each call that is under way, and the time when it began, by the monotonic clock."""
+        self._stalls = StallWatch(timing.stall_seconds)
         self._workers = Workers()
         self._users = Users(options, self._workers, self._report)
         self._calls = ThreadPoolExecutor(_NUM_CALL_THREADS, thread_name_prefix="call")
         self._transfers: dict[str, Transfer] = {}
-        self._lock = threading.Lock()
         self._outbox = Outbox(channel.send, lambda: bool(self._transfers))
         threading.Thread(target=self._send_loop, name="send", daemon=True).start()
 
@@ -89,11 +92,11 @@ class Helper:
             case Cancel():
                 _cancel([transfer for ticket in message.tickets if (transfer := self._transfers.get(ticket))])
             case Head():
-                self._answer(message.call, partial(_head, self._users.get(message.options), message))
+                self._answer(message.call, message.url, partial(_head, self._users.get(message.options), message))
             case NextPage():
-                self._answer(message.call, partial(_next_page, self._users.get(message.options), message))
+                self._answer(message.call, message.prefix, partial(_next_page, self._users.get(message.options), message))
             case Ranges():
-                self._answer(message.call, partial(_ranges, self._users.get(message.options), message))
+                self._answer(message.call, message.url, partial(_ranges, self._users.get(message.options), message))
             case EndListing():
                 self._users.end_listing(message.user, message.listing)
             case EndUser():
@@ -103,15 +106,20 @@ class Helper:
                 raise AssertionError("the second StartHelper")
 
     def look(self) -> None:
-        """Give a sign of life if an answer is owed; end this process if a storage client hangs beyond all timeouts."""
-        transfers = list(self._transfers.values())
+        """Give a sign of life if an answer is owed, log silent hosts; end this process if a client hangs beyond timeouts."""
+        transfers, calls = list(self._transfers.values()), list(self._waiting_calls.values())
         now = time.monotonic()
+        waits = [Wait(place, now - since) for place, since in calls]
         for transfer in transfers:
             since, limit = transfer.active_since, transfer.context.request_seconds + _HANG_SECONDS
-            if since is not None and now - since > limit:
+            if since is None:
+                continue
+            waits.append(Wait(host(transfer.request.url), now - since))
+            if now - since > limit:
                 sys.stderr.write(f"sqlstream: {redact(transfer.request.url)} hangs beyond all timeouts\n")
                 os._exit(1)
-        if transfers or self._num_calls:
+        self._stalls.look(waits)
+        if transfers or calls:
             self.post(Alive())
 
     def _fetch(self, user: ServedUser, requests: Sequence[FetchRequest], descriptors: Sequence[int]) -> None:
@@ -131,7 +139,7 @@ class Helper:
             self._transfers.pop(event.ticket, None)
         self.post(event)
 
-    def _answer(self, call: str, work: Callable[[], Reply]) -> None:
+    def _answer(self, call: str, url: str, work: Callable[[], Reply]) -> None:
         def run() -> None:
             try:
                 reply = work()
@@ -141,12 +149,10 @@ class Helper:
                 _logger.exception("unexpected error in the helper process")
                 text = f"unexpected {type(error).__name__} in the helper process: see the log"
                 reply = Reply(call=call, error=StorageError(text))
-            with self._lock:
-                self._num_calls -= 1
+            del self._waiting_calls[call]
             self.post(reply)
 
-        with self._lock:
-            self._num_calls += 1
+        self._waiting_calls[call] = (host(url), time.monotonic())
         self._calls.submit(run)
 
     def _send_loop(self) -> None:
@@ -188,10 +194,10 @@ def _next_page(user: ServedUser, message: NextPage) -> Reply:
 
 
 class _LogForwarder(logging.Handler):
-    """Sends what is logged here to the reading process, with every URL redacted."""
+    """Sends what is logged here to the reading process, with every URL redacted: our own from INFO on, of others warnings."""
 
     def __init__(self, helper: Helper) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__()
         self._helper = helper
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -227,10 +233,11 @@ def main() -> None:
         for message in messages:
             if helper is None:
                 assert isinstance(message, StartHelper)
-                helper = Helper(channel, message.options)
+                helper = Helper(channel, message.options, message.timing)
                 look_seconds = message.timing.look_seconds
                 helper.post(Alive())
                 logging.getLogger().addHandler(_LogForwarder(helper))
+                logging.getLogger("sqlstream").setLevel(logging.INFO)
             else:
                 helper.handle(message, descriptors)
     os._exit(0)  # without waiting for threads that may be in the network
