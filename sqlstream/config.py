@@ -92,6 +92,21 @@ class StorageOptions:
         backend = self.storage_options.get("backend", "obstore")
         if backend not in ("obstore", "fsspec"):
             raise ConfigError(f"storage_options['backend']={backend!r} is not one of 'obstore', 'fsspec'")
+        _check_credentials(self.storage_options)
+
+
+def _check_credentials(options: Mapping[str, object]) -> None:
+    """Raise if `credentials` names no function; what it holds instead is not shown."""
+    name = options.get("credentials")
+    if name is None:
+        return
+    if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", name):
+        raise ConfigError(
+            f"storage_options['credentials'] is a {type(name).__name__}, and not 'module:function': name a function "
+            "that returns storage_options; a file system with credentials of its own is given as storage_options['filesystem']"
+        )
+    if options.get("filesystem") is not None:
+        raise ConfigError("storage_options has 'credentials' and 'filesystem', which has its own: leave one of them out")
 
 
 def _copied(value: object) -> object:

@@ -160,6 +160,13 @@ class FsspecStorage:
             url = file_system.unstrip_protocol(name) if is_remote(prefix) else name
             yield _object_info(url, found[name])
 
+    def forget(self) -> None:
+        """Have fsspec forget the file systems that were made here."""
+        with self._lock:
+            while self._used:
+                token, file_system = self._used.popitem()
+                type(file_system)._cache.pop(token, None)
+
     def _locate(self, url: str) -> tuple[Any, str]:
         """Return the file system of a URL and the path there."""
         if not is_remote(url):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import AccessDeniedError, StorageError
+from sqlstream.storage.backends.renewal import CredentialSource, Granted, RenewedStorage
 from sqlstream.storage.base.access import OWN, Access
 from sqlstream.storage.base.credentials import place_of, without_credentials
 from sqlstream.storage.base.protocols import Storage
 from sqlstream.storage.base.settings import SCHEMES
-from sqlstream.storage.base.urls import redact, scheme
+from sqlstream.storage.base.urls import is_remote, redact, scheme
 
 if TYPE_CHECKING:
+    from sqlstream.storage.backends.fsspec import FsspecStorage
     from sqlstream.storage.backends.http_pools import Pools
 
 _DENIED = frozenset({401, 403, 409})  # 409 is Azure's answer where a container may not be read without a signature
+_AS_GIVEN = Granted(number=0, options={})  # where no function gives credentials
 
 
 class Resolver:
@@ -29,10 +32,15 @@ class Resolver:
     obstore serves s3, gs and az; urllib3 http(s). All else, local files too, goes through fsspec, and everything when a file
     system object is given. fsspec's own http client is never chosen: it follows redirects into private networks, and gives
     whole objects for ranges.
+
+    Args:
+        options: The server, who asks it, and how.
+        credentials: Gives what is put over the options for places that credentials belong to; None: they hold as they are.
     """
 
-    def __init__(self, options: StorageOptions) -> None:
+    def __init__(self, options: StorageOptions, credentials: CredentialSource | None = None) -> None:
         given = options.storage_options
+        self._credentials = credentials
         self._has_file_system = given.get("filesystem") is not None
         self._prefers_fsspec = given.get("backend") == "fsspec"
         self._options = options
@@ -51,8 +59,6 @@ class Resolver:
         Raises:
             AccessDeniedError: The user's file system object would send credentials to a place that they do not belong to.
         """
-        kind = scheme(url)
-        is_http = SCHEMES.get(kind) == "http"
         if self._has_file_system and not access.is_signed:
             where = redact(url)
             raise AccessDeniedError(
@@ -60,9 +66,20 @@ class Resolver:
                 f"places: pass storage_options['credential_hosts']=[{redact(place_of(url))!r}] if you trust it",
                 url=where,
             )
+        if self._credentials is not None and access.is_signed and is_remote(url):
+            return RenewedStorage(self._credentials, lambda granted: self._backend(url, access, granted))
+        return self._backend(url, access, _AS_GIVEN)
+
+    def _backend(self, url: str, access: Access, granted: Granted) -> Storage:
+        """Return the backend for a URL with these credentials, or newer ones."""
+        kind = scheme(url)
+        is_http = SCHEMES.get(kind) == "http"
         with self._lock:
-            if (backends := self._backends.get(access)) is None:
-                backends = self._backends[access] = _Backends(self._options, access, lambda: self._pools)
+            backends = self._backends.get(access)
+            if backends is None or backends.number < granted.number:
+                if backends is not None:
+                    backends.end()
+                backends = self._backends[access] = _Backends(self._options, access, lambda: self._pools, granted)
             if kind not in SCHEMES or self._has_file_system or (self._prefers_fsspec and not is_http):
                 return backends.fsspec
             return backends.http if is_http else backends.obstore
@@ -74,11 +91,20 @@ class _Backends:
     Each is imported when a URL first needs it: together they take as long as all the rest of a start (m).
     """
 
-    def __init__(self, options: StorageOptions, access: Access, pools: Callable[[], Pools]) -> None:
+    def __init__(self, options: StorageOptions, access: Access, pools: Callable[[], Pools], granted: Granted) -> None:
         self._access, self._pools = access, pools
+        self.number = granted.number
+        """Number of the credentials that they were made with."""
         if not access.is_signed:
             options = replace(options, storage_options=without_credentials(options.storage_options), is_signed=False)
+        elif granted.options:
+            options = replace(options, storage_options=_over(options.storage_options, granted.options))
         self._options = options
+
+    def end(self) -> None:
+        """Have fsspec forget its file systems, whose credentials ended; one that is read from ends with its last reader."""
+        if "fsspec" in vars(self):
+            self.fsspec.forget()
 
     @cached_property
     def obstore(self) -> Storage:
@@ -93,10 +119,19 @@ class _Backends:
         return HttpStorage(self._options, self._pools(), is_judged=self._access.is_judged)
 
     @cached_property
-    def fsspec(self) -> Storage:
+    def fsspec(self) -> FsspecStorage:
         from sqlstream.storage.backends.fsspec import FsspecStorage
 
         return FsspecStorage(self._options)
+
+
+def _over(given: Mapping[str, object], granted: Mapping[str, object]) -> dict[str, object]:
+    """Return `storage_options` with those that a function gave over them; headers are put over headers."""
+    merged = {**given, **granted}
+    headers, more = given.get("headers"), granted.get("headers")
+    if isinstance(headers, Mapping) and isinstance(more, Mapping):
+        merged["headers"] = {**headers, **more}
+    return merged
 
 
 @contextmanager

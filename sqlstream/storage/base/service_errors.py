@@ -24,7 +24,7 @@ BAD_CREDENTIALS = CREDENTIALS_ENDED | frozenset(
 )
 """Codes for credentials that are refused wherever they are sent, with 400 or 403."""
 CURES = {
-    **dict.fromkeys(CREDENTIALS_ENDED, "give new credentials"),
+    **dict.fromkeys(CREDENTIALS_ENDED, "give new credentials, or a function that renews them (storage_options['credentials'])"),
     "RequestTimeTooSkewed": "set the clock of this machine",
     "AuthorizationHeaderMalformed": "set storage_options['region']",
     "InvalidObjectState": "it is archived: restore it first",

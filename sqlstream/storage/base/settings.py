@@ -29,7 +29,7 @@ SCHEMES = {
 }
 """Schemes that obstore serves, and the family of each."""
 
-OWN_KEYS = frozenset("backend filesystem credential_hosts verify_etag connect_timeout read_timeout timeout".split())
+OWN_KEYS = frozenset("backend filesystem credentials credential_hosts verify_etag connect_timeout read_timeout timeout".split())
 """Options that sqlstream itself acts on, for every scheme."""
 _CLIENT = frozenset(
     "allow_http allow_invalid_certificates http1_only http2_only pool_idle_timeout pool_max_idle_per_host proxy_ca_certificate "

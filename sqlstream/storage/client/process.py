@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Mapping
 
 from sqlstream.config import StorageOptions
@@ -28,7 +30,7 @@ class HelperProcess:
             self._process, ours = start_child("sqlstream.storage.worker.helper", environment)
             self.channel = Channel(ours)
         with contextlib.suppress(ChannelClosedError):  # dead already: its reader will see that
-            self.channel.send([StartHelper(options=options, timing=timing)])
+            self.channel.send([StartHelper(options=options, timing=timing, search_path=_search_path(options))])
 
     @property
     def pid(self) -> int:
@@ -56,3 +58,9 @@ class HelperProcess:
         """Drop what a forked child inherited: the process is the parent's, the socket is closed already."""
         forget_child(self._process)
         self.channel.forget()
+
+
+def _search_path(options: StorageOptions) -> tuple[str, ...]:
+    """Return where a helper looks for the function that options name, as this process does."""
+    has_function = options.storage_options.get("credentials") is not None
+    return tuple(place or os.getcwd() for place in sys.path) if has_function else ()

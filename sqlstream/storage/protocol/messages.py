@@ -117,6 +117,8 @@ class StartHelper:
     options: StorageOptions
     """The server and who asks it; how each user reads comes with its requests."""
     timing: HelperTiming = USUAL_TIMING
+    search_path: tuple[str, ...] = ()
+    """Where the reading process looks for modules, if the options name a function of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

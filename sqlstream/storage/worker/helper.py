@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 
-from sqlstream.config import StorageOptions
 from sqlstream.errors import SqlStreamError, StorageError, TransientStorageError
+from sqlstream.storage.backends.renewal import credential_source
 from sqlstream.storage.base.protocols import read_ranges
 from sqlstream.storage.base.urls import host, redact, redact_text
 from sqlstream.storage.protocol.channel import Channel, ChannelClosedError
@@ -38,7 +38,6 @@ from sqlstream.storage.protocol.messages import (
     FetchRequest,
     Grant,
     Head,
-    HelperTiming,
     LogLine,
     NextPage,
     Ranges,
@@ -65,13 +64,14 @@ _logger = logging.getLogger(__name__)
 class Helper:
     """State of the helper process."""
 
-    def __init__(self, channel: Channel, options: StorageOptions, timing: HelperTiming) -> None:
+    def __init__(self, channel: Channel, start: StartHelper) -> None:
         self._channel = channel
         self._waiting_calls: dict[str, tuple[str, float]] = {}
         """Host of each call that is under way, and the time when it began, by the monotonic clock."""
-        self._stalls = StallWatch(timing.stall_seconds)
+        self._stalls = StallWatch(start.timing.stall_seconds)
         self._workers = Workers()
-        self._users = Users(options, self._workers, self._report)
+        credentials = credential_source(start.options.storage_options.get("credentials"), start.search_path)
+        self._users = Users(start.options, self._workers, self._report, credentials)
         self._calls = ThreadPoolExecutor(_NUM_CALL_THREADS, thread_name_prefix="call")
         self._transfers: dict[str, Transfer] = {}
         self._outbox = Outbox(channel.send, lambda: bool(self._transfers))
@@ -233,7 +233,7 @@ def main() -> None:
         for message in messages:
             if helper is None:
                 assert isinstance(message, StartHelper)
-                helper = Helper(channel, message.options, message.timing)
+                helper = Helper(channel, message)
                 look_seconds = message.timing.look_seconds
                 helper.post(Alive())
                 logging.getLogger().addHandler(_LogForwarder(helper))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from sqlstream.config import StorageOptions
+from sqlstream.storage.backends.renewal import CredentialSource
 from sqlstream.storage.backends.resolve import Resolver, explained
 from sqlstream.storage.base.access import Access
 from sqlstream.storage.base.concurrency import DownloadTiming, Observations
@@ -55,10 +56,18 @@ class Users:
         options: The server and who asks it.
         workers: Run the downloads of all users.
         report: Takes each event of a download.
+        credentials: Gives credentials to the clients of all users; None: those of the options hold.
     """
 
-    def __init__(self, options: StorageOptions, workers: Workers, report: Callable[[FetchEvent], None]) -> None:
+    def __init__(
+        self,
+        options: StorageOptions,
+        workers: Workers,
+        report: Callable[[FetchEvent], None],
+        credentials: CredentialSource | None = None,
+    ) -> None:
         self._options = options
+        self._credentials = credentials
         self._workers = workers
         self._report = report
         self._users: dict[str, ServedUser] = {}
@@ -100,7 +109,7 @@ class Users:
         key = tuple(connections.values())
         if (resolver := self._resolvers.get(key)) is None:
             made = replace(self._options, **connections)  # type: ignore[arg-type]  # each its own
-            resolver = self._resolvers[key] = Resolver(made)
+            resolver = self._resolvers[key] = Resolver(made, self._credentials)
         context = TransferContext(
             resolver=resolver,
             policy=RetryPolicy(num_retries=options.num_retries),

@@ -1,0 +1,265 @@
+"""Credentials that end: the user's function is asked for new ones before that, and when a server refuses those in use.
+
+Here for all clients: each is made anew of the options that the function gave. Rejected: the providers of obstore and botocore,
+of which each has other fields, and none is asked again after a refusal.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import logging
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Generic, TypeVar
+
+from sqlstream.errors import AccessDeniedError, ConfigError, StorageError, TransientStorageError
+from sqlstream.storage.base.credentials import is_credential_option
+from sqlstream.storage.base.protocols import ObjectInfo, ObjectStream, RangeBytes, Storage
+from sqlstream.storage.base.service_errors import BAD_CREDENTIALS
+from sqlstream.storage.base.urls import redact_text
+
+Result = TypeVar("Result")
+
+_logger = logging.getLogger(__name__)
+
+_MOST_EARLY_SECONDS = 300.0  # before their end, as object_store renews; of short ones a tenth of their time
+_MOST_RENEWALS = 3  # of one request; more than one, since tokens may be good for few requests and threads share them
+_AGAIN_SECONDS = 30.0  # after the function failed while what it gave before is still good; arbitrary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """What the function gave."""
+
+    number: int
+    """Number of the answer."""
+    options: Mapping[str, object] = field(repr=False)
+    """`storage_options` that are put over those of the user."""
+    ends_at: float = math.inf
+    """End of the credentials, by the wall clock; infinity: it is not known."""
+    renew_at: float = math.inf
+    """Time from which on the function is asked again."""
+
+
+class CredentialSource:
+    """Asks the user's function, one thread at a time, and keeps its last answer; thread safe.
+
+    Args:
+        name: `module:function`, for messages.
+        ask: The function.
+        clock: Gives the wall time in seconds, which ends of credentials are given in.
+    """
+
+    def __init__(self, name: str, ask: Callable[[], object], clock: Callable[[], float] = time.time) -> None:
+        self._name = f"storage_options['credentials']={name!r}"
+        self._ask_user = ask
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._granted: Granted | None = None
+
+    def current(self) -> Granted:
+        """Return credentials that do not end soon.
+
+        Raises:
+            ConfigError: The function gave no options.
+            TransientStorageError: It raised, and none are left.
+        """
+        granted = self._granted
+        if granted is not None and self._clock() < granted.renew_at:
+            return granted
+        with self._lock:
+            granted = self._granted
+            if granted is None or self._clock() >= granted.renew_at:
+                granted = self._granted = self._next(granted)
+            return granted
+
+    def has_newer(self, granted: Granted) -> bool:
+        """Return whether there are newer credentials than these already."""
+        return self._granted is not None and self._granted.number > granted.number
+
+    def after_refusal(self, refused: Granted) -> Granted | None:
+        """Return other credentials than those that a server refused; None: the function gives the same again."""
+        with self._lock:
+            if self._granted is None or self._granted.number == refused.number:
+                granted = self._ask(refused.number + 1)
+                if granted.options == refused.options:
+                    return None
+                self._granted = granted
+            return self._granted
+
+    def _next(self, before: Granted | None) -> Granted:
+        """Return new credentials; those of before as long as they are good and there are none."""
+        try:
+            return self._ask(before.number + 1 if before else 1)
+        except TransientStorageError as error:
+            now = self._clock()
+            if before is None or now >= before.ends_at:
+                raise
+            _logger.warning("%s; what it gave before ends in %.0f s", error, before.ends_at - now)
+            again = min(now + _AGAIN_SECONDS, before.ends_at)
+            return Granted(number=before.number, options=before.options, ends_at=before.ends_at, renew_at=again)
+
+    def _ask(self, number: int) -> Granted:
+        asked_at = self._clock()
+        try:
+            given = self._ask_user()
+        except ConfigError:
+            raise
+        except Exception as error:
+            text = redact_text(f"{type(error).__name__}: {error}")
+            raise TransientStorageError(f"{self._name} raised {text}") from error
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{self._name} gave a {type(given).__name__}: return a dict of storage_options and expires_at")
+        options = {str(key): value for key, value in given.items() if key != "expires_at"}
+        for key in options:
+            if key != "headers" and not is_credential_option(key):  # it could lead to another server: then objects are others
+                raise ConfigError(f"{self._name} gave {key!r}, which is no credential: give it in storage_options")
+        ends_at = self._seconds(given.get("expires_at"))
+        if ends_at <= asked_at:
+            _logger.warning("%s gave credentials that ended %.0f s ago: check the clock", self._name, asked_at - ends_at)
+            ends_at = math.inf  # by the server's clock they may be good, and when it refuses them others are asked for
+        renew_at = ends_at - min(_MOST_EARLY_SECONDS, (ends_at - asked_at) / 10)
+        return Granted(number=number, options=options, ends_at=ends_at, renew_at=renew_at)
+
+    def _seconds(self, end: object) -> float:
+        """Return the time that an end of credentials stands for: seconds, a datetime or its text; infinity for None."""
+        if end is None:
+            return math.inf
+        try:
+            if isinstance(end, str):
+                end = datetime.datetime.fromisoformat(end)
+            if isinstance(end, datetime.datetime):
+                return (end if end.tzinfo else end.replace(tzinfo=datetime.UTC)).timestamp()
+            if isinstance(end, int | float) and not isinstance(end, bool) and not math.isnan(end):
+                return float(end)
+        except (ValueError, OverflowError):
+            pass
+        raise ConfigError(
+            f"{self._name} gave expires_at={end!r}, which is no time: give seconds since 1970, a datetime or its ISO text"
+        )
+
+
+def credential_source(name: object, search_path: Sequence[str]) -> CredentialSource | None:
+    """Return the source that `storage_options['credentials']` names; None where it is left out.
+
+    Args:
+        name: `module:function`, imported when it is first asked.
+        search_path: Where the reading process looks for modules; looked at behind our own path.
+    """
+    if name is None:
+        return None
+    module, _, function = str(name).partition(":")
+
+    def ask() -> object:
+        sys.path += [place for place in search_path if place not in sys.path]
+        try:
+            found: Callable[[], object] = attrgetter(function)(importlib.import_module(module))
+        except (ImportError, AttributeError) as error:
+            text = f"storage_options['credentials']={name!r} is not there ({error}): give 'module:function' of a module"
+            raise ConfigError(f"{text} that this process can import") from error
+        return found()
+
+    return CredentialSource(str(name), ask)
+
+
+class RenewedStorage:
+    """A backend with credentials that are renewed: made anew of each, asked again after a refusal that others may mend.
+
+    Args:
+        source: Gives credentials.
+        backend: Returns the backend with some of them.
+    """
+
+    def __init__(self, source: CredentialSource, backend: Callable[[Granted], Storage]) -> None:
+        self._source = source
+        self._backend = backend
+
+    def head(self, url: str) -> ObjectInfo:
+        """Return size and etag of one object."""
+        return self._answer(lambda storage: storage.head(url)).result
+
+    def get(self, url: str, *, start: int = 0, stop: int | None = None, etag: str | None = None) -> ObjectStream:
+        """Open the object, whole or a range."""
+        return _RenewedStream(self._source, self._answer(lambda storage: storage.get(url, start=start, stop=stop, etag=etag)))
+
+    def get_range(self, url: str, start: int, stop: int, *, etag: str | None = None) -> RangeBytes:
+        """Return exactly the bytes `[start, stop)`."""
+        return self._answer(lambda storage: storage.get_range(url, start, stop, etag=etag)).result
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Yield every object below `prefix`; a refusal in the middle can pass, so that the listing is begun again."""
+        granted = self._source.current()
+        try:
+            yield from self._backend(granted).list(prefix)
+        except AccessDeniedError as error:
+            if _is_renewed(error, self._source, granted):
+                raise TransientStorageError(f"{error} (they were renewed)", **error.context) from error
+            raise
+
+    def _answer(self, ask: Callable[[Storage], Result]) -> _GrantedAnswer[Result]:
+        num_refused = num_renewed = 0
+        while True:
+            granted = self._source.current()
+            try:
+                return _GrantedAnswer(result=ask(self._backend(granted)), granted=granted, num_refused=num_refused)
+            except AccessDeniedError as error:
+                num_refused += 1
+                if self._source.has_newer(granted):  # another request has renewed them, which ends by itself
+                    continue
+                if num_renewed >= _num_renewals(error, granted) or self._source.after_refusal(granted) is None:
+                    raise
+                num_renewed += 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GrantedAnswer(Generic[Result]):
+    """An answer, with what it took."""
+
+    result: Result
+    granted: Granted
+    num_refused: int
+
+
+class _RenewedStream:
+    """An open answer; a refusal while it is read, as fsspec meets it at a later block, is one that can pass."""
+
+    def __init__(self, source: CredentialSource, answer: _GrantedAnswer[ObjectStream]) -> None:
+        self._source, self._answer = source, answer
+        self.info, self.start = answer.result.info, answer.result.start
+
+    @property
+    def num_extra_requests(self) -> int:
+        """Requests beside the one that opened it."""
+        return self._answer.result.num_extra_requests + self._answer.num_refused
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Yield the object's bytes in order."""
+        try:
+            yield from self._answer.result.chunks()
+        except AccessDeniedError as error:
+            if _is_renewed(error, self._source, self._answer.granted):
+                raise TransientStorageError(f"{error} (they were renewed)", **error.context) from error
+            raise
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._answer.result.close()
+
+
+def _num_renewals(error: StorageError, granted: Granted) -> int:
+    """Return how many times other credentials are worth a try after a refusal: none where these are good, and lack a right."""
+    status, code = error.context.get("status"), error.context.get("code")
+    if status == 401 or code in BAD_CREDENTIALS:
+        return _MOST_RENEWALS
+    return 1 if status == 403 and granted.ends_at == math.inf else 0
+
+
+def _is_renewed(error: AccessDeniedError, source: CredentialSource, granted: Granted) -> bool:
+    """Return whether there are other credentials now after a refusal in the middle of an answer."""
+    return _num_renewals(error, granted) > 0 and source.after_refusal(granted) is not None
