@@ -146,12 +146,9 @@ def test_an_unknown_option_is_refused_for_sources_of_this_machine_too() -> None:
     for options in wrong:
         with pytest.raises(ConfigError, match=r"storage_options\['regionn'\] is not known: did you mean 'region'"):
             check_options_of_sources(["file", "s3"], options)
-    for options in (
-        {"regionn": "x", "backend": "fsspec"},
-        {"regionn": None},
-        {"region": "x"},
-        {"regionn": "x", "filesystem": 1},
-    ):
+    right: list[dict[str, object]] = [{"regionn": None}, {"region": "x"}]
+    right += [{"regionn": "x", "backend": "fsspec"}, {"regionn": "x", "filesystem": 1}]
+    for options in right:
         check_options_of_sources(["file"], options)
     check_options_of_sources(["file", "sftp"], {"port": 22})
 
