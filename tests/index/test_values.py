@@ -239,3 +239,33 @@ def test_any_floats_and_any_json_come_back(floats: list[float | None], objects: 
         index = build(Path(directory), path)
         assert repr(all_rows(index)) == repr(rows)  # repr: NaN, -0.0 and 1 against 1.0
         index.close()
+
+
+@pytest.mark.parametrize(
+    "listed", [pa.list_, pa.large_list, lambda kind: pa.list_(kind, 1)], ids=["list", "large_list", "fixed_size"]
+)
+@pytest.mark.parametrize(
+    "kind", [pa.timestamp("ns"), pa.time64("ns"), pa.duration("ns")], ids=["timestamp", "time", "duration"]
+)
+def test_nanoseconds_within_a_list_of_any_kind_are_refused_and_never_cut(listed: Any, kind: Any, tmp_path: Path) -> None:
+    whole = pa.array([[1000]], pa.list_(pa.int64())).cast(pa.list_(kind)).cast(listed(kind))
+    cut = pa.array([[1001]], pa.list_(pa.int64())).cast(pa.list_(kind)).cast(listed(kind))
+    (microsecond,) = roundtrip(tmp_path, listed(kind), whole)  # type: ignore[arg-type]
+    assert str(microsecond[0]).endswith("00:00.000001") or microsecond[0] == dt.timedelta(microseconds=1)
+    with pytest.raises(SourceError, match="no exact form"):
+        roundtrip(tmp_path, listed(kind), cut)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo", "UTC"])
+def test_the_first_and_the_last_moment_come_back_in_every_zone(zone: str, tmp_path: Path) -> None:
+    first, last = dt.datetime.min, dt.datetime.max
+    values = pa.array([first, last], pa.timestamp("us")).cast(pa.timestamp("us", zone))
+    got: list[Any] = roundtrip(tmp_path, pa.timestamp("us", zone), values)  # type: ignore[arg-type]
+    naive = [at if isinstance(at, np.datetime64) else np.datetime64(at.astimezone(dt.UTC).replace(tzinfo=None)) for at in got]
+    assert naive == [np.datetime64(first), np.datetime64(last)]
+
+
+def test_a_duration_beyond_timedelta_comes_back_as_numpy(tmp_path: Path) -> None:
+    values = pa.array([10**15, 1], pa.int64()).cast(pa.duration("s"))
+    got = roundtrip(tmp_path, pa.duration("s"), values)  # type: ignore[arg-type]
+    assert got == [np.timedelta64(10**15, "s"), dt.timedelta(seconds=1)]

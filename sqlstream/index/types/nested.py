@@ -54,8 +54,10 @@ def in_microseconds(kind: Any) -> Any:
         return pa.map_(in_microseconds(kind.key_type), in_microseconds(kind.item_type))
     if types.is_struct(kind):
         return pa.struct([field.with_type(in_microseconds(field.type)) for field in kind])
-    if types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(in_microseconds(kind.value_type)))
+    listed: Any = kind
+    if types.is_nested(kind) and not types.is_union(kind):  # every kind of list
+        value = in_microseconds(listed.value_type)
+        return listed if value.equals(listed.value_type) else pa.list_(listed.value_field.with_type(value))
     if types.is_timestamp(kind) and kind.unit == "ns":
         return pa.timestamp("us", kind.tz)
     if types.is_time64(kind):

@@ -7,9 +7,9 @@
 | floats | REAL (in a column of no type), NaN as the text 'NaN' | SQLite stores NaN as NULL, and -0.0 as 0.0 in REAL columns |
 | string; binary | TEXT; BLOB | |
 | uuid; bool8 | BLOB of 16 bytes; INTEGER | given back as `uuid.UUID` and `bool` |
-| timestamp (UTC), date, time | TEXT, ISO 8601 with a blank | `created > '2024-01-31'` works in SQL |
+| timestamp (UTC), date, time | TEXT, ISO 8601 with a blank | `created > '2024-01-31'` works in SQL, see `sql/moments.py` |
 | duration | INTEGER of its unit | |
-| decimal | the number if that is exact, else TEXT | `price > 10` works in SQL, no digit is lost |
+| decimal | the number if that is exact, else TEXT | `price > 10` works in SQL, see `sql/numbers.py`; no digit is lost |
 | list, struct, map | JSON text | SQLite's json functions work on it |
 """
 
@@ -252,7 +252,10 @@ def _timestamp_decoder(kind: Any) -> Decode:
         has_more = text[26:].strip("0")
         if zone is None:
             return np.datetime64(text, "ns") if has_more else moment  # datetime cannot hold it
-        moment = moment.replace(tzinfo=dt.UTC).astimezone(zone)
+        try:
+            moment = moment.replace(tzinfo=dt.UTC).astimezone(zone)
+        except OverflowError:
+            return np.datetime64(text)  # a year outside 1…9999 in its zone
         return NanosecondDatetime.of(moment, int(text[26:29].ljust(3, "0"))) if has_more else moment
 
     return decode
@@ -288,7 +291,14 @@ def _unprinted(texts: Sequence[str | None]) -> list[int]:
 def _duration_decoder(kind: Any) -> Decode:
     if kind.unit == "ns":
         return lambda v: np.timedelta64(v, "ns") if v % 1000 else dt.timedelta(microseconds=v // 1000)
-    return lambda v: dt.timedelta(microseconds=v * _MICROSECONDS[kind.unit])
+    return lambda v: _duration(v, kind.unit)
+
+
+def _duration(count: int, unit: Any) -> object:
+    try:
+        return dt.timedelta(microseconds=count * _MICROSECONDS[unit])
+    except OverflowError:
+        return np.timedelta64(count, unit)  # more than 999 999 999 days
 
 
 def _nested(array: Any, kind: Any) -> Encoded:
