@@ -11,7 +11,6 @@ import pickle
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlstream.config import LazyOptions
 from sqlstream.errors import ConfigError, QueryError, SchemaError, SourceChangedError, SourceError, UnknownLengthError
 from sqlstream.index.build.lazy import LazyIndex
-from sqlstream.index.build.lazy_build import open_lazy_index
 from sqlstream.index.build.parquet_chunks import together
 from sqlstream.index.build.row_groups import group_spans, parse_footer, read_footer
 from sqlstream.index.file.kept import KeptRows
@@ -32,18 +29,9 @@ from sqlstream.index.sources.base.access import local_file
 from sqlstream.index.sources.base.byte_source import Pieces
 from sqlstream.index.sql.expressions import condition_of
 from tests.index.kills import kill_at
-from tests.index.sources import FolderReader, NoReader, all_rows, build, options
+from tests.index.lazily import CHUNK_ROWS, open_lazily, rows_of
+from tests.index.sources import FolderReader, NoReader, all_rows, build
 from tests.processes import answer_of_forked_child
-
-CHUNK_ROWS = 100
-
-
-def open_lazily(directory: Path, src: Path | str, remote: FolderReader | None = None, **changes: Any) -> LazyIndex:
-    place = directory / "index"
-    place.mkdir(exist_ok=True)
-    lazy = LazyOptions(chunk_rows=changes.pop("chunk_rows", CHUNK_ROWS))
-    wanted = replace(options(src, **changes), lazy=lazy)
-    return open_lazy_index(wanted, place, remote or NoReader(), show_progress=False)
 
 
 def pieces_of(index: LazyIndex, number: int, directory: Path, source: Path) -> list[Path]:
@@ -53,12 +41,6 @@ def pieces_of(index: LazyIndex, number: int, directory: Path, source: Path) -> l
         paths.append(directory / f"piece-{start}-{stop}")
         paths[-1].write_bytes(source.read_bytes()[start:stop])
     return paths
-
-
-def rows_of(index: LazyIndex) -> list[dict[str, object]]:
-    """All kept rows of a local source."""
-    chunks = [index.read(number, []) for number in range(len(index.bounds) - 1)]
-    return [row for chunk in chunks for row in chunk.rows(chunk.row_ids)]
 
 
 def every_type(num_rows: int, first: int = 0) -> pa.Table:

@@ -18,7 +18,9 @@ from typing import Any
 from sqlstream.index.file.index import Index, connect, damage_named, size_of
 from sqlstream.index.sql import functions
 from sqlstream.index.sql.dialect import MAX_SQL_LENGTH, does_not_run, to_sqlite
-from sqlstream.index.types.models import ROW, VIEWS
+from sqlstream.index.sql.moments import with_whole_moments
+from sqlstream.index.sql.numbers import computed_with, stored_as
+from sqlstream.index.types.models import ROW, VIEWS, quote
 
 _OPERATIONS = 20_000  # of SQLite's machine between two looks at the clock: about a millisecond
 _LIMITS = {
@@ -56,7 +58,7 @@ class SqliteEngine:
     def __init__(self, index: Index, query: str, *, budget_seconds: float, statement: str | None = None) -> None:
         self._index, self._query, self._budget = index, query, budget_seconds
         self.columns = [column.physical for column in index.columns]
-        self.statement = statement or to_sqlite(query, self.columns)
+        self.statement = statement or with_whole_moments(to_sqlite(query, self.columns), index.columns)
         self.functions: set[str] = set()
         """Functions that the statements so far call, in lower case."""
         self.columns_read: set[str] = set()
@@ -72,6 +74,24 @@ class SqliteEngine:
         """Find out what the query looks at and calls; runs nothing of it."""
         with self._errors():
             self._connection.execute(f"EXPLAIN {self.statement}").close()
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        """Raise QueryError for a query that computes with values for which SQLite has no number, if there are some."""
+        read = [column for column in self._index.columns if column.physical in self.columns_read]
+        for column in computed_with(self.statement, read):
+            name = quote(column.physical)
+            first = f"SELECT {ROW} FROM {VIEWS[0]} WHERE typeof({name}) = '{stored_as(column)}' LIMIT 1"
+            with self._errors():
+                found = self._connection.execute(first).fetchone()
+            if found is not None:
+                is_text = stored_as(column) == "text"
+                way = f"CAST({name} AS REAL), which rounds" if is_text else f"hash({name}, seed) for a random part"
+                why = (
+                    f"it compares or computes with {column.name!r}, of which row {found[0]} is no number to SQLite "
+                    f"({column.type}), so that rows would be wrong: use sql_engine='duckdb', or {way}"
+                )
+                raise does_not_run(self._query, why, self.columns)
 
     def describe(self) -> list[str]:
         """Return the names of the query's result columns (doubles get a number); runs nothing."""

@@ -1,0 +1,92 @@
+"""Conditions on moments take the rows that any database would take, however the moment is written."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sqlstream.index.file.index import Index
+from sqlstream.index.sql.moments import with_whole_moments
+from sqlstream.index.sql.sandbox import run_query
+from tests.index.lazily import open_lazily, rows_of
+from tests.index.sources import build
+
+UNITS: list[Any] = ["s", "ms", "us", "ns"]
+MOMENTS = [
+    dt.datetime(2024, 1, 30, 23, 59, 59),
+    dt.datetime(2024, 1, 31),
+    dt.datetime(2024, 1, 31, 9),
+    dt.datetime(2024, 1, 31, 10, 0, 1),
+    dt.datetime(2024, 2, 1),
+    None,
+]
+CONDITIONS = {
+    "{} > '2024-01-31'": [2, 3, 4],
+    "{} >= '2024-01-31'": [1, 2, 3, 4],
+    "{} <= '2024-01-31'": [0, 1],
+    "{} = '2024-01-31'": [1],
+    "'2024-01-31' == {}": [1],
+    "{} <> '2024-01-31T00:00' AND n < 4": [0, 2, 3],
+    "{} > '2024-01-31T08:59:59.5'": [2, 3, 4],
+    "{} <= '2024-01-31T10:00:00' AND NOT {} < '2024-01-31T09:00'": [2],
+    "({} BETWEEN '2024-01-31' AND '2024-02-01')": [1, 2, 3, 4],
+    "{} NOT BETWEEN '2024-01-31T00:00:00' AND '2024-01-31 10:00:01'": [0, 4],
+    "{} IN ('2024-01-31', '2024-02-01 00:00:00.000')": [1, 4],
+    "t.{} NOT IN ('2024-01-31 00:00') AND n <> 2": [0, 3, 4],
+    "CASE WHEN {} = '2024-01-31' THEN 1 ELSE 0 END": [1],
+    "day = '2024-01-31' AND label = '2024-01-31'": [1, 2, 3],
+    "date({}) = '2024-01-31'": [1, 2, 3],
+}
+
+
+def write(directory: Path) -> Path:
+    path, numbers = directory / "t.parquet", range(len(MOMENTS))
+    days = [None if moment is None else moment.date() for moment in MOMENTS]
+    table = {"index": [str(n) for n in numbers], "n": list(numbers), "day": days, "label": [str(day) for day in days]}
+    columns = {unit: pa.array(MOMENTS, pa.timestamp(unit)) for unit in UNITS}
+    zoned = {f"{unit}_tz": pa.array(MOMENTS, pa.timestamp(unit)).cast(pa.timestamp(unit, "Asia/Tokyo")) for unit in UNITS}
+    pq.write_table(pa.table(table | columns | zoned), path, row_group_size=2)
+    return path
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    directory = tmp_path_factory.mktemp("moments")
+    return build(directory, write(directory))
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_moment_is_compared_as_a_moment_in_every_unit(condition: str, index: Index) -> None:
+    for column in [column.name for column in index.columns if column.type.startswith("timestamp")]:
+        found = run_query(index, f"SELECT n FROM dataframe t WHERE {condition.format(*[column] * 2)} ORDER BY n")[1]
+        assert [number for (number,) in found] == CONDITIONS[condition], column
+
+
+def test_a_zone_is_counted_where_the_column_has_one(index: Index) -> None:
+    query = "SELECT n FROM dataframe WHERE us_tz = '2024-01-31T11:00+02:00' OR us_tz = '2024-02-01T00:00:00Z'"
+    assert run_query(index, query)[1] == [(2,), (4,)]
+
+
+def test_a_lazy_index_and_weights_compare_alike(tmp_path: Path) -> None:
+    lazy = open_lazily(tmp_path, write(tmp_path), chunk_rows=2, where="us > '2024-01-31' AND us <= '2024-02-01'")
+    assert [row["n"] for row in rows_of(lazy)] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "SELECT * FROM dataframe WHERE us > 'soon'",
+        "SELECT * FROM dataframe WHERE us || 'x' = '2024-01-31'",
+        "SELECT * FROM dataframe WHERE us = '2024-01-31' || 'x'",
+        "SELECT '2024-01-31' AS us FROM dataframe",
+        "SELECT * FROM dataframe WHERE us = '2024-01-31T10:00+02:00'",
+        "SELECT * FROM dataframe WHERE us = '2024-02-31'",
+    ],
+)
+def test_what_is_no_comparison_with_a_moment_stays_as_it_is(kept: str, index: Index) -> None:
+    assert with_whole_moments(kept, index.columns) == kept

@@ -1,0 +1,113 @@
+"""Numbers that SQLite has no number for: a query that computes with them is refused, and never gives other rows."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sqlstream.errors import QueryError
+from sqlstream.index.file.index import Index
+from sqlstream.index.sql.sandbox import run_query
+from tests.index.lazily import open_lazily, rows_of
+from tests.index.sources import all_rows, build
+
+SMALL, LARGE = Decimal("0.123456789012345678"), Decimal("-12345678901234567.89")
+WRONG = [
+    "price < 1",
+    "0 > price",
+    "(price) BETWEEN 0 AND 1",
+    "price IN (5, 6)",
+    "coalesce(price, 0) > 1",
+    "max(price, 0) = 0",
+    "hash64 % 100 = 0",
+    "hash64 & 1 = 1",
+    "hash64 = 18446744073709551615",
+    "hash64 < 18446744073709551615",
+    "CAST(hash64 AS INTEGER) > 5",
+    "hash64",
+    "n > 0 AND -hash64 < 0",
+]
+RIGHT = {
+    "n > 0": [1, 2, 3],
+    "price IS NULL": [2],
+    "price * 2 < 1 AND price * 2 > 0": [0],
+    "CAST(price AS REAL) < 1": [0, 1],
+    "abs(price) < 1": [0],
+    "hash64 > 5": [0, 1, 3],
+    "hash64 IN (17, -1)": [3],
+    "hash64 IS NOT NULL": [0, 1, 3],
+    "hash(hash64, 1) >= 0 AND hash(price, 1) >= 0": [0, 1, 2, 3],
+    "label = 'price > 5'": [1],
+}
+
+
+def write(directory: Path) -> Path:
+    path = directory / "t.parquet"
+    table = {
+        "index": ["a", "b", "c", "d"],
+        "n": [0, 1, 2, 3],
+        "label": ["x", "price > 5", None, ""],
+        "price": pa.array([SMALL, LARGE, None, Decimal(5)], pa.decimal128(38, 18)),
+        "hash64": pa.array([2**63, 2**64 - 1, None, 17], pa.uint64()),
+        "cost": pa.array([Decimal("1.5"), Decimal("-1"), None, Decimal("12345678901234.5")], pa.decimal128(38, 2)),
+        "count64": pa.array([5, 2**63 - 1, None, 0], pa.uint64()),
+    }
+    pq.write_table(pa.table(table), path, row_group_size=2)
+    return path
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    directory = tmp_path_factory.mktemp("numbers")
+    return build(directory, write(directory))
+
+
+@pytest.mark.parametrize("condition", WRONG)
+def test_a_query_that_would_take_other_rows_is_refused_with_the_row_and_the_cure(condition: str, index: Index) -> None:
+    column = "price" if "price" in condition else "hash64"
+    row = 0
+    with pytest.raises(QueryError, match=rf"'{column}', of which row {row} is no number to SQLite.*sql_engine='duckdb'"):
+        run_query(index, f"SELECT row FROM dataframe WHERE {condition}")
+
+
+@pytest.mark.parametrize("condition", RIGHT)
+def test_what_is_right_for_such_values_goes_on(condition: str, index: Index) -> None:
+    found = run_query(index, f"SELECT row FROM dataframe WHERE {condition}")[1]
+    assert [row for (row,) in found] == RIGHT[condition]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM dataframe ORDER BY price",
+        "SELECT * FROM (SELECT *, price AS p FROM dataframe) WHERE p > 1",
+        "SELECT sum(hash64) FROM dataframe",
+        "SELECT a.* FROM dataframe a JOIN dataframe b ON a.price = b.price",
+    ],
+)
+def test_it_is_seen_wherever_in_a_query_it_is(query: str, index: Index) -> None:
+    with pytest.raises(QueryError, match="is no number to SQLite"):
+        run_query(index, query)
+
+
+def test_columns_whose_values_are_all_numbers_are_compared_as_ever(index: Index) -> None:
+    found = run_query(index, "SELECT row FROM dataframe WHERE cost > 1 AND count64 % 5 = 0 ORDER BY cost")[1]
+    assert found == [(0,), (3,)]
+    assert run_query(index, "SELECT row FROM dataframe ORDER BY hash64 DESC, price IS NULL")[1] == [(1,), (0,), (3,), (2,)]
+
+
+def test_the_chunks_of_a_lazy_index_are_asked_one_by_one(tmp_path: Path) -> None:
+    index = open_lazily(tmp_path, write(tmp_path), chunk_rows=2, where="hash64 % 2 = 1")
+    with pytest.raises(QueryError, match="row 0 is no number to SQLite"):
+        rows_of(index)
+    assert [row["n"] for row in index.read(1, []).rows(index.read(1, []).row_ids)] == [3]
+
+
+def test_duckdb_computes_with_them(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    taken = build(tmp_path, write(tmp_path), where="price < 1 OR hash64 % 10 = 7", sql_engine="duckdb")
+    assert [row["n"] for row in all_rows(taken)] == [0, 1, 3]
