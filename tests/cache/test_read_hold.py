@@ -484,6 +484,16 @@ def test_a_cache_that_fails_on_the_way_of_locks_is_an_error_or_bypassed(director
         session.release(hold)
 
 
+def test_a_forked_child_gives_back_a_lock_that_a_hold_of_its_parent_had_on_the_file(cache: Cache) -> None:
+    _inherited = read_hold(cache, REFS[0])
+
+    def read() -> str:
+        datas = [sample(cache, REFS[0]) for _ in range(3)]  # the first one registers the child
+        return f"{len(datas)}, {[path for path in open_files(cache.path) if '/data/' in path]}"
+
+    assert answer_of_forked_child(read) == "3, []"
+
+
 def test_a_forked_child_keeps_no_lock_and_an_inherited_hold_closes_no_file_of_the_child(cache: Cache) -> None:
     hold = read_hold(cache, REFS[0])
     ((number,),) = [file.fds for file in hold.open_files.values()]

@@ -77,6 +77,8 @@ class ReadLocks:
         """
         known = self._shared.get(path)
         files[path] = (None if known is None else known()) or ReadLock(path, size_bytes, self._shared)
+        if known is not None and not files[path].fds:  # our parent's, which another thread of it had: nothing drops it here
+            files[path] = ReadLock(path, size_bytes, self._shared)
         fds = files[path].fds
         if fds:
             return files[path].size_bytes == size_bytes
