@@ -142,6 +142,10 @@ class LazyOptions:
         check_at_least("lazy_index_prefetch_factor", self.num_ahead, 0)
 
 
+DEFAULT_KEY_COLUMN = "index"
+"""The column that names samples, as in `sds`, where `index_col_name` is left out and the column can."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """How a source is read: what few sources need (`source_options`)."""
@@ -203,8 +207,9 @@ class IndexOptions(SourceOptions):
     of a database; a table of pandas, polars or pyarrow, or an iterable of dicts; a list of these, read one after the other."""
     data_type: str | None = None
     """For a directory: which extension is the main one (`DataSampleType` value)."""
-    key_column: str = "index"
-    """The column that names a sample (`index_col_name`)."""
+    key_column: str | None = None
+    """The column that names samples (`index_col_name`): it must be there, unique and without NULL. None: `index` where it is
+    so, else the number of the row."""
     columns_to_download: tuple[str, ...] = ()
     """Columns whose values are URLs or paths of objects to download."""
     columns_to_keep: tuple[str, ...] | None = None
@@ -239,6 +244,11 @@ class IndexOptions(SourceOptions):
                 raise ConfigError(f"{name}={text!r} is no text: give it as SQL, or as the name of a column")
         if self.index_limit != "auto":
             object.__setattr__(self, "index_limit", parse_bytes(self.index_limit, "index_limit"))
+
+    @property
+    def wanted_key(self) -> str:
+        """The column that names samples, if it can."""
+        return DEFAULT_KEY_COLUMN if self.key_column is None else self.key_column
 
 
 Word = TypeVar("Word", bound=StrEnum)

@@ -37,7 +37,9 @@ def register(subcommands: Subcommands) -> None:
     for parser in (build, info, query, explain, export, verify):
         parser.add_argument("dst", metavar="DST", help="the cache directory, as it is given to StreamingDataset")
     build.add_argument("--data-type", metavar="TYPE", help="for a directory: which kind of file makes a sample, e.g. image")
-    build.add_argument("--key-column", metavar="COL", default="index", help="column that names a sample (default: %(default)s)")
+    build.add_argument(
+        "--key-column", metavar="COL", help="column that names a sample (default: index, where it can; else the row number)"
+    )
     build.add_argument("--sql", metavar="QUERY", help="which rows to take: SELECT … FROM dataframe WHERE …")
     build.add_argument("--where", metavar="COND", help="one more condition on them, such as 'score > 6'")
     build.add_argument(
@@ -284,7 +286,7 @@ def _print_info(info: IndexInfo) -> None:
             ("source", info.src + (f" ({len(info.sources):,} files)" if len(info.sources) > 1 else "")),
             ("rows", f"{info.num_selected:,}" + (f" selected of {info.num_rows:,}" if is_selection else _where(info))),
             *([("query", info.query)] if info.query else []),
-            ("key column", info.key_column),
+            ("key column", info.key_column or "none: row numbers are the keys"),
             ("columns", ", ".join(f"{column.name} ({column.type})" for column in info.columns)),
             ("size", str(Size(info.size_bytes))),
             ("created", info.created_at),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ class ExportOptions:
     num_rows: int | None = None
     """How many rows are drawn with weights; None: as many as are selected."""
     splits: Mapping[str, float] = field(default_factory=dict)
-    """Share of each split; the rest is `train`. A row's split depends on its key and the seed alone: also when others come."""
+    """Share of each split; the rest is `train`. A row's split depends on its key (without one on its number)
+    and the seed alone: also when others come."""
     row_group_rows: int = 100_000
     """Rows of a row group: what a reader fetches at a time."""
 
@@ -73,7 +74,7 @@ def export(index: Index, options: ExportOptions, directory: Path, weights: Weigh
         for positions in _order(index, options, weights):
             ids = index.row_ids(positions).tolist()
             stored = index.stored_rows(ids)
-            for name, rows in _by_split(index, options, stored).items():
+            for name, rows in _by_split(index, options, ids, stored).items():
                 writers[name].write(pa.Table.from_arrays(arrays_of(index.columns, rows), schema=schema))
                 counts[name] += len(rows)
     if empty := [name for name, count in counts.items() if not count]:
@@ -94,15 +95,18 @@ def _order(index: Index, options: ExportOptions, weights: WeightTable | None) ->
         yield slots if is_plain else drawn.rows_at(options.seed, 0, slots)
 
 
-def _by_split(index: Index, options: ExportOptions, rows: list[tuple[Any, ...]]) -> dict[str, list[tuple[Any, ...]]]:
+def _by_split(
+    index: Index, options: ExportOptions, ids: Sequence[int], rows: Sequence[tuple[Any, ...]]
+) -> dict[str, list[tuple[Any, ...]]]:
+    """Return rows by split; what names a row, its key or its number, chooses the split."""
     if not options.splits:
-        return {"": rows}
-    key = next(column.position for column in index.columns if column.name == index.key_column)
+        return {"": list(rows)}
+    key = next((column.position for column in index.columns if column.name == index.key_column), None)
     names = [*options.splits, REST]
     bounds = np.cumsum(list(options.splits.values()))  # [num_splits]
     found: dict[str, list[tuple[Any, ...]]] = {}
-    for row in rows:
-        share = hash_value(row[key], options.seed or 0) / 2**63
+    for row_id, row in zip(ids, rows, strict=True):
+        share = hash_value(row_id if key is None else row[key], options.seed or 0) / 2**63
         found.setdefault(names[int(np.searchsorted(bounds, share, side="right"))], []).append(row)
     return found
 

@@ -24,13 +24,15 @@ def describe(path: Path, selection: SelectionInfo | None = None) -> IndexInfo:
         columns = read_columns(connection)
         sources = connection.execute("SELECT url, size_bytes, etag FROM sources ORDER BY position").fetchall()
     size_bytes = path.stat().st_size
+    problem = meta.get("key_problem")
     if selection is not None:
+        problem = problem and selection.key_problem
         size_bytes += positions_path(path.parent, selection.fingerprint).stat().st_size
     return IndexInfo(
         fingerprint=meta["fingerprint"] if selection is None else selection.fingerprint,
         path=str(path),
         src=meta["src"],
-        key_column=meta["key_column"],
+        key_column=meta["key_column"] if problem is None else None,
         columns=columns,
         num_rows=meta["num_rows"],
         num_selected=meta["num_rows"] if selection is None else selection.num_selected,

@@ -220,9 +220,9 @@ def _check(weights: NDArray[np.float64], first: int, index: Index, spec: Weights
     at = int(np.argmin(good))
     value = "no value (NULL or NaN)" if np.isnan(weights[at]) else f"{weights[at]:g}"
     row = int(index.row_ids(np.array([first + at]))[0])
-    key = index.rows([row])[0][index.key_column]
+    key = "" if index.key_column is None else f" ({index.key_column}={index.rows([row])[0][index.key_column]!r})"
     raise ConfigError(
-        f"weights {_shown(spec)}: row {row} ({index.key_column}={key!r}) has {value}: weights are finite and 0 or more; "
+        f"weights {_shown(spec)}: row {row}{key} has {value}: weights are finite and 0 or more; "
         "coalesce(…, 0) leaves rows without a value out, max(…, 0) negative ones"
     )
 

@@ -66,7 +66,8 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         prefetch: Samples planned ahead in each reading process; None: 256, within 1 GiB.
         num_downloading_retries: Tries of a download after the first one.
         none_to_empty_str: Missing values in text columns read as `''`.
-        index_col_name: The column that names samples; its values must be unique.
+        index_col_name: The column that names samples; its values must be there and unique. None: `index` where it is so,
+            else the number of the row.
         cache_limit: Most bytes of objects on disk, for all processes together: a count, or `'10gb'`; None: no limit.
             `AS_IT_IS`: the limit in force in `dst`, which is then not changed; of a new directory half of the free space.
         max_size: At most this many samples.
@@ -132,7 +133,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         prefetch: int | None = None,
         num_downloading_retries: int = 3,
         none_to_empty_str: bool = False,
-        index_col_name: str = "index",
+        index_col_name: str | None = None,
         cache_limit: int | str | AsItIs | None = AS_IT_IS,
         max_size: int | None = None,
         resolution: object = None,  # noqa: ARG002 - sds has it, and ignores it

@@ -264,27 +264,27 @@ KEYS = [
 def test_keys_must_be_there_and_differ(text: str, message: str, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", text)
     with pytest.raises(SourceError, match=message):
-        build(tmp_path, path)
+        build(tmp_path, path, key_column="index")
     with pytest.raises(SourceError, match=message):  # the second run says it again
-        build(tmp_path, path)
+        build(tmp_path, path, key_column="index")
 
 
 def test_keys_over_files_are_compared_and_a_number_is_not_its_text(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", "index\n1\n2\n")
     write_csv(tmp_path / "b.csv", "index\n3\n2\n")
     with pytest.raises(SourceError, match="rows 1 and 3 have the same value 2"):
-        build(tmp_path, tmp_path / "*.csv")
+        build(tmp_path, tmp_path / "*.csv", key_column="index")
 
 
 def test_a_filter_may_choose_among_bad_keys(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", "index,n\na,1\nb,2\na,3\n,4\n")
     assert len(build(tmp_path, path, sql_query="SELECT * FROM dataframe WHERE n BETWEEN 2 AND 3")) == 2
     with pytest.raises(SourceError, match="rows 0 and 2, which the query selects, have the same value 'a'"):
-        build(tmp_path, path, sql_query="SELECT * FROM dataframe WHERE n < 4")
+        build(tmp_path, path, key_column="index", sql_query="SELECT * FROM dataframe WHERE n < 4")
     with pytest.raises(SourceError, match="row 3, which the query selects, has no value"):
-        build(tmp_path, path, sql_query="SELECT * FROM dataframe WHERE n > 1")
+        build(tmp_path, path, key_column="index", sql_query="SELECT * FROM dataframe WHERE n > 1")
     with pytest.raises(SourceError, match="rows 0 and 1 have the same value 'a'"):
-        build(tmp_path, path, sql_query="SELECT index, n*2 AS m FROM dataframe WHERE index = 'a'")
+        build(tmp_path, path, key_column="index", sql_query="SELECT index, n*2 AS m FROM dataframe WHERE index = 'a'")
 
 
 @pytest.mark.parametrize("option", ["columns_to_download", "columns_to_keep"])

@@ -136,7 +136,7 @@ def test_a_star_with_more_columns_gives_both_and_no_row_ids(path: Path, tmp_path
 
 def test_a_computed_table_needs_the_key_and_the_columns_to_download(path: Path, tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="gives no 'index', which is the index column"):
-        build(tmp_path, path, sql_query="SELECT width FROM dataframe")
+        build(tmp_path, path, sql_query="SELECT width FROM dataframe", key_column="index")
     with pytest.raises(SchemaError, match="gives no 'Label', which is a column of columns_to_download"):
         build(tmp_path, path, sql_query="SELECT index FROM dataframe", columns_to_download=("Label",))
     options: dict[str, Any] = {"columns_to_download": ("Label",), "allow_missing_columns": True}

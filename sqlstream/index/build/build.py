@@ -70,10 +70,9 @@ def open_index(
     if options.sql_query is not None:
         index = select.open_selection(base, options, directory, show_progress=show_progress)
         index.provenance = base.provenance
-    elif base.key_problem is not None:
-        raise _key_error(base)
     else:
         index = base
+    check_key(index, options)
     index.hold()
     return index
 
@@ -278,11 +277,8 @@ def begin_source(
     key_column, digest = key_and_digest
     schema = table.schema()
     names = kept_names(schema.names, options, key_column)
-    if key_column not in names:
-        raise SchemaError(
-            f"{urls.redact(source.url)} has no index column {key_column!r}: it has {_listed(schema.names)}; "
-            "name the one that identifies a sample with index_col_name"
-        )
+    if options.key_column is not None and key_column not in names and not select.computes_columns(options):
+        raise _no_key_column(urls.redact(source.url), key_column, schema.names)
     if taken := [name for name in names if name in SAMPLE_FIELDS]:
         raise SchemaError(
             f"{urls.redact(source.url)} has a column {taken[0]!r}, a field that every sample gets, whose values would be lost: "
@@ -330,10 +326,31 @@ def _add_missing(writer: IndexWriter, options: IndexOptions, plan: SourcePlan) -
             writer.add_column(field, declared(field))
 
 
-def _key_error(index: Index) -> SourceError:
-    return SourceError(
-        f"{index.src}: {index.key_problem}: every sample needs a key of its own; "
-        "mend the source, or name another column with index_col_name"
+def check_key(index: Index, options: IndexOptions) -> None:
+    """Look whether the key column that is wanted can name the rows; where none was asked for, their numbers do.
+
+    Raises:
+        SchemaError: It was asked for, and is not there; SourceError: it has no value, or the same one twice.
+    """
+    problem, names = index.key_problem, [column.name for column in index.columns]
+    if problem is None:
+        return
+    if options.key_column is None:
+        if options.wanted_key in names:
+            logger.warning("%s: %s, so samples are named by the numbers of their rows", index.src, problem)
+        return
+    if options.key_column not in names:
+        raise _no_key_column(index.src, options.key_column, names)
+    raise SourceError(
+        f"{index.src}: {problem}: every sample needs a key of its own; mend the source, select other rows, name another column "
+        "with index_col_name, or leave that out: then row numbers are the keys"
+    )
+
+
+def _no_key_column(source: str, key_column: str, names: Sequence[str]) -> SchemaError:
+    return SchemaError(
+        f"{source} has no index column {key_column!r}: it has {_listed(names)}; "
+        "name the one that identifies a sample with index_col_name, or leave that out: then row numbers are the keys"
     )
 
 

@@ -281,7 +281,7 @@ class LazyIndex(Index):
     def _write(self, path: Path, number: int, batch: pa.RecordBatch) -> None:
         """Write a table of all columns, in which those have values that the condition reads."""
         wanted = self.check_condition() or {self.columns[0].name}
-        with contextlib.closing(IndexWriter(path, self.key_column, first_row=int(self.bounds[number]))) as writer:
+        with contextlib.closing(IndexWriter(path, self.wanted_key, first_row=int(self.bounds[number]))) as writer:
             writer.begin_source(self.place_of(number).file, pa.schema([]))
             for column in self.columns:  # in this order, so that each has the same name in SQL
                 writer.add_column(column.field, column.declared)

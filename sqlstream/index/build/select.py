@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from sqlstream.config import IndexOptions
-from sqlstream.errors import EmptySelectionError, QueryError, SchemaError, SourceError
+from sqlstream.errors import EmptySelectionError, QueryError, SchemaError
 from sqlstream.index.file.index import Index, positions_path, read_selection, selection_path
 from sqlstream.index.file.intact import is_there
 from sqlstream.index.file.key_check import find_duplicate
@@ -43,8 +43,7 @@ def open_selection(base: Index, options: IndexOptions, directory: Path, *, show_
 
     Raises:
         QueryError: The query does not run, or keeps no row.
-        SchemaError: Its result lacks the key, or a column to download.
-        SourceError: A selected row has no key, or the key of another.
+        SchemaError: Its result lacks a key column that was asked for, or a column to download.
     """
     chosen = _Filter(base, options, directory)
 
@@ -59,6 +58,11 @@ def open_selection(base: Index, options: IndexOptions, directory: Path, *, show_
             return chosen.write_table(sandbox, place, bar)
 
     return build_once(directory, chosen.key, chosen.find, select, show_progress=show_progress)
+
+
+def computes_columns(options: IndexOptions) -> bool:
+    """Return True if a query makes the columns of samples, so that the source need not have them."""
+    return options.sql_query is not None and not keeps_rows(options.sql_query, options.sql_engine)
 
 
 def _limited(rows: Iterator[list[tuple[Any, ...]]], max_size: int | None, bar: Progress) -> Iterator[list[tuple[Any, ...]]]:
@@ -108,7 +112,7 @@ class _Filter:
             return None
         if not self.keeps_rows():  # positions of an earlier version, which went by the names of columns
             return None
-        if selection != self._selection(selection.num_selected):
+        if selection != self._selection(selection.num_selected, selection.key_problem):
             logger.warning("the index file %s is damaged: building it again", path)
             return None
         return self._with_positions(selection)
@@ -132,23 +136,22 @@ class _Filter:
                 raise self._empty()
             finish_npy(file, count)
         room.need(0)
-        self._check_keys(temporary)
-        selection = self._selection(count)
+        selection = self._selection(count, self._key_problem(temporary))
         place.publish(temporary, positions_path(self._directory, self.key).name)
         description = place.temporary("selection")
         with open(description, "w") as text:
-            text.write(json.dumps(asdict(selection)))
+            text.write(selection.to_json())
             text.flush()
             os.fsync(text.fileno())
         place.publish(description, selection_path(self._directory, self.key).name)
         return self._with_positions(selection)
 
-    def _check_keys(self, path: Path) -> None:
-        """Look at the selected keys, only where those of all rows are not known to be good."""
-        if self._base.key_problem is None:
-            return
+    def _key_problem(self, path: Path) -> str | None:
+        """Return why keys cannot name the selected rows; they are looked at only where those of all rows are not good."""
+        key = self._base.wanted_key
+        if self._base.key_problem is None or key not in [column.name for column in self._base.columns]:
+            return self._base.key_problem
         ids = np.unique(np.load(path, mmap_mode="r"))  # [n]; a row that is selected twice is meant so
-        key = self._base.key_column
         hashes = np.empty(len(ids), np.int64)  # [n]
 
         def fetch(some: Any) -> list[tuple[int, Any]]:
@@ -157,16 +160,13 @@ class _Filter:
         for start in range(0, len(ids), _ROWS_AT_A_TIME):
             for at, value in fetch(range(start, min(start + _ROWS_AT_A_TIME, len(ids)))):
                 if value is None:
-                    raise SourceError(
-                        f"{self._base.src}: row {ids[at]}, which the query selects, has no value in the index column {key!r}"
-                    )
+                    return f"row {ids[at]}, which the query selects, has no value in the index column {key!r}"
                 hashes[at] = hash(repr(value))  # repr: a key may be a list
         twice = find_duplicate(hashes, fetch)
-        if twice is not None:
-            raise SourceError(
-                f"{self._base.src}: rows {ids[twice[0]]} and {ids[twice[1]]}, which the query selects, have the same value "
-                f"{twice[2]!r} in the index column {key!r}: select one of them, or name another column with index_col_name"
-            )
+        if twice is None:
+            return None
+        rows = f"rows {ids[twice[0]]} and {ids[twice[1]]}, which the query selects,"
+        return f"{rows} have the same value {twice[2]!r} in the index column {key!r}"
 
     def write_table(self, sandbox: Sandbox, place: Workplace, bar: Progress) -> Index:
         """Write the index file of a query with columns of its own."""
@@ -178,7 +178,7 @@ class _Filter:
         kinds = [ResultColumn(name, self._base) for name in names]
         temporary = place.temporary()
         room = IndexRoom(temporary.parent, self._options)
-        with contextlib.closing(IndexWriter(temporary, self._base.key_column, room=room)) as writer:
+        with contextlib.closing(IndexWriter(temporary, self._base.wanted_key, room=room)) as writer:
             for name in names[hidden:]:
                 writer.add_column(pa.field(name, pa.null()), "BLOB")
             missing = [name for name in self._options.columns_to_download if name not in names]
@@ -196,7 +196,6 @@ class _Filter:
             own = {"fingerprint": self.key, "query": self.query, "base": self._base.fingerprint}
             same = {name: self._base.meta[name] for name in ("src", "base_url", "key_column")}
             writer.finish({**own, **same}, {kind.name: known.get(kind.name) or kind.field() for kind in kinds[hidden:]})
-        self._check_written(temporary)
         path = place.publish(temporary, f"{self.key}.sqlite")
         return Index(path, base_url=self._base.base_url)
 
@@ -213,9 +212,9 @@ class _Filter:
                 f"{self._shown} gives a column {taken[0]!r}, a field that every sample gets, whose values "
                 "would be lost: give it another name with AS"
             )
-        key = self._base.key_column
-        wanted = [key, *(() if self._options.allow_missing_columns else self._options.columns_to_download)]
-        for name in wanted:
+        key = self._options.key_column
+        wanted = [() if key is None else (key,), () if self._options.allow_missing_columns else self._options.columns_to_download]
+        for name in chain.from_iterable(wanted):
             if name not in names:
                 what = "the index column" if name == key else "a column of columns_to_download"
                 raise SchemaError(
@@ -223,19 +222,12 @@ class _Filter:
                     f"(it gives {', '.join(map(repr, names))})"
                 )
 
-    def _check_written(self, temporary: Path) -> None:
-        with contextlib.closing(Index(temporary)) as written:
-            if written.key_problem is not None:
-                raise SourceError(
-                    f"the result of {self._shown} cannot be sampled: {written.key_problem}: select keys that differ"
-                )
-
     def _row_ids(self, ids: Sequence[Any]) -> np.ndarray:
         if not all(type(row_id) is int and 0 <= row_id < self._base.num_rows for row_id in ids):
             raise QueryError(f"{self._shown} gives a column {ROW!r} that holds no row ids: name it differently")
         return np.array(ids, "<i8")  # [n]
 
-    def _selection(self, num_selected: int) -> SelectionInfo:
+    def _selection(self, num_selected: int, key_problem: str | None) -> SelectionInfo:
         return SelectionInfo(
             fingerprint=self.key,
             base=self._base.fingerprint,
@@ -243,6 +235,7 @@ class _Filter:
             engine=self._options.sql_engine,
             max_size=self._options.max_size,
             num_selected=num_selected,
+            key_problem=key_problem,
         )
 
     def _with_positions(self, selection: SelectionInfo) -> Index:

@@ -138,15 +138,22 @@ class Index:
         return str(self._opened().meta["src"])
 
     @property
-    def key_column(self) -> str:
-        """The column that names a sample."""
+    def key_column(self) -> str | None:
+        """The column that names samples; None: the number of the row does."""
+        return self.wanted_key if self.key_problem is None else None
+
+    @property
+    def wanted_key(self) -> str:
+        """The column that names samples if each selected row has a value of its own there."""
         return str(self._opened().meta["key_column"])
 
     @property
     def key_problem(self) -> str | None:
-        """What is wrong with the keys of all rows, or None."""
+        """Why that column cannot name the selected rows; None: it can."""
         problem = self._opened().meta["key_problem"]
-        return None if problem is None else str(problem)
+        if problem is None or self.selection is None:
+            return None if problem is None else str(problem)
+        return self.selection.key_problem
 
     @property
     def num_rows(self) -> int:

@@ -34,13 +34,19 @@ class KeyCheck:
             self._hashes.append(np.fromiter(map(hash, keys), np.int64, num_rows))
         self._num_rows += num_rows
 
-    def problem(self, connection: sqlite3.Connection, physical: str) -> str | None:
+    def pass_over(self, num_rows: int) -> None:
+        """Count rows whose keys are not looked at."""
+        self._num_rows += num_rows
+
+    def problem(self, connection: sqlite3.Connection, physical: str | None) -> str | None:
         """Return what is wrong with the keys, or None.
 
         Args:
             connection: Holds the table `rows` with these keys.
-            physical: The key column in it, quoted.
+            physical: The key column in it, quoted; None: there is none.
         """
+        if physical is None:
+            return no_key(self.column)
         if self._first_null is not None:
             return f"row {self._first_null} has no value in the index column {self.column!r}"
 
@@ -56,6 +62,11 @@ class KeyCheck:
             if twice is None
             else f"rows {twice[0]} and {twice[1]} have the same value {twice[2]!r} in the index column {self.column!r}"
         )
+
+
+def no_key(column: str) -> str:
+    """Return what is wrong with a table without the key column."""
+    return f"it has no index column {column!r}"
 
 
 def find_duplicate(hashes: np.ndarray, fetch: Fetch) -> tuple[int, int, Any] | None:

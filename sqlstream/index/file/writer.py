@@ -70,7 +70,7 @@ class IndexWriter:
 
     Args:
         path: Where it grows. A copy of a finished index goes on after its last row.
-        key_column: Its values must be unique and present; the verdict goes into `meta`.
+        key_column: Names samples if its values are unique and present; the verdict goes into `meta`.
         first_row: Id of the first row.
         room: Is asked as the file grows; None: it is small, and thrown away soon.
     """
@@ -93,6 +93,8 @@ class IndexWriter:
         self._columns: dict[str, Column] = {}
         self._taken = {identity(ROW)}
         self._sources: list[_Source] = []
+        self._last_names: list[str] = []
+        """Columns of the source begun last."""
         self._keys = KeyCheck(key_column)
         self.num_rows = 0
         if goes_on:
@@ -109,11 +111,13 @@ class IndexWriter:
             "SELECT url, size_bytes, etag, first_row, identity FROM sources ORDER BY position"
         ):
             self._sources.append(_Source(SourceFile(url=url, size_bytes=size_bytes, etag=etag), first_row, digest))
-        key = self._columns[self._keys.column]
-        keys = db.execute(f"SELECT {quote(key.physical)} FROM rows ORDER BY {ROW}")
-        while some := keys.fetchmany(_KEYS_AT_A_TIME):
-            self._keys.add([value for (value,) in some], len(some))
-            self.num_rows += len(some)
+        (self.num_rows,) = db.execute("SELECT count(*) FROM rows").fetchone()
+        if (key := self._columns.get(self._keys.column)) is None:
+            self._keys.add(None, self.num_rows)
+        else:
+            keys = db.execute(f"SELECT {quote(key.physical)} FROM rows ORDER BY {ROW}")
+            while some := keys.fetchmany(_KEYS_AT_A_TIME):
+                self._keys.add([value for (value,) in some], len(some))
         for view in VIEWS:
             db.execute(f"DROP VIEW {view}")
         for table in ("columns", "sources", "meta"):
@@ -126,6 +130,10 @@ class IndexWriter:
 
     def count_elsewhere(self, num_rows: int) -> None:
         """Count rows of the source begun last that stay where they are (a lazy index)."""
+        if self._keys.column in self._last_names:
+            self._keys.pass_over(num_rows)
+        else:
+            self._keys.add(None, num_rows)
         self.num_rows += num_rows
         self._num_elsewhere += num_rows
 
@@ -150,6 +158,7 @@ class IndexWriter:
             if name not in self._columns:
                 self.add_column(field, declared(field))
         self._sources.append(_Source(source, self.num_rows, digest))
+        self._last_names = schema.names
 
     def add_column(self, field: pa.Field[Any], declared_as: str) -> None:
         """Add an empty column; earlier rows read as None there."""
@@ -225,7 +234,7 @@ class IndexWriter:
         own = {
             "format_version": FORMAT_VERSION,
             "num_rows": self.num_rows,
-            "key_problem": self._keys.problem(db, quote(key.physical)) if key else None,
+            "key_problem": self._keys.problem(db, quote(key.physical) if key else None),
             "sqlstream_version": __version__,
             "created_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         }

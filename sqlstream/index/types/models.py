@@ -13,7 +13,7 @@ An index file is one immutable SQLite database:
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -102,6 +102,12 @@ class SelectionInfo:
     engine: str = "sqlite"
     """In whose dialect the query is."""
     format_version: int = FORMAT_VERSION
+    key_problem: str | None = None
+    """Why the key column cannot name the selected rows, where it cannot name all rows either."""
+
+    def to_json(self) -> str:
+        """Return the text of a selection's file; earlier versions refuse selections whose keys have a problem, as they did."""
+        return json.dumps({name: value for name, value in asdict(self).items() if name != "key_problem" or value is not None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +117,8 @@ class IndexInfo:
     fingerprint: str
     path: str
     src: str
-    key_column: str
+    key_column: str | None
+    """None: the number of the row names a sample."""
     columns: tuple[Column, ...]
     num_rows: int
     num_selected: int

@@ -131,7 +131,7 @@ class RowReader:
 
     Args:
         base_url: Where relative values of downloaded columns start.
-        key_column: The column that names samples.
+        key_column: The column that names samples; None: the number of the row does.
         options: What is downloaded, and how missing values read.
         predownload: Applied to each row before its URLs are read.
         judge: Judges what the rows may name, by the table that they come from.
@@ -142,7 +142,7 @@ class RowReader:
     def __init__(
         self,
         base_url: str,
-        key_column: str,
+        key_column: str | None,
         options: SampleOptions,
         predownload: Chain,
         *,
@@ -177,7 +177,8 @@ class RowReader:
             for column in self._empty_columns:
                 if row.get(column) is None:
                     row[column] = ""
-            row["__sample_key__"] = str(row.get(key_column, row_id))
+            key = None if key_column is None else row.get(key_column)
+            row["__sample_key__"] = str(row_id if key is None else key)  # keys of a lazy index may be missing
             row["__row__"] = row_id
             row["__epoch__"] = epoch
             if data_type is not None:

@@ -192,7 +192,7 @@ def _plan(
         src=label(item),
         base_url=base_url,
         paths_base_url=base_url,
-        key_column=options.key_column,
+        key_column=options.wanted_key,
         parts=parts,
         provenance=_provenance([part.source for part in parts], listed),
         has_versions=has_versions,
@@ -270,7 +270,7 @@ def _directory(src: str, options: IndexOptions, remote: RemoteReader) -> SourceP
                 MetadataPart(
                     file=FilePart(source=file, reading=_reading(options)),
                     root=listing.directory,
-                    key_column=options.key_column,
+                    key_column=options.wanted_key,
                 )
                 for file in files[: options.max_index_files]
             ]
@@ -279,7 +279,7 @@ def _directory(src: str, options: IndexOptions, remote: RemoteReader) -> SourceP
             f"{urls.redact(src)} is a directory: give data_type, which says whose files make a sample: "
             f"one of {', '.join(DataSampleType)} (it has no metadata.csv, .jsonl or .parquet that would say it)"
         )
-    if options.key_column != KEY:
+    if options.wanted_key != KEY:
         raise ConfigError(
             f"index_col_name={options.key_column!r}: the key column of a directory is always {KEY!r}; leave it out"
         )
