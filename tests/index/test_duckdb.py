@@ -53,6 +53,23 @@ SAME = [
     "concat_ws('/', index, text)",
     "strlen(text)",
     "md5(text)",
+    "url_encode(text)",
+    "url_encode('a b/ü~_.-+%')",
+    "url_decode('a%20b+%C3%BC%2F')",
+    "unquote_plus('a%20b+%C3%BC%2B')",
+    "unquote_plus(text)",
+    "lpad(text, 8, '-+')",
+    "rpad(text, 8, '-+')",
+    "lpad(CAST(n AS VARCHAR), 5, '0')",
+    "lpad(text, -1, '0')",
+    "strpos(text, 'o')",
+    "strpos(text, 'nowhere')",
+    "parse_filename('a/b/c.tar.gz')",
+    "parse_filename('a/b/c.tar.gz', true)",
+    "parse_filename('a/b/')",
+    "parse_filename(text)",
+    "parse_dirpath('a/b/c.tar.gz')",
+    "parse_dirpath('c.tar.gz')",
     "len(text)",
     "len(tags)",
     "array_length(tags)",
@@ -89,6 +106,19 @@ def test_a_function_gives_in_sqlite_what_it_gives_in_duckdb(path: Path, tmp_path
         theirs = [row for batch in duck.run(duck.statement, 10)[1] for row in batch]
     for expression, mine, its in zip(SAME, zip(*ours, strict=True), zip(*theirs, strict=True), strict=True):
         assert mine == its, expression
+
+
+def test_a_text_is_not_filled_without_end_or_from_nothing(path: Path, tmp_path: Path) -> None:
+    index = build(tmp_path, path)
+    for call, why in (("lpad('a', 1000000000, 'b')", "at most, not to"), ("rpad('a', 2, '')", "nothing to fill with")):
+        with pytest.raises(QueryError, match=why):
+            run_query(index, f"SELECT {call} FROM dataframe")
+
+
+def test_duckdb_takes_text_in_double_quotes_for_a_column_too(path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    with pytest.raises(QueryError, match=r"text needs single quotes: 'dog'"):
+        build(tmp_path, path, where='text = "dog"', sql_engine="duckdb")
 
 
 def test_aggregates_of_duckdb(path: Path, tmp_path: Path) -> None:

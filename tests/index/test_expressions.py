@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sqlstream.errors import QueryError
 from sqlstream.index.file.index import Index
-from sqlstream.index.sql.expressions import condition_of, judges_rows, keeps_rows, one_expression, one_select
+from sqlstream.index.sql.expressions import condition_of, given_names, judges_rows, keeps_rows, one_expression, one_select
 from sqlstream.index.sql.sandbox import run_query
 from sqlstream.index.sql.sqlite_engine import SqliteEngine
 from sqlstream.index.weights import open_weights
@@ -293,6 +293,21 @@ def test_a_query_that_only_chooses_rows_keeps_them(query: str) -> None:
 def test_a_query_that_may_compute_a_column_does_not_keep_rows(query: str) -> None:
     assert not keeps_rows(query)
     assert not keeps_rows(query, "duckdb")
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("SELECT * FROM dataframe", ""),
+        ('SELECT n, n + 1 AS m, a b, "c" AS "D" FROM dataframe', "D b m"),
+        ("SELECT * FROM (SELECT *, a AS within FROM dataframe) AS t WHERE (within)", "within"),
+        ("WITH w AS (SELECT a AS one FROM dataframe) SELECT *, a AS two FROM w", "one two"),
+        ("SELECT a AS one FROM dataframe UNION ALL SELECT b AS two FROM dataframe", "one two"),
+        ("SELECT (2", ""),
+    ],
+)
+def test_it_is_known_which_names_a_query_gives(query: str, names: str) -> None:
+    assert given_names(query) == given_names(query, "duckdb") == frozenset(names.split())
 
 
 def test_duckdb_chooses_and_computes_in_ways_of_its_own() -> None:

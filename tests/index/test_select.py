@@ -157,6 +157,13 @@ def test_names_that_come_twice_are_refused(path: Path, tmp_path: Path) -> None:
         build(tmp_path, path, sql_query="SELECT index, upper(index) AS index FROM dataframe")
 
 
+def test_a_text_in_double_quotes_is_told_from_a_column_that_is_not_there(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(QueryError, match=r"no such column: cat \(text needs single quotes: 'cat'\)"):
+        build(tmp_path, path, where='label = "cat"')
+    with pytest.raises(QueryError, match=r"no such column: cat\. "):
+        build(tmp_path, path, where="label = cat")
+
+
 def test_a_query_that_fakes_row_ids_is_refused(path: Path, tmp_path: Path) -> None:
     columns = ", ".join(f'"{name}"' for name in TABLE)
     with pytest.raises(QueryError, match="no row ids"):

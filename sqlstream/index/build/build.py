@@ -68,11 +68,13 @@ def open_index(
     options = replace(options, sql_query=with_where(own_query, options.where, options.sql_engine), where=None)
     base = _open_base(plan, options, directory, remote, show_progress=show_progress, identity=identity)
     if options.sql_query is not None:
-        index = select.open_selection(base, options, directory, show_progress=show_progress)
+        base_key = target_of(plan, options, identity).key
+        index = select.open_selection(base, options, directory, base_key=base_key, show_progress=show_progress)
         index.provenance = base.provenance
     else:
         index = base
     check_key(index, options)
+    check_downloads(index, options)
     index.hold()
     return index
 
@@ -113,8 +115,17 @@ class Target:
     max_size: int | None
 
 
-def target_of(plan: SourcePlan, options: IndexOptions, identity: Identity | None = None) -> Target:
-    """Return which index file a plan and options make, read with what `identity` says."""
+def target_of(
+    plan: SourcePlan, options: IndexOptions, identity: Identity | None = None, computed: Sequence[str] = ()
+) -> Target:
+    """Return which index file a plan and options make, read with what `identity` says.
+
+    Args:
+        plan: The source.
+        options: What is kept of it.
+        identity: What else than its URL identifies a source.
+        computed: Columns to download that a query computes: they need not be there.
+    """
     max_size = options.max_size if options.sql_query is None else None
     digests = plan.digests()
     settings: dict[str, object] = {
@@ -127,6 +138,8 @@ def target_of(plan: SourcePlan, options: IndexOptions, identity: Identity | None
         "key": plan.key_column,
         "max_size": max_size,
     }
+    if computed and options.allow_missing_columns:
+        settings["computed"] = sorted(computed)  # else they would be there, without values, and the query would give two
     reading = [options.data_type, options.label_column, options.max_index_files]
     reading += [options.encoding, options.delimiter, options.quote_char]
     key, lineage = dict(settings), {**settings, "reading": reading}
@@ -178,7 +191,7 @@ def _open_base(
     identity: Identity | None,
 ) -> Index:
     """Return the index file of all rows (or of the first `max_size` where no filter comes after)."""
-    target = target_of(plan, options, identity)
+    target = target_of(plan, options, identity, select.computed_downloads(options))
     index = Index(directory / f"{target.key}.sqlite", base_url=plan.paths_base_url)
     index.provenance = plan.provenance
 
@@ -308,22 +321,40 @@ def kept_names(names: Sequence[str], options: IndexOptions, key_column: str) -> 
 
 
 def _add_missing(writer: IndexWriter, options: IndexOptions, plan: SourcePlan) -> None:
-    """Add asked for columns that no file has, if that is allowed; they read as None."""
-    for option, names in (
-        ("columns_to_download", options.columns_to_download),
-        ("index_cols_to_keep", options.columns_to_keep),
+    """Add asked for columns that no file has, if that is allowed; they read as None. A query may give those to download."""
+    may_be_given, computed = select.computes_columns(options), select.computed_downloads(options)
+    for option, names, is_open in (
+        ("columns_to_download", options.columns_to_download, may_be_given),
+        ("index_cols_to_keep", options.columns_to_keep, False),
     ):
         for name in names or ():
-            if name in writer.columns:
+            if name in writer.columns or name in computed:
                 continue
             if not options.allow_missing_columns:
-                raise SchemaError(
-                    f"{option} names {name!r}, but {plan.src} has no such column: "
-                    f"it has {_listed(list(writer.columns))}; correct the name, "
-                    "or set allow_missing_columns=True to read it as None"
-                )
+                if is_open:  # `select` looks at what the query gives
+                    continue
+                raise _no_column(option, name, plan.src, list(writer.columns))
             field = pa.field(name, pa.null())
             writer.add_column(field, declared(field))
+
+
+def _no_column(option: str, name: str, src: str, names: Sequence[str]) -> SchemaError:
+    return SchemaError(
+        f"{option} names {name!r}, but {src} has no such column: it has {_listed(names)}; correct the name, compute it "
+        f"(sql_query='SELECT *, … AS {name} FROM dataframe'), or set allow_missing_columns=True to read it as None"
+    )
+
+
+def check_downloads(index: Index, options: IndexOptions) -> None:
+    """Look for the columns to download: an index file without them may have been built for a query that gives them.
+
+    Raises:
+        SchemaError: One is not there, and must be.
+    """
+    names = [column.name for column in index.columns]
+    absent = next((name for name in options.columns_to_download if name not in names), None)
+    if absent is not None and not options.allow_missing_columns:
+        raise _no_column("columns_to_download", absent, index.src, names)
 
 
 def check_key(index: Index, options: IndexOptions) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError
-from sqlstream.index.build.build import Target, begin_source, check_key, find_grown, finish, plan_of, target_of
+from sqlstream.index.build.build import Target, begin_source, check_downloads, check_key, find_grown, finish, plan_of, target_of
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.parquet_chunks import ParquetChunks, ParquetPart, with_footers, write_parquet_chunks
 from sqlstream.index.file.intact import check_plain
@@ -68,6 +68,7 @@ def open_lazy_index(
 
     build_once(directory, target.key, lambda: index if index.is_usable() else None, build, show_progress=show_progress)
     check_key(index, options)
+    check_downloads(index, options)
     return with_filter(index, directory)
 
 

@@ -24,7 +24,7 @@ from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sql.dialect import has_word, shortened
-from sqlstream.index.sql.expressions import keeps_rows
+from sqlstream.index.sql.expressions import given_names, keeps_rows
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types import values
 from sqlstream.index.types.models import ANY, ENCODING, FORMAT_VERSION, ROW, SelectionInfo, fingerprint
@@ -38,14 +38,23 @@ _ROWS_AT_A_TIME = 8_192
 _NATURAL = {int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary()}
 
 
-def open_selection(base: Index, options: IndexOptions, directory: Path, *, show_progress: bool) -> Index:
+def open_selection(
+    base: Index, options: IndexOptions, directory: Path, *, show_progress: bool, base_key: str | None = None
+) -> Index:
     """Return what `options.sql_query` selects from `base`; found when an earlier run has done it.
+
+    Args:
+        base: All rows.
+        options: The query, and what its result must have.
+        directory: Where index files are.
+        show_progress: Show a bar if stderr is a terminal.
+        base_key: Names the rows in the fingerprint of the result; None: the fingerprint of `base`.
 
     Raises:
         QueryError: The query does not run, or keeps no row.
         SchemaError: Its result lacks a key column that was asked for, or a column to download.
     """
-    chosen = _Filter(base, options, directory)
+    chosen = _Filter(base, options, directory, base_key or base.fingerprint)
 
     def select(place: Workplace) -> Index:
         scratch = place.temporary("duckdb")
@@ -65,6 +74,14 @@ def computes_columns(options: IndexOptions) -> bool:
     return options.sql_query is not None and not keeps_rows(options.sql_query, options.sql_engine)
 
 
+def computed_downloads(options: IndexOptions) -> tuple[str, ...]:
+    """Return the columns to download to which a query gives values by AS."""
+    if not computes_columns(options):
+        return ()
+    given = given_names(str(options.sql_query), options.sql_engine)
+    return tuple(name for name in options.columns_to_download if name in given)
+
+
 def _limited(rows: Iterator[list[tuple[Any, ...]]], max_size: int | None, bar: Progress) -> Iterator[list[tuple[Any, ...]]]:
     """Yield the batches up to `max_size` rows in all."""
     left = max_size
@@ -81,13 +98,13 @@ def _limited(rows: Iterator[list[tuple[Any, ...]]], max_size: int | None, bar: P
 class _Filter:
     """A query on an index, and where its result is: positions of the index's rows, or a file of what it computes."""
 
-    def __init__(self, base: Index, options: IndexOptions, directory: Path) -> None:
+    def __init__(self, base: Index, options: IndexOptions, directory: Path, base_key: str) -> None:
         assert options.sql_query is not None
         self._base, self._options, self._directory, self.query = base, options, directory, options.sql_query
         self.key = fingerprint(
             {
                 "format": FORMAT_VERSION,
-                "base": base.fingerprint,
+                "base": base_key,
                 "query": self.query,
                 "max_size": options.max_size,
                 "download": sorted(options.columns_to_download),

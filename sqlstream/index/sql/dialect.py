@@ -42,6 +42,8 @@ _MOMENTS = frozenset("current_date current_time current_timestamp localtime loca
 """Those of them that need no brackets."""
 _ROWIDS = frozenset({"rowid", "oid", "_rowid_"})
 """What SQLite calls the number of a row in a table; of a view some builds of it give NULL."""
+_UNKNOWN_COLUMN = re.compile(r"""(?:no such column: |Referenced column )"?([^"]+)(?:"|$)""")
+"""How SQLite and DuckDB say that there is no such column."""
 
 MAX_SQL_LENGTH = 200_000
 """Characters of a query for SQLite: long lists of values are honest."""
@@ -264,6 +266,9 @@ def _named(query: str) -> Iterator[None]:
 def does_not_run(query: str, why: str, columns: Sequence[str], engine: str = "") -> QueryError:
     """Return the error of a query that does not run, with the columns at hand."""
     listed = ", ".join([ROW, *columns[:50]]) + (", …" if len(columns) > 50 else "")
+    unknown = _UNKNOWN_COLUMN.search(why)
+    if unknown is not None and f'"{unknown[1]}"' in query:
+        why += f" (text needs single quotes: '{unknown[1]}')"
     return QueryError(
         f"the query {shortened(query)!r} does not run{engine}: {why}. The table is {VIEWS[0]!r}, its columns: {listed}",
         query=query,

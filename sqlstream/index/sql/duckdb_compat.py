@@ -2,6 +2,8 @@
 
 - text: `contains` `starts_with` `prefix` `ends_with` `suffix` `left` `right` `reverse` `split_part` `concat` `concat_ws`
   `strlen` `md5`
+- names and URLs: `url_encode` `url_decode` `unquote_plus` (which DuckDB gets from us, see `MACROS`) `parse_filename`
+  `parse_dirpath` `lpad` `rpad` `strpos`
 - patterns: `regexp_matches` `regexp_full_match` `regexp_extract` `regexp_replace` `ILIKE` (rewritten as MATCH)
 - lists (JSON text here): `len` `array_length` `list_contains` `array_contains` `list_has`
 - numbers: `greatest` `least` (NULLs left out) `isnan` (NaN is NULL here, so NULL is NaN) `isfinite` `isinf`
@@ -20,6 +22,7 @@ import statistics
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, ClassVar
+from urllib.parse import quote, unquote, unquote_plus
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +30,7 @@ import pyarrow.compute as pc
 _PATTERN_LENGTH = 1_000
 _TEXT_LENGTH = 1 << 20
 _RESULT_LENGTH = 16 << 20
+_SEPARATOR = re.compile(r"[/\\]")
 
 
 def regexp_matches(text: str | None, pattern: str | None) -> int | None:
@@ -114,6 +118,30 @@ def _split_part(text: str, separator: str, number: int) -> str:
     return parts[at] if number and -len(parts) <= at < len(parts) else ""
 
 
+def _padded(text: Any, count: int, fill: Any, *, is_left: bool) -> str:
+    """Return a text with `count` characters: cut at its end, or filled."""
+    if count > _TEXT_LENGTH:
+        raise ValueError(f"a text is filled to {_TEXT_LENGTH} characters at most, not to {count}")
+    kept, marks = str(text)[: max(0, count)], str(fill)
+    num_missing = max(0, count - len(kept))
+    if num_missing and not marks:
+        raise ValueError("there is nothing to fill with: give a character")
+    filling = (marks * (num_missing // len(marks) + 1))[:num_missing] if num_missing else ""
+    return filling + kept if is_left else kept + filling
+
+
+def _filename(path: Any, trims: Any = False) -> str:
+    """Return the last part of a path, without its extension if `trims`."""
+    name = _SEPARATOR.split(str(path))[-1]
+    return name.rpartition(".")[0] or name if trims else name
+
+
+def _dirpath(path: Any) -> str:
+    """Return a path without its last part."""
+    text = str(path)
+    return text[: max(0, len(text) - len(_filename(text)) - 1)]
+
+
 def _items(value: str) -> list[Any]:
     items = json.loads(value)
     if not isinstance(items, list):
@@ -172,6 +200,14 @@ SCALARS: dict[str, Callable[..., object]] = {
     "split_part": _strict(lambda text, separator, number: _split_part(str(text), separator, number)),
     "concat": lambda *parts: "".join(str(part) for part in parts if part is not None),
     "concat_ws": lambda mark, *parts: None if mark is None else mark.join(str(part) for part in parts if part is not None),
+    "url_encode": _strict(lambda text: quote(str(text), safe="")),
+    "url_decode": _strict(lambda text: unquote(str(text))),
+    "unquote_plus": _strict(lambda text: unquote_plus(str(text))),
+    "parse_filename": _strict(_filename),
+    "parse_dirpath": _strict(_dirpath),
+    "lpad": _strict(lambda text, count, fill: _padded(text, count, fill, is_left=True)),
+    "rpad": _strict(lambda text, count, fill: _padded(text, count, fill, is_left=False)),
+    "strpos": _strict(lambda text, part: str(text).find(str(part)) + 1),
     "strlen": _strict(lambda text: len(str(text).encode())),
     "md5": _strict(lambda text: hashlib.md5(str(text).encode(), usedforsecurity=False).hexdigest()),
     "len": _strict(_length),
@@ -189,6 +225,8 @@ SCALARS: dict[str, Callable[..., object]] = {
     "epoch": _strict(lambda value: _moment(value).timestamp()),
 }
 """Functions of one row, by name; any number of arguments."""
+MACROS = ("unquote_plus(text) AS url_decode(replace(text, '+', ' '))",)
+"""Functions that we add to DuckDB, for which SQLite has those above."""
 
 
 class _Values:

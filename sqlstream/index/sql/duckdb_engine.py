@@ -18,6 +18,7 @@ import pyarrow as pa
 from sqlstream.errors import MissingDependencyError, QueryError, SchemaError
 from sqlstream.index.file.index import Index, connect
 from sqlstream.index.sql.dialect import does_not_run, shortened
+from sqlstream.index.sql.duckdb_compat import MACROS
 from sqlstream.index.sql.expressions import without_end
 from sqlstream.index.types import values
 from sqlstream.index.types.arrow import arrays_of, schema_of
@@ -135,6 +136,8 @@ class DuckdbEngine:
         db.execute(f"CREATE TABLE {VIEWS[0]} AS SELECT * FROM incoming")
         db.unregister("incoming")
         db.execute(f"CREATE VIEW {VIEWS[1]} AS SELECT * FROM {VIEWS[0]}")
+        for macro in MACROS:
+            db.execute(f"CREATE MACRO {macro}")
         for lock in _LOCKS:
             db.execute(f"SET {lock}")
 

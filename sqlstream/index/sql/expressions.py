@@ -155,6 +155,28 @@ def keeps_rows(query: str, engine: str = "sqlite") -> bool:
 
 
 @lru_cache(maxsize=64)
+def given_names(query: str, engine: str = "sqlite") -> frozenset[str]:
+    """Return the names that a query, or one within it, gives to values by AS.
+
+    Args:
+        query: One SELECT, as the user wrote it.
+        engine: What runs it, "sqlite" or "duckdb".
+
+    Example:
+        >>> sorted(given_names("SELECT *, url AS image FROM (SELECT a || b AS url FROM dataframe)"))
+        ['image', 'url']
+    """
+    from sqlglot import exp
+
+    try:
+        trees = _parsed(translated(query) if engine == "sqlite" else query, engine)
+    except ValueError:
+        return frozenset()
+    selects = [select for tree in trees for select in tree.find_all(exp.Select)]
+    return frozenset(value.alias for select in selects for value in select.expressions if value.key == "alias")
+
+
+@lru_cache(maxsize=64)
 def judges_rows(statement: str) -> bool:
     """Return True if a SELECT looks at one row at a time: `SELECT … FROM dataframe WHERE …`, or such on that.
 

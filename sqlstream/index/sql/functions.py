@@ -28,6 +28,7 @@ _BOUNDED = frozenset(
     json_valid julianday length like ln log log10 log2 lower max min mod nullif pi pow power radians round sign sqrt
     strftime substr substring time trunc typeof unicode unixepoch upper -> ->>
     hash random_uniform contains starts_with prefix ends_with suffix left right reverse strlen md5
+    url_decode unquote_plus parse_filename parse_dirpath
     len array_length list_contains array_contains list_has greatest least isnan isinf isfinite
     year month day hour minute second date_part epoch
     """.split()
