@@ -176,9 +176,9 @@ def test_the_folder_of_a_sample_is_its_class(tmp_path: Path) -> None:
     make_samples(tmp_path / "d", "cat/1.jpg", "dog/1.jpg", "dog/1.txt", "2.jpg")
     index = build(tmp_path, tmp_path / "d", data_type="image", label_column="label")
     assert all_rows(index) == [
-        {"index": "2", "jpg": "2.jpg", "txt": None, "label": ""},
-        {"index": "cat/1", "jpg": "cat/1.jpg", "txt": None, "label": "cat"},
-        {"index": "dog/1", "jpg": "dog/1.jpg", "txt": "dog/1.txt", "label": "dog"},
+        {"index": "2", "jpg": "2.jpg", "txt": None, "label": "", "image": "2.jpg"},
+        {"index": "cat/1", "jpg": "cat/1.jpg", "txt": None, "label": "cat", "image": "cat/1.jpg"},
+        {"index": "dog/1", "jpg": "dog/1.jpg", "txt": "dog/1.txt", "label": "dog", "image": "dog/1.jpg"},
     ]
     with pytest.raises(SourceError, match="label_column='jpg' is a column"):
         build(tmp_path, tmp_path / "d", data_type="image", label_column="jpg")

@@ -57,7 +57,9 @@ def test_tables_and_samples_of_a_bucket_are_indexed(s3: LocalS3, tmp_path: Path)
     assert open_remote("s3://bucket/table/*.parquet", tmp_path, storage).fingerprint == table.fingerprint
     assert s3.gets_by_url() == before  # listed again, not read again
     samples = open_remote("s3://bucket/samples/", tmp_path, storage, "image")
-    assert all_rows(samples) == [{"index": str(at), "jpg": f"{at}.jpg", "txt": "0.txt" if at == 0 else None} for at in range(3)]
+    assert all_rows(samples) == [
+        {"index": str(at), "jpg": f"{at}.jpg", "txt": "0.txt" if at == 0 else None, "image": f"{at}.jpg"} for at in range(3)
+    ]
     assert samples.resolve("1.jpg") == "s3://bucket/samples/1.jpg"
     assert samples.row_ids(np.array([2])).tolist() == [2]
     with pytest.raises(ObjectNotFoundError, match=r"s3://bucket/gone\.csv does not exist"):

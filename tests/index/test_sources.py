@@ -18,7 +18,7 @@ from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.formats.delimited import DelimitedTable
 from sqlstream.index.sources.formats.json_array import JsonArrayTable
 from sqlstream.index.sources.formats.quoting import is_well_formed
-from sqlstream.index.sources.places import directory
+from sqlstream.index.sources.places.listing import Listing
 from sqlstream.index.sources.places.wildcard import matcher
 from sqlstream.sample_types import SAMPLE_FIELDS
 from tests.index.sources import ROWS, FolderReader, NoReader, all_rows, build, make_samples, rows_in, write_csv, write_table
@@ -106,9 +106,9 @@ def test_a_directory_groups_files_by_the_name_before_the_first_dot(where: str, t
     src = f"{tmp_path}/d/" if where == "local" else "s3://bucket/d/"
     index = build(tmp_path, src, FolderReader(tmp_path), data_type="image")
     assert all_rows(index) == [
-        {"index": "1", "jpg": "1.jpg", "seg.png": None, "txt": None},
-        {"index": "10", "jpg": "y/10.jpg", "seg.png": "y/10.seg.png", "txt": None},
-        {"index": "2", "jpg": "x/2.JPG", "seg.png": None, "txt": "x/2.txt"},
+        {"index": "1", "jpg": "1.jpg", "seg.png": None, "txt": None, "image": "1.jpg"},
+        {"index": "10", "jpg": "y/10.jpg", "seg.png": "y/10.seg.png", "txt": None, "image": "y/10.jpg"},
+        {"index": "2", "jpg": "x/2.JPG", "seg.png": None, "txt": "x/2.txt", "image": "x/2.JPG"},
     ]
     assert index.resolve("x/2.JPG") == src + "x/2.JPG"
     assert len(build(tmp_path, src, FolderReader(tmp_path), data_type="text")) == 2
@@ -131,9 +131,15 @@ def test_a_name_with_dots_is_a_sample_of_its_own_where_its_group_has_none(
     with caplog.at_level(logging.WARNING):
         index = build(tmp_path, tmp_path / "d", data_type="image")
     assert all_rows(index) == [
-        {"index": "1", "jpg": "1.jpg", "seg.png": "1.seg.png", "txt": None},
-        {"index": "IMG.2024.01", "jpg": "IMG.2024.01.jpg", "seg.png": None, "txt": "IMG.2024.01.txt"},
-        {"index": "IMG.2024.02", "jpg": "x/IMG.2024.02.JPG", "seg.png": None, "txt": None},
+        {"index": "1", "jpg": "1.jpg", "seg.png": "1.seg.png", "txt": None, "image": "1.jpg"},
+        {
+            "index": "IMG.2024.01",
+            "jpg": "IMG.2024.01.jpg",
+            "seg.png": None,
+            "txt": "IMG.2024.01.txt",
+            "image": "IMG.2024.01.jpg",
+        },
+        {"index": "IMG.2024.02", "jpg": "x/IMG.2024.02.JPG", "seg.png": None, "txt": None, "image": "x/IMG.2024.02.JPG"},
     ]
     (warning,) = caplog.messages
     assert "4 files belong to no sample" in warning
@@ -159,7 +165,7 @@ def test_a_directory_needs_a_data_type(tmp_path: Path) -> None:
 
 
 def test_files_of_one_key_and_extension_in_two_directories_are_named(tmp_path: Path) -> None:
-    make_samples(tmp_path / "d", "x/1.jpg", "y/1.jpg")
+    make_samples(tmp_path / "d", "x/1.jpg", "y/1.jpg", "2.jpg")
     with pytest.raises(SourceError, match=r"x/1\.jpg and y/1\.jpg have the same key '1'"):
         build(tmp_path, tmp_path / "d", data_type="image")
 
@@ -179,7 +185,7 @@ def test_a_tree_is_listed_whole_and_in_one_order_however_many_threads(tmp_path: 
     for link in ("b-link", "a-link"):
         (tmp_path / "d" / link).symlink_to(tmp_path / "d/x/u")
     (tmp_path / "d/nowhere").symlink_to(tmp_path / "gone")
-    listing = directory.Listing(str(tmp_path / "d"), NoReader(), folders_at_a_time=2, names_at_a_time=3)
+    listing = Listing(str(tmp_path / "d"), NoReader(), folders_at_a_time=2, names_at_a_time=3)
     found = [file.url for file in listing.files()]
     expected = {name.replace("x/u/", "a-link/") for name in names} | {"top.jpg"}  # a level above, the first by name
     assert (set(found), len(found)) == (expected, len(expected))

@@ -46,7 +46,7 @@ def content(sample: dict[str, Any]) -> bytes:
 
 def test_columns_are_those_of_a_listing_without_versions(server: FaultyHttpServer, tmp_path: Path) -> None:
     with dataset_of(fill(server, 1), tmp_path / "cache", server) as dataset:
-        assert {name for name in dataset[0] if not name.startswith("__")} == {"index", "bin", "jpg"}
+        assert {name for name in dataset[0] if not name.startswith("__")} == {"index", "bin", "jpg", "image"}
 
 
 def test_room_is_reserved_for_what_the_listing_says(server: FaultyHttpServer, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from sqlstream.index.sources.places.database import is_database
 from sqlstream.index.sources.places.directory import DirectoryTable
 from sqlstream.index.sources.plan.plan import SourcePlan, label, plan_sources, source_items
 from sqlstream.index.sql.expressions import with_where
-from sqlstream.index.types.models import FORMAT_VERSION, SourceFile, fingerprint
+from sqlstream.index.types.models import FORMAT_VERSION, SourceFile, fingerprint, ruled
 from sqlstream.index.types.values import declared
 from sqlstream.progress import Progress, progress
 from sqlstream.sample_types import SAMPLE_FIELDS
@@ -68,7 +68,7 @@ def open_index(
     options = replace(options, sql_query=with_where(own_query, options.where, options.sql_engine), where=None)
     base = _open_base(plan, options, directory, remote, show_progress=show_progress, identity=identity)
     if options.sql_query is not None:
-        base_key = target_of(plan, options, identity).key
+        base_key = ruled(target_of(plan, options, identity).key, base.meta)
         index = select.open_selection(base, options, directory, base_key=base_key, show_progress=show_progress)
         index.provenance = base.provenance
     else:
@@ -147,6 +147,8 @@ def target_of(
         key["identity"] = places
     if names := _names(options):
         lineage["names"] = names  # `src` leaves out the query, by which a server may tell one table from another
+    if plan.layout is not None:
+        lineage["layout"] = plan.layout
     if plan.starts_at_tables:
         lineage["paths"] = "beside their tables"  # what an earlier version made of the same files is no version of this
     if identity is not None and (places := _places(plan, identity, has_hashed=True)):
@@ -201,7 +203,15 @@ def _open_base(
         _build(plan, options, place, remote, (target, temporary, num_known), show_progress=show_progress)
         return index
 
-    return build_once(directory, target.key, lambda: index if index.is_usable() else None, build, show_progress=show_progress)
+    def find() -> Index | None:
+        if not index.is_usable():
+            return None
+        if index.meta.get("layout") == plan.layout:
+            return index
+        index.close()  # an earlier version, which gave directories fewer columns, built it
+        return None
+
+    return build_once(directory, target.key, find, build, show_progress=show_progress)
 
 
 def _start_from_relative(plan: SourcePlan, options: IndexOptions, target: Target, directory: Path, temporary: Path) -> int:
@@ -262,8 +272,10 @@ def _build(
                     names = begin_source(part.source, table, writer, options, (plan.key_column, digest))
                     first_row = writer.num_rows
                     _copy_rows(table, names, writer, max_size, bar)
-                    if isinstance(table, DirectoryTable | DerivedTable) and options.path_prefix is None:
-                        writer.write_listed(first_row, table.listed())  # of the very files that the rows name
+                    if isinstance(table, DirectoryTable | DerivedTable):
+                        writer.row_rule = writer.row_rule or table.row_rule
+                        if options.path_prefix is None:
+                            writer.write_listed(first_row, table.listed())  # of the very files that the rows name
                 if writer.num_rows == max_size:
                     break
         finish(writer, plan, options, target)
@@ -279,7 +291,9 @@ def finish(writer: IndexWriter, plan: SourcePlan, options: IndexOptions, target:
     _add_missing(writer, options, plan)
     if not writer.num_rows:
         raise SourceError(f"{plan.src} has no rows: an index needs one at least")
-    own = {"fingerprint": target.key, "lineage": target.lineage, "src": plan.src}
+    own: dict[str, object] = {"fingerprint": target.key, "lineage": target.lineage, "src": plan.src}
+    if plan.layout is not None:
+        own["layout"] = plan.layout
     writer.finish({**own, **more, "base_url": urls.redact(plan.base_url), "key_column": plan.key_column})
 
 

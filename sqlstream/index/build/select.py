@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -122,7 +121,10 @@ class _Filter:
         """Return the result of an earlier run; None when there is none, or it is damaged."""
         computed = Index(self._directory / f"{self.key}.sqlite", base_url=self._base.base_url)
         if computed.is_usable():
-            return computed
+            if computed.meta.get("layout") == self._base.meta.get("layout"):
+                return computed
+            computed.close()
+            return None
         path = selection_path(self._directory, self.key)
         selection = read_selection(path)
         if not is_there(positions_path(self._directory, self.key)) or selection is None:
@@ -211,7 +213,8 @@ class _Filter:
             if not writer.num_rows:
                 raise self._empty()
             own = {"fingerprint": self.key, "query": self.query, "base": self._base.fingerprint}
-            same = {name: self._base.meta[name] for name in ("src", "base_url", "key_column")}
+            meta = self._base.meta
+            same: dict[str, object] = {name: meta[name] for name in ("src", "base_url", "key_column", "layout") if name in meta}
             writer.finish({**own, **same}, {kind.name: known.get(kind.name) or kind.field() for kind in kinds[hidden:]})
         path = place.publish(temporary, f"{self.key}.sqlite")
         return Index(path, base_url=self._base.base_url)
@@ -230,7 +233,10 @@ class _Filter:
                 "would be lost: give it another name with AS"
             )
         key = self._options.key_column
-        wanted = [() if key is None else (key,), () if self._options.allow_missing_columns else self._options.columns_to_download]
+        wanted = [
+            () if key is None else (key,),
+            () if self._options.allow_missing_columns else self._options.columns_to_download,
+        ]
         for name in chain.from_iterable(wanted):
             if name not in names:
                 what = "the index column" if name == key else "a column of columns_to_download"
@@ -247,7 +253,7 @@ class _Filter:
     def _selection(self, num_selected: int, key_problem: str | None) -> SelectionInfo:
         return SelectionInfo(
             fingerprint=self.key,
-            base=self._base.fingerprint,
+            base=self._base.path.stem,
             query=self.query,
             engine=self._options.sql_engine,
             max_size=self._options.max_size,

@@ -25,7 +25,7 @@ from sqlstream.errors import IndexDatabaseError
 from sqlstream.index.file.intact import check_plain, is_there
 from sqlstream.index.file.npy import load_npy, unload, unreadable
 from sqlstream.index.types import values
-from sqlstream.index.types.models import APPLICATION_ID, FORMAT_VERSION, ROW, Column, SelectionInfo, quote
+from sqlstream.index.types.models import APPLICATION_ID, FORMAT_VERSION, ROW, Column, SelectionInfo, quote, ruled
 from sqlstream.index.types.origins import Origins, Provenance
 from sqlstream.process import fork, locks
 from sqlstream.storage.base import urls
@@ -130,7 +130,7 @@ class Index:
     @property
     def fingerprint(self) -> str:
         """Names source, version, columns and filter: equal for equal data."""
-        return str(self._opened().meta["fingerprint"]) if self.selection is None else self.selection.fingerprint
+        return ruled(self.path.stem, self._opened().meta) if self.selection is None else self.selection.fingerprint
 
     @property
     def src(self) -> str:

@@ -97,6 +97,8 @@ class IndexWriter:
         """Columns of the source begun last."""
         self._keys = KeyCheck(key_column)
         self.num_rows = 0
+        self.row_rule: str | None = None
+        """What a source says of its rows (`DirectoryTable.row_rule`)."""
         if goes_on:
             self._take_over()
 
@@ -120,6 +122,7 @@ class IndexWriter:
                 self._keys.add([value for (value,) in some], len(some))
         for view in VIEWS:
             db.execute(f"DROP VIEW {view}")
+        self.row_rule = next(iter(db.execute("SELECT value FROM meta WHERE key = 'row_rule'").fetchall()), (None,))[0]
         for table in ("columns", "sources", "meta"):
             db.execute(f"DELETE FROM {table}")
 
@@ -238,7 +241,8 @@ class IndexWriter:
             "sqlstream_version": __version__,
             "created_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         }
-        db.executemany("INSERT INTO meta VALUES (?, ?)", {**own, **meta}.items())
+        rule = {} if self.row_rule is None else {"row_rule": self.row_rule}
+        db.executemany("INSERT INTO meta VALUES (?, ?)", {**own, **rule, **meta}.items())
         for view in VIEWS:
             db.execute(f"CREATE VIEW {view} AS SELECT {', '.join([ROW, *map(_shown, columns)])} FROM rows")
         db.execute("COMMIT")

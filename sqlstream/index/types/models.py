@@ -13,6 +13,7 @@ An index file is one immutable SQLite database:
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -137,6 +138,12 @@ class IndexInfo:
 def fingerprint(parts: dict[str, object]) -> str:
     """Return 32 hex digits that name `parts` (JSON values)."""
     return blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def ruled(key: str, meta: Mapping[str, Any]) -> str:
+    """Return the fingerprint of the rows in the file of this key: another one where earlier versions had other rows."""
+    rule = meta.get("row_rule")
+    return key if rule is None else fingerprint({"rows": key, "rule": rule})
 
 
 def quote(name: str) -> str:

@@ -34,6 +34,8 @@ class DerivedTable:
         self._table, self._schema = table, table.schema()
         self.listed: Callable[[], Iterator[str]] = getattr(table, "listed", lambda: iter(()))
         """What a listing says of the files of each row (`DirectoryTable.listed`); nothing of other tables."""
+        self.row_rule: str | None = getattr(table, "row_rule", None)
+        """See `DirectoryTable.row_rule`."""
         own = set(self._schema.names)
         self._constants = {name: value for name, value in constants.items() if name not in own}
         self._copies = {name: origin for name, origin in (copies or {}).items() if name not in own and origin in own}

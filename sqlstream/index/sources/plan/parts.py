@@ -20,7 +20,8 @@ from sqlstream.index.sources.formats import by_extension
 from sqlstream.index.sources.formats.by_extension import open_table
 from sqlstream.index.sources.places import database, folder
 from sqlstream.index.sources.places.database import DatabaseTable
-from sqlstream.index.sources.places.directory import DirectoryTable, Listing
+from sqlstream.index.sources.places.directory import DirectoryTable
+from sqlstream.index.sources.places.listing import Listing
 from sqlstream.index.sources.places.memory import MemoryTable
 from sqlstream.index.types.models import SourceFile, fingerprint
 from sqlstream.sample_types import DataSampleType
@@ -233,11 +234,16 @@ class DerivedPart:
         return DerivedTable(table, constants, rewrites)
 
 
+def innermost(part: SourcePart) -> SourcePart:
+    """Return what a part reads, without what is added to it."""
+    while isinstance(part, DerivedPart):
+        part = part.part
+    return part
+
+
 def parquet_part(part: SourcePart) -> FilePart | DerivedPart | None:
     """Return the part if it is one Parquet file, read as it is or with columns added; else None."""
-    inner = part
-    while isinstance(inner, DerivedPart):
-        inner = inner.part
+    inner = innermost(part)
     is_parquet = isinstance(inner, FilePart) and by_extension.format_of(inner.source.url)[0] == ".parquet"
     return part if is_parquet and isinstance(part, FilePart | DerivedPart) else None
 

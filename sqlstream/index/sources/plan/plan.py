@@ -15,7 +15,8 @@ from sqlstream.index.sources.base.base import Reading
 from sqlstream.index.sources.formats import by_extension
 from sqlstream.index.sources.places import folder, hive, path_list, wildcard
 from sqlstream.index.sources.places.database import is_database
-from sqlstream.index.sources.places.directory import KEY, Listing
+from sqlstream.index.sources.places.directory import KEY, LAYOUT
+from sqlstream.index.sources.places.listing import Listing
 from sqlstream.index.sources.places.memory import as_table
 from sqlstream.index.sources.plan.parts import (
     DatabasePart,
@@ -25,6 +26,7 @@ from sqlstream.index.sources.plan.parts import (
     MemoryPart,
     MetadataPart,
     SourcePart,
+    innermost,
 )
 from sqlstream.index.types.models import SourceFile, fingerprint
 from sqlstream.index.types.origins import Provenance, is_local_database
@@ -62,6 +64,11 @@ class SourcePlan:
 
     starts_at_tables: bool = False
     """Relative paths of remote tables that a local list names start at these tables, not at the list."""
+
+    @property
+    def layout(self) -> int | None:
+        """Version of the columns that directories have (`directory.LAYOUT`); None: there is no directory."""
+        return LAYOUT if any(isinstance(innermost(part), DirectoryPart) for part in self.parts) else None
 
     def digests(self) -> list[str]:
         """Return for each part a digest of what it is and its version."""
