@@ -203,6 +203,13 @@ def in_memory(kind: str) -> Any:
 KINDS = ["pyarrow", "reader", "pandas", "pandas with an index", "polars", "polars lazy", "list", "generator"]
 
 
+def test_two_lists_in_memory_are_two_sources(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        train, val = (build(tmp_path, [{"index": key}]) for key in ("a", "b"))
+        assert [row["index"] for index in (train, val) for row in all_rows(index)] == ["a", "b"]
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_table_in_memory_is_a_source(kind: str, tmp_path: Path) -> None:
     (tmp_path / "index").mkdir()

@@ -16,8 +16,8 @@ from sqlstream.index.export import ExportOptions, export
 from sqlstream.index.file.index import Index
 from sqlstream.index.info import describe, list_indexes
 from sqlstream.index.weights import open_weights
+from tests.index.lazily import open_lazily, rows_of
 from tests.index.sources import all_rows, build, make_samples, write_csv
-from tests.index.test_lazy import open_lazily, rows_of
 
 UNNAMED = "url,n\na.jpg,1\nb.jpg,2\na.jpg,3\n"
 TWICE = "index,n\na,1\nb,2\na,3\n,4\n"

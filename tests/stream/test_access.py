@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sqlstream import StreamingDataset
-from sqlstream.errors import AccessDeniedError, ObjectNotFoundError
+from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, SampleError
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.cache.session import Session
 
@@ -143,6 +143,20 @@ def test_rows_that_are_computed_from_a_foreign_table_are_foreign(
     query = f"SELECT \"index\", 'file://{secret}' AS file, 1 AS one FROM dataframe"
     with opened(f"{server.url}/foreign.jsonl", tmp_path, sql_query=query) as dataset, pytest.raises(AccessDeniedError):
         dataset[0]
+
+
+def test_blanks_around_a_url_are_named_with_the_cure(server: FaultyHttpServer, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(f"index,file\na, {server.url}/a.jpg\nb,{server.url}/a.jpg \n")
+    with opened(tmp_path / "t.csv", tmp_path) as dataset:
+        with pytest.raises(
+            SampleError, match=r"row 0 \(sample 'a'\) has 'http://.*/a\.jpg' in column 'file' with a blank before it"
+        ):
+            dataset[0]
+        with pytest.raises(ObjectNotFoundError, match=r"row 1 has 'http://.*/a\.jpg ' in column 'file'"):
+            dataset[1]
+    query = "SELECT *, trim(file) AS trimmed FROM dataframe"
+    with opened(tmp_path / "t.csv", tmp_path, sql_query=query, columns_to_download=["trimmed"]) as dataset:
+        assert [Path(sample["trimmed"]).read_bytes() for sample in dataset] == [PICTURE, PICTURE]
 
 
 def test_what_a_predownload_transform_makes_of_a_foreign_row_is_foreign(

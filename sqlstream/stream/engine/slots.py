@@ -84,7 +84,7 @@ class PlannedSample:
         for column, ref in self.refs.items():
             where = redact(ref.url)
             written = shown(str(self.sample.get(column)))
-            if where == error.context.get("url") and written != where:
+            if where == error.context.get("url") and (written != where or written != written.strip()):
                 text = f"{error} (row {self.row_id} has {written!r} in column {column!r})"
                 named = type(error)(text, **error.context)
                 named.__cause__ = error  # under its text the ledger has counted the download
@@ -229,6 +229,11 @@ class RowReader:
                 sample[column] = None
                 continue
             url = str(value)
+            if url[0].isspace() and urls.is_remote(url.lstrip()):
+                raise SampleError(
+                    f"row {row_id} (sample {sample['__sample_key__']!r}) has {shown(url.lstrip())!r} in column {column!r} "
+                    f"with a blank before it, so it is no URL: mend the table, or compute a column: trim({column}) AS …"
+                )
             # An absolute path below an allowed root is that file; below a remote index it would else be a key of its store.
             if not (roots and any(is_below(url, root) for root in roots)):
                 url = urls.join(base_url, url)
