@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
+import sqlite3
 from pathlib import Path
 
 import pytest
 
 from sqlstream.errors import SourceError
+from sqlstream.index.file.index import Index
+from sqlstream.index.file.intact import stamp_sqlite
 from sqlstream.index.info import list_indexes
-from sqlstream.index.sources.plan import plan
 from tests.index.sources import FolderReader, all_rows, build, make_samples
 
 
@@ -121,15 +124,24 @@ def test_two_names_in_one_folder_that_differ_in_case_are_an_error(names: tuple[s
         build(tmp_path, tmp_path / "d", data_type="image")
 
 
-def test_an_index_of_an_earlier_version_is_built_again_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def as_of_an_earlier_version(index: Index) -> None:
+    """Have the file of an index say nothing of its columns, as those of earlier versions."""
+    index.close()
+    with contextlib.closing(sqlite3.connect(index.path)) as file:
+        file.execute("DELETE FROM meta WHERE key = 'layout'")
+        file.commit()
+    stamp_sqlite(index.path)
+    assert len(all_rows(index)) == 2
+
+
+def test_an_index_of_an_earlier_version_is_built_again_under_its_name(tmp_path: Path) -> None:
     make_samples(tmp_path / "d", "cat/1.jpg", "dog/2.jpg")
     query = "SELECT *, upper(label) AS name FROM dataframe"
-    with monkeypatch.context() as earlier:
-        earlier.setattr(plan, "LAYOUT", 1)
-        first = build(tmp_path, tmp_path / "d", data_type="image")
-        computed = build(tmp_path, tmp_path / "d", data_type="image", sql_query=query)
+    first = build(tmp_path, tmp_path / "d", data_type="image")
+    computed = build(tmp_path, tmp_path / "d", data_type="image", sql_query=query)
+    as_of_an_earlier_version(first)
+    as_of_an_earlier_version(computed)
     before = first.path.stat().st_ino, computed.path.stat().st_ino
-    assert len(all_rows(first)) == 2
     assert first.fingerprint == first.path.stem
     again = build(tmp_path, tmp_path / "d", data_type="image")
     computed_again = build(tmp_path, tmp_path / "d", data_type="image", sql_query=query)
