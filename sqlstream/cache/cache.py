@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sqlstream.cache.acquire.checksums import VerifyReads, check_verify_reads, num_without, verify_content
 from sqlstream.cache.admin import statistics
+from sqlstream.cache.admin.age import age_seconds
 from sqlstream.cache.admin.clear import ClearReport, clear
 from sqlstream.cache.admin.statistics import CacheStatistics
 from sqlstream.cache.directory import CacheDirectory, close_store, open_stand_in, open_store
@@ -58,6 +59,7 @@ class Cache:
         min_free_bytes: So much of the directory's file system stays free, whatever fills it. A count or a text.
         cache_namespace: A text that parts what different users see under one URL (docs/cache.md); None: nothing to part.
         verify_reads: `'crc'`: compare each file with its checksum before its first use by this process; `'never'`.
+        max_age: What came longer ago goes first, and is fetched again: seconds, or `'7d'` (docs/cache.md); None: no limit.
         create: False: refuse a directory that is not a cache yet.
         allow_network_fs: Do not refuse network file systems; for one process at a time.
 
@@ -84,6 +86,7 @@ class Cache:
         verify_reads: VerifyReads | str = VerifyReads.NEVER,
         create: bool = True,
         allow_network_fs: bool = False,
+        max_age: str | float | None = None,
     ) -> None:
         configure_logs()
         self.path = local_directory(path)
@@ -96,8 +99,10 @@ class Cache:
             "cache_namespace": cache_namespace,
             "verify_reads": verify_reads,
             "allow_network_fs": allow_network_fs,
+            "max_age": max_age,
         }
         self._limit_bytes = parse_limit(limit)
+        max_age_seconds = age_seconds(max_age)
         if eviction_policy is not None:
             policy_named(eviction_policy)
         if not isinstance(storage_options, StorageOptions):
@@ -119,7 +124,9 @@ class Cache:
                 self._directory = open_stand_in(self.path, error)
                 self.path = self._directory.disk.root
             fetcher = Fetcher(self.storage_options)
-            session = LedgerSession(self._directory, fetcher, verifies_reads=self.verifies_reads)
+            session = LedgerSession(
+                self._directory, fetcher, verifies_reads=self.verifies_reads, max_age_seconds=max_age_seconds
+            )
             self.session = FailoverSession(session, PrivateFilesSession(fetcher)) if is_bypassed else session
             self._finalizer = weakref.finalize(self, _close_aside, self._directory, self.session, id(self))
             self._finalizer.atexit = False

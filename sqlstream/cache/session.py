@@ -17,6 +17,7 @@ from sqlstream.cache.acquire.checksums import VerifyReads
 from sqlstream.cache.acquire.holds import Hold
 from sqlstream.cache.acquire.put import PutItem, Putter
 from sqlstream.cache.acquire.reserve import NextUses
+from sqlstream.cache.admin.age import MaxAge
 from sqlstream.cache.admin.versions import drop_other_versions
 from sqlstream.cache.directory import CacheDirectory
 from sqlstream.cache.files.read_hold import ReadHold
@@ -167,9 +168,12 @@ class LedgerSession:
         directory: The directory, as all caches of this process share it.
         fetcher: What brings objects for this cache.
         verifies_reads: Compare each file with its checksum before its first use.
+        max_age_seconds: Longest time that an object may stay after it came; None: no limit.
     """
 
-    def __init__(self, directory: CacheDirectory, fetcher: Fetcher, *, verifies_reads: bool) -> None:
+    def __init__(
+        self, directory: CacheDirectory, fetcher: Fetcher, *, verifies_reads: bool, max_age_seconds: float | None = None
+    ) -> None:
         self.fetcher = fetcher
         self._directory = directory
         self._disk = directory.disk
@@ -179,6 +183,7 @@ class LedgerSession:
         self._checksums = directory.checksums if verifies_reads else None
         self._lookup = directory.lookup
         self._putter = Putter(directory.acquirer, directory.owner, directory.disk)
+        self._max_age = None if max_age_seconds is None else MaxAge(directory, max_age_seconds)
 
     @property
     def directories(self) -> tuple[str, ...]:
@@ -200,6 +205,11 @@ class LedgerSession:
         self._directory.limits.give(user, limit)
         if eviction_policy is not None:
             self._owner.ask_for_policy(eviction_policy)
+        self._remove_older()
+
+    def _remove_older(self) -> None:
+        if self._max_age is not None:
+            self._max_age.remove_older()
 
     # -- holds --------------------------------------------------------------------------------------------------------
 
@@ -207,12 +217,15 @@ class LedgerSession:
         self, groups: Sequence[Sequence[ObjectRef]], next_uses: NextUses = None, *, for_reading: bool = False
     ) -> Sequence[AnyHold]:
         """See `CacheSession`."""
+        self._remove_older()
         if for_reading and (holds := self._lookup.read(groups)) is not None:
             return holds
         return self._acquirer.acquire(groups, self.fetcher, next_uses)
 
     def acquire_one(self, group: Sequence[ObjectRef], next_use: int | None = None, *, for_reading: bool = False) -> AnyHold:
         """See `CacheSession`."""
+        if self._max_age is not None:  # a call less for every sample
+            self._max_age.remove_older()
         if for_reading and (hold := self._lookup.read_one(group)) is not None:
             return hold
         return self._acquirer.acquire_one(group, self.fetcher, next_use)
@@ -229,6 +242,7 @@ class LedgerSession:
 
         A download keeps its file open until its row is ready, and a process has few descriptors; a pin by row takes none.
         """
+        self._remove_older()
         kept: list[Hold] = []
         start = 0 if len(refs) > MAX_DOWNLOADED_TOGETHER else len(refs)
         try:

@@ -109,6 +109,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
             the file system) or None (no limit). Unused indexes are removed first.
         cache_namespace: A text that parts what different users of one cache see under one URL (docs/cache.md).
         verify_reads: `'crc'`: compare each cached file with its checksum before its first use by a process (docs/cache.md).
+        max_age: What came into the cache longer ago goes first, and is fetched again: seconds, or `'7d'` (docs/cache.md).
 
     Raises:
         ConfigError: An option is wrong.
@@ -175,6 +176,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         shuffle_window: int = 64,
         retained_samples: int | None = None,
         verify_reads: VerifyReads | str = VerifyReads.NEVER,
+        max_age: str | float | None = None,
     ) -> None:
         self.data_type = None if data_type is None else DataSampleType.from_str(data_type).value
         columns = names_of("columns_to_download", columns_to_download)
@@ -236,6 +238,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
                 min_free_bytes=min_free_bytes,
                 namespace=cache_namespace,
                 verify_reads=verify_reads,
+                max_age=max_age,
             ),
             order=OrderOptions(
                 shuffle_seed=shuffle_seed,

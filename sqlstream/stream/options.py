@@ -49,6 +49,7 @@ class CacheOptions:
     min_free_bytes: int | str
     namespace: str | None
     verify_reads: VerifyReads | str
+    max_age: str | float | None = None
 
     def open(self, storage: StorageOptions) -> Cache:
         """Return the cache."""
@@ -61,6 +62,7 @@ class CacheOptions:
             min_free_bytes=self.min_free_bytes,
             cache_namespace=self.namespace,
             verify_reads=self.verify_reads,
+            max_age=self.max_age,
         )
 
 
