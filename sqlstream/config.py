@@ -269,7 +269,7 @@ def check_at_least(name: str, value: float, least: float) -> None:
     """Raise ConfigError, with name and value, if `value` is below `least`, or no whole number although `least` is one."""
     must_be_whole = isinstance(least, int)
     try:
-        is_right = not (value % 1 and must_be_whole)
+        is_right = not isinstance(value, bool) and not (value % 1 and must_be_whole)
     except TypeError:  # a text, say
         is_right = False
     if not is_right:

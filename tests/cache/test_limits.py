@@ -47,6 +47,11 @@ def limit_of(directory: Path) -> int | None:
         return cache.statistics().limit_bytes
 
 
+def test_a_limit_is_in_force_before_anything_is_read(directory: Path) -> None:
+    with Cache(directory, limit="1gb") as cache:
+        assert cache.statistics().limit_bytes == 1 << 30
+
+
 def test_who_gives_no_limit_takes_what_is_in_force_and_removes_nothing(directory: Path, urls: list[str]) -> None:
     filled(directory, urls, limit="1gb")
     with Cache(directory) as notebook:

@@ -123,6 +123,9 @@ def test_a_lazy_dataset_says_what_it_is_without_counting(tmp_path: Path) -> None
         assert dataset.index.known_length is None
     with StreamingDataset(src, tmp_path / "cache", **options) as dataset:
         assert f"StreamingDataset(rows: rows (lazy) of {src}; columns index, score; cache" in repr(dataset)
+        with dataset.take(3) as some:
+            assert repr(some.index) == f"LazyIndex(first 3 rows (lazy) of {src}; columns index, score)"
+            assert [sample["__row__"] for sample in some] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("seed", [1.5, "42", True, [1]], ids=str)
@@ -131,7 +134,7 @@ def test_a_seed_that_is_no_number_is_named(tmp_path: Path, seed: Any) -> None:
         StreamingDataset(make_table(tmp_path, 8), tmp_path / "cache", shuffle_seed=seed)
 
 
-@pytest.mark.parametrize("wrong", [1.5, "2", None, [1]], ids=str)
+@pytest.mark.parametrize("wrong", [1.5, "2", None, [1], True], ids=str)
 def test_a_count_that_is_no_whole_number_is_named(tmp_path: Path, wrong: Any) -> None:
     with StreamingDataset(make_table(tmp_path, 8), tmp_path / "cache", show_progress=False) as dataset:
         with pytest.raises(ConfigError, match=r"epoch=.* is no whole number"):

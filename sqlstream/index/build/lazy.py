@@ -102,7 +102,8 @@ class LazyIndex(Index):
         return {**state, "chunks": self._chunks, "condition": self.condition, "max_rows": self._max_rows}
 
     def _summary_of_rows(self, _num_rows: int) -> str:
-        return "rows (lazy)" if self.condition is None else f"rows where {self.condition} (lazy)"
+        first = "" if self._max_rows is None else f"first {self._max_rows} "
+        return f"{first}rows{'' if self.condition is None else f' where {self.condition}'} (lazy)"
 
     def __len__(self) -> int:
         length = self.known_length
