@@ -118,7 +118,9 @@ class FailoverSession:
                 return self.primary.acquire(groups, next_uses, for_reading=for_reading)
             except CacheError as error:
                 self._note_unless_closed(error)
-        return [self._stand_in_for(group) for group in groups]
+        holds = self.stand_in.acquire(groups)
+        self.primary.count_bypassed(sum(len(hold.files) for hold in holds))
+        return holds
 
     def acquire_one(self, group: Sequence[ObjectRef], next_use: int | None = None, *, for_reading: bool = False) -> AnyHold:
         """Return a hold in the cache; while that fails, one on private files."""

@@ -18,6 +18,7 @@ from typing import ClassVar
 
 from sqlstream.cache.acquire.put import PutItem
 from sqlstream.cache.acquire.reserve import NextUses
+from sqlstream.cache.acquire.room import FULL
 from sqlstream.cache.directory import remove_directory
 from sqlstream.cache.files.read_hold import ReadLock
 from sqlstream.cache.ledger.reports import Failure
@@ -72,7 +73,9 @@ class PrivateHold:
     """Keys that are not here yet."""
     error: Exception | None = None
     is_void: bool = False
-    """One of its objects cannot be fetched: it was made on this node."""
+    """It has no files: one of its objects was made on this node, or its room went to a hold that was needed first."""
+    is_claimed: bool = False
+    """Its files are in use, or were."""
     paths: list[str] = field(default_factory=list)
     """Where its objects are, in their order, once it is open."""
 
@@ -83,6 +86,7 @@ class PrivateHold:
 
     def claim(self) -> bool:
         """Begin to use it; False if it has no files."""
+        self.is_claimed = True  # before the look: who takes its files looks the other way round
         if self.is_void or len(self.files) == 0 < len(self.refs):
             return False
         self.paths = [self.files[ref.key].path for ref in self.refs]
@@ -125,6 +129,10 @@ class PrivateFilesSession:
     def after_fork_in_child(self) -> None:
         """Downloads and files stay with the parent."""
         self._awaited: dict[str, _Awaited] = {}
+        self._ahead: weakref.WeakSet[PrivateHold] = weakref.WeakSet()
+        """Holds that were acquired with others, and that no thread has waited for or used."""
+        self._is_short = False
+        """The disk was full: one sample is held ahead from then on."""
         self._settled = Changes()
 
     def join(self, directory: str) -> None:
@@ -151,12 +159,15 @@ class PrivateFilesSession:
         *,
         for_reading: bool = False,  # noqa: ARG002 - all holds are alike
     ) -> list[PrivateHold]:
-        """Return a hold for each group, whose objects are on their way; all of them are alike.
+        """Return a hold for each group, whose objects are on their way; of the first one alone once the disk was full.
 
         Raises:
             CacheError: The temporary directory fails, too.
         """
-        return [self.acquire_one(group) for group in groups]
+        holds = [self.acquire_one(group) for group in (groups[:1] if self._is_short else groups)]
+        with self._state:
+            self._ahead.update(holds)
+        return holds
 
     def acquire_one(
         self,
@@ -201,12 +212,39 @@ class PrivateFilesSession:
         return pieces
 
     def wait(self, hold: PrivateHold, timeout_seconds: float | None = None) -> PrivateHold:
-        """Wait until every object is here, or one failed."""
+        """Wait until every object is here, or one failed; on a full disk, what is ahead of its use makes room first."""
+        with self._state:
+            self._ahead.discard(hold)
         num_looks = 0
-        while not hold.is_settled and (timeout_seconds is None or num_looks * LOOK_SECONDS < timeout_seconds):
-            self._settled.wait(LOOK_SECONDS, is_over=lambda: hold.is_settled)
-            num_looks += 1
-        return hold
+        while True:
+            while not hold.is_settled and (timeout_seconds is None or num_looks * LOOK_SECONDS < timeout_seconds):
+                self._settled.wait(LOOK_SECONDS, is_over=lambda: hold.is_settled)
+                num_looks += 1
+            if hold.is_void:
+                hold.error = None  # that of a download which nobody needs any more
+                return hold
+            if getattr(hold.error, "context", {}).get("errno") not in FULL:
+                return hold
+            if not self._has_made_room():
+                hold.error = CacheDiskError(f"the cache fails, and {self.directory} is full: set TMPDIR to a larger disk")
+                return hold
+            hold.close()
+            hold.error = None
+            self._bring(hold)
+
+    def _has_made_room(self) -> bool:
+        """Remove the files of holds that are not needed yet, which are acquired again; False if there are none."""
+        with self._state:
+            ahead, self._ahead, self._is_short = list(self._ahead), weakref.WeakSet(), True
+        for hold in ahead:
+            hold.is_void = True
+            if not hold.is_claimed:
+                hold.close()
+        dropped = {name for name, awaited in list(self._awaited.items()) if getattr(awaited.hold(), "is_void", True)}
+        self.fetcher.cancel([*dropped])
+        while not dropped.isdisjoint(self._awaited):  # until then their bytes are on the disk
+            self._settled.wait(LOOK_SECONDS, is_over=lambda: dropped.isdisjoint(self._awaited))
+        return bool(ahead or dropped)
 
     def open(self, hold: PrivateHold) -> bool:
         """Begin to use a hold."""

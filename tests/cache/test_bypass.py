@@ -14,6 +14,7 @@ import pytest
 
 from sqlstream.cache import Cache
 from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.cache.session import AnyHold
 from sqlstream.errors import (
     CacheDirectoryError,
     CacheDiskError,
@@ -185,6 +186,31 @@ def test_a_window_is_held_in_private_files_until_each_is_released(cache: Cache, 
     del hold
     holds.clear()  # dropped without a release
     assert files_in(private) == []
+
+
+def test_on_a_full_private_disk_what_is_ahead_makes_room_and_no_object_fails(cache: Cache, private: Path) -> None:
+    def write(_url: str) -> None:
+        if sum(path.stat().st_size > 0 for path in files_in(private)) > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    break_ledger(cache)
+    cache.fetcher = ScriptedFetcher(OBJECTS, before_write=write)
+    session, refs = Session(cache), [ObjectRef.of(url) for url in URLS]
+    for acquired, ref in zip(session.acquire([[ref] for ref in refs]), refs, strict=True):
+        assert session.wait(acquired)
+        assert acquired.error is None
+        hold: AnyHold = acquired
+        if not session.claim(hold):  # its room went to one before it
+            session.release(hold)
+            hold = cache.hold([ref])
+        assert cache.path_of(ref, hold).read_bytes() == OBJECTS[ref.url]
+        session.release(hold)
+    assert len(session.acquire([[ref] for ref in refs])) == 1
+    kept = [cache.hold([ref]) for ref in refs[:2]]
+    with pytest.raises(CacheDiskError, match="is full: set TMPDIR to a larger disk"):
+        cache.hold([refs[2]])
+    for one in kept:
+        session.release(one)
 
 
 def test_a_forked_child_removes_no_private_file_of_its_parent(cache: Cache, private: Path) -> None:
