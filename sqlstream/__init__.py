@@ -6,7 +6,14 @@ Names are resolved when they are used (PEP 562): `sqlstream cache stats` never i
 """
 
 from importlib import import_module
+from os.path import dirname, exists, join
 from typing import TYPE_CHECKING, Any
+
+if exists(join(dirname(__file__), "core", "query.py")):
+    raise ImportError(
+        f"{dirname(__file__)} holds files of two packages: `sqlstream` on the package index is another project, a SQL shell; "
+        "this one is `sqlstream-data`. Run: pip uninstall sqlstream sqlstream-data; pip install sqlstream-data"
+    )
 
 if TYPE_CHECKING:
     from sqlstream.cache import Cache
@@ -27,6 +34,11 @@ _HOMES = {
     "StreamingDataset": "sqlstream.stream.dataset",
     "World": "sqlstream.world",
 }
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for tab completion."""
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +13,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+import sqlstream
 
 ROOT = Path(__file__).resolve().parents[1]
 USE_A_CACHE = """
@@ -70,3 +74,33 @@ def test_wheel_in_an_empty_venv_opens_a_cache_and_its_command_runs(wheel: Path, 
 
     stats = run(tmp_path / "venv" / "bin" / "sqlstream", "cache", "stats", tmp_path / "cache")
     assert "1.0 MB" in stats
+
+
+def test_import_notices_the_files_of_the_other_package_of_this_name(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "sqlstream", tmp_path / "sqlstream", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "sqlstream" / "core").mkdir()
+    (tmp_path / "sqlstream" / "core" / "query.py").touch()  # as sqlstream 0.6.3 lays it
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import sqlstream"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "pip uninstall sqlstream sqlstream-data; pip install sqlstream-data" in done.stderr
+
+
+def test_every_text_names_the_distribution_that_is_ours() -> None:
+    pages = [
+        *ROOT.glob("*.md"),
+        *(path for folder in ("docs", "sqlstream") for kind in ("md", "py") for path in (ROOT / folder).rglob(f"*.{kind}")),
+    ]
+    wrong = {
+        path.name for path in pages if re.search(r"pip install (-U )?'?sqlstream(?!-data)\b|\bsqlstream\[", path.read_text())
+    }
+    assert wrong == set()
+
+
+def test_tab_completion_shows_the_public_names() -> None:
+    assert dir(sqlstream) == sorted(sqlstream.__all__)

@@ -104,7 +104,7 @@ def _check_dependencies() -> None:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            message = f"the demo needs {name}, which is not installed: pip install 'sqlstream[demo]'"
+            message = f"the demo needs {name}, which is not installed: pip install 'sqlstream-data[demo]'"
             raise MissingDependencyError(message) from error
 
 

@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import math
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlstream.cli.options import Subcommands, add_command, add_group
+from sqlstream.cli.options import Subcommands, add_command, add_group, add_storage_option, storage_options
 from sqlstream.cli.output import Size, percent, print_facts, print_json, print_table
-from sqlstream.config import IndexOptions
+from sqlstream.config import IndexOptions, LazyOptions
 from sqlstream.errors import ConfigError, MissingDependencyError, StorageError
 from sqlstream.storage.base import urls
 
 if TYPE_CHECKING:
     from sqlstream.index.types.models import IndexInfo
+
+T = TypeVar("T", int, float)
+_SPELLING = {
+    "index_col_name": "--key-column",
+    "columns_to_download": "--download",
+    "allow_missing_columns=True": "--allow-missing-columns",
+    "lazy_index_chunk_size": "--lazy",
+    "label_column": "--label-column",
+    "storage_options": "--storage-option",
+    "sql_engine": "--sql-engine",
+    "sql_query": "--sql",
+    "path_prefix": "--path-prefix",
+    "data_type": "--data-type",
+}
+"""What options are called here, whose names in Python stand in errors."""
 
 
 def register(subcommands: Subcommands) -> None:
@@ -31,7 +47,7 @@ def register(subcommands: Subcommands) -> None:
     info = add_command(group, "info", run_info, "show the indexes of a cache directory: sources, rows, columns")
     query = add_command(group, "query", run_query, "run one SELECT on an index; its table is called dataframe")
     explain = add_command(group, "explain", run_explain, "count what a filter would keep, for each source file")
-    export = add_command(group, "export", run_export, "write the rows of an index, filtered, weighted, shuffled, as Parquet")
+    export = add_command(group, "export", run_export, "write the rows of an index, filtered, weighted, shuffled, split")
     verify = add_command(group, "verify", run_verify, "read every index file whole; exit code 1 if one is damaged")
     verify.add_argument("--repair", action="store_true", help="remove what is damaged: the next run builds it again")
     for parser in (build, info, query, explain, export, verify):
@@ -48,6 +64,14 @@ def register(subcommands: Subcommands) -> None:
     build.add_argument("--path-prefix", metavar="URL", help="where relative paths start, instead of the place of the source")
     build.add_argument("--label-column", metavar="COL", help="for a directory: a column for the name of each sample's folder")
     build.add_argument("--download", metavar="COL", nargs="+", default=[], help="columns whose values are URLs or paths")
+    build.add_argument("--allow-missing-columns", action="store_true", help="a --download column that is not there is NULL")
+    build.add_argument("--delimiter", metavar="CHAR", help="delimiter of CSV files")
+    build.add_argument("--encoding", metavar="NAME", help="encoding of CSV and JSON files, such as latin-1 (default: UTF-8)")
+    build.add_argument(
+        "--lazy", metavar="ROWS", type=int, help="leave the rows in their Parquet files; at least so many at a time"
+    )
+    add_storage_option(build)
+    build.set_defaults(spelling=_SPELLING)
     query.add_argument("sql", metavar="SQL", help="SELECT … FROM dataframe …; it can read the index's rows and nothing else")
     info.add_argument("--ranges", action="store_true", help="read all rows: show each column's nulls, least and greatest value")
     explain.add_argument("sql", metavar="SQL", help="SELECT * FROM dataframe WHERE …")
@@ -60,7 +84,12 @@ def register(subcommands: Subcommands) -> None:
 
 
 def _add_export_options(export: argparse.ArgumentParser) -> None:
-    export.add_argument("out", metavar="OUT", help="the Parquet file; local, or a URL that fsspec can write, such as s3://…")
+    export.add_argument(
+        "out",
+        metavar="OUT",
+        help="the file (.parquet, .arrow, .csv, .jsonl); local, or a URL that fsspec can write, such as s3://…",
+    )
+    export.add_argument("--overwrite", action="store_true", help="replace files that are there")
     export.add_argument("--sql", metavar="QUERY", help="which rows to take: SELECT … FROM dataframe WHERE …")
     export.add_argument("--where", metavar="COND", help="one more condition on them, such as 'score > 6'")
     export.add_argument("--weights", metavar="EXPR", help="how often each row comes, such as '1 + 3 * (score > 6)'")
@@ -68,6 +97,13 @@ def _add_export_options(export: argparse.ArgumentParser) -> None:
     export.add_argument("--shuffle-seed", metavar="SEED", type=int, help="shuffle them; without, they keep their order")
     export.add_argument(
         "--split", metavar="NAME=SHARE", action="append", default=[], help="a file of its own for a share of the rows, by key"
+    )
+    export.add_argument(
+        "--max-rows",
+        metavar="NAME=N",
+        action="append",
+        default=[],
+        help="at most so many rows of a split; the others go to the rest",
     )
     export.add_argument(
         "--row-group-rows", metavar="N", type=int, default=100_000, help="rows of a row group (default: %(default)s)"
@@ -78,6 +114,7 @@ def run_build(options: argparse.Namespace) -> int:
     """Build an index where a dataset with the same options looks for it."""
     from sqlstream.cache import Cache
     from sqlstream.index.build.build import open_index
+    from sqlstream.index.build.lazy_build import open_lazy_index
     from sqlstream.index.info import describe
 
     wanted = IndexOptions(
@@ -90,9 +127,14 @@ def run_build(options: argparse.Namespace) -> int:
         sql_engine=options.sql_engine,
         path_prefix=options.path_prefix,
         label_column=options.label_column,
+        allow_missing_columns=options.allow_missing_columns,
+        delimiter=options.delimiter,
+        encoding=options.encoding,
+        lazy=None if options.lazy is None else LazyOptions(chunk_rows=options.lazy),
     )
-    with Cache(options.dst) as cache:
-        index = open_index(wanted, cache.path / "index", cache.fetcher)
+    opener = open_index if wanted.lazy is None else open_lazy_index
+    with Cache(options.dst, storage_options=storage_options(options.storage_option)) as cache:
+        index = opener(wanted, cache.path / "index", cache.fetcher, identity=cache.identity)
         info = describe(index.path, index.selection)
         index.close()
     if options.json:
@@ -161,17 +203,24 @@ def run_explain(options: argparse.Namespace) -> int:
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Write an index as Parquet, to a temporary place first: what has its final name is whole."""
+    """Write an index as files, to a temporary place first: what has its final name is whole."""
     from sqlstream.index.build.select import open_selection
-    from sqlstream.index.export import ExportOptions, export
+    from sqlstream.index.export import REST, ExportOptions, export
+    from sqlstream.index.export_formats import check_extension
     from sqlstream.index.file.index import Index
     from sqlstream.index.sql.expressions import with_where
     from sqlstream.index.weights import open_weights
 
-    shares = dict(_split(text) for text in options.split)
+    check_extension(urls.redact(options.out))
     wanted = ExportOptions(
-        seed=options.shuffle_seed, num_rows=options.num_rows, splits=shares, row_group_rows=options.row_group_rows
+        seed=options.shuffle_seed,
+        num_rows=options.num_rows,
+        splits=dict(_named("--split", text, float, "val=0.1") for text in options.split),
+        max_rows=dict(_named("--max-rows", text, int, "val=10000") for text in options.max_rows),
+        row_group_rows=options.row_group_rows,
+        extension=Path(options.out).suffix,
     )
+    targets = _targets(options.out, [*wanted.splits, REST] if wanted.splits else [""], overwrite=options.overwrite)
     index = Index(choose_index(options.dst, options.index))
     place = index.path.parent
     if (query := with_where(options.sql, options.where)) is not None:
@@ -180,41 +229,70 @@ def run_export(options: argparse.Namespace) -> int:
     weights = None if options.weights is None else open_weights(index, options.weights, place, show_progress=True)
     with tempfile.TemporaryDirectory(prefix="sqlstream-export-") as directory:
         files = export(index, wanted, Path(directory), weights)
-        targets = {name: _target(options.out, name) for name in files}
-        for name, path in files.items():
-            _put(path, targets[name])
+        for name, file in files.items():
+            _put(file.path, targets[name])
     if options.json:
-        print_json({"files": list(targets.values())})
+        print_json({"files": list(targets.values()), "num_rows": [file.num_rows for file in files.values()]})
     else:
-        print("\n".join(targets.values()))
+        print_table(["rows", "file"], [[file.num_rows, targets[name]] for name, file in files.items()])
     return 0
 
 
-def _split(text: str) -> tuple[str, float]:
-    name, _, share = text.partition("=")
+def _named(option: str, text: str, number: Callable[[str], T], example: str) -> tuple[str, T]:
+    """Return the name and the number of NAME=NUMBER."""
+    name, _, value = text.partition("=")
     try:
-        return name, float(share)
+        return name, number(value)
     except ValueError:
-        raise ConfigError(f"--split={text!r} is no split: give a name and a share, such as val=0.1") from None
+        raise ConfigError(f"{option}={text!r} is no split and number: write {option} {example}, say") from None
 
 
-def _target(out: str, split: str) -> str:
-    return f"{out.removesuffix('.parquet')}-{split}.parquet" if split else out
+def _targets(out: str, splits: Iterable[str], *, overwrite: bool) -> dict[str, str]:
+    """Return where the file of each split goes ('': there are none).
+
+    Raises:
+        ConfigError: One is there already.
+    """
+    extension = Path(out).suffix
+    targets = {split: f"{out.removesuffix(extension)}-{split}{extension}" if split else out for split in splits}
+    for target in targets.values():
+        if not overwrite and _is_there(target):
+            raise ConfigError(f"{urls.redact(target)} is there already: add --overwrite to replace it, or give another name")
+    return targets
+
+
+def _is_there(target: str) -> bool:
+    if not urls.is_remote(target):
+        return urls.local_path(target).exists()
+    with _writing(target):
+        filesystem, path = _filesystem(target)
+        return bool(filesystem.exists(path))
 
 
 def _put(path: Path, target: str) -> None:
     """Bring a finished file to its place, local or remote; big ones go in parts."""
-    import fsspec
-
-    name = urls.redact(target)
-    try:
-        if not urls.is_remote(target):
+    with _writing(target):
+        if urls.is_remote(target):
+            filesystem, remote_path = _filesystem(target)
+            filesystem.put_file(str(path), remote_path)
+        else:
             part = f"{urls.local_path(target)}.{os.getpid()}.part"
             shutil.copyfile(path, part)
             os.replace(part, urls.local_path(target))
-            return
-        filesystem, remote_path = fsspec.core.url_to_fs(target)
-        filesystem.put_file(str(path), remote_path)
+
+
+def _filesystem(target: str) -> tuple[Any, str]:
+    import fsspec
+
+    return fsspec.core.url_to_fs(target)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _writing(target: str) -> Iterator[None]:
+    """Turn the errors of writing a file into ours."""
+    name = urls.redact(target)
+    try:
+        yield
     except ImportError as error:
         raise MissingDependencyError(f"writing to {name} needs a package ({error}): install it") from error
     except OSError as error:

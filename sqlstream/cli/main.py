@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 
 from sqlstream import __version__
-from sqlstream.cli import cache, demo, index
+from sqlstream.cli import cache, demo, doctor, index
 from sqlstream.cli.output import printable
 from sqlstream.errors import SqlStreamError
 from sqlstream.logs import configure_logs
@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sqlstream", description="Look at sqlstream's caches and indexes.")
     parser.add_argument("--version", action="version", version=f"sqlstream {__version__}", help="print the version and exit")
     groups = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for group in (cache, index, demo):
+    for group in (cache, index, doctor, demo):
         group.register(groups)
     return parser
 
@@ -47,7 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SqlStreamError as error:
         if options.traceback:
             traceback.print_exc()
-        print(f"sqlstream: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+        text = " ".join(str(error).split())
+        for name, flag in getattr(options, "spelling", {}).items():
+            text = text.replace(name, flag)
+        print(f"sqlstream: {printable(text)}", file=sys.stderr)
         return WRONG_USE
     except BrokenPipeError:
         # The reader has what it wanted (`… | head`). The interpreter flushes once more at its end: give it a place to.

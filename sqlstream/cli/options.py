@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sqlstream.errors import ConfigError
 
 Run = Callable[[argparse.Namespace], int]
 """A subcommand's body: parsed options in, exit code out."""
@@ -28,3 +31,32 @@ def add_command(subcommands: Subcommands, name: str, run: Run, summary: str) -> 
     parser.add_argument("--traceback", action="store_true", help="on an error, print Python's traceback too")
     parser.set_defaults(run=run)
     return parser
+
+
+def add_storage_option(parser: argparse.ArgumentParser) -> None:
+    """Declare `--storage-option KEY=VALUE`, which may be given more than once."""
+    parser.add_argument(
+        "--storage-option",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="an entry of storage_options, such as endpoint_url=…; true, false and JSON objects are read as such",
+    )
+
+
+def storage_options(pairs: Sequence[str]) -> dict[str, Any]:
+    """Return what `--storage-option` was given.
+
+    Raises:
+        ConfigError: A pair has no `=`, or broken JSON.
+    """
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, is_pair, value = pair.partition("=")
+        if not (key and is_pair):
+            raise ConfigError(f"--storage-option {key!r} is no KEY=VALUE: write endpoint_url=http://…, say")
+        try:
+            options[key] = json.loads(value) if value in ("true", "false") or value.startswith(("{", "[")) else value
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"--storage-option {key}: its value is broken JSON ({error}): correct it") from None
+    return options

@@ -1,4 +1,4 @@
-"""Writes a prepared index (filtered, weighted, shuffled, split) as Parquet, so that it can be a source again."""
+"""Writes a prepared index (filtered, weighted, shuffled, split) as files that can be a source again."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
+from sqlstream.index.export_formats import writer
 from sqlstream.index.file.index import Index
 from sqlstream.index.sql.functions import hash_value
 from sqlstream.index.types.arrow import arrays_of, schema_of
@@ -38,8 +38,12 @@ class ExportOptions:
     splits: Mapping[str, float] = field(default_factory=dict)
     """Share of each split; the rest is `train`. A row's split depends on its key (without one on its number)
     and the seed alone: also when others come."""
+    max_rows: Mapping[str, int] = field(default_factory=dict)
+    """Most rows of a split; those that come later go to `train`."""
     row_group_rows: int = 100_000
     """Rows of a row group: what a reader fetches at a time."""
+    extension: str = ".parquet"
+    """The kind of file: `.parquet`, `.arrow`, `.csv`, `.jsonl`."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -49,12 +53,24 @@ class ExportOptions:
                 raise ConfigError(f"split {name!r} is no name: give letters, digits and '_' ({REST!r} is the rest)")
             if not 0 < share < 1:
                 raise ConfigError(f"split {name}={share:g} is out of range: give a share between 0 and 1")
+        for name, num_rows in self.max_rows.items():
+            if name not in self.splits:
+                raise ConfigError(f"max-rows {name}={num_rows} names no split: give it a share, such as split {name}=0.1")
+            check_at_least(f"max-rows {name}", num_rows, 1)
         if sum(self.splits.values()) >= 1:
             raise ConfigError(f"splits add up to {sum(self.splits.values()):g}: leave something for {REST!r}")
 
 
-def export(index: Index, options: ExportOptions, directory: Path, weights: WeightTable | None = None) -> dict[str, Path]:
-    """Write Parquet files into `directory`; return them by split ('' when there are no splits).
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A file that an export wrote."""
+
+    path: Path
+    num_rows: int
+
+
+def export(index: Index, options: ExportOptions, directory: Path, weights: WeightTable | None = None) -> dict[str, Exported]:
+    """Write files into `directory`; return them by split ('' when there are no splits).
 
     Args:
         index: The rows, and their filter when there is one.
@@ -63,23 +79,22 @@ def export(index: Index, options: ExportOptions, directory: Path, weights: Weigh
         weights: How often each row comes.
 
     Raises:
-        ConfigError: A split has no row.
+        ConfigError: A split has no row, or a column a type that this kind of file cannot hold.
     """
     schema = schema_of(index.columns, physical=False)
     names = [*options.splits, REST] if options.splits else [""]
-    paths = {name: directory / f"{name or 'all'}.parquet" for name in names}
+    paths = {name: directory / f"{name or 'all'}{options.extension}" for name in names}
     counts = dict.fromkeys(names, 0)
     with contextlib.ExitStack() as stack:
-        writers = {name: stack.enter_context(_Groups(path, schema, options.row_group_rows)) for name, path in paths.items()}
+        writers = {name: stack.enter_context(writer(path, schema, options.row_group_rows)) for name, path in paths.items()}
         for positions in _order(index, options, weights):
             ids = index.row_ids(positions).tolist()
             stored = index.stored_rows(ids)
-            for name, rows in _by_split(index, options, ids, stored).items():
+            for name, rows in _by_split(index, options, ids, stored, counts).items():
                 writers[name].write(pa.Table.from_arrays(arrays_of(index.columns, rows), schema=schema))
-                counts[name] += len(rows)
     if empty := [name for name, count in counts.items() if not count]:
         raise ConfigError(f"split {empty[0]!r} has no row: the index has too few ({len(index)}), give a larger share")
-    return paths
+    return {name: Exported(path, counts[name]) for name, path in paths.items()}
 
 
 def _order(index: Index, options: ExportOptions, weights: WeightTable | None) -> Iterator[Int64Array]:
@@ -96,10 +111,11 @@ def _order(index: Index, options: ExportOptions, weights: WeightTable | None) ->
 
 
 def _by_split(
-    index: Index, options: ExportOptions, ids: Sequence[int], rows: Sequence[tuple[Any, ...]]
+    index: Index, options: ExportOptions, ids: Sequence[int], rows: Sequence[tuple[Any, ...]], counts: dict[str, int]
 ) -> dict[str, list[tuple[Any, ...]]]:
-    """Return rows by split; what names a row, its key or its number, chooses the split."""
+    """Return rows by split, counted into `counts`; what names a row, its key or its number, chooses the split."""
     if not options.splits:
+        counts[""] += len(rows)
         return {"": list(rows)}
     key = next((column.position for column in index.columns if column.name == index.key_column), None)
     names = [*options.splits, REST]
@@ -107,32 +123,9 @@ def _by_split(
     found: dict[str, list[tuple[Any, ...]]] = {}
     for row_id, row in zip(ids, rows, strict=True):
         share = hash_value(row_id if key is None else row[key], options.seed or 0) / 2**63
-        found.setdefault(names[int(np.searchsorted(bounds, share, side="right"))], []).append(row)
+        name = names[int(np.searchsorted(bounds, share, side="right"))]
+        if counts[name] >= options.max_rows.get(name, counts[name] + 1):
+            name = REST
+        counts[name] += 1
+        found.setdefault(name, []).append(row)
     return found
-
-
-class _Groups:
-    """A Parquet file whose row groups have the size wanted."""
-
-    def __init__(self, path: Path, schema: pa.Schema, num_rows: int) -> None:
-        self._writer = pq.ParquetWriter(path, schema, compression="zstd")
-        self._num_rows, self._held, self._num_held = num_rows, list[pa.Table](), 0
-
-    def write(self, table: pa.Table) -> None:
-        """Take rows; whole groups are written."""
-        self._held.append(table)
-        self._num_held += table.num_rows
-        if self._num_held >= self._num_rows:
-            held = pa.concat_tables(self._held)
-            whole = held.num_rows - held.num_rows % self._num_rows
-            self._writer.write_table(held.slice(0, whole), row_group_size=self._num_rows)
-            self._held, self._num_held = [held.slice(whole)], held.num_rows - whole
-
-    def __enter__(self) -> _Groups:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Write the rest."""
-        if self._num_held and exception[0] is None:
-            self._writer.write_table(pa.concat_tables(self._held))
-        self._writer.close()

@@ -54,7 +54,7 @@ class LocalS3:
             import boto3
             import moto.server  # noqa: F401
         except ImportError as error:
-            raise MissingDependencyError("LocalS3 needs moto: pip install 'sqlstream[demo]'") from error
+            raise MissingDependencyError("LocalS3 needs moto: pip install 'sqlstream-data[demo]'") from error
         command = [sys.executable, "-m", "sqlstream.testing.servers"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
         assert self._process.stdout is not None

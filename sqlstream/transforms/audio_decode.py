@@ -76,7 +76,9 @@ def decode_audio(source: Source, choose: ChooseRange = whole) -> Audio:
             raise DecodeError("the audio has samples that are no numbers")
         return audio
     if not reasons:
-        raise MissingDependencyError("soundfile, torchcodec or PyAV is needed to decode audio: pip install 'sqlstream[audio]'")
+        raise MissingDependencyError(
+            "soundfile, torchcodec or PyAV is needed to decode audio: pip install 'sqlstream-data[audio]'"
+        )
     raise DecodeError(f"no decoder reads this audio ({'; '.join(reasons)})")
 
 
@@ -216,7 +218,9 @@ def decode_audio_between(source: Source, start: float, stop: float) -> Audio:
             continue
         return Audio(samples=samples, sample_rate=rate)
     if not reasons:
-        raise MissingDependencyError("torchcodec or PyAV is needed to decode a video's audio: pip install 'sqlstream[video]'")
+        raise MissingDependencyError(
+            "torchcodec or PyAV is needed to decode a video's audio: pip install 'sqlstream-data[video]'"
+        )
     raise DecodeError(f"no audio between {start:.3f} and {stop:.3f} s ({'; '.join(reasons)})")
 
 

@@ -72,7 +72,7 @@ def resample(
         raise MissingDependencyError("torchaudio is needed for these resampling options, and does not import: leave them out")
     soxr = find("soxr")
     if soxr is None:
-        raise MissingDependencyError("torchaudio or soxr is needed to resample audio: pip install 'sqlstream[audio]'")
+        raise MissingDependencyError("torchaudio or soxr is needed to resample audio: pip install 'sqlstream-data[audio]'")
     array = soxr.resample(np.ascontiguousarray(samples.T.numpy()), original_rate, target_rate)  # [s, c]
     return fit_length(torch.from_numpy(np.ascontiguousarray(array.T)), num_samples)
 

@@ -40,7 +40,8 @@ def require(module: str, extra: str, purpose: str) -> Any:
     found, reason = _attempt(module)
     if found is None:
         raise MissingDependencyError(
-            f"{module.partition('.')[0]} is needed {purpose} and does not import ({reason}): pip install 'sqlstream[{extra}]'",
+            f"{module.partition('.')[0]} is needed {purpose} and does not import ({reason}): "
+            f"pip install 'sqlstream-data[{extra}]'",
             module=module,
             extra=extra,
         )

@@ -193,7 +193,9 @@ def decoders_for(source: Source, options: ReaderOptions) -> list[tuple[str, Any,
             continue  # a file that failed in another decoder may end the process in decord
         found.append((name, library, open_decoder))
     if not found:
-        raise MissingDependencyError("PyAV, torchcodec or decord is needed to decode videos: pip install 'sqlstream[video]'")
+        raise MissingDependencyError(
+            "PyAV, torchcodec or decord is needed to decode videos: pip install 'sqlstream-data[video]'"
+        )
     return found
 
 

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sqlstream.cli.main import main
 from tests.processes import COMMANDS, ROOT
 
@@ -32,3 +34,10 @@ def run_json(*words: str | Path) -> Any:
     result = run(*words, "--json")
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
+
+
+def in_process(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, Any]:
+    """Run `sqlstream WORDS` in this process; return its exit code, and its text or the document of `--json`."""
+    code = main([str(word) for word in words])
+    text = capsys.readouterr().out
+    return code, json.loads(text) if "--json" in words else text

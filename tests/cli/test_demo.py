@@ -80,7 +80,7 @@ def test_demo_without_its_packages_names_the_extra(package: str) -> None:
     result = run_python("-c", script)
     assert result.returncode == 2
     assert result.stderr.splitlines() == [
-        f"sqlstream: the demo needs {package}, which is not installed: pip install 'sqlstream[demo]'"
+        f"sqlstream: the demo needs {package}, which is not installed: pip install 'sqlstream-data[demo]'"
     ]
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sqlstream import StreamingDataset
 from sqlstream.testing.servers import LocalS3
 from tests.cli.commands import run, run_json
 
@@ -191,3 +192,28 @@ def test_verify_reads_files_of_versions_without_checksums(dst: Path) -> None:
     data[4096:8192] = page[::-1]
     path.write_bytes(data)
     assert run("index", "verify", dst).returncode == 1
+
+
+def test_build_takes_what_a_dataset_takes(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes("index|name\n1|größer\n".encode("latin-1"))
+    words = ("--delimiter", "|", "--encoding", "latin-1", "--download", "image", "--allow-missing-columns")
+    built = run_json("index", "build", tmp_path / "t.csv", tmp_path / "cache", *words)
+    assert built["num_rows"] == 1
+    document = run_json("index", "query", tmp_path / "cache", "SELECT name FROM dataframe")
+    assert document["rows"] == [["größer"]]
+
+
+def test_a_lazy_build_is_what_a_lazy_dataset_opens(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"index": list(range(10))}), tmp_path / "t.parquet")
+    built = run_json("index", "build", tmp_path / "t.parquet", tmp_path / "cache", "--lazy", "5")
+    assert built["is_lazy"]
+    with StreamingDataset(tmp_path / "t.parquet", tmp_path / "cache", lazy_index_chunk_size=5) as dataset:
+        assert dataset.index.path == Path(built["path"])
+
+
+def test_errors_of_build_name_its_options(tmp_path: Path, src: Path) -> None:
+    result = run("index", "build", src, tmp_path / "cache", "--download", "image")
+    assert result.returncode == 2
+    assert "--download names 'image'" in result.stderr
+    assert "--allow-missing-columns" in result.stderr
+    assert "columns_to_download" not in result.stderr

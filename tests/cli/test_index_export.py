@@ -162,3 +162,45 @@ def test_build_takes_what_a_dataset_takes(tmp_path: Path) -> None:
     )
     built = run_json("index", "build", tmp_path / "d", tmp_path / "cache", *words, "--sql-engine", "duckdb")
     assert (built["num_rows"], built["num_selected"]) == (3, 2)
+
+
+@pytest.mark.parametrize("extension", ["arrow", "csv", "jsonl"])
+def test_an_export_of_another_kind_is_a_source_with_the_same_values(extension: str, dst: Path, tmp_path: Path) -> None:
+    (path,) = exported(dst, tmp_path / f"out.{extension}", "--where", "n < 5")
+    result = run("index", "build", path, tmp_path / "again")
+    assert result.returncode == 0, result.stderr
+    document = run_json("index", "query", tmp_path / "again", 'SELECT "index", n, tags, "none" FROM dataframe')
+    assert document["rows"] == [[f"k{at}", at, f'["t{at % 3}"]', None] for at in range(5)]
+
+
+def test_a_column_of_bytes_is_no_text(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"index": [1], "picture": [[b"x"]]}), tmp_path / "t.parquet")
+    assert run("index", "build", tmp_path / "t.parquet", tmp_path / "cache").returncode == 0
+    result = run("index", "export", tmp_path / "cache", tmp_path / "out.csv")
+    assert result.returncode == 2
+    assert "column 'picture' holds bytes, which .csv cannot: write .parquet or .arrow" in result.stderr
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_an_export_replaces_nothing_unasked_and_writes_no_unknown_kind(dst: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    out.write_text("mine")
+    refused = run("index", "export", dst, out)
+    assert refused.returncode == 2
+    assert f"{out} is there already: add --overwrite" in refused.stderr
+    assert out.read_text() == "mine"
+    assert run("index", "export", dst, out, "--overwrite").returncode == 0
+    assert out.read_text() != "mine"
+    unknown = run("index", "export", dst, tmp_path / "out.xls")
+    assert unknown.returncode == 2
+    assert "out.xls has no extension that an export writes: give one of .parquet, .arrow, .csv, .jsonl" in unknown.stderr
+
+
+def test_a_split_takes_no_more_rows_than_it_may(dst: Path, tmp_path: Path) -> None:
+    words = ("--split", "val=0.5", "--max-rows", "val=7")
+    document = run_json("index", "export", dst, tmp_path / "s.parquet", *words)
+    assert document["num_rows"] == [7, NUM_ROWS - 7]
+    assert [pq.read_metadata(path).num_rows for path in document["files"]] == document["num_rows"]
+    rows = [value for path in document["files"] for value in column(path, "n")]
+    assert sorted(rows) == list(range(NUM_ROWS))
+    assert "names no split" in run("index", "export", dst, tmp_path / "x.parquet", "--max-rows", "val=7").stderr

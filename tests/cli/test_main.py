@@ -59,7 +59,7 @@ def test_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as exit_info:
         main(["--version"])
     assert exit_info.value.code == 0
-    assert capsys.readouterr().out == f"sqlstream {importlib.metadata.version('sqlstream')}\n"
+    assert capsys.readouterr().out == f"sqlstream {importlib.metadata.version('sqlstream-data')}\n"
 
 
 @pytest.mark.parametrize(

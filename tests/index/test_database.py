@@ -192,7 +192,7 @@ def test_two_databases_of_one_address_are_not_one(tmp_path: Path) -> None:
 def test_a_database_needs_a_query_and_its_driver(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"postgresql://host/db is a database: give sql_query"):
         build(tmp_path, "postgresql://me:geheim@host/db")
-    with pytest.raises(MissingDependencyError, match=r"sqlstream\[bigquery\]"):
+    with pytest.raises(MissingDependencyError, match=r"sqlstream-data\[bigquery\]"):
         build(tmp_path, "bigquery://project", sql_query="SELECT 1")
     with pytest.raises(MissingDependencyError, match=r"not installed .*install the SQLAlchemy dialect and driver"):
         build(tmp_path, "mysql+pymysql://host/db", sql_query="SELECT 1")

@@ -239,7 +239,7 @@ def test_duckdb_reads_the_rows_and_nothing_else(attack: str, path: Path, tmp_pat
 
 def test_duckdb_that_is_not_installed_is_named(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'sqlstream\[duckdb\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'sqlstream-data\[duckdb\]'"):
         build(tmp_path, path, where="n > 1", sql_engine="duckdb")
 
 

@@ -171,7 +171,7 @@ def test_weights_and_splits_of_rows_without_keys(tmp_path: Path) -> None:
 
     def split(of: Index) -> set[int]:
         files = export(of, ExportOptions(splits={"val": 0.2}, seed=1), tmp_path / "out")
-        return set(pq.read_table(files["val"])["n"].to_numpy().tolist())
+        return set(pq.read_table(files["val"].path)["n"].to_numpy().tolist())
 
     everything = split(index)
     assert 40 < len(everything) < 120

@@ -47,7 +47,7 @@ for error, name in table.items():
     ours = fsspec_backend.map_error(error, "s3://b/k")
     assert type(ours).__name__ == name, (error, ours)
     assert "sig" not in str(ours) and "s3://b/k" in str(ours)
-assert "sqlstream[s3]" in str(fsspec_backend.map_error(ImportError("no s3fs"), "s3://b/k"))
+assert "sqlstream-data[s3]" in str(fsspec_backend.map_error(ImportError("no s3fs"), "s3://b/k"))
 """
 
 

@@ -171,7 +171,7 @@ def test_resampling_keeps_pitch_level_and_length(
 
 def test_resampling_without_a_library_or_with_options_it_lacks_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audio_process, "find", lambda _module: None)
-    with pytest.raises(MissingDependencyError, match=r"sqlstream\[audio\]"):
+    with pytest.raises(MissingDependencyError, match=r"sqlstream-data\[audio\]"):
         resample(torch.zeros(1, 100), 8000, 16000)
     with pytest.raises(MissingDependencyError, match="torchaudio"):
         resample(torch.zeros(1, 100), 8000, 16000, ResampleOptions(rolloff=0.9))

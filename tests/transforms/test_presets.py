@@ -108,7 +108,7 @@ for extra, call in calls.items():
     try:
         call()
     except MissingDependencyError as error:
-        assert f"sqlstream[{{extra}}]" in str(error), (extra, str(error))
+        assert f"sqlstream-data[{{extra}}]" in str(error), (extra, str(error))
     else:
         raise AssertionError(extra)
 print(presets.LoadJsonMetadataTransform("m")({{"m": "[1]"}})["m"])

@@ -75,6 +75,8 @@ def migrations_directory() -> Path:
     return inside if inside.is_dir() else package.parent / "migrations"
 
 
+SQLITE_VERSION = sqlite3.sqlite_version
+"""Of the library that this Python is linked with."""
 Refill = Callable[[sqlite3.Connection], None]
 
 

@@ -49,7 +49,7 @@ def duckdb_select(query: str) -> str:
     try:
         duckdb: Any = importlib.import_module("duckdb")
     except ImportError as error:
-        raise MissingDependencyError("sql_engine='duckdb' needs DuckDB: pip install 'sqlstream[duckdb]'") from error
+        raise MissingDependencyError("sql_engine='duckdb' needs DuckDB: pip install 'sqlstream-data[duckdb]'") from error
     why = "give 'SELECT … FROM dataframe WHERE …'"
     try:
         statement = without_end(query, "duckdb")

@@ -97,7 +97,7 @@ def map_error(error: Exception, url: str) -> SqlStreamError:
     ours = next(ERRORS[name] for name in names if name in ERRORS)
     if ours is MissingDependencyError:
         extra = _EXTRAS.get(scheme(url))
-        cure = f"pip install 'sqlstream[{extra}]'" if extra else "install the package that it names"
+        cure = f"pip install 'sqlstream-data[{extra}]'" if extra else "install the package that it names"
         return MissingDependencyError(f"{where}: {error}: {cure}", url=where)
     return ours(f"{where}: {redact_text(str(error)) or type(error).__name__}", url=where)
 

@@ -233,5 +233,5 @@ def _errors(url: str, query: str) -> Iterator[None]:
 def _missing(url: str, error: Exception) -> MissingDependencyError:
     dialect = _dialect(url)
     extra = _EXTRAS.get(dialect)
-    cure = f"pip install 'sqlstream[{extra}]'" if extra else "install the SQLAlchemy dialect and driver of this database"
+    cure = f"pip install 'sqlstream-data[{extra}]'" if extra else "install the SQLAlchemy dialect and driver of this database"
     return MissingDependencyError(f"{urls.redact(url)} needs a driver that is not installed ({error}): {cure}")

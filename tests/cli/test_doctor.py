@@ -1,0 +1,104 @@
+"""`sqlstream doctor`: a healthy machine, and each thing that can be wrong."""
+
+from __future__ import annotations
+
+import re
+import resource
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sqlstream.cache import Cache
+from sqlstream.cli import doctor
+from sqlstream.testing.servers import LocalS3
+from sqlstream.testing.storage import ScriptedFetcher
+from tests.cli.commands import in_process
+
+ROOT = Path(__file__).parents[2]
+KEYS = ("--storage-option", "key=testing", "--storage-option", "secret=testing", "--storage-option", "region=us-east-1")
+
+
+def found(document: dict[str, Any]) -> dict[str, dict[str, str]]:
+    return {fact["what"]: fact for fact in document["facts"]}
+
+
+def test_the_extras_are_those_of_the_project() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {
+        extra: {re.match(r"[\w-]+", package)[0] for package in packages}  # type: ignore[index]
+        for extra, packages in extras.items()
+        if extra not in ("demo", "dev")
+    }
+    assert {extra: set(modules.values()) for extra, modules in doctor.EXTRAS.items()} == named
+
+
+def test_a_sound_machine_has_nothing_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Cache(tmp_path / "cache", limit="1mb"):
+        pass
+    (tmp_path / "t.csv").write_text("index\n1\n")
+    code, text = in_process(capsys, "doctor", tmp_path / "t.csv", tmp_path / "cache")
+    assert code == 0, text
+    assert re.search(r"^ok +torch +2\.", text, re.MULTILINE)
+    assert re.search(r"^ok +extra image +pillow \d", text, re.MULTILINE)
+    assert re.search(r"^ok +cache +0 entries, 0 B, limit 1\.0 MB", text, re.MULTILINE)
+    assert re.search(r"^ok +ledger +0 disagreements", text, re.MULTILINE)
+    assert re.search(r"^ok +source .*t\.csv +is there", text, re.MULTILINE)
+
+
+def test_what_does_not_import_is_said_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    monkeypatch.setitem(doctor.EXTRAS, "fast", {"no_such_module": "no-such-distribution"})
+    _, document = in_process(capsys, "doctor", tmp_path / "none.csv", tmp_path, "--json")
+    facts = found(document)
+    assert facts["extra image"]["state"] == "note"
+    assert "PIL.Image does not import: import of PIL.Image halted" in facts["extra image"]["found"]
+    assert facts["extra fast"]["found"] == "not installed: pip install 'sqlstream-data[fast]'"
+
+
+def test_a_damaged_cache_names_the_repair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Cache(tmp_path / "cache", limit="1mb") as cache:
+        cache.fetcher = ScriptedFetcher({"test://x": b"content"})
+        with cache.pinned("test://x") as path:
+            pass
+    path.unlink()
+    code, text = in_process(capsys, "doctor", tmp_path / "missing.csv", tmp_path / "cache")
+    assert code == 1
+    assert "1 disagreements with the disk" in text
+    assert f"- ledger: sqlstream cache verify --repair {tmp_path / 'cache'}" in text
+    assert "missing.csv: check the path" in text
+
+
+def test_few_open_files_are_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    _, document = in_process(capsys, "doctor", "--json", tmp_path / "t.csv", tmp_path)
+    assert found(document)["open files"] == {
+        "what": "open files",
+        "found": "256 (ulimit -n; at most 256)",
+        "state": "note",
+        "cure": "ulimit -n 1024",
+    }
+
+
+def test_a_source_is_asked_for_by_one_small_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with LocalS3() as s3:
+        url = s3.put("bucket/folder/t.csv", b"index\n1\n")
+        keys = (*KEYS, "--storage-option", f"endpoint_url={s3.endpoint_url}")
+        facts = {
+            src: found(in_process(capsys, "doctor", src, tmp_path, "--json", *keys)[1])[f"source {src}"]
+            for src in (url, "s3://bucket/folder/", "s3://bucket/folder/*.csv", "s3://bucket/none/", "s3://bucket/none.csv")
+        }
+    states = [fact["state"] for fact in facts.values()]
+    assert states == ["ok", "ok", "ok", "wrong", "wrong"], facts
+    assert facts[url]["found"].startswith("8 B, answered in ")
+    assert facts["s3://bucket/folder/"]["found"].startswith(f"first object {url}")
+    assert "does not exist" in facts["s3://bucket/none.csv"]["found"]
+
+
+@pytest.mark.parametrize("pair", ["region", "=x", 'client_kwargs={"a"'])
+def test_a_broken_option_is_named(pair: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert in_process(capsys, "doctor", "s3://bucket/t.csv", tmp_path, "--storage-option", pair)[0] == 2
