@@ -83,7 +83,7 @@ class Lookup:
         ready = self._find({ref.key: ref.is_stored_sample for group in groups for ref in group}, len(groups))
         if ready is None:
             return None
-        return [ReadHold(group, [*map(ready.__getitem__, map(_KEY_OF, group))], self._read_locks) for group in groups]
+        return [ReadHold(group, (*map(ready.__getitem__, map(_KEY_OF, group)),), self._read_locks) for group in groups]
 
     def read_one(self, group: Sequence[ObjectRef]) -> ReadHold | None:
         """Return a read hold on one sample; what the ledger said of its objects before is asked once.

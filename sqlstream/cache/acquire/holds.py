@@ -230,7 +230,7 @@ class Holds:
 
     def take_over(self, read_hold: ReadHold) -> Hold:
         """Return a hold in use that pins by rows what a claimed read hold keeps by locks; those are given back last."""
-        hold = Hold(read_hold.refs, "", read_hold.charges, NOTHING, HoldState.IN_USE, paths=read_hold.paths)
+        hold = Hold(read_hold.refs, "", read_hold.charges, NOTHING, HoldState.IN_USE, paths=[*read_hold.paths])
 
         def pin(_: LedgerTransaction) -> None:  # the owner writes its pins at the end of it
             assert self.owner.id is not None

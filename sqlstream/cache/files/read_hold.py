@@ -100,6 +100,10 @@ class ReadLocks:
         return True
 
 
+_NO_FILES: dict[str, ReadLock] = {}
+"""Of holds that are not claimed, for ever empty: a hundred of them are planned at a time, and the collector looks at dicts."""
+
+
 class ReadHold:
     """Objects of one sample that were all here when it was planned; claimed, it keeps them there by locks on their files.
 
@@ -123,9 +127,9 @@ class ReadHold:
 
     def __init__(self, refs: Sequence[ObjectRef], rows: Sequence[ReadyRow], locks: ReadLocks) -> None:
         self.refs = refs
-        self.paths: list[str] = []
+        self.paths: Sequence[str] = ()
         """Where its objects are, in their order, from the claim to the release."""
-        self.open_files: dict[str, ReadLock] = {}
+        self.open_files = _NO_FILES
         """The files by path, from the claim to the release: a reader of the object need not open it again."""
         self.rows = rows
         self._locks = locks
@@ -140,10 +144,12 @@ class ReadHold:
 
         Its sample must then be acquired again, by rows.
         """
-        locks, files = self._locks, self.open_files
-        if files:  # of a claim that a signal handler ended
+        if self.open_files:  # of a claim that a signal handler ended
             self.close()
-        paths = self.paths = []
+        locks = self._locks
+        files: dict[str, ReadLock] = {}
+        paths: list[str] = []
+        self.open_files, self.paths = files, paths
         for key, size_bytes, _, ext in self.rows:
             name = key.hex()
             path = f"{locks.data}/{name[:2]}/{name}{ext}"

@@ -38,6 +38,7 @@ SIZES_LOOKED_AT = 32
 """Samples whose entries' mean size counts for all that are ahead: as many of the last used, and as many of the next."""
 MAX_ENTRIES = 4096
 """Distinct entries ahead, where samples have many objects each: one that is on its way keeps a file open. Arbitrary."""
+_WANTED_OF = operator.attrgetter("wanted")
 
 
 class Engine:
@@ -387,6 +388,8 @@ class Window:
         if sizes:
             self._mean_bytes = sum(sizes.values()) / len(sizes)
         most = min(MAX_ENTRIES, int(self._prefetch_bytes / max(self._mean_bytes, 1.0)))
+        if sum(map(len, map(_WANTED_OF, self._ahead))) <= most:  # as a rule; then how many are the same matters not
+            return len(bare)
         entries = {ref.key for slot in self._ahead if slot.hold is not None for ref in slot.wanted}
         for number, slot in enumerate(bare):
             entries.update(ref.key for ref in slot.wanted)
