@@ -221,7 +221,7 @@ class PrivateFilesSession:
                 self._settled.wait(LOOK_SECONDS, is_over=lambda: hold.is_settled)
                 num_looks += 1
             if hold.is_void:
-                hold.error = None  # that of a download which nobody needs any more
+                hold.error = None  # of a download that no sample needs any more
                 return hold
             if getattr(hold.error, "context", {}).get("errno") not in FULL:
                 return hold

@@ -71,15 +71,13 @@ def register(subcommands: Subcommands) -> None:
     doctor.add_argument(
         "src", metavar="SRC", nargs="?", help="a source as it is given to StreamingDataset: it is asked for once"
     )
-    doctor.add_argument(
-        "dst", metavar="DST", nargs="?", help="the cache directory (default: %(default)s)", default=default_cache_directory()
-    )
+    doctor.add_argument("dst", metavar="DST", nargs="?", help="the cache directory (default: that of StreamingDataset)")
     add_storage_option(doctor)
 
 
 def run_doctor(options: argparse.Namespace) -> int:
     """Print what was found, then what to change; return 1 if something is wrong."""
-    directory = Path(options.dst).expanduser()
+    directory = default_cache_directory() if options.dst is None else Path(options.dst).expanduser()
     facts = [*_packages(), *_extras(), *_limits(), *_disk(directory), *_cache(directory)]
     if options.src is not None:
         facts.append(_source(options.src, storage_options(options.storage_option)))
@@ -182,14 +180,16 @@ def _disk(directory: Path) -> Iterator[Fact]:
 
 def _existing(directory: Path) -> Path:
     """Return the directory, or the nearest one above it that is there."""
-    return next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
+    return next(
+        path for path in (directory.absolute(), *directory.absolute().parents) if os.path.isdir(path)
+    )  # False where we may not look
 
 
 def _cache(directory: Path) -> Iterator[Fact]:
     """Yield the health of a cache, if there is one."""
     from sqlstream.cache import Cache
 
-    if not (directory / "FORMAT").exists():
+    if not os.path.exists(directory / "FORMAT"):
         yield Fact("cache", f"none at {directory} yet")
         return
     try:
@@ -215,7 +215,7 @@ def _source(src: str, options: dict[str, Any]) -> Fact:
 
     name = f"source {urls.redact(src)}"
     if not urls.is_remote(src):
-        found = urls.local_path(fixed_part(src) if has_wildcard(src) else src).exists()
+        found = os.path.exists(urls.local_path(fixed_part(src) if has_wildcard(src) else src))
         return Fact(name, "is there") if found else Fact(name, "does not exist", WRONG, "check the path")
     began = time.monotonic()
     try:

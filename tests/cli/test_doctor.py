@@ -13,6 +13,7 @@ import pytest
 
 from sqlstream.cache import Cache
 from sqlstream.cli import doctor
+from sqlstream.cli.main import build_parser
 from sqlstream.testing.servers import LocalS3
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cli.commands import in_process
@@ -102,3 +103,19 @@ def test_a_source_is_asked_for_by_one_small_request(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize("pair", ["region", "=x", 'client_kwargs={"a"'])
 def test_a_broken_option_is_named(pair: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert in_process(capsys, "doctor", "s3://bucket/t.csv", tmp_path, "--storage-option", pair)[0] == 2
+
+
+def test_paths_that_cannot_be_looked_at_are_no_tracebacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = in_process(capsys, "doctor", tmp_path / ("s" * 300), tmp_path / ("d" * 300))
+    assert code == 1
+    assert "does not exist" in text
+    assert "none at" in text
+
+
+def test_no_command_needs_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", fail)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert build_parser().parse_args(["doctor"]).dst is None
