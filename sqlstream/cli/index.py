@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import math
-import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from sqlstream.cli import export
+from sqlstream.cli.choice import choose_index, find_indexes
 from sqlstream.cli.options import Subcommands, add_command, add_group, add_storage_option, storage_options
 from sqlstream.cli.output import Size, percent, print_facts, print_json, print_table
 from sqlstream.config import IndexOptions, LazyOptions
-from sqlstream.errors import ConfigError, MissingDependencyError, StorageError
-from sqlstream.storage.base import urls
+from sqlstream.errors import ConfigError
 
 if TYPE_CHECKING:
     from sqlstream.index.types.models import IndexInfo
 
-T = TypeVar("T", int, float)
 _SPELLING = {
     "index_col_name": "--key-column",
     "columns_to_download": "--download",
@@ -47,10 +43,10 @@ def register(subcommands: Subcommands) -> None:
     info = add_command(group, "info", run_info, "show the indexes of a cache directory: sources, rows, columns")
     query = add_command(group, "query", run_query, "run one SELECT on an index; its table is called dataframe")
     explain = add_command(group, "explain", run_explain, "count what a filter would keep, for each source file")
-    export = add_command(group, "export", run_export, "write the rows of an index, filtered, weighted, shuffled, split")
+    written = export.register(group)
     verify = add_command(group, "verify", run_verify, "read every index file whole; exit code 1 if one is damaged")
     verify.add_argument("--repair", action="store_true", help="remove what is damaged: the next run builds it again")
-    for parser in (build, info, query, explain, export, verify):
+    for parser in (build, info, query, explain, verify):
         parser.add_argument("dst", metavar="DST", help="the cache directory, as it is given to StreamingDataset")
     build.add_argument("--data-type", metavar="TYPE", help="for a directory: which kind of file makes a sample, e.g. image")
     build.add_argument(
@@ -75,39 +71,11 @@ def register(subcommands: Subcommands) -> None:
     query.add_argument("sql", metavar="SQL", help="SELECT … FROM dataframe …; it can read the index's rows and nothing else")
     info.add_argument("--ranges", action="store_true", help="read all rows: show each column's nulls, least and greatest value")
     explain.add_argument("sql", metavar="SQL", help="SELECT * FROM dataframe WHERE …")
-    _add_export_options(export)
-    for parser in (query, explain, export):
+    for parser in (query, explain, written):
         parser.add_argument(
             "--index", metavar="FINGERPRINT", help="which index, by the start of its fingerprint; needed if there are several"
         )
     query.add_argument("--csv", action="store_true", help="print CSV")
-
-
-def _add_export_options(export: argparse.ArgumentParser) -> None:
-    export.add_argument(
-        "out",
-        metavar="OUT",
-        help="the file (.parquet, .arrow, .csv, .jsonl); local, or a URL that fsspec can write, such as s3://…",
-    )
-    export.add_argument("--overwrite", action="store_true", help="replace files that are there")
-    export.add_argument("--sql", metavar="QUERY", help="which rows to take: SELECT … FROM dataframe WHERE …")
-    export.add_argument("--where", metavar="COND", help="one more condition on them, such as 'score > 6'")
-    export.add_argument("--weights", metavar="EXPR", help="how often each row comes, such as '1 + 3 * (score > 6)'")
-    export.add_argument("--num-rows", metavar="N", type=int, help="how many rows to draw (default: as many as are selected)")
-    export.add_argument("--shuffle-seed", metavar="SEED", type=int, help="shuffle them; without, they keep their order")
-    export.add_argument(
-        "--split", metavar="NAME=SHARE", action="append", default=[], help="a file of its own for a share of the rows, by key"
-    )
-    export.add_argument(
-        "--max-rows",
-        metavar="NAME=N",
-        action="append",
-        default=[],
-        help="at most so many rows of a split; the others go to the rest",
-    )
-    export.add_argument(
-        "--row-group-rows", metavar="N", type=int, default=100_000, help="rows of a row group (default: %(default)s)"
-    )
 
 
 def run_build(options: argparse.Namespace) -> int:
@@ -202,103 +170,6 @@ def run_explain(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_export(options: argparse.Namespace) -> int:
-    """Write an index as files, to a temporary place first: what has its final name is whole."""
-    from sqlstream.index.build.select import open_selection
-    from sqlstream.index.export import REST, ExportOptions, export
-    from sqlstream.index.export_formats import check_extension
-    from sqlstream.index.file.index import Index
-    from sqlstream.index.sql.expressions import with_where
-    from sqlstream.index.weights import open_weights
-
-    check_extension(urls.redact(options.out))
-    wanted = ExportOptions(
-        seed=options.shuffle_seed,
-        num_rows=options.num_rows,
-        splits=dict(_named("--split", text, float, "val=0.1") for text in options.split),
-        max_rows=dict(_named("--max-rows", text, int, "val=10000") for text in options.max_rows),
-        row_group_rows=options.row_group_rows,
-        extension=Path(options.out).suffix,
-    )
-    targets = _targets(options.out, [*wanted.splits, REST] if wanted.splits else [""], overwrite=options.overwrite)
-    index = Index(choose_index(options.dst, options.index))
-    place = index.path.parent
-    if (query := with_where(options.sql, options.where)) is not None:
-        filtered = IndexOptions(src=index.src, key_column=index.key_column, sql_query=query)
-        index = open_selection(index, filtered, place, show_progress=True)
-    weights = None if options.weights is None else open_weights(index, options.weights, place, show_progress=True)
-    with tempfile.TemporaryDirectory(prefix="sqlstream-export-") as directory:
-        files = export(index, wanted, Path(directory), weights)
-        for name, file in files.items():
-            _put(file.path, targets[name])
-    if options.json:
-        print_json({"files": list(targets.values()), "num_rows": [file.num_rows for file in files.values()]})
-    else:
-        print_table(["rows", "file"], [[file.num_rows, targets[name]] for name, file in files.items()])
-    return 0
-
-
-def _named(option: str, text: str, number: Callable[[str], T], example: str) -> tuple[str, T]:
-    """Return the name and the number of NAME=NUMBER."""
-    name, _, value = text.partition("=")
-    try:
-        return name, number(value)
-    except ValueError:
-        raise ConfigError(f"{option}={text!r} is no split and number: write {option} {example}, say") from None
-
-
-def _targets(out: str, splits: Iterable[str], *, overwrite: bool) -> dict[str, str]:
-    """Return where the file of each split goes ('': there are none).
-
-    Raises:
-        ConfigError: One is there already.
-    """
-    extension = Path(out).suffix
-    targets = {split: f"{out.removesuffix(extension)}-{split}{extension}" if split else out for split in splits}
-    for target in targets.values():
-        if not overwrite and _is_there(target):
-            raise ConfigError(f"{urls.redact(target)} is there already: add --overwrite to replace it, or give another name")
-    return targets
-
-
-def _is_there(target: str) -> bool:
-    if not urls.is_remote(target):
-        return urls.local_path(target).exists()
-    with _writing(target):
-        filesystem, path = _filesystem(target)
-        return bool(filesystem.exists(path))
-
-
-def _put(path: Path, target: str) -> None:
-    """Bring a finished file to its place, local or remote; big ones go in parts."""
-    with _writing(target):
-        if urls.is_remote(target):
-            filesystem, remote_path = _filesystem(target)
-            filesystem.put_file(str(path), remote_path)
-        else:
-            part = f"{urls.local_path(target)}.{os.getpid()}.part"
-            shutil.copyfile(path, part)
-            os.replace(part, urls.local_path(target))
-
-
-def _filesystem(target: str) -> tuple[Any, str]:
-    import fsspec
-
-    return fsspec.core.url_to_fs(target)  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def _writing(target: str) -> Iterator[None]:
-    """Turn the errors of writing a file into ours."""
-    name = urls.redact(target)
-    try:
-        yield
-    except ImportError as error:
-        raise MissingDependencyError(f"writing to {name} needs a package ({error}): install it") from error
-    except OSError as error:
-        raise StorageError(f"{name} cannot be written ({error}): check the path, and your rights") from error
-
-
 def run_query(options: argparse.Namespace) -> int:
     """Print the result of a query on one index file."""
     from sqlstream.index.file.index import Index
@@ -319,41 +190,6 @@ def run_query(options: argparse.Namespace) -> int:
     else:
         print_table(names, cells)
     return 0
-
-
-def find_indexes(dst: str) -> list[IndexInfo]:
-    """Return the indexes of a cache directory, at least one.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    from sqlstream.index.info import list_indexes
-
-    infos = list_indexes(Path(dst) / "index")
-    if not infos:
-        raise ConfigError(f"{dst} holds no index: check the path, or build one with `sqlstream index build SRC {dst}`")
-    return infos
-
-
-def choose_index(dst: str, beginning: str | None) -> Path:
-    """Return the index file whose fingerprint begins so; the only one if nothing is given.
-
-    A selection is positions in an index file; queries run on all rows, so only files can be chosen.
-
-    Raises:
-        ConfigError: None, or several.
-    """
-    infos = find_indexes(dst)
-    files = {Path(info.path).stem: Path(info.path) for info in infos if not info.is_lazy}
-    if not files:
-        raise ConfigError(
-            f"{dst} holds lazy indexes only, whose rows are in {infos[0].src}: build one with `sqlstream index build SRC {dst}`"
-        )
-    chosen = [name for name in files if name.startswith(beginning or "")]
-    if len(chosen) != 1:
-        problem = "there are several" if beginning is None else f"--index={beginning!r} fits {len(chosen)} of them"
-        raise ConfigError(f"which index of {dst}? {problem}: give --index with the start of one of {', '.join(files)}")
-    return files[chosen[0]]
 
 
 def _print_info(info: IndexInfo) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.index.export_formats import writer
 from sqlstream.index.file.index import Index
+from sqlstream.index.splits import REST, plan_splits
 from sqlstream.index.sql.functions import hash_value
 from sqlstream.index.types.arrow import arrays_of, schema_of
 from sqlstream.index.weights import WeightTable
@@ -22,8 +24,6 @@ from sqlstream.order import Shuffled
 from sqlstream.order.permute import Int64Array
 from sqlstream.order.weights import WeightedRows
 
-REST = "train"
-"""The split of the rows that no other one takes."""
 _ROWS_AT_A_TIME = 16_384
 
 
@@ -118,12 +118,11 @@ def _by_split(
         counts[""] += len(rows)
         return {"": list(rows)}
     key = next((column.position for column in index.columns if column.name == index.key_column), None)
-    names = [*options.splits, REST]
-    bounds = np.cumsum(list(options.splits.values()))  # [num_splits]
+    planned = plan_splits(options.splits)
+    stops = [split.stop for split in planned]
     found: dict[str, list[tuple[Any, ...]]] = {}
     for row_id, row in zip(ids, rows, strict=True):
-        share = hash_value(row_id if key is None else row[key], options.seed or 0) / 2**63
-        name = names[int(np.searchsorted(bounds, share, side="right"))]
+        name = planned[bisect_right(stops, hash_value(row_id if key is None else row[key], options.seed or 0))].name
         if counts[name] >= options.max_rows.get(name, counts[name] + 1):
             name = REST
         counts[name] += 1
