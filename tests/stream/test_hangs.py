@@ -281,6 +281,7 @@ def test_a_child_forked_while_another_thread_waits_for_a_lock_or_is_in_a_transac
     program = f"""
 import os, sys, threading
 from sqlstream.cache import Cache
+from tests.cache.session import Session
 cache = Cache({str(tmp_path / "dst")!r})
 over = threading.Event()
 def work():
@@ -297,12 +298,13 @@ for _ in range({num_forks}):
         over.set()
         sys.exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+assert all(thread.is_alive() for thread in threads)
 over.set()
 for thread in threads:
     thread.join()
 cache.close()
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=300)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=300, cwd=Path(__file__).parents[2])
     check_invariants(tmp_path / "dst", at_rest=True)
 
 
