@@ -19,6 +19,7 @@ import pytest
 from sqlstream.cache.files.read_hold import ReadLock, ReadLocks
 from sqlstream.process import fork, locks
 from sqlstream.process.fork import Forks, Stage
+from tests.cache.kit import descriptors
 from tests.processes import ROOT, answer_of_forked_child
 
 
@@ -337,13 +338,13 @@ def test_a_forked_child_opens_for_itself_what_its_parent_reads_and_its_own_child
     Path(path).write_bytes(b"data")
     shared, files, others = ReadLocks("", refuse), dict[str, ReadLock](), dict[str, ReadLock]()
     assert shared.lock(path, 4, files)
-    (inherited,) = files[path].fds
+    (inherited,) = descriptors(files[path])
 
     def in_child() -> str:
-        assert files[path].fds == []
+        assert files[path].owners == []
         was_closed = state_of(inherited)
         assert shared.lock(path, 4, others)
-        (own,) = others[path].fds
+        (own,) = descriptors(others[path])
         said = f"{was_closed}, own {answer_of_forked_child(lambda: state_of(own))}, {state_of(own)}"
         others.clear()
         files.clear()
@@ -363,7 +364,7 @@ def test_a_file_is_open_once_until_its_last_user_drops_it(tmp_path: Path) -> Non
     users = [dict[str, ReadLock]() for _ in range(3)]
     assert all(shared.lock(path, 4, files) for files in users)
     assert not shared.lock(path, 5, {}), "it has another size"
-    (fd,) = {fd for files in users for fd in files[path].fds}
+    (fd,) = {fd for files in users for fd in descriptors(files[path])}
     for files in users:
         assert state_of(fd) == "open"
         files.clear()

@@ -11,12 +11,19 @@ from typing import Protocol
 from sqlstream.errors import DecodeError
 
 
+class DescriptorOwner(Protocol):
+    """What closes a descriptor when it is dropped."""
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+
+
 class OpenFile(Protocol):
     """A file that the engine has open."""
 
     @property
-    def fds(self) -> Sequence[int]:
-        """Its descriptor; none in a forked child."""
+    def owners(self) -> Sequence[DescriptorOwner]:
+        """The owner of its descriptor; none in a forked child."""
 
     @property
     def size_bytes(self) -> int:
@@ -53,8 +60,8 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     """
     file = LENT.files.open_files.get(os.fspath(path))
     try:
-        if file is not None and file.fds:
-            data = os.pread(file.fds[0], file.size_bytes, 0)
+        if file is not None and file.owners:
+            data = os.pread(file.owners[0].fileno(), file.size_bytes, 0)
             if len(data) == file.size_bytes:  # one read gives 2 GiB at most
                 return data
         with open(path, "rb", buffering=0) as unbuffered:  # without a buffer: a file is read whole

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 from sqlstream.cache import Cache
+from sqlstream.cache.files import read_hold
+from sqlstream.cache.files.read_hold import ReadLock
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import WAIT_SECONDS
 from tests.cache.session import Session
@@ -23,6 +25,16 @@ def acquire_hits(cache: Cache, urls: list[str]) -> None:
 def read_pinned(cache: Cache, urls: list[str]) -> None:
     with cache.pinned(urls[0]) as path:
         path.read_bytes()
+
+
+def descriptors(lock: ReadLock) -> list[int]:
+    return [owner.fileno() for owner in lock.owners]
+
+
+def open_locks() -> list[ReadLock]:
+    """Return the read locks of this process that have their file open."""
+    locks = [reference() for reference in list(read_hold._locks.values())]
+    return [lock for lock in locks if lock is not None and lock.owners]
 
 
 def num_gets(server: FaultyHttpServer, path: str | None = None) -> int:

@@ -12,7 +12,6 @@ import pytest
 
 from sqlstream import StreamingDataset
 from sqlstream.cache import Cache
-from sqlstream.cache.files import read_hold
 from sqlstream.cache.files.disk import Part, changed_files
 from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.ledger.write_lock import WriteLock
@@ -23,7 +22,7 @@ from sqlstream.storage.fetcher import FetchEvent, FetchRequest, Sink
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.testing.storage import ScriptedFetcher
-from tests.cache.kit import acquire_hits, read_pinned
+from tests.cache.kit import acquire_hits, open_locks, read_pinned
 from tests.cache.session import Session
 from tests.handlers import handler, raised_everywhere
 from tests.processes import open_files
@@ -53,7 +52,7 @@ def test_of_an_access(photos: Photos, tmp_path: Path, error: type[Exception], in
         assert dataset[3]["is_right"]
         dataset.cache.statistics()  # what was published is written: it is read under locks from here on
         for nth in raised_everywhere(error, inside, lambda: dataset[3]):
-            assert not any(fds for _, fds in read_hold._locks.values())
+            assert not open_locks()
             gc.collect()
             assert pinned_in(dataset.cache) == [], nth
         assert dataset[3]["is_right"]

@@ -19,7 +19,6 @@ import pytest
 from sqlstream.cache import Cache
 from sqlstream.cache.acquire.holds import Hold
 from sqlstream.cache.acquire.room import evict
-from sqlstream.cache.files import read_hold as read_holds
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.files.read_hold import ReadHold, ReadLocks
 from sqlstream.cache.ledger.eviction import unpinned_in_order
@@ -31,6 +30,7 @@ from sqlstream.process import locks
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import Stage, say
+from tests.cache.kit import descriptors, open_locks
 from tests.cache.session import Session
 from tests.processes import answer_of_forked_child, open_files
 
@@ -101,7 +101,7 @@ def read_open(hold: AnyHold, ref: ObjectRef) -> bytes:
     """What an object holds, read where its hold has it open."""
     assert isinstance(hold, ReadHold)
     file = hold.open_files[hold.paths[list(hold.refs).index(ref)]]
-    return os.pread(file.fds[0], file.size_bytes + 1, 0)
+    return os.pread(descriptors(file)[0], file.size_bytes + 1, 0)
 
 
 def path_of(cache: Cache, ref: ObjectRef) -> Path:
@@ -354,7 +354,7 @@ def test_a_file_that_goes_between_opening_and_locking_it_is_not_taken_for_held(
                 assert evict_all(cache) == NUM_OBJECTS
             fcntl.flock(fd, operation)
 
-    monkeypatch.setattr(read_holds, "fcntl", Fcntl())
+    monkeypatch.setattr("sqlstream.cache.files.read_hold.fcntl", Fcntl())
     assert not session.claim(hold)
     assert locked
     assert open_files(cache.path) == before
@@ -496,7 +496,7 @@ def test_a_forked_child_gives_back_a_lock_that_a_hold_of_its_parent_had_on_the_f
 
 def test_a_forked_child_keeps_no_lock_and_an_inherited_hold_closes_no_file_of_the_child(cache: Cache) -> None:
     hold = read_hold(cache, REFS[0])
-    ((number,),) = [file.fds for file in hold.open_files.values()]
+    ((number,),) = map(descriptors, hold.open_files.values())
     told, tell = os.pipe()
     heard, say_so = os.pipe()
     child = os.fork()
@@ -567,7 +567,7 @@ def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) 
             del hold
             if number % 20 == 0:
                 assert open_files(cache.path) == before
-            assert not any(fds for _, fds in read_holds._locks.values())
+            assert not open_locks()
     finally:
         signal.signal(signal.SIGALRM, handler)
     assert open_files(cache.path) == before

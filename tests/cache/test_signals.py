@@ -25,7 +25,7 @@ from sqlstream.errors import SqlStreamError, TransformError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.testing.storage import ScriptedFetcher
-from tests.cache.kit import acquire_hits, read_pinned
+from tests.cache.kit import acquire_hits, open_locks, read_pinned
 from tests.cache.session import Session
 from tests.handlers import HandlerError, Injector, fail, handler
 from tests.processes import open_files
@@ -248,7 +248,7 @@ def test_a_handler_that_raises_as_an_access_gives_its_files_back_leaves_none_ope
             with pytest.raises(HandlerError), Injector(nth, "close"):
                 dataset[3]
             gc.collect()
-            assert not any(fds for _, fds in read_hold._locks.values())
+            assert not open_locks()
 
 
 def test_a_handler_that_raises_around_a_transform_comes_as_its_error_and_leaves_nothing(photos: Photos, tmp_path: Path) -> None:

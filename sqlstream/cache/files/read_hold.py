@@ -6,10 +6,10 @@ import fcntl
 import functools
 import operator
 import os
+import select
 import stat
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import ClassVar
 
 from sqlstream.cache.model.refs import ObjectRef
@@ -19,8 +19,9 @@ from sqlstream.process.fork import FORKS
 
 _READ_PLAIN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # never through a link, never waiting for a pipe
 _LOCK_SHARED_NOW = fcntl.LOCK_SH | fcntl.LOCK_NB
-_locks: dict[int, tuple[weakref.ref[ReadLock], list[int]]] = {}
-"""All read locks, by identity, with the descriptors that are open."""
+_OWNER_OF = select.epoll.fromfd
+_locks: dict[int, weakref.ref[ReadLock]] = {}
+"""All read locks, by identity."""
 
 
 def is_object(status: os.stat_result, size_bytes: int) -> bool:
@@ -32,28 +33,22 @@ class ReadLock:
     """A file, open for reading, that no process removes meanwhile: it tries its exclusive lock first (`try_lock`).
 
     Python counts its users, and closes the file as the last one drops it; the kernel does when the process dies, and a forked
-    child closes its copy. Opening and closing run in C from the system call to the note of it, so that no Ctrl-C falls between
-    the two; in a function of ours, or in `__del__`, Python swallows what a signal handler raises, and the file would stay open.
-    Rejected: `io.FileIO`, which takes 1.5 µs more and does not close a directory that it was given.
+    child closes its copy. Opening and closing run in C from one system call to the other, so that no Ctrl-C falls between: in a
+    function of ours, or in `__del__`, Python swallows what a signal handler raises, and the file would stay open. So an object
+    of `select` owns the descriptor: it closes what it was given, whatever that is, when it is dropped, and nothing more.
+    Rejected: `io.FileIO`, which takes 1.5 µs more, warns of what it closes, and does not close a directory that it was given.
 
     Args:
-        path: The file.
-        size_bytes: What it must have.
-        shared: Locks of this process by path, which forget this one.
+        size_bytes: What the file must have.
     """
 
-    __slots__ = ("__weakref__", "fds", "size_bytes")
+    __slots__ = ("__weakref__", "owners", "size_bytes")
 
-    def __init__(self, path: str, size_bytes: int, shared: dict[str, weakref.ref[ReadLock]]) -> None:
-        fds: list[int] = []
-        self.fds = fds
-        """Its descriptor, while it is open."""
+    def __init__(self, size_bytes: int) -> None:
+        self.owners: list[select.epoll] = []
+        """The owner of its descriptor, while it is open."""
         self.size_bytes = size_bytes
-        num_left = iter(fds.__len__, 0)
-        closing = map(os.close, map(fds.pop, map(operator.not_, num_left)))  # not_(num_left) is 0: the index of the first
-        forgetting = chain(closing, map(_locks.pop, (id(self),)), map(shared.pop, (path,), (None,)))
-        # `contains` goes through all of it, and makes no object that the garbage collector looks at: we may be in the guard.
-        _locks[id(self)] = weakref.ref(self, functools.partial(operator.contains, forgetting)), fds  # type: ignore[arg-type]  # any iterator does
+        _locks[id(self)] = weakref.ref(self, functools.partial(_locks.pop, id(self)))
 
 
 class ReadLocks:
@@ -76,27 +71,28 @@ class ReadLocks:
             False if it cannot be opened, is something else than a plain file of this size, or a process removes it.
         """
         known = self._shared.get(path)
-        files[path] = (None if known is None else known()) or ReadLock(path, size_bytes, self._shared)
-        if known is not None and not files[path].fds:  # our parent's, which another thread of it had: nothing drops it here
-            files[path] = ReadLock(path, size_bytes, self._shared)
-        fds = files[path].fds
-        if fds:
+        files[path] = (None if known is None else known()) or ReadLock(size_bytes)
+        if known is not None and not files[path].owners:  # our parent's, which another thread of it had: nothing drops it here
+            files[path] = ReadLock(size_bytes)
+        owners = files[path].owners
+        if owners:
             return files[path].size_bytes == size_bytes
-        opening = map(os.open, (path,), (_READ_PLAIN,))  # in the guard, no object is made that the garbage collector looks at
+        opening = map(_OWNER_OF, map(os.open, (path,), (_READ_PLAIN,)))  # in the guard, nothing is made that is collected
         if os.getpid() != FORKS.pid:
             FORKS.repair()
         try:
             with FORKS.mutex:
-                fds.extend(opening)
-            fcntl.flock(fds[-1], _LOCK_SHARED_NOW)
-            status = os.fstat(fds[-1])
+                owners.extend(opening)
+            fd = owners[-1].fileno()
+            fcntl.flock(fd, _LOCK_SHARED_NOW)
+            status = os.fstat(fd)
         except OSError as error:
             if not interrupts.is_of_system_call(error):
                 raise
             return False
         if not is_object(status, size_bytes):
             return False
-        self._shared[path] = weakref.ref(files[path])
+        self._shared[path] = weakref.ref(files[path], functools.partial(self._shared.pop, path))
         return True
 
 
@@ -175,9 +171,9 @@ class _Inherited:
 
     def after_fork_in_child(self) -> None:
         """Close all of it."""
-        for _, fds in _locks.values():
-            while fds:
-                os.close(fds.pop())
+        for lock in filter(None, map(operator.call, [*_locks.values()])):
+            while lock.owners:
+                lock.owners.pop().close()  # a thread of our parent may have had it in hand: it would not be dropped
 
 
 _inherited = _Inherited()
