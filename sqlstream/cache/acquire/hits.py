@@ -92,7 +92,7 @@ class Lookup:
         """
         rows = [*map(self._remembered.get, map(_KEY_OF, group))]
         rules = self._rules
-        if None in rows or rules is None or self._num_left <= 0:
+        if None in rows or rules is None or rules.policy.looks_ahead or self._num_left <= 0:
             holds = self.read([group])
             if holds is None:
                 return None

@@ -80,8 +80,9 @@ class LazyRows:
     def count(self, chunks: Int64Array) -> None:
         """Run the filter on chunks, and release those that another process has found empty."""
         sizes = self._index.sizes()
-        for chunk in [chunk for chunk in self._ahead if sizes[chunk] == 0]:
-            self._session.release(self._ahead.pop(chunk))
+        for chunk in [chunk for chunk in list(self._ahead) if sizes[chunk] == 0]:
+            if (hold := self._ahead.pop(chunk, None)) is not None:  # another thread may have taken it
+                self._session.release(hold)
         unknown = self._index.to_count(chunks.tolist())
         for number, chunk in enumerate(unknown):
             self._fetch(unknown[number:])
