@@ -1,4 +1,4 @@
-"""Remote reading for one process, done by its helper process. Nothing here imports a storage client.
+"""Remote reading and writing for one process, done by its helper process. Nothing here imports a storage client.
 
 Why a process: obstore hangs for ever in a forked child whose parent made one request, s3fs raises there; and so downloads do
 not share the trainer's interpreter lock, to end them is a kill, and a client that crashes takes nothing with it.
@@ -30,6 +30,7 @@ from sqlstream.storage.protocol.messages import (
     Head,
     HelperTiming,
     NextPage,
+    Put,
     Ranges,
     ReadOptions,
 )
@@ -40,7 +41,7 @@ _UNLIMITED = 1 << 62
 
 
 class Fetcher:
-    """Downloads into open files, and answers head, list and download (it is a `RemoteReader`).
+    """Downloads into open files, answers head, list and download (it is a `RemoteReader`), and stores files (`RemoteWriter`).
 
     Thread safe. The fetchers of a process that read from the same servers as the same identity share one helper process; how
     often each tries, how long it waits and how much it downloads at a time goes with its requests. The helper starts on first
@@ -221,6 +222,20 @@ class Fetcher:
                 locks.close_descriptors(fds)
                 raise
         return ObjectInfo(url=url, size_bytes=done.size_bytes, etag=done.etag, is_private=done.is_private)
+
+    def upload(self, path: Path, url: str) -> None:
+        """Store a local file as an object, whole or not at all; what is there is replaced.
+
+        Args:
+            path: The file; it must not change meanwhile.
+            url: Which object, or a local path.
+
+        Raises:
+            ConfigError: What is at this URL can only be read.
+            StorageError: It cannot be written.
+        """
+        question = Put(call=uuid.uuid4().hex, options=self._user.options, url=url, path=str(path.absolute()))
+        self._client.call(self._user, question)
 
     def stop(self) -> None:
         """Give up what is outstanding: it ends with FetchCancelledError before this returns. Usable again.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from sqlstream.config import StorageOptions
@@ -65,3 +66,6 @@ class SpawnedStorage:
 
     def objects_below(self, prefix: str) -> list[ObjectInfo]:
         return self._do("list", prefix)  # type: ignore[no-any-return]  # the pool loses the type
+
+    def put(self, url: str, path: Path) -> None:
+        self._do("put", url, path)

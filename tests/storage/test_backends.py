@@ -109,6 +109,14 @@ class ListingContract(StorageContract):
     def test_list_of_nothing_is_empty(self, site: Site) -> None:
         assert site.storage.objects_below(site.root + "no/such/prefix/") == []
 
+    def test_put_stores_a_file_and_replaces_what_was_there(self, site: Site, tmp_path: Path) -> None:
+        file, url = tmp_path / "to be put", f"{site.root}put/new.bin"
+        for data in (DATA, b"less", b""):
+            file.write_bytes(data)
+            site.storage.put(url, file)
+            assert b"".join(site.storage.get(url)[1]) == data
+        assert [info.url for info in site.storage.objects_below(f"{site.root}put/")] == [url]
+
 
 def s3_site(pool: ProcessPoolExecutor, s3: LocalS3, backend: str) -> Site:
     options = StorageOptions(storage_options=s3.storage_options)
@@ -158,6 +166,14 @@ class TestObstoreOnS3(ListingContract):
     def site(self, pool: ProcessPoolExecutor, s3: LocalS3) -> Site:
         s3.put("contract-obstore/x", b"")
         return s3_site(pool, s3, "obstore")
+
+    def test_a_large_file_goes_in_parts(self, site: Site, s3: LocalS3, tmp_path: Path) -> None:
+        file, data = tmp_path / "large", DATA * 6  # 18 MB
+        file.write_bytes(data)
+        site.storage.put(site.root + "large.bin", file)
+        assert b"".join(site.storage.get(site.root + "large.bin")[1]) == data
+        sent = [request.method for request in s3.requests() if request.path == "/contract-obstore/large.bin"]
+        assert (sent.count("PUT"), sent.count("POST")) == (3, 2)
 
 
 class TestFsspecOnS3(ListingContract):

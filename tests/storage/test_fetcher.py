@@ -43,6 +43,21 @@ def test_head_list_and_download_read_s3(s3: LocalS3, tmp_path: Path) -> None:
         fetcher.stop()
 
 
+def test_upload_stores_a_file_whole_and_a_web_address_is_refused(s3: LocalS3, tmp_path: Path) -> None:
+    s3.put("uploads/x", b"")
+    (tmp_path / "file").write_bytes(DATA)
+    with contextlib.closing(Fetcher(StorageOptions(storage_options=s3.storage_options, num_retries=0))) as fetcher:
+        for url in ("s3://uploads/a b.bin", str(tmp_path / "folder" / "copy")):
+            fetcher.upload(tmp_path / "file", url)
+            fetcher.download(url, tmp_path / "back")
+            assert (tmp_path / "back").read_bytes() == DATA
+        assert sorted(os.listdir(tmp_path / "folder")) == ["copy"]
+        with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1/x can only be read"):
+            fetcher.upload(tmp_path / "file", "http://127.0.0.1:1/x")
+        with pytest.raises(ObjectNotFoundError, match="no-such-bucket"):
+            fetcher.upload(tmp_path / "file", "s3://no-such-bucket/x")
+
+
 def test_local_paths_work_too(fetcher: Fetcher, tmp_path: Path) -> None:
     for i in range(2100):
         (tmp_path / f"{i:04}").write_bytes(b"x" * (i % 5))

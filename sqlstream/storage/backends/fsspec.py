@@ -7,12 +7,15 @@ Objects are read in blocks, since `cat_file` would hold them whole in memory: a 
 from __future__ import annotations
 
 import os
+import posixpath
 import threading
 import time
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -33,7 +36,7 @@ from sqlstream.storage.backends.answers import BodyRange, check_part, exact
 from sqlstream.storage.base.protocols import ObjectInfo, RangeBytes, check_length, check_reaches, read_range
 from sqlstream.storage.base.retry import error_for_status
 from sqlstream.storage.base.service_errors import read_error
-from sqlstream.storage.base.settings import OWN_KEYS
+from sqlstream.storage.base.settings import OWN_KEYS, SCHEMES
 from sqlstream.storage.base.urls import is_remote, local_path, redact, redact_text, scheme
 
 _BLOCK_BYTES = 8 << 20  # of one range request: as s3transfer cuts its parts
@@ -159,6 +162,23 @@ class FsspecStorage:
         for name in sorted(found):
             url = file_system.unstrip_protocol(name) if is_remote(prefix) else name
             yield _object_info(url, found[name])
+
+    def put(self, url: str, path: Path) -> None:
+        """Store a local file as an object; what is no object store gets it under another name first."""
+        with _mapped(url):
+            file_system, name = self._locate(url)
+            if scheme(url) in SCHEMES:
+                file_system.put_file(str(path), name)
+                return
+            part = f"{name}.{uuid.uuid4().hex[:12]}.part"
+            file_system.makedirs(posixpath.dirname(name), exist_ok=True)
+            try:
+                file_system.put_file(str(path), part)
+                file_system.mv(part, name)
+            except BaseException:
+                with suppress(Exception):
+                    file_system.rm_file(part)
+                raise
 
     def forget(self) -> None:
         """Have fsspec forget the file systems that were made here."""

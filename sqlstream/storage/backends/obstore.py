@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import obstore
@@ -79,6 +80,8 @@ CHUNK_BYTES = 1 << 20  # one pwrite each; larger ones gained nothing (m), smalle
 _ACCEPTED = {"gs": "gzip"}
 """Codings that are asked for. Stored objects come as they are stored; GCS unfolds those that were stored as gzip, without a
 length and without ranges, for clients that do not take gzip."""
+_PART_BYTES = 8 << 20  # as s3transfer cuts its parts; twelve are under way at a time
+_MAX_PARTS = 9_000  # S3 takes 10 000
 _RANGE_IGNORED, _RANGE_BEYOND_END = 200, 416  # answers to `bytes=0-`; the second means an empty object
 _RANGE_OF_NOTHING = '"bytes 0--1/0"'  # what Azurite says instead
 _MAX_STORES = 64  # of buckets, each with its client and connections; a dataset reads from few at a time
@@ -212,6 +215,13 @@ class ObstoreStorage:
     def get_range(self, url: str, start: int, stop: int, *, etag: str | None = None) -> RangeBytes:
         """Return exactly the bytes `[start, stop)`."""
         return read_range(self, url, start, stop, etag)
+
+    def put(self, url: str, path: Path) -> None:
+        """Store a local file as an object; a large one in parts, which are an object once all are there."""
+        store, key = self._locate(url)
+        chunk_bytes = max(_PART_BYTES, -(-path.stat().st_size // _MAX_PARTS))
+        with _mapped(url):
+            obstore.put(store, key, path, chunk_size=chunk_bytes)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield every object below `prefix`, by name; folders are listed side by side."""

@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from sqlstream.errors import AccessDeniedError, ConfigError, StorageError, TransientStorageError
 from sqlstream.storage.base.credentials import is_credential_option
-from sqlstream.storage.base.protocols import ObjectInfo, ObjectStream, RangeBytes, Storage
+from sqlstream.storage.base.protocols import ObjectInfo, ObjectStream, RangeBytes, Storage, writer_of
 from sqlstream.storage.base.service_errors import BAD_CREDENTIALS
 from sqlstream.storage.base.urls import redact_text
 
@@ -191,6 +192,10 @@ class RenewedStorage:
     def get_range(self, url: str, start: int, stop: int, *, etag: str | None = None) -> RangeBytes:
         """Return exactly the bytes `[start, stop)`."""
         return self._answer(lambda storage: storage.get_range(url, start, stop, etag=etag)).result
+
+    def put(self, url: str, path: Path) -> None:
+        """Store a local file as an object."""
+        self._answer(lambda storage: writer_of(storage, url).put(url, path))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield every object below `prefix`; a refusal in the middle can pass, so that the listing is begun again."""

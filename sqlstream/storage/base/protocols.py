@@ -11,9 +11,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from sqlstream.errors import ObjectChangedError, StorageError, TransientStorageError
+from sqlstream.errors import ConfigError, ObjectChangedError, StorageError, TransientStorageError
 from sqlstream.storage.base.access import Access
 from sqlstream.storage.base.coalesce import plan_reads
 from sqlstream.storage.base.urls import redact
@@ -149,6 +149,18 @@ class RemoteReader(Protocol):
         """
 
 
+class RemoteWriter(Protocol):
+    """Writes objects by URL; local paths and `file://` work too."""
+
+    def upload(self, path: Path, url: str) -> None:
+        """Store a local file as an object, whole or not at all; what is there is replaced.
+
+        Raises:
+            ConfigError: What is at this URL can only be read.
+            StorageError: It cannot be written.
+        """
+
+
 class ObjectStream(Protocol):
     """An open answer: what the object is, then its bytes."""
 
@@ -198,6 +210,26 @@ class Storage(Protocol):
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield every object below `prefix` (ends in '/'), at any depth, page by page."""
+
+
+@runtime_checkable
+class WritableStorage(Protocol):
+    """A backend that can write, too."""
+
+    def put(self, url: str, path: Path) -> None:
+        """Store a local file as an object: readers see all of it, or what was there before."""
+
+
+def writer_of(storage: Storage, url: str) -> WritableStorage:
+    """Return a backend as one that writes.
+
+    Raises:
+        ConfigError: It can only read.
+    """
+    if not isinstance(storage, WritableStorage):
+        where = redact(url)
+        raise ConfigError(f"{where} can only be read: write to an object store (s3://, gs://, az://) or a directory", url=where)
+    return storage
 
 
 def check_size(url: str, size_bytes: int | None, expected_bytes: int | None) -> None:

@@ -35,6 +35,7 @@ from sqlstream.storage.protocol.messages import (
     HelperTiming,
     LogLine,
     NextPage,
+    Put,
     Ranges,
     Reply,
     ToReader,
@@ -97,7 +98,7 @@ class HelperClient:
         """Send downloads; the sink gets their events."""
         self._ask(user, {request.ticket: request for request in requests}, sink)
 
-    def call(self, user: HelperUser, question: Head | NextPage | Ranges) -> Reply:
+    def call(self, user: HelperUser, question: Head | NextPage | Put | Ranges) -> Reply:
         """Send a question and wait for its answer; raise the error that it may be."""
         answer: Answer = queue.SimpleQueue()
         if isinstance(question, NextPage):

@@ -24,12 +24,13 @@ from sqlstream.storage.protocol.messages import (
     GrantNeeded,
     Head,
     NextPage,
+    Put,
     Ranges,
     ReadOptions,
     Reply,
 )
 
-Question = FetchRequest | Head | NextPage | Ranges
+Question = FetchRequest | Head | NextPage | Put | Ranges
 Sink = Callable[[Sequence[FetchEvent]], None]
 Answer: TypeAlias = "queue.SimpleQueue[Reply | SqlStreamError]"
 """The queue that takes the answer of a call. Not a Future: a signal handler that raises in its wait leaves its lock held."""

@@ -193,12 +193,23 @@ class EndUser:
     user: str
 
 
-ToHelper = StartHelper | Fetch | Grant | Cancel | Head | NextPage | Ranges | EndListing | EndUser
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Put:
+    """Store a local file as an object, whole or not at all; what is there is replaced."""
+
+    call: str
+    options: ReadOptions
+    url: str
+    path: str
+    """Of the file; it does not change until the answer."""
+
+
+ToHelper = StartHelper | Fetch | Grant | Cancel | Head | NextPage | Ranges | Put | EndListing | EndUser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The answer to Head (one object), NextPage (objects, none at the end) or Ranges (their bytes), or an error."""
+    """The answer to Head (one object), NextPage (objects, none at the end), Ranges (bytes) or Put (nothing), or an error."""
 
     call: str
     objects: tuple[ObjectInfo, ...] = ()

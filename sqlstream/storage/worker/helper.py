@@ -1,6 +1,6 @@
 """The helper process: `python -P -m sqlstream.storage.worker.helper SOCKET_FD PARENT_PID`.
 
-Does all remote reading of one process under one identity, for all users there (`Users`). Started, fed and ended by
+Does all remote reading and writing of one process under one identity, for all users there (`Users`). Started, fed and ended by
 `storage.client`; ends by itself when the socket ends or its parent is another one. Threads: the main one reads messages and
 never waits for the network or for the client to read, so the client may always send; one sends; the pools download and answer
 calls.
@@ -20,10 +20,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 from sqlstream.errors import SqlStreamError, StorageError, TransientStorageError
 from sqlstream.storage.backends.renewal import credential_source
-from sqlstream.storage.base.protocols import read_ranges
+from sqlstream.storage.base.access import OWN
+from sqlstream.storage.base.protocols import read_ranges, writer_of
 from sqlstream.storage.base.urls import host, redact, redact_text
 from sqlstream.storage.protocol.channel import Channel, ChannelClosedError
 from sqlstream.storage.protocol.messages import (
@@ -40,6 +42,7 @@ from sqlstream.storage.protocol.messages import (
     Head,
     LogLine,
     NextPage,
+    Put,
     Ranges,
     Reply,
     StartHelper,
@@ -66,8 +69,8 @@ class Helper:
 
     def __init__(self, channel: Channel, start: StartHelper) -> None:
         self._channel = channel
-        self._waiting_calls: dict[str, tuple[str, float]] = {}
-        """Host of each call that is under way, and the time when it began, by the monotonic clock."""
+        self._waiting_calls: dict[str, tuple[str, float | None]] = {}
+        """Host of each call that is under way, and the time when it began, by the monotonic clock; None: it sends."""
         self._stalls = StallWatch(start.timing.stall_seconds)
         self._workers = Workers()
         credentials = credential_source(start.options.storage_options.get("credentials"), start.search_path)
@@ -97,6 +100,9 @@ class Helper:
                 self._answer(message.call, message.prefix, partial(_next_page, self._users.get(message.options), message))
             case Ranges():
                 self._answer(message.call, message.url, partial(_ranges, self._users.get(message.options), message))
+            case Put():
+                put = partial(_put, self._users.get(message.options), message)
+                self._answer(message.call, message.url, put, is_wait=False)
             case EndListing():
                 self._users.end_listing(message.user, message.listing)
             case EndUser():
@@ -109,7 +115,7 @@ class Helper:
         """Give a sign of life if an answer is owed, log silent hosts; end this process if a client hangs beyond timeouts."""
         transfers, calls = list(self._transfers.values()), list(self._waiting_calls.values())
         now = time.monotonic()
-        waits = [Wait(place, now - since) for place, since in calls]
+        waits = [Wait(place, now - since) for place, since in calls if since is not None]
         for transfer in transfers:
             since, limit = transfer.active_since, transfer.context.request_seconds + _HANG_SECONDS
             if since is None:
@@ -139,7 +145,7 @@ class Helper:
             self._transfers.pop(event.ticket, None)
         self.post(event)
 
-    def _answer(self, call: str, url: str, work: Callable[[], Reply]) -> None:
+    def _answer(self, call: str, url: str, work: Callable[[], Reply], *, is_wait: bool = True) -> None:
         def run() -> None:
             try:
                 reply = work()
@@ -152,7 +158,7 @@ class Helper:
             del self._waiting_calls[call]
             self.post(reply)
 
-        self._waiting_calls[call] = (host(url), time.monotonic())
+        self._waiting_calls[call] = (host(url), time.monotonic() if is_wait else None)
         self._calls.submit(run)
 
     def _send_loop(self) -> None:
@@ -177,6 +183,11 @@ def _ranges(user: ServedUser, message: Ranges) -> Reply:
         message.url, message.access, lambda storage: read_ranges(storage, message.url, message.ranges, message.size_bytes)
     )
     return Reply(call=message.call, parts=tuple(bytes(part) for part in parts))
+
+
+def _put(user: ServedUser, message: Put) -> Reply:
+    user.call(message.url, OWN, lambda storage: writer_of(storage, message.url).put(message.url, Path(message.path)))
+    return Reply(call=message.call)
 
 
 def _next_page(user: ServedUser, message: NextPage) -> Reply:
