@@ -36,6 +36,7 @@ EXTRAS = {
     "torchcodec": {"torchcodec.decoders": "torchcodec"},
     "audio": {"av": "av", "soundfile": "soundfile", "soxr": "soxr"},
     "torchaudio": {"torchaudio": "torchaudio"},
+    "yaml": {"yaml": "pyyaml"},
     "postgres": {"adbc_driver_postgresql": "adbc-driver-postgresql", "psycopg": "psycopg"},
     "bigquery": {
         "google.cloud.bigquery": "google-cloud-bigquery",
