@@ -48,7 +48,9 @@ class WeightTable:
     total: int
     """Sum of all scaled weights; above 0."""
     fingerprint: str
-    """Names index and weights: equal for equal ones. It belongs into a run's state."""
+    """Names index and weights: equal for equal ones, at the same place."""
+    digest: str
+    """Names the weights alone: equal for equal ones, of whatever index. It belongs into a run's state."""
 
     def cumulative(self) -> Int64Array:
         """Return the sums, mapped: [num_rows]."""
@@ -70,8 +72,8 @@ def open_weights(index: Index, spec: WeightsSpec, directory: Path, *, show_progr
     """
     array = None if isinstance(spec, str) else _as_array(spec, index)
     what: object = spec if array is None else blake2b(array.tobytes(), digest_size=16).hexdigest()
-    parts = {"format": FORMAT_VERSION, "version": WEIGHTS_VERSION, "index": index.fingerprint, "weights": what}
-    key = fingerprint(parts)
+    parts = {"format": FORMAT_VERSION, "version": WEIGHTS_VERSION, "weights": what}
+    key = fingerprint({**parts, "index": index.fingerprint})
     path = directory / f"{key}.weights.npy"
 
     def build(place: Workplace) -> Path:
@@ -81,7 +83,7 @@ def open_weights(index: Index, spec: WeightsSpec, directory: Path, *, show_progr
     index.hold(path)
     sums = load_npy(path, len(index))
     os.utime(path)  # last used
-    return WeightTable(path=path, num_rows=len(sums), total=int(sums[-1]), fingerprint=key)
+    return WeightTable(path=path, num_rows=len(sums), total=int(sums[-1]), fingerprint=key, digest=fingerprint(parts))
 
 
 def weights_of_part(spec: WeightsSpec, index: Index, part: Index) -> WeightsSpec:

@@ -187,6 +187,7 @@ def open_schedule(options: OrderOptions, seed: int | None, index: Index, directo
         num_canonical_nodes=options.num_canonical_nodes,
         blocks=None if layout is None else layout.fingerprint,
         epoch_size=weighting.num_positions,
+        content=index.content,
     )
     return Schedule(steps, weighting, options, identity=identity, reseeded=seeded)
 

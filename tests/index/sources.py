@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import json
 import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ from sqlstream.config import IndexOptions
 from sqlstream.errors import ObjectNotFoundError
 from sqlstream.index.build.build import open_index
 from sqlstream.index.file.index import Index
+from sqlstream.index.file.intact import stamp_sqlite
 from sqlstream.index.sources.base.base import TableFile
 from sqlstream.storage.base.access import Access
 from sqlstream.storage.base.protocols import DownloadRoom, ObjectInfo
@@ -139,3 +142,12 @@ def make_samples(root: Path, *names: str) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
     return root
+
+
+def forget_content(index: Index) -> None:
+    """Have the file of an index say nothing of its content, as those of earlier versions."""
+    index.close()
+    with contextlib.closing(sqlite3.connect(index.path)) as file:
+        file.execute("DELETE FROM meta WHERE key = 'content'")
+        file.commit()
+    stamp_sqlite(index.path)

@@ -188,8 +188,12 @@ def test_unaligned_workers_have_a_shuffle_of_their_own_and_go_on_in_it(dataset: 
 @pytest.mark.parametrize(
     ("options", "batch_size", "message"),
     [
-        ({"num_rows": 23}, 8, r"fingerprint='.*', this dataset '"),
-        ({"sql_query": "SELECT * FROM dataframe WHERE score >= 0.1"}, 8, "fingerprint="),
+        ({"num_rows": 23}, 8, r"the number of rows \(it was 22, and is 23\)"),
+        (
+            {"sql_query": "SELECT * FROM dataframe WHERE score >= 0.1"},
+            8,
+            r"the query \(it was None, and is 'SELECT .* WHERE score >= 0\.1",
+        ),
         ({"shuffle_seed": 6}, 8, "shuffle_seed=5, this dataset 6"),
         ({"num_canonical_nodes": 2}, 8, "num_canonical_nodes=1, this dataset 2"),
         ({}, 6, "global_batch_size=8, this dataset 6"),
@@ -224,7 +228,7 @@ def test_insisting_on_another_batch_size_goes_on_at_its_last_whole_step(
         ({"epoch": 1}, "missing keys .*sample_in_epoch"),
         ({"epoch": 1, "sample_in_epoch": 2, "speed": 3}, "unknown keys .*speed"),
         ({"epoch": -1, "sample_in_epoch": 2}, "epoch=-1"),
-        ({"epoch": 1, "sample_in_epoch": 2, "version": 99}, "version 99, this sqlstream knows 2: upgrade"),
+        ({"epoch": 1, "sample_in_epoch": 2, "version": 99}, "version 99, this sqlstream knows 3: upgrade"),
         ({"epoch": 1, "sample_in_epoch": 8, "share": {"rank": 0}}, "share="),
     ],
 )

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from sqlstream.errors import StateError
+from sqlstream.index.types.content import ColumnType, Content
 from sqlstream.stream.run.state import STATE_VERSION, RunIdentity, StreamPart, StreamState
 
 SINGLE = StreamState(epoch=2, sample_in_epoch=24, fingerprint="f", shuffle_seed=5, global_batch_size=8, epoch_size=50)
+CONTENT = Content(columns=(ColumnType("index", "string"),), num_rows=70, values="v")
+KNOWN = replace(SINGLE, content=CONTENT)
 CHANGE = {"epoch": 1, "sample": 8, "expression": "score", "fingerprint": "w"}
 
 
@@ -29,7 +32,7 @@ def sent(state: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_the_state_of_a_single_dataset_is_one_that_earlier_programs_read() -> None:
+def test_the_state_of_a_dataset_whose_rows_are_not_known_is_one_that_earlier_programs_read() -> None:
     state = sent(SINGLE.to_dict())
     assert state["version"] == 1
     assert "streams" not in state
@@ -40,7 +43,7 @@ def test_the_state_of_a_single_dataset_is_one_that_earlier_programs_read() -> No
 
 def test_the_state_of_several_streams_has_version_2_and_comes_back() -> None:
     state = sent(MIXED.to_dict())
-    assert state["version"] == STATE_VERSION == 2
+    assert state["version"] == 2 < STATE_VERSION
     assert state["streams"]["web"] == {
         "fingerprint": "a",
         "shuffle_seed": 3,
@@ -54,13 +57,35 @@ def test_the_state_of_several_streams_has_version_2_and_comes_back() -> None:
     StreamState.from_dict(state).check(MIXED)
 
 
+def test_rows_that_are_known_make_it_version_3() -> None:
+    state = sent(KNOWN.to_dict())
+    assert state["version"] == STATE_VERSION == 3
+    assert StreamState.from_dict(state) == KNOWN
+    mixed = replace(MIXED, streams={"web": replace(part("a"), identity=replace(part("a").identity, content=CONTENT))})
+    state = sent(mixed.to_dict())
+    assert state["version"] == 3
+    assert StreamState.from_dict(state) == mixed
+    with pytest.raises(StateError, match=r"unknown keys \['content'\]"):
+        StreamState.from_dict(KNOWN.to_dict() | {"version": 2})
+
+
+def test_streams_of_other_rows_are_refused_by_name() -> None:
+    one, other = (
+        replace(MIXED, streams={"web": replace(part("a"), identity=replace(part("a").identity, content=content))})
+        for content in (CONTENT, replace(CONTENT, num_rows=60))
+    )
+    one.check(replace(one, streams={"web": replace(part("a", 9), identity=replace(part("b").identity, content=CONTENT))}))
+    with pytest.raises(StateError, match=r"other rows of stream 'web'.* rows \(it was 70, and is 60\)"):
+        one.check(other)
+
+
 def test_a_single_dataset_may_have_version_2() -> None:
     assert StreamState.from_dict(SINGLE.to_dict() | {"version": 2}) == SINGLE
 
 
-@pytest.mark.parametrize("version", [3, "2", None])
+@pytest.mark.parametrize("version", [4, "2", None])
 def test_a_state_of_a_later_version_is_refused(version: object) -> None:
-    with pytest.raises(StateError, match=rf"version {version!r}, this sqlstream knows 2: upgrade"):
+    with pytest.raises(StateError, match=rf"version {version!r}, this sqlstream knows 3: upgrade"):
         StreamState.from_dict(SINGLE.to_dict() | {"version": version})
 
 

@@ -24,7 +24,7 @@ from sqlstream.index.file.room import IndexRoom, RoomyReader
 from sqlstream.index.file.workplace import Workplace, build_once, sweep_dead, workplace
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.base import TableFile
-from sqlstream.index.sources.base.derived import DerivedTable
+from sqlstream.index.sources.base.derived import DerivedTable, derived_rows
 from sqlstream.index.sources.places.database import is_database
 from sqlstream.index.sources.places.directory import DirectoryTable
 from sqlstream.index.sources.plan.plan import SourcePlan, label, plan_sources, source_items
@@ -317,10 +317,10 @@ def begin_source(
 
 def _copy_rows(table: TableFile, names: Sequence[str], writer: IndexWriter, max_size: int | None, bar: Progress) -> None:
     """Append the rows of one table, or as many as `max_size` leaves."""
-    for batch in table.batches(names):
+    for batch, as_written in derived_rows(table, names):
         taken = batch if max_size is None else batch.slice(0, max_size - writer.num_rows)
         if taken.num_rows:
-            writer.write_batch(taken)
+            writer.write_batch(taken, {name: array.slice(0, taken.num_rows) for name, array in as_written.items()})
             bar.update(taken.num_rows)
         if writer.num_rows == max_size:
             return

@@ -11,6 +11,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from sqlstream.index.file.kept import KeptRows
 from sqlstream.index.file.workplace import workplace
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sql.sandbox import Sandbox, SharedProcess
+from sqlstream.index.types.content import Content, named_query
 from sqlstream.index.types.models import ROW, Column, fingerprint
 from sqlstream.index.types.values import decoder, encode_named
 from sqlstream.order.permute import Int64Array
@@ -154,6 +156,13 @@ class LazyIndex(Index):
     def fingerprint(self) -> str:
         """Names source, version, columns, chunks and filter."""
         return fingerprint({"lazy": self.path.stem, "condition": self.condition, "max_rows": self._max_rows})
+
+    @property
+    def content(self) -> Content | None:
+        """What its footers say, and which rows are selected, wherever the files lie; None: an earlier version wrote it."""
+        if (whole := super().content) is None or (chunk_rows := self.meta.get("chunk_rows")) is None:
+            return None
+        return replace(whole, chunk_rows=int(chunk_rows), query=named_query(self.condition), max_size=self._max_rows)
 
     def close(self) -> None:
         """Close the file, and end the process of the filter; the next use opens and starts them again."""

@@ -133,5 +133,5 @@ def _build(
             bar.update(1)
 
         write_parquet_chunks(parts, writer, remote, options.lazy.chunk_rows, begin)
-        finish(writer, plan, options, target, is_lazy=1)
+        finish(writer, plan, options, target, is_lazy=1, chunk_rows=options.lazy.chunk_rows)
     place.publish(temporary, f"{target.key}.sqlite")

@@ -126,6 +126,7 @@ def write_parquet_chunks(
         name = urls.redact(part.source.url)
         metadata = parse_footer(footer, name)
         begin(number, part.over(RowGroupTable(metadata, name)))
+        writer.add_content(footer)
         writer.connection.execute("INSERT INTO footers VALUES (?, ?)", (number, footer))
         sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         for groups in together(sizes, least_rows):

@@ -25,6 +25,7 @@ from sqlstream.errors import IndexDatabaseError
 from sqlstream.index.file.intact import check_plain, is_there
 from sqlstream.index.file.npy import load_npy, unload, unreadable
 from sqlstream.index.types import values
+from sqlstream.index.types.content import ColumnType, Content, named_query
 from sqlstream.index.types.models import APPLICATION_ID, FORMAT_VERSION, ROW, Column, SelectionInfo, quote, ruled
 from sqlstream.index.types.origins import Origins, Provenance
 from sqlstream.process import fork, locks
@@ -129,8 +130,24 @@ class Index:
 
     @property
     def fingerprint(self) -> str:
-        """Names source, version, columns and filter: equal for equal data."""
+        """Names source, version, columns and filter: other data have another one, and the same data do at another place."""
         return ruled(self.path.stem, self._opened().meta) if self.selection is None else self.selection.fingerprint
+
+    @property
+    def content(self) -> Content | None:
+        """What it holds, and which rows are selected, wherever the source lies; None: an earlier version built the file."""
+        opened, chosen = self._opened(), self.selection
+        if (digest := opened.meta.get("content")) is None:
+            return None
+        query = opened.meta.get("query") if chosen is None else chosen.query  # a file of its own holds what a query computed
+        return Content(
+            columns=tuple(ColumnType(column.name, column.type) for column in opened.columns),
+            num_rows=opened.num_rows,
+            values=str(digest),
+            query=named_query(query),
+            engine=None if chosen is None else chosen.engine,
+            max_size=None if chosen is None else chosen.max_size,
+        )
 
     @property
     def src(self) -> str:

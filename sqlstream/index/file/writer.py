@@ -22,6 +22,7 @@ from sqlstream.index.file.intact import stamp_sqlite
 from sqlstream.index.file.key_check import KeyCheck
 from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.file.workplace import sync
+from sqlstream.index.types.content import RunningContent
 from sqlstream.index.types.models import (
     APPLICATION_ID,
     FORMAT_VERSION,
@@ -35,7 +36,7 @@ from sqlstream.index.types.models import (
     quote,
 )
 from sqlstream.index.types.schema import TableSchema
-from sqlstream.index.types.values import affinity, declared, encode_named, encoding
+from sqlstream.index.types.values import Encoded, affinity, declared, encode_named, encoding
 from sqlstream.storage.base import urls
 
 _PRAGMAS = (
@@ -96,6 +97,7 @@ class IndexWriter:
         self._last_names: list[str] = []
         """Columns of the source begun last."""
         self._keys = KeyCheck(key_column)
+        self._content = RunningContent()
         self.num_rows = 0
         self.row_rule: str | None = None
         """What a source says of its rows (`DirectoryTable.row_rule`)."""
@@ -122,7 +124,9 @@ class IndexWriter:
                 self._keys.add([value for (value,) in some], len(some))
         for view in VIEWS:
             db.execute(f"DROP VIEW {view}")
-        self.row_rule = next(iter(db.execute("SELECT value FROM meta WHERE key = 'row_rule'").fetchall()), (None,))[0]
+        meta = dict(db.execute("SELECT key, value FROM meta WHERE key IN ('row_rule', 'content')").fetchall())
+        self.row_rule = meta.get("row_rule")
+        self._content = RunningContent(meta.get("content"))  # an earlier version wrote none
         for table in ("columns", "sources", "meta"):
             db.execute(f"DELETE FROM {table}")
 
@@ -137,8 +141,13 @@ class IndexWriter:
             self._keys.pass_over(num_rows)
         else:
             self._keys.add(None, num_rows)
+        self._content.pass_over()
         self.num_rows += num_rows
         self._num_elsewhere += num_rows
+
+    def add_content(self, content: bytes) -> None:
+        """Say what stands for the rows of the source begun last that stay where they are, see `Content.values`."""
+        self._content.add_elsewhere(content)
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -162,6 +171,7 @@ class IndexWriter:
                 self.add_column(field, declared(field))
         self._sources.append(_Source(source, self.num_rows, digest))
         self._last_names = schema.names
+        self._content.begin(schema.names)
 
     def add_column(self, field: pa.Field[Any], declared_as: str) -> None:
         """Add an empty column; earlier rows read as None there."""
@@ -177,29 +187,39 @@ class IndexWriter:
         self._connection.execute(f"ALTER TABLE rows ADD COLUMN {quote(column.physical)} {declared_as}")
         self._columns[field.name] = column
 
-    def write_batch(self, batch: pa.RecordBatch) -> None:
-        """Append the rows of `batch`, whose columns belong to the source begun last."""
+    def write_batch(self, batch: pa.RecordBatch, as_written: Mapping[str, pa.Array[Any]] | None = None) -> None:
+        """Append the rows of `batch`, whose columns belong to the source begun last.
+
+        Args:
+            batch: The rows.
+            as_written: Columns that the source has otherwise: content, which is the same at every place, goes by these.
+        """
         columns: dict[str, list[Any]] = {}
         for name, array in zip(batch.schema.names, batch.columns, strict=True):
-            encoded = encode_named(array, self._schema.fields[name], urls.redact(self._sources[-1].file.url))
+            encoded = self._encoded(name, array)
             columns[name] = encoded.values
             if encoded.has_nan:
                 self._columns[name] = replace(self._columns[name], has_nan=True)
-        self.write_values(columns)
+        self.write_values(columns, {name: self._encoded(name, array).values for name, array in (as_written or {}).items()})
 
-    def write_values(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Append rows given as columns of stored values, by logical name; the others are NULL."""
+    def _encoded(self, name: str, array: pa.Array[Any]) -> Encoded:
+        return encode_named(array, self._schema.fields[name], urls.redact(self._sources[-1].file.url))
+
+    def write_values(self, columns: Mapping[str, Sequence[Any]], as_written: Mapping[str, Sequence[Any]] | None = None) -> None:
+        """Append rows given as columns of stored values, by logical name; the others are NULL; see `write_batch`."""
         num_rows = len(next(iter(columns.values())))
         width = len(columns)
         names = ", ".join(quote(self._columns[name].physical) for name in columns)
         limit = self._connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)
         at_a_time = max(1, min(_ROWS_A_STATEMENT, limit // width))
         one = f"({', '.join('?' * width)})"
-        flat = list(chain.from_iterable(zip(*columns.values(), strict=True)))
+        own_names, flat = list(columns), _flat(columns)
+        written = _flat({**columns, **as_written}) if as_written else None
         for start in range(0, num_rows, at_a_time):
             count = min(at_a_time, num_rows - start)
-            statement = f"INSERT INTO rows ({names}) VALUES {', '.join([one] * count)}"
-            self._connection.execute(statement, flat[start * width : (start + count) * width])
+            some = flat[start * width : (start + count) * width]
+            self._connection.execute(f"INSERT INTO rows ({names}) VALUES {', '.join([one] * count)}", some)
+            self._content.add(own_names, some if written is None else written[start * width : (start + count) * width])
         self._keys.add(columns.get(self._keys.column), num_rows)
         self.num_rows += num_rows
         self._make_room()
@@ -237,6 +257,7 @@ class IndexWriter:
         own = {
             "format_version": FORMAT_VERSION,
             "num_rows": self.num_rows,
+            "content": self._content.digest(),
             "key_problem": self._keys.problem(db, quote(key.physical) if key else None),
             "sqlstream_version": __version__,
             "created_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -256,6 +277,11 @@ class IndexWriter:
     def close(self) -> None:
         """Close the file; safe to call twice."""
         self._connection.close()
+
+
+def _flat(columns: Mapping[str, Sequence[Any]]) -> list[Any]:
+    """Return the values row by row."""
+    return list(chain.from_iterable(zip(*columns.values(), strict=True)))
 
 
 def _typed(column: Column, field: pa.Field[Any]) -> Column:

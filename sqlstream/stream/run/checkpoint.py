@@ -12,23 +12,31 @@ from sqlstream.stream.run.state import StreamState
 logger = logging.getLogger(__name__)
 
 
-def save_state(schedule: Schedule, num_samples: int | None) -> StreamState:
+def save_state(schedule: Schedule, num_samples: int | None, *, by_content: bool | None = None) -> StreamState:
     """Return the state of a run after `num_samples` samples of the epoch; None: as far as this process knows.
+
+    Args:
+        schedule: The run.
+        num_samples: Samples of the epoch.
+        by_content: Name rows and weights by what they are, not by the place of their index as versions 1 and 2 do; None: where
+            the index knows what its rows are.
 
     Raises:
         StateError: Workers of a plain DataLoader run ahead of the trainer, and `num_samples` is not given.
     """
     position, identity = schedule.where(num_samples), schedule.identity
+    by_content = identity.content is not None if by_content is None else by_content
     return StreamState(
         epoch=position.job.epoch,
         sample_in_epoch=position.job.consumed,
         fingerprint=identity.fingerprint,
+        content=identity.content if by_content else None,
         shuffle_seed=identity.shuffle_seed,
         global_batch_size=schedule.global_batch_size,
         num_canonical_nodes=identity.num_canonical_nodes,
         blocks=identity.blocks,
         epoch_size=identity.epoch_size,
-        weights=tuple(schedule.weighting.to_state()),
+        weights=tuple(schedule.weighting.to_state(by_content=by_content)),
         share=position.share,
         beyond=position.beyond,
     )
@@ -47,7 +55,7 @@ def load_state(schedule: Schedule, saved: Mapping[str, object], *, strict: bool)
     """
     state = StreamState.from_dict(saved)
     if strict:
-        state.check(save_state(schedule, 0))
+        state.check(save_state(schedule, 0, by_content=state.content is not None))
         if state.fingerprint is not None:
             schedule.weighting.restore(state.weights)
         schedule.set_next(RunPosition(JobPosition(state.epoch, state.sample_in_epoch), state.share, state.beyond))

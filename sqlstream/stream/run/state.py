@@ -6,18 +6,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
 from sqlstream.errors import StateError
+from sqlstream.index.types.content import Content
 from sqlstream.order import PERMUTATION_VERSION
 from sqlstream.stream.run.partial_steps import DeliveredAhead, TakenAlone, check_counts
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 """The newest version that is read. What is written has the first version that has all its keys, which older programs read."""
 CHANGE_KEYS = frozenset(("epoch", "sample", "expression", "fingerprint"))
 """Keys of a change of weights in a state."""
 COMPARED = (
-    *("fingerprint", "shuffle_seed", "permutation_version", "epoch_size", "first_weights"),
+    *("shuffle_seed", "permutation_version", "epoch_size", "first_weights"),
     *("num_canonical_nodes", "blocks", "global_batch_size"),
 )
-"""Fields that must be equal for the rest of the run to be the same."""
+"""Fields that must be equal for the rest of the run to be the same, beside the rows and what selects them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +26,15 @@ class RunIdentity:
     """What decides which samples of a dataset come when, beside the size of a batch and changes of weights."""
 
     fingerprint: str
-    """Fingerprint of the index, with its filter."""
+    """Name of the index, with its filter: the same rows at another place have another one."""
     shuffle_seed: int | None
     num_canonical_nodes: int
     blocks: str | None
     """Fingerprint of the layout of a block shuffle."""
     epoch_size: int
     """Positions of an epoch; of a lazy index with a filter, rows that are filtered."""
+    content: Content | None = None
+    """The rows and what selects them, wherever they lie, since version 3; None: an earlier version built the index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,8 @@ class StreamPart:
 
     def to_dict(self) -> dict[str, object]:
         """Return it as JSON would give it back."""
-        return asdict(self.identity) | {"drawn": self.drawn, "weights": list(self.weights)}
+        identity = {field.name: getattr(self.identity, field.name) for field in fields(RunIdentity)}
+        return _plain(identity) | {"drawn": self.drawn, "weights": list(self.weights)}
 
     @classmethod
     def from_dict(cls, name: str, part: object) -> StreamPart:
@@ -55,18 +59,22 @@ class StreamPart:
         Raises:
             StateError: It has other keys, or values that are no counts.
         """
-        names = {field.name for field in fields(RunIdentity)}
-        if not isinstance(part, Mapping) or set(part) != names | {"drawn", "weights"}:
+        names = {field.name for field in fields(RunIdentity)} - {"content"}
+        if not isinstance(part, Mapping) or set(part) - {"content"} != names | {"drawn", "weights"}:
             raise StateError(
                 f"stream {name!r} in the state is {part!r}, no dict of {', '.join(sorted(names | {'drawn', 'weights'}))}"
             )
         check_counts(f"stream {name!r} of the state", ("drawn", "epoch_size", "num_canonical_nodes"), part)
-        identity = RunIdentity(**{key: value for key, value in part.items() if key in names})
+        own = {key: value for key, value in part.items() if key in names}
+        identity = RunIdentity(**own, content=_content(part.get("content"), f"stream {name!r} in the state"))
         return cls(identity=identity, drawn=part["drawn"], weights=_checked_weights(part["weights"]))
 
     def check(self, name: str, current: StreamPart) -> None:
         """Raise StateError if this is a stream of another dataset, seed or order than `current`."""
+        _check_rows(self.identity, current.identity, name)
         for field in fields(RunIdentity):
+            if field.name in ("fingerprint", "content"):
+                continue
             theirs, ours = getattr(self.identity, field.name), getattr(current.identity, field.name)
             if theirs != ours:
                 raise StateError(
@@ -86,7 +94,9 @@ class StreamState:
     sample_in_epoch: int
     """Samples of the epoch that the whole job has taken."""
     fingerprint: str | None = None
-    """Fingerprint of the index, with its filter."""
+    """Name of the index, with its filter."""
+    content: Content | None = None
+    """The rows and what selects them, since version 3; None: an earlier version built the index."""
     shuffle_seed: int | None = None
     global_batch_size: int | None = None
     """Samples of a step of the whole job; None: the dataset did not know it."""
@@ -108,6 +118,9 @@ class StreamState:
     @property
     def version(self) -> int:
         """The first version that has all keys of this state."""
+        parts = [] if self.streams is None else [part.identity.content for part in self.streams.values()]
+        if any(content is not None for content in (self.content, *parts)):
+            return 3
         return 1 if self.streams is None else 2
 
     @property
@@ -118,7 +131,7 @@ class StreamState:
 
     def to_dict(self) -> dict[str, object]:
         """Return it as a plain dict."""
-        whole: dict[str, object] = {field.name: getattr(self, field.name) for field in fields(self)}
+        whole = _plain({field.name: getattr(self, field.name) for field in fields(self)})
         whole |= {"version": self.version, "weights": list(self.weights)}
         whole["share"] = None if self.share is None else asdict(self.share)
         whole["beyond"] = None if self.beyond is None else self.beyond.to_dict()
@@ -138,7 +151,8 @@ class StreamState:
         version = state.get("version", 1)
         if not isinstance(version, int) or version > STATE_VERSION:
             raise StateError(f"the state has version {version!r}, this sqlstream knows {STATE_VERSION}: upgrade sqlstream")
-        known = {"version", *(field.name for field in fields(cls))} - ({"streams"} if version < 2 else set())
+        later = {"streams": 2, "content": 3}
+        known = {"version", *(field.name for field in fields(cls))} - {name for name, first in later.items() if version < first}
         unknown = sorted(set(state) - known)
         missing = sorted({"epoch", "sample_in_epoch"} - set(state))
         if unknown or missing:
@@ -148,6 +162,7 @@ class StreamState:
         if streams is not None and not isinstance(streams, Mapping):
             raise StateError(f"streams={streams!r} in the state is not a dict of streams by name")
         parts = {
+            "content": _content(state.get("content"), "the state"),
             "share": None if share is None else TakenAlone.from_dict(share),
             "beyond": None if beyond is None else DeliveredAhead.from_dict(beyond),
             "weights": _checked_weights(state.get("weights", ())),
@@ -161,6 +176,8 @@ class StreamState:
             self._check_streams(current)
         elif self.fingerprint is None:
             return  # a state of sds, which has nothing to compare
+        else:
+            _check_rows(self, current)
         for name in COMPARED:
             theirs, ours = getattr(self, name), getattr(current, name)
             if name == "global_batch_size" and (theirs is None or ours is None):
@@ -177,6 +194,51 @@ class StreamState:
             raise StateError(f"the state is of {theirs}, this run has {ours}: resume with what the state came from")
         for name, part in (self.streams or {}).items():
             part.check(name, (current.streams or {})[name])
+
+
+def _check_rows(theirs: StreamState | RunIdentity, ours: StreamState | RunIdentity, stream: str = "") -> None:
+    """Raise StateError if a state is of other rows than ours, or of rows that are selected otherwise.
+
+    Args:
+        theirs: What the state says.
+        ours: What this run says.
+        stream: Name of the stream; empty: it is a single dataset.
+    """
+    of, run = (f" of stream {stream!r}", "this run") if stream else ("", "this dataset")
+    cure = "or load it with strict=False, which takes epoch and samples alone"
+    if theirs.content is None or ours.content is None:
+        if theirs.fingerprint == ours.fingerprint:
+            return
+        sizes = (theirs.epoch_size, ours.epoch_size)
+        size = "" if sizes[0] == sizes[1] else f" (epoch_size was {sizes[0]}, and is {sizes[1]})"
+        raise StateError(
+            f"the state has fingerprint={theirs.fingerprint!r}{of}, {run} {ours.fingerprint!r}{size}. An earlier version wrote "
+            "the state, or built the index, and tells tables apart by place, size and time stamp: resume with the dataset and "
+            f"the query that the state came from, at the same place, {cure}"
+        )
+    if listed := "; ".join(theirs.content.differences(ours.content)):
+        raise StateError(
+            f"the state is of other rows{of}. What differs: {listed}. Resume with the table, "
+            f"the query and the max_size that the state came from, {cure}"
+        )
+
+
+def _plain(values: dict[str, object]) -> dict[str, object]:
+    """Return the values of a state with content as JSON has it, and without one that is not known: version 3 brought it."""
+    content = values.pop("content")
+    return values if not isinstance(content, Content) else values | {"content": content.to_dict()}
+
+
+def _content(found: object, where: str) -> Content | None:
+    """Return content after JSON.
+
+    Raises:
+        StateError: It is none.
+    """
+    try:
+        return None if found is None else Content.from_dict(found)
+    except ValueError as error:
+        raise StateError(f"content={found!r} of {where} is {error}") from None
 
 
 def _checked_weights(weights: object) -> tuple[Mapping[str, object], ...]:

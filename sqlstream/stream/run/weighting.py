@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,13 @@ class Change:
     """Fingerprint of index and weights; None: all rows weigh the same."""
     path: str | None
     """Path of the table on this node."""
+    digest: str | None = None
+    """Digest of the weights alone: equal weights of the same rows at another place have the same."""
 
-    def to_state(self) -> dict[str, object]:
-        """Return the fields that are the same on every node."""
-        return {name: getattr(self, name) for name in ("epoch", "sample", "expression", "fingerprint")}
+    def to_state(self, *, by_content: bool = False) -> dict[str, object]:
+        """Return the fields that are the same on every node; `by_content`: of the weights alone, whatever the index."""
+        plain = {name: getattr(self, name) for name in ("epoch", "sample", "expression", "fingerprint")}
+        return plain | {"fingerprint": self.digest} if by_content else plain
 
 
 class Weighting:
@@ -129,9 +132,9 @@ class Weighting:
 
     # -- in a state ---------------------------------------------------------------------------------------------------
 
-    def to_state(self) -> list[dict[str, object]]:
-        """Return all changes, JSON-able."""
-        return [change.to_state() for change in self.changes]
+    def to_state(self, *, by_content: bool = False) -> list[dict[str, object]]:
+        """Return all changes, JSON-able; see `Change.to_state`."""
+        return [change.to_state(by_content=by_content) for change in self.changes]
 
     def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Take over the changes of a state; tables that are not on this node are made.
@@ -139,21 +142,23 @@ class Weighting:
         Raises:
             StateError: One was given as an array, and the dataset was made without it.
         """
-        if list(state) == self.to_state():
+        if list(state) in (self.to_state(), self.to_state(by_content=True)):
             return
-        known = {change.fingerprint: change for change in self.changes}
+        known = {name: change for change in self.changes for name in (change.fingerprint, change.digest)}
         restored = []
         for entry in state:
             place, fingerprint, expression = (entry["epoch"], entry["sample"]), entry["fingerprint"], entry["expression"]
-            path = known[fingerprint].path if fingerprint in known else None
-            if path is None and fingerprint is not None:
+            if fingerprint in known:
+                restored.append(replace(known[fingerprint], epoch=place[0], sample=place[1], expression=expression))
+            elif fingerprint is None:
+                restored.append(self._change(*place, None))
+            else:
                 if expression is None:
                     raise StateError(
                         f"the state has weights {fingerprint} from epoch {place[0]} on that were given as an array, which is "
                         "not in it: make the dataset with the same weights="
                     )
-                path = str(self._weigh(expression).path)
-            restored.append(Change(epoch=place[0], sample=place[1], expression=expression, fingerprint=fingerprint, path=path))
+                restored.append(self._change(*place, expression))
         self._write(tuple(restored))
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -166,10 +171,11 @@ class Weighting:
             expression=weights if isinstance(weights, str) else None,
             fingerprint=None if table is None else table.fingerprint,
             path=None if table is None else str(table.path),
+            digest=None if table is None else table.digest,
         )
 
     def _write(self, changes: tuple[Change, ...]) -> None:
-        text = json.dumps([change.to_state() | {"path": change.path} for change in changes]).encode()
+        text = json.dumps([asdict(change) for change in changes]).encode()
         if len(text) > SHARED_BYTES - _HEADER:
             raise ConfigError(f"{len(changes)} changes of weights are too many for one run ({len(text)} bytes): begin another")
         self._shared[_HEADER : _HEADER + len(text)] = torch.from_numpy(np.frombuffer(text, np.uint8).copy())  # [bytes]

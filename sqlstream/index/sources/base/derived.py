@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -12,6 +12,16 @@ from sqlstream.storage.base import urls
 
 Rewrite = Callable[[Any], Any]
 """From a text of a column to another one, or a list of texts to another; None stays None."""
+SOURCE_COLUMN = "__source__"
+"""Which of several sources a row comes from, as the user gave it."""
+
+
+class DerivedRows(NamedTuple):
+    """Rows on their way into the index."""
+
+    batch: pa.RecordBatch
+    as_written: Mapping[str, pa.Array[Any]]
+    """Columns that the table has otherwise than `batch`, which says where the table lies."""
 
 
 class DerivedTable:
@@ -22,6 +32,7 @@ class DerivedTable:
         constants: Columns with one value, as Arrow scalars; a column of the table of the same name wins.
         rewrites: By column name; names that the table lacks, and columns that are no text (or lists of it), are left alone.
         copies: New column → column of the table that it starts as (and is then rewritten as).
+        says_place: What `rewrites` give says where the table lies.
     """
 
     def __init__(
@@ -30,8 +41,11 @@ class DerivedTable:
         constants: Mapping[str, Any],
         rewrites: Mapping[str, Rewrite] | None = None,
         copies: Mapping[str, str] | None = None,
+        *,
+        says_place: bool = False,
     ) -> None:
         self._table, self._schema = table, table.schema()
+        self._says_place = says_place
         self.listed: Callable[[], Iterator[str]] = getattr(table, "listed", lambda: iter(()))
         """What a listing says of the files of each row (`DirectoryTable.listed`); nothing of other tables."""
         self.row_rule: str | None = getattr(table, "row_rule", None)
@@ -53,16 +67,31 @@ class DerivedTable:
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows."""
+        return (rows.batch for rows in self.rows(names))
+
+    def rows(self, names: Sequence[str]) -> Iterator[DerivedRows]:
+        """Yield the rows, and what of them the table has otherwise."""
         origins = {name: self._copies.get(name, name) for name in names if name not in self._constants}
-        for batch in self._table.batches(list(dict.fromkeys(origins.values()))):
-            columns = []
+        for batch, before in derived_rows(self._table, list(dict.fromkeys(origins.values()))):
+            columns: list[pa.Array[Any]] = []
+            as_written: dict[str, pa.Array[Any]] = {}
             for name in names:
                 if name in self._constants:
                     columns.append(pa.repeat(self._constants[name], batch.num_rows))
+                    if name == SOURCE_COLUMN:
+                        as_written[name] = pa.nulls(batch.num_rows)
                     continue
-                column, rewrite = batch.column(origins[name]), self._rewrites.get(origins[name])
+                origin = origins[name]
+                column, rewrite = batch.column(origin), self._rewrites.get(origin)
                 columns.append(column if rewrite is None else _rewritten(column, rewrite))
-            yield pa.RecordBatch.from_arrays(columns, names=list(names))
+                if origin in before or (self._says_place and rewrite is not None):
+                    as_written[name] = before.get(origin, column)
+            yield DerivedRows(pa.RecordBatch.from_arrays(columns, names=list(names)), as_written)
+
+
+def derived_rows(table: TableFile, names: Sequence[str]) -> Iterator[DerivedRows]:
+    """Yield the rows of any table, and what of them it has otherwise."""
+    return table.rows(names) if isinstance(table, DerivedTable) else (DerivedRows(batch, {}) for batch in table.batches(names))
 
 
 def below(base_url: str, *, keeps_rooted: bool = False) -> Rewrite:

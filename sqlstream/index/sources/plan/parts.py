@@ -231,7 +231,7 @@ class DerivedPart:
         rewrites = {}
         if self.base_url is not None:
             rewrites = dict.fromkeys(self.path_columns, below(self.base_url, keeps_rooted=self.keeps_rooted))
-        return DerivedTable(table, constants, rewrites)
+        return DerivedTable(table, constants, rewrites, says_place=True)
 
 
 def innermost(part: SourcePart) -> SourcePart:

@@ -12,6 +12,7 @@ from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError
 from sqlstream.index.sources.base.access import stat_file
 from sqlstream.index.sources.base.base import Reading
+from sqlstream.index.sources.base.derived import SOURCE_COLUMN
 from sqlstream.index.sources.formats import by_extension
 from sqlstream.index.sources.places import folder, hive, path_list, wildcard
 from sqlstream.index.sources.places.database import is_database
@@ -35,9 +36,6 @@ from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import OWN_ROWS, Origin, Rules, origin_at
 from sqlstream.storage.base.credentials import place_of
 from sqlstream.storage.base.protocols import RemoteReader
-
-SOURCE_COLUMN = "__source__"
-"""Which of several sources a row comes from, as the user gave it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
