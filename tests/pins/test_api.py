@@ -24,7 +24,8 @@ CHANGED = {
 }
 """Parameters that are gone, or have another default, with the reason."""
 
-CHANGED_OPTIONS = {("index build", "--key-column"): KEY}
+EXPORT = "--config FILE says what they say (issue 16): given together they are taken as before, without both it is an error"
+CHANGED_OPTIONS = {("index build", "--key-column"): KEY, ("index export", "dst"): EXPORT, ("index export", "out"): EXPORT}
 """The same of options of the command line."""
 
 
