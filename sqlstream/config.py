@@ -68,6 +68,8 @@ class StorageOptions:
     600 s bring 6 GB at 10 MB/s; it is there for servers that drip."""
     num_threads: int | Literal["auto"] = "auto"
     """Downloads at a time of a dataset in a process; "auto" follows object size and latency (`storage.base.concurrency`)."""
+    providers: Mapping[str, str] = field(default_factory=dict)
+    """`module:function` by scheme: what turns URLs of that scheme into bytes, a file or another URL, in the helper process."""
 
     def __post_init__(self) -> None:
         """Copy `storage_options`, take the settings of ours among them, and check ranges."""
@@ -93,6 +95,8 @@ class StorageOptions:
         if backend not in ("obstore", "fsspec"):
             raise ConfigError(f"storage_options['backend']={backend!r} is not one of 'obstore', 'fsspec'")
         _check_credentials(self.storage_options)
+        _check_providers(self.providers)
+        object.__setattr__(self, "providers", dict(self.providers))
 
 
 def _check_credentials(options: Mapping[str, object]) -> None:
@@ -100,13 +104,30 @@ def _check_credentials(options: Mapping[str, object]) -> None:
     name = options.get("credentials")
     if name is None:
         return
-    if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", name):
+    if not _is_function(name):
         raise ConfigError(
             f"storage_options['credentials'] is a {type(name).__name__}, and not 'module:function': name a function "
             "that returns storage_options; a file system with credentials of its own is given as storage_options['filesystem']"
         )
     if options.get("filesystem") is not None:
         raise ConfigError("storage_options has 'credentials' and 'filesystem', which has its own: leave one of them out")
+
+
+def _check_providers(providers: object) -> None:
+    """Raise if providers are not named as functions, by scheme; which schemes may be, `storage.base.access` says."""
+    cure = "give {'asset': 'module:function'}, a scheme and the function that turns its URLs into bytes, a file or another URL"
+    if not isinstance(providers, Mapping):
+        raise ConfigError(f"providers={providers!r} is no dict: {cure}")
+    for kind, name in providers.items():
+        if not isinstance(kind, str):
+            raise ConfigError(f"providers has {kind!r} for a scheme, which is no text: {cure}")
+        if not _is_function(name):
+            more = "; the helper process imports it by its name" if callable(name) else ""
+            raise ConfigError(f"providers[{kind!r}]={name!r} is not 'module:function': {cure}{more}")
+
+
+def _is_function(name: object) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", name) is not None
 
 
 def _copied(value: object) -> object:

@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sqlstream.cache.acquire.checksums import VerifyReads, check_verify_reads, num_without, verify_content
@@ -40,6 +41,7 @@ from sqlstream.errors import CacheError, ConfigError
 from sqlstream.logs import configure_logs
 from sqlstream.process import interrupts, locks
 from sqlstream.storage.base import urls
+from sqlstream.storage.base.access import check_providers
 from sqlstream.storage.base.identity import Identity
 from sqlstream.storage.fetcher import Fetcher
 
@@ -60,6 +62,8 @@ class Cache:
         cache_namespace: A text that parts what different users see under one URL (docs/cache.md); None: nothing to part.
         verify_reads: `'crc'`: compare each file with its checksum before its first use by this process; `'never'`.
         max_age: What came longer ago goes first, and is fetched again: seconds, or `'7d'` (docs/cache.md); None: no limit.
+        providers: `{"asset": "module:function"}`: functions that turn the URLs of a scheme into bytes, a file or another URL
+            (docs/storage.md).
         create: False: refuse a directory that is not a cache yet.
         allow_network_fs: Do not refuse network file systems; for one process at a time.
 
@@ -87,6 +91,7 @@ class Cache:
         create: bool = True,
         allow_network_fs: bool = False,
         max_age: str | float | None = None,
+        providers: Mapping[str, str] | None = None,
     ) -> None:
         configure_logs()
         self.path = local_directory(path)
@@ -107,6 +112,9 @@ class Cache:
             policy_named(eviction_policy)
         if not isinstance(storage_options, StorageOptions):
             storage_options = StorageOptions(storage_options=dict(storage_options or {}))
+        if providers is not None:
+            storage_options = replace(storage_options, providers=providers)
+        check_providers(storage_options.providers)
         self.storage_options = self._arguments["storage_options"] = storage_options
         self.identity = Identity(storage_options, cache_namespace)
         is_bypassed = cache_error_policy(on_cache_error) is OnCacheError.BYPASS
@@ -135,6 +143,7 @@ class Cache:
             self._directory.downloads.free_space.ask(id(self), least_free_bytes)
             self._directory.checksums.ask(id(self), verifies=self.verifies_reads)
             self.session.begin(id(self), self._limit_bytes, eviction_policy)
+            fetcher.check_providers()
         except BaseException:
             self.close()
             raise

@@ -23,6 +23,7 @@ from sqlstream.storage.client.helpers import HELPERS
 from sqlstream.storage.client.outstanding import HelperUser, Sink
 from sqlstream.storage.protocol.messages import (
     USUAL_TIMING,
+    CheckProviders,
     FetchDone,
     FetchEvent,
     FetchRequest,
@@ -167,6 +168,15 @@ class Fetcher:
             access=access,
         )
         return list(self._client.call(self._user, question).parts)
+
+    def check_providers(self) -> None:
+        """Have the functions imported that `providers` names, if it names some.
+
+        Raises:
+            ConfigError: One is not there, or cannot be called.
+        """
+        if self._options.providers:
+            self._client.call(self._user, CheckProviders(call=uuid.uuid4().hex))
 
     def share_node(self, num_processes: int) -> None:
         """Say how many processes of this node read, this one included: with `num_threads="auto"` they share its downloads."""

@@ -110,6 +110,8 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         cache_namespace: A text that parts what different users of one cache see under one URL (docs/cache.md).
         verify_reads: `'crc'`: compare each cached file with its checksum before its first use by a process (docs/cache.md).
         max_age: What came into the cache longer ago goes first, and is fetched again: seconds, or `'7d'` (docs/cache.md).
+        providers: `{"asset": "module:function"}`: functions that turn the URLs of a scheme into bytes, a file or another URL
+            (docs/storage.md).
 
     Raises:
         ConfigError: An option is wrong.
@@ -177,6 +179,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         retained_samples: int | None = None,
         verify_reads: VerifyReads | str = VerifyReads.NEVER,
         max_age: str | float | None = None,
+        providers: Mapping[str, str] | None = None,
     ) -> None:
         self.data_type = None if data_type is None else DataSampleType.from_str(data_type).value
         columns = names_of("columns_to_download", columns_to_download)
@@ -185,6 +188,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
             storage_options=dict(storage_options or {}),
             num_retries=num_downloading_retries,
             num_threads="auto" if num_downloading_workers is None else num_downloading_workers,
+            providers={} if providers is None else providers,
         )
         lazy = None
         if lazy_index_chunk_size is not None:

@@ -27,6 +27,7 @@ from sqlstream.index.file.index import Index
 from sqlstream.index.sources.plan.plan import source_items
 from sqlstream.order import BlockLayout, Filtered, Order, Steps, Weighted, shuffled
 from sqlstream.storage.base import urls
+from sqlstream.storage.base.access import check_providers
 from sqlstream.storage.base.settings import check_options_of_sources
 from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions, OrderOptions
@@ -88,6 +89,7 @@ class DatasetOptions:
             object.__setattr__(self, option, _checked_transforms(option, getattr(self, option)))
         split_at_points(self.transforms)  # what is wrong with a cache point shows here, not in a worker
         schemes = [urls.scheme(item) if isinstance(item, str) else "file" for item in source_items(self.index.src)]
+        check_providers(self.storage.providers)
         check_options_of_sources(schemes, self.storage.storage_options)
         if self.cache.eviction_policy == "belady" and self.order.is_unaligned:
             raise ConfigError(

@@ -133,6 +133,7 @@ class Pipeline:
             allowed_roots=options.allowed_roots,
             credential_hosts=self.cache.storage_options.credential_hosts,
             places=origins.places,
+            providers=frozenset(self.cache.storage_options.providers),
         )
         reader = RowReader(
             self.index.base_url,

@@ -93,8 +93,8 @@ class ObjectRef:
         access: Access = OWN,
     ) -> ObjectRef:
         """Return the reference of the object at `url`, read with what `identity` says; None: with nothing but defaults."""
-        if access is not OWN and identity is not None and not access.is_signed:
-            identity = identity.unsigned
+        if access is not OWN and identity is not None:
+            identity = identity.with_access(access)
         prefix = "" if identity is None or url.startswith(identity.plain) else identity.prefix(url)
         name = url if "@" not in url and "?" not in url else object_name(url)  # `object_key`, without its call: for each object
         key = blake2b(f"{prefix}{name}\0{etag or ''}".encode(), digest_size=KEY_BYTES).digest()
@@ -131,8 +131,8 @@ class ObjectRef:
             identity: What else than its URL identifies it; None: nothing.
             access: On whose word it is read.
         """
-        if identity is not None and not access.is_signed:
-            identity = identity.unsigned
+        if identity is not None:
+            identity = identity.with_access(access)
         key = object_key(
             url,
             f"{etag or '' if version is None else version}\0{span[0]}-{span[1]}",

@@ -7,19 +7,17 @@ of which each has other fields, and none is asked again after a refusal.
 from __future__ import annotations
 
 import datetime
-import importlib
 import logging
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from sqlstream.errors import AccessDeniedError, ConfigError, StorageError, TransientStorageError
+from sqlstream.storage.backends.functions import load_function
 from sqlstream.storage.base.credentials import is_credential_option
 from sqlstream.storage.base.protocols import ObjectInfo, ObjectStream, RangeBytes, Storage, writer_of
 from sqlstream.storage.base.service_errors import BAD_CREDENTIALS
@@ -155,18 +153,12 @@ def credential_source(name: object, search_path: Sequence[str]) -> CredentialSou
     """
     if name is None:
         return None
-    module, _, function = str(name).partition(":")
+    text = str(name)
 
     def ask() -> object:
-        sys.path += [place for place in search_path if place not in sys.path]
-        try:
-            found: Callable[[], object] = attrgetter(function)(importlib.import_module(module))
-        except (ImportError, AttributeError) as error:
-            text = f"storage_options['credentials']={name!r} is not there ({error}): give 'module:function' of a module"
-            raise ConfigError(f"{text} that this process can import") from error
-        return found()
+        return load_function("storage_options['credentials']", text, search_path)()
 
-    return CredentialSource(str(name), ask)
+    return CredentialSource(text, ask)
 
 
 class RenewedStorage:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import AccessDeniedError, StorageError
+from sqlstream.storage.backends.provider import ProvidedStorage, Providers
 from sqlstream.storage.backends.renewal import CredentialSource, Granted, RenewedStorage
 from sqlstream.storage.base.access import OWN, Access
 from sqlstream.storage.base.credentials import place_of, without_credentials
@@ -29,18 +30,22 @@ _AS_GIVEN = Granted(number=0, options={})  # where no function gives credentials
 class Resolver:
     """Chooses the backend for a URL and its access; thread safe.
 
-    obstore serves s3, gs and az; urllib3 http(s). All else, local files too, goes through fsspec, and everything when a file
-    system object is given. fsspec's own http client is never chosen: it follows redirects into private networks, and gives
-    whole objects for ranges.
+    The user's functions serve their schemes (`provider`), obstore s3, gs and az, urllib3 http(s). All else, local files too,
+    goes through fsspec, and everything when a file system object is given. fsspec's own http client is never chosen: it follows
+    redirects into private networks, and gives whole objects for ranges.
 
     Args:
         options: The server, who asks it, and how.
         credentials: Gives what is put over the options for places that credentials belong to; None: they hold as they are.
+        providers: Functions of the user that serve schemes; None: there are none.
     """
 
-    def __init__(self, options: StorageOptions, credentials: CredentialSource | None = None) -> None:
+    def __init__(
+        self, options: StorageOptions, credentials: CredentialSource | None = None, providers: Providers | None = None
+    ) -> None:
         given = options.storage_options
         self._credentials = credentials
+        self.providers = providers or Providers()
         self._has_file_system = given.get("filesystem") is not None
         self._prefers_fsspec = given.get("backend") == "fsspec"
         self._options = options
@@ -59,6 +64,8 @@ class Resolver:
         Raises:
             AccessDeniedError: The user's file system object would send credentials to a place that they do not belong to.
         """
+        if (provider := self.providers.of(url)) is not None:
+            return ProvidedStorage(provider, access, self._followed, self._options.total_timeout_seconds)
         if self._has_file_system and not access.is_signed:
             where = redact(url)
             raise AccessDeniedError(
@@ -69,6 +76,12 @@ class Resolver:
         if self._credentials is not None and access.is_signed and is_remote(url):
             return RenewedStorage(self._credentials, lambda granted: self._backend(url, access, granted))
         return self._backend(url, access, _AS_GIVEN)
+
+    @contextmanager
+    def _followed(self, url: str, access: Access) -> Iterator[Storage]:
+        """Give the backend for a URL that a provider returned."""
+        with explained(url, access):
+            yield self.storage(url, access)
 
     def _backend(self, url: str, access: Access, granted: Granted) -> Storage:
         """Return the backend for a URL with these credentials, or newer ones."""

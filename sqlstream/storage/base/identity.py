@@ -7,6 +7,7 @@
     profile resolve them                                          (`credentials`), proxies, timeouts, certificates
     headers that are no credentials
     options of a file system, or the file system object
+    the function of a provider
     `cache_namespace`
 
 Where nothing but defaults is in force, what an `Identity` adds is empty: such objects have the key of their URL alone.
@@ -26,6 +27,7 @@ from typing import Any
 
 from sqlstream.config import StorageOptions, environment, whole_environment
 from sqlstream.errors import ConfigError
+from sqlstream.storage.base.access import Access
 from sqlstream.storage.base.credentials import CREDENTIAL_HEADERS, CREDENTIAL_OPTIONS, without_credentials
 from sqlstream.storage.base.settings import OWN_KEYS, SCHEMES, connection_place, http_headers, place_settings
 from sqlstream.storage.base.signatures import without_signature
@@ -88,7 +90,7 @@ class Identity:
         ConfigError: `namespace` is no text, or an empty one.
     """
 
-    __slots__ = ("_by_scheme", "_namespace", "_options", "_unsigned", "_variables", "plain")
+    __slots__ = ("_by_scheme", "_namespace", "_onward", "_options", "_signed_places", "_unsigned", "_variables", "plain")
 
     def __init__(self, options: StorageOptions, namespace: str | None = None) -> None:
         if namespace is not None and (not isinstance(namespace, str) or not namespace):
@@ -98,11 +100,25 @@ class Identity:
         self._variables = whole_environment()
         self._by_scheme: dict[str, str] = {}
         self._unsigned: Identity | None = None
+        self._onward: dict[tuple[str, ...], Identity] = {}
+        self._signed_places: tuple[str, ...] = ()
+        """Places that headers are sent to, if not to all."""
         self.plain: tuple[str, ...] = ()
         """Starts of URLs whose prefix is known to be empty; asked for each object: a call would be a tenth of the time."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Identity, (self._options, self._namespace))
+
+    def with_access(self, access: Access) -> Identity:
+        """Return the identity of what is read with this access: without headers, or with headers in some places only."""
+        if access.onward is None:
+            return self if access.is_signed else self.unsigned
+        rules = access.onward.rules
+        places = tuple(sorted({*rules.places, *rules.credential_hosts}))
+        if (known := self._onward.get(places)) is None:
+            known = self._onward[places] = Identity(self._options, self._namespace)
+            known._variables, known._signed_places = self._variables, places
+        return known
 
     @property
     def unsigned(self) -> Identity:
@@ -125,7 +141,9 @@ class Identity:
     def _prefix(self, url: str) -> str:
         """Compute the prefix, once for a scheme (for Azure with and without an account) and for each kind of chain."""
         start = url[: url.find(":")]
-        reads_whole_name = start.lower() in SCHEMES and self._options.storage_options.get("backend") != "fsspec"
+        provider = self._options.providers.get(start.lower())
+        is_known = start.lower() in SCHEMES and self._options.storage_options.get("backend") != "fsspec"
+        reads_whole_name = is_known or provider is not None
         is_chain = url.startswith(f"{start}::") or ("::" in url and not reads_whole_name)
         kinds = _kinds(url) if is_chain else [start.lower()]
         names_account = SCHEMES.get(kinds[0]) == "az" and "@" in url.partition("://")[2].partition("/")[0]
@@ -133,7 +151,11 @@ class Identity:
         place = start if is_simple else f"{'::'.join(kinds)}{'@' if names_account else ''}::"
         if (known := self._by_scheme.get(place)) is not None:
             return known
-        facts = _facts(kinds, self._options.storage_options, self._variables, names_account=names_account)
+        given, variables = self._options.storage_options, self._variables
+        if provider is not None:
+            facts = _provided_facts(provider, given, variables, self._signed_places)
+        else:
+            facts = _facts(kinds, given, variables, names_account=names_account)
         if self._namespace is not None:
             facts["namespace"] = self._namespace
         # A name begins with its scheme, and JSON holds no NUL: no other pair of prefix and name makes the same text.
@@ -170,6 +192,19 @@ def _facts(
         facts |= environment(*_VARIABLES.get(kind, ()), of=variables)
     if len(kinds) > 1 or kinds[0] not in SCHEMES or given.get("backend") == "fsspec":
         facts |= _file_system_facts(kinds, given, variables)
+    return facts
+
+
+def _provided_facts(
+    name: str, given: Mapping[str, object], variables: Mapping[str, str], signed_places: Sequence[str]
+) -> dict[str, Any]:
+    """Return what chooses the content that a provider gives: the function, and what would choose that of its URLs (JSON)."""
+    facts: dict[str, Any] = {"provider": name}
+    reached = {kind: _facts([kind], given, variables, names_account=False) for kind in ("https", "s3", "gs", "az", "hf")}
+    if any(reached.values()):
+        facts["reached"] = {kind: of_kind for kind, of_kind in reached.items() if of_kind}
+    if reached["https"] and signed_places:
+        facts["headers for"] = list(signed_places)
     return facts
 
 

@@ -23,6 +23,7 @@ from sqlstream.storage.protocol.channel import MAX_DESCRIPTORS, ChannelClosedErr
 from sqlstream.storage.protocol.messages import (
     Alive,
     Cancel,
+    CheckProviders,
     EndListing,
     EndUser,
     Fetch,
@@ -98,7 +99,7 @@ class HelperClient:
         """Send downloads; the sink gets their events."""
         self._ask(user, {request.ticket: request for request in requests}, sink)
 
-    def call(self, user: HelperUser, question: Head | NextPage | Put | Ranges) -> Reply:
+    def call(self, user: HelperUser, question: Head | NextPage | Put | Ranges | CheckProviders) -> Reply:
         """Send a question and wait for its answer; raise the error that it may be."""
         answer: Answer = queue.SimpleQueue()
         if isinstance(question, NextPage):

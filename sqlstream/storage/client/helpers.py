@@ -36,6 +36,7 @@ class HelperKey:
 
     options: Hashable = field(repr=False)
     """`storage_options` that choose a server or an identity."""
+    providers: Hashable
     is_signed: bool
     environment: frozenset[tuple[str, str]] = field(repr=False)
     """Environment of the process as they began, and of each helper: it may hold endpoints and credentials of any client."""
@@ -57,13 +58,14 @@ class Helpers:
         environment = child_environment()
         key = HelperKey(
             options=_frozen(given),
+            providers=_frozen(options.providers),
             is_signed=options.is_signed,
             environment=frozenset(environment.items()),
             timing=timing,
         )
         with self._lock:
             if (client := self._clients.get(key)) is None:
-                server = StorageOptions(storage_options=given, is_signed=options.is_signed)
+                server = StorageOptions(storage_options=given, is_signed=options.is_signed, providers=options.providers)
                 client = self._clients[key] = HelperClient(server, timing, environment)
             return client
 

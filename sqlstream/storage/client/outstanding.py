@@ -19,6 +19,7 @@ from sqlstream.errors import FetchCancelledError, SqlStreamError, StorageError, 
 from sqlstream.storage.base.urls import redact
 from sqlstream.storage.client.process import HelperProcess
 from sqlstream.storage.protocol.messages import (
+    CheckProviders,
     FetchEvent,
     FetchRequest,
     GrantNeeded,
@@ -30,7 +31,7 @@ from sqlstream.storage.protocol.messages import (
     Reply,
 )
 
-Question = FetchRequest | Head | NextPage | Put | Ranges
+Question = FetchRequest | Head | NextPage | Put | Ranges | CheckProviders
 Sink = Callable[[Sequence[FetchEvent]], None]
 Answer: TypeAlias = "queue.SimpleQueue[Reply | SqlStreamError]"
 """The queue that takes the answer of a call. Not a Future: a signal handler that raises in its wait leaves its lock held."""
@@ -222,6 +223,8 @@ def cancelled(entry: Unanswered) -> FetchCancelledError:
 
 
 def _where(question: Question) -> str:
+    if isinstance(question, CheckProviders):
+        return "providers"
     return redact(question.prefix if isinstance(question, NextPage) else question.url)
 
 

@@ -61,6 +61,6 @@ class HelperProcess:
 
 
 def _search_path(options: StorageOptions) -> tuple[str, ...]:
-    """Return where a helper looks for the function that options name, as this process does."""
-    has_function = options.storage_options.get("credentials") is not None
+    """Return where a helper looks for the functions that options name, as this process does."""
+    has_function = options.storage_options.get("credentials") is not None or bool(options.providers)
     return tuple(place or os.getcwd() for place in sys.path) if has_function else ()

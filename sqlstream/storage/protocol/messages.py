@@ -179,6 +179,13 @@ class Ranges:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckProviders:
+    """Import the functions that `StorageOptions.providers` names."""
+
+    call: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndListing:
     """The listing is not read on."""
 
@@ -204,12 +211,12 @@ class Put:
     """Of the file; it does not change until the answer."""
 
 
-ToHelper = StartHelper | Fetch | Grant | Cancel | Head | NextPage | Ranges | Put | EndListing | EndUser
+ToHelper = StartHelper | Fetch | Grant | Cancel | Head | NextPage | Ranges | Put | CheckProviders | EndListing | EndUser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The answer to Head (one object), NextPage (objects, none at the end), Ranges (bytes) or Put (nothing), or an error."""
+    """The answer to a call: an object (Head), objects, none at the end (NextPage), bytes (Ranges), nothing; or an error."""
 
     call: str
     objects: tuple[ObjectInfo, ...] = ()

@@ -23,15 +23,17 @@ from itertools import islice
 from pathlib import Path
 
 from sqlstream.errors import SqlStreamError, StorageError, TransientStorageError
+from sqlstream.storage.backends.provider import Providers
 from sqlstream.storage.backends.renewal import credential_source
 from sqlstream.storage.base.access import OWN
 from sqlstream.storage.base.protocols import read_ranges, writer_of
-from sqlstream.storage.base.urls import host, redact, redact_text
+from sqlstream.storage.base.urls import redact, redact_text
 from sqlstream.storage.protocol.channel import Channel, ChannelClosedError
 from sqlstream.storage.protocol.messages import (
     USUAL_TIMING,
     Alive,
     Cancel,
+    CheckProviders,
     EndListing,
     EndUser,
     Fetch,
@@ -74,7 +76,8 @@ class Helper:
         self._stalls = StallWatch(start.timing.stall_seconds)
         self._workers = Workers()
         credentials = credential_source(start.options.storage_options.get("credentials"), start.search_path)
-        self._users = Users(start.options, self._workers, self._report, credentials)
+        self._providers = Providers(start.options.providers, start.search_path)
+        self._users = Users(start.options, self._workers, self._report, credentials, self._providers)
         self._calls = ThreadPoolExecutor(_NUM_CALL_THREADS, thread_name_prefix="call")
         self._transfers: dict[str, Transfer] = {}
         self._outbox = Outbox(channel.send, lambda: bool(self._transfers))
@@ -103,6 +106,8 @@ class Helper:
             case Put():
                 put = partial(_put, self._users.get(message.options), message)
                 self._answer(message.call, message.url, put, is_wait=False)
+            case CheckProviders():
+                self._answer(message.call, "providers", partial(_check, self._providers, message))
             case EndListing():
                 self._users.end_listing(message.user, message.listing)
             case EndUser():
@@ -120,7 +125,7 @@ class Helper:
             since, limit = transfer.active_since, transfer.context.request_seconds + _HANG_SECONDS
             if since is None:
                 continue
-            waits.append(Wait(host(transfer.request.url), now - since))
+            waits.append(Wait(self._providers.asked(transfer.request.url), now - since))
             if now - since > limit:
                 sys.stderr.write(f"sqlstream: {redact(transfer.request.url)} hangs beyond all timeouts\n")
                 os._exit(1)
@@ -158,7 +163,7 @@ class Helper:
             del self._waiting_calls[call]
             self.post(reply)
 
-        self._waiting_calls[call] = (host(url), time.monotonic() if is_wait else None)
+        self._waiting_calls[call] = (self._providers.asked(url), time.monotonic() if is_wait else None)
         self._calls.submit(run)
 
     def _send_loop(self) -> None:
@@ -171,6 +176,11 @@ class Helper:
 def _cancel(transfers: Sequence[Transfer]) -> None:
     for transfer in transfers:
         transfer.cancel()
+
+
+def _check(providers: Providers, message: CheckProviders) -> Reply:
+    providers.check()
+    return Reply(call=message.call)
 
 
 def _head(user: ServedUser, message: Head) -> Reply:

@@ -7,12 +7,19 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 _logger = logging.getLogger(__name__)
+_SILENCE = "%s has sent nothing for %.0f s; requests that wait for it: %d. "
+_SERVER = _SILENCE + "storage_options['read_timeout'] and ['connect_timeout'] bound each wait"
+_FUNCTION = (
+    _SILENCE
+    + "The function of a provider knows no timeout of storage_options: have it give up after a time, with a TimeoutError"
+)
 
 
 class Wait(NamedTuple):
     """A request that waits for its next bytes."""
 
     host: str
+    """Scheme and host, the scheme alone of what a provider gives."""
     seconds: float
     """Time since the last bytes, or since the question."""
 
@@ -44,8 +51,5 @@ class StallWatch:
             longest = max(seconds)
             if longest >= self._next_seconds.get(host, self._threshold_seconds):
                 self._next_seconds[host] = 2 * longest
-                _logger.warning(
-                    "%s has sent nothing for %.0f s; requests that wait for it: %d. storage_options['read_timeout'] and "
-                    "['connect_timeout'] bound each wait",
-                    *(host, longest, len(seconds)),
-                )
+                text = _FUNCTION if host.endswith("://") else _SERVER
+                _logger.warning(text, host, longest, len(seconds))

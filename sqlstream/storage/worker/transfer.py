@@ -26,7 +26,7 @@ from sqlstream.storage.base.protocols import (
     range_of,
 )
 from sqlstream.storage.base.retry import RequestCounts, RetryPolicy, with_retries
-from sqlstream.storage.base.urls import host, redact
+from sqlstream.storage.base.urls import redact
 from sqlstream.storage.protocol.messages import FetchDone, FetchEvent, FetchRequest, GrantNeeded
 from sqlstream.storage.worker.workers import WorkPermit
 
@@ -297,7 +297,7 @@ class Transfer:
                 num_retries=counts.num_retries,
                 downloaded_bytes=counts.downloaded_bytes,
                 pause_seconds=counts.pause_seconds,
-                host=host(self.request.url),
+                host=self.context.resolver.providers.asked(self.request.url),
                 error=error,
             )
         )

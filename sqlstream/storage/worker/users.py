@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from sqlstream.config import StorageOptions
+from sqlstream.storage.backends.provider import Providers
 from sqlstream.storage.backends.renewal import CredentialSource
 from sqlstream.storage.backends.resolve import Resolver, explained
 from sqlstream.storage.base.access import Access
@@ -57,6 +58,7 @@ class Users:
         workers: Run the downloads of all users.
         report: Takes each event of a download.
         credentials: Gives credentials to the clients of all users; None: those of the options hold.
+        providers: Functions of the user that serve schemes.
     """
 
     def __init__(
@@ -65,9 +67,11 @@ class Users:
         workers: Workers,
         report: Callable[[FetchEvent], None],
         credentials: CredentialSource | None = None,
+        providers: Providers | None = None,
     ) -> None:
         self._options = options
         self._credentials = credentials
+        self._providers = providers
         self._workers = workers
         self._report = report
         self._users: dict[str, ServedUser] = {}
@@ -109,7 +113,7 @@ class Users:
         key = tuple(connections.values())
         if (resolver := self._resolvers.get(key)) is None:
             made = replace(self._options, **connections)  # type: ignore[arg-type]  # each its own
-            resolver = self._resolvers[key] = Resolver(made, self._credentials)
+            resolver = self._resolvers[key] = Resolver(made, self._credentials, self._providers)
         context = TransferContext(
             resolver=resolver,
             policy=RetryPolicy(num_retries=options.num_retries),
