@@ -129,13 +129,15 @@ def open_stand_in(path: Path, error: CacheError) -> CacheDirectory:
 
 
 def close_store(store: CacheDirectory) -> None:
-    """Give a store back; the last user of the process closes it."""
+    """Give a store back: the last user of the process closes it, any other one writes what it gave back."""
     with _turn_of(store.identity):
         store.num_users -= 1
-        if store.num_users <= 0:
-            if _stores.get(store.identity) is store:
-                del _stores[store.identity]
-            _close(store)
+        if store.num_users > 0:
+            store.owner.flush()
+            return
+        if _stores.get(store.identity) is store:
+            del _stores[store.identity]
+        _close(store)
 
 
 @contextlib.contextmanager

@@ -132,7 +132,7 @@ class FailoverSession:
         return self._stand_in_for(group)
 
     def _note_unless_closed(self, error: CacheError) -> None:
-        if not is_fault(error) or self.primary.is_closed:
+        if not is_fault(error) or self.primary.is_closed or self.primary.has_ended:
             raise error
         self.note(error)
 

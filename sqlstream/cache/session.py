@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeAlias, TypeVar
+from typing import NoReturn, Protocol, TypeAlias, TypeVar
 
 from sqlstream.cache.acquire.checksums import VerifyReads
 from sqlstream.cache.acquire.holds import Hold
@@ -26,6 +26,7 @@ from sqlstream.cache.model.policies import Policy, policy_named
 from sqlstream.cache.model.refs import KEY_BYTES, STORED_SAMPLE_EXTENSION, ListedObject, ObjectRef
 from sqlstream.cache.private_files import PrivateHold
 from sqlstream.config import Limit
+from sqlstream.errors import CacheError
 from sqlstream.storage.fetcher import Fetcher
 
 __all__ = [
@@ -184,6 +185,8 @@ class LedgerSession:
         self._lookup = directory.lookup
         self._putter = Putter(directory.acquirer, directory.owner, directory.disk)
         self._max_age = None if max_age_seconds is None else MaxAge(directory, max_age_seconds)
+        self.has_ended = False
+        """Whether its cache object was closed; others of this process may use the directory still."""
 
     @property
     def directories(self) -> tuple[str, ...]:
@@ -220,7 +223,10 @@ class LedgerSession:
         self._remove_older()
         if for_reading and (holds := self._lookup.read(groups)) is not None:
             return holds
-        return self._acquirer.acquire(groups, self.fetcher, next_uses)
+        taken = self._acquirer.acquire(groups, self.fetcher, next_uses)
+        if self.has_ended:
+            self._give_up(taken)
+        return taken
 
     def acquire_one(self, group: Sequence[ObjectRef], next_use: int | None = None, *, for_reading: bool = False) -> AnyHold:
         """See `CacheSession`."""
@@ -228,7 +234,16 @@ class LedgerSession:
             self._max_age.remove_older()
         if for_reading and (hold := self._lookup.read_one(group)) is not None:
             return hold
-        return self._acquirer.acquire_one(group, self.fetcher, next_use)
+        taken = self._acquirer.acquire_one(group, self.fetcher, next_use)
+        if self.has_ended:
+            self._give_up([taken])
+        return taken
+
+    def _give_up(self, holds: Sequence[Hold]) -> NoReturn:
+        """Release what came as another thread closed the cache object, after that had given back what it held."""
+        for hold in holds:
+            self._holds.release(hold)
+        raise CacheError(f"the cache {self._disk.root} is closed: open it again")
 
     def wait(self, hold: AnyHold, timeout_seconds: float | None = None) -> AnyHold:
         """See `CacheSession`."""
@@ -302,7 +317,9 @@ class LedgerSession:
     def retain(self, hold: AnyHold) -> AnyHold:
         """See `CacheSession`."""
         if isinstance(hold, ReadHold):
-            hold = self._holds.take_over(hold)
+            hold = self._holds.take_over(hold, self.fetcher)
+            if self.has_ended:
+                self._give_up([hold])
         if isinstance(hold, Hold):
             self._acquirer.retain(hold)
         return hold
@@ -330,8 +347,10 @@ class LedgerSession:
         self.fetcher.stop()
 
     def close(self) -> None:
-        """End it for good; the directory is closed with its last user."""
+        """End it for good, and give back what it holds; the directory is closed with its last user."""
+        self.has_ended = True
         try:
+            self._holds.release_all(self.fetcher)
             self._directory.downloads.cancel(self.fetcher)
         finally:
             self.fetcher.close()

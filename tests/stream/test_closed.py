@@ -72,6 +72,22 @@ def test_a_dataset_closed_in_its_own_loop_ends_it_and_leaves_no_helper(photos: P
     check_invariants(dst, at_rest=True)
 
 
+def test_a_closed_dataset_pins_nothing_while_another_one_uses_the_cache(photos: Photos, tmp_path: Path) -> None:
+    other, closing = open_dataset(photos, tmp_path / "dst"), open_dataset(photos, tmp_path / "dst")
+    parts = closing.split(val=0.5)
+    assert closing[0]["is_right"]
+    iterators = [iter(dataset) for dataset in (closing, *parts.values())]
+    for iterator in iterators:
+        next(iterator)
+    assert other.cache.statistics().pinned_entries > 0
+    for dataset in (closing, *parts.values()):
+        dataset.close()
+    assert other.cache.statistics().pinned_entries == 0
+    other.close()
+    del iterators
+    check_invariants(tmp_path / "dst", at_rest=True)
+
+
 def test_no_helper_outlives_its_dataset_however_many_there_are(photos: Photos, tmp_path: Path) -> None:
     before = children(os.getpid())
     datasets = [open_dataset(photos, tmp_path / "dst") for _ in range(4)]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -69,6 +70,8 @@ class Hold:
     """Which keys it pins, and what each of them counts on disk, as known when it was pinned or published."""
     outstanding: frozenset[bytes]
     """Keys that are not here yet."""
+    source: object
+    """What brings its objects: the cache object of this process that it belongs to; see `Holds.release_all`."""
     state: HoldState = HoldState.PREFETCHED
     error: Exception | None = None
     is_void: bool = False
@@ -205,12 +208,20 @@ class Holds:
             self.released.append(hold)
             self.collect()
 
+    def release_all(self, source: object) -> None:
+        """Give back all that belongs to one cache object, which is being closed; others of this process keep theirs."""
+        with self.owner.state:
+            for hold in filter(None, map(operator.call, list(self._watched.values()))):
+                if hold.source is source:
+                    self.release(hold)
+
     def split(self, hold: Hold) -> list[Hold]:
         """Return one hold in use for each object of `hold`, in its place; no pin changes."""
         with self.owner.state:
             places = {ref.key: (ref, path) for ref, path in zip(hold.refs, hold.paths, strict=True)}
             pieces = [
-                Hold((ref,), hold.owner, {}, NOTHING, state=HoldState.IN_USE, paths=[path]) for ref, path in places.values()
+                Hold((ref,), hold.owner, {}, NOTHING, hold.source, HoldState.IN_USE, paths=[path])
+                for ref, path in places.values()
             ]
             if hold.number:
                 for piece in pieces:
@@ -228,9 +239,9 @@ class Holds:
             self._retained.append(hold)
             self.trim_retained(share_bytes)
 
-    def take_over(self, read_hold: ReadHold) -> Hold:
+    def take_over(self, read_hold: ReadHold, source: object) -> Hold:
         """Return a hold in use that pins by rows what a claimed read hold keeps by locks; those are given back last."""
-        hold = Hold(read_hold.refs, "", read_hold.charges, NOTHING, HoldState.IN_USE, paths=[*read_hold.paths])
+        hold = Hold(read_hold.refs, "", read_hold.charges, NOTHING, source, HoldState.IN_USE, paths=[*read_hold.paths])
 
         def pin(_: LedgerTransaction) -> None:  # the owner writes its pins at the end of it
             assert self.owner.id is not None
