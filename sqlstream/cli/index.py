@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import math
 import sys
@@ -14,7 +15,7 @@ from sqlstream.cli import export
 from sqlstream.cli.choice import choose_index, find_indexes
 from sqlstream.cli.options import Subcommands, add_command, add_group, add_storage_option, storage_options
 from sqlstream.cli.output import Size, percent, print_facts, print_json, print_table
-from sqlstream.config import IndexOptions, LazyOptions
+from sqlstream.config import IndexOptions, LazyOptions, StorageOptions
 from sqlstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ _SPELLING = {
     "lazy_index_chunk_size": "--lazy",
     "label_column": "--label-column",
     "storage_options": "--storage-option",
+    "index_store": "--index-store",
     "sql_engine": "--sql-engine",
     "sql_query": "--sql",
     "path_prefix": "--path-prefix",
@@ -46,7 +48,9 @@ def register(subcommands: Subcommands) -> None:
     written = export.register(group)
     verify = add_command(group, "verify", run_verify, "read every index file whole; exit code 1 if one is damaged")
     verify.add_argument("--repair", action="store_true", help="remove what is damaged: the next run builds it again")
-    for parser in (build, info, query, explain, verify):
+    push = add_command(group, "push", run_push, "put an index into a store that nodes share")
+    pull = add_command(group, "pull", run_pull, "get an index out of a store that nodes share")
+    for parser in (build, info, query, explain, verify, push, pull):
         parser.add_argument("dst", metavar="DST", help="the cache directory, as it is given to StreamingDataset")
     build.add_argument("--data-type", metavar="TYPE", help="for a directory: which kind of file makes a sample, e.g. image")
     build.add_argument(
@@ -66,12 +70,17 @@ def register(subcommands: Subcommands) -> None:
     build.add_argument(
         "--lazy", metavar="ROWS", type=int, help="leave the rows in their Parquet files; at least so many at a time"
     )
-    add_storage_option(build)
+    store_help = "where nodes share indexes: it is looked for there before it is built, and put there after"
+    build.add_argument("--index-store", metavar="URL", help=store_help)
     build.set_defaults(spelling=_SPELLING)
+    for parser in (push, pull):
+        parser.add_argument("store", metavar="URL", help="the store, as it is given to StreamingDataset as index_store")
+    for parser in (build, push, pull):
+        add_storage_option(parser)
     query.add_argument("sql", metavar="SQL", help="SELECT … FROM dataframe …; it can read the index's rows and nothing else")
     info.add_argument("--ranges", action="store_true", help="read all rows: show each column's nulls, least and greatest value")
     explain.add_argument("sql", metavar="SQL", help="SELECT * FROM dataframe WHERE …")
-    for parser in (query, explain, written):
+    for parser in (query, explain, written, push, pull):
         parser.add_argument(
             "--index", metavar="FINGERPRINT", help="which index, by the start of its fingerprint; needed if there are several"
         )
@@ -83,6 +92,7 @@ def run_build(options: argparse.Namespace) -> int:
     from sqlstream.cache import Cache
     from sqlstream.index.build.build import open_index
     from sqlstream.index.build.lazy_build import open_lazy_index
+    from sqlstream.index.file.store import IndexStore
     from sqlstream.index.info import describe
 
     wanted = IndexOptions(
@@ -102,9 +112,55 @@ def run_build(options: argparse.Namespace) -> int:
     )
     opener = open_index if wanted.lazy is None else open_lazy_index
     with Cache(options.dst, storage_options=storage_options(options.storage_option)) as cache:
-        index = opener(wanted, cache.path / "index", cache.fetcher, identity=cache.identity)
+        store = None if options.index_store is None else IndexStore(options.index_store, cache.fetcher)
+        index = opener(wanted, cache.path / "index", cache.fetcher, identity=cache.identity, store=store)
         info = describe(index.path, index.selection)
         index.close()
+    if options.json:
+        print_json(_as_document(info))
+    else:
+        _print_info(info)
+    return 0
+
+
+def run_push(options: argparse.Namespace) -> int:
+    """Put an index into a store, in the place of one that is there."""
+    from sqlstream.index.file.store import IndexStore
+    from sqlstream.storage.fetcher import Fetcher
+
+    path = choose_index(options.dst, options.index)
+    with contextlib.closing(Fetcher(StorageOptions(storage_options=storage_options(options.storage_option)))) as fetcher:
+        store = IndexStore(options.store, fetcher)
+        manifest = store.put(path)
+    if options.json:
+        print_json({"fingerprint": manifest.key, "store": str(store), "size_bytes": manifest.size_bytes})
+    else:
+        print(f"{store} has the index {manifest.key} of {manifest.src} now, {Size(manifest.size_bytes)}")
+    return 0
+
+
+def run_pull(options: argparse.Namespace) -> int:
+    """Get an index out of a store, to where a dataset with the options that it was built with looks for it."""
+    from sqlstream.cache import Cache
+    from sqlstream.index.file.index import Index
+    from sqlstream.index.file.room import IndexRoom
+    from sqlstream.index.file.store import IndexStore
+    from sqlstream.index.file.workplace import Workplace, build_once
+    from sqlstream.index.info import describe
+
+    with Cache(options.dst, storage_options=storage_options(options.storage_option)) as cache:
+        store, directory = IndexStore(options.store, cache.fetcher), cache.path / "index"
+        manifest = store.choose(options.index)
+        path = directory / f"{manifest.key}.sqlite"
+
+        def find() -> Path | None:
+            with contextlib.closing(Index(path)) as index:
+                return path if index.is_usable() else None
+
+        def take(place: Workplace) -> Path:
+            return store.take(manifest, place, IndexRoom(directory, IndexOptions(src=manifest.src)))
+
+        info = describe(build_once(directory, manifest.key, find, take, show_progress=True))
     if options.json:
         print_json(_as_document(info))
     else:

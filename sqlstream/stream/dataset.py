@@ -112,6 +112,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         max_age: What came into the cache longer ago goes first, and is fetched again: seconds, or `'7d'` (docs/cache.md).
         providers: `{"asset": "module:function"}`: functions that turn the URLs of a scheme into bytes, a file or another URL
             (docs/storage.md).
+        index_store: URL where nodes share built indexes, such as `'s3://bucket/indexes/'` (docs/index.md).
 
     Raises:
         ConfigError: An option is wrong.
@@ -180,6 +181,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         verify_reads: VerifyReads | str = VerifyReads.NEVER,
         max_age: str | float | None = None,
         providers: Mapping[str, str] | None = None,
+        index_store: str | None = None,
     ) -> None:
         self.data_type = None if data_type is None else DataSampleType.from_str(data_type).value
         columns = names_of("columns_to_download", columns_to_download)
@@ -198,6 +200,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         options = DatasetOptions(
             name=name,
             show_progress=show_progress,
+            index_store=index_store,
             transforms=transforms or (),
             predownload_transforms=predownload_transforms or (),
             storage=storage,

@@ -24,6 +24,7 @@ from sqlstream.index.build.build import open_index
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_build import open_lazy_index
 from sqlstream.index.file.index import Index
+from sqlstream.index.file.store import IndexStore
 from sqlstream.index.sources.plan.plan import source_items
 from sqlstream.order import BlockLayout, Filtered, Order, Steps, Weighted, shuffled
 from sqlstream.storage.base import urls
@@ -82,14 +83,17 @@ class DatasetOptions:
     samples: SampleOptions
     cache: CacheOptions
     order: OrderOptions
+    index_store: str | None = None
+    """Where nodes share built indexes; None: nowhere."""
 
     def __post_init__(self) -> None:
         """Check the transforms, and what concerns two parts."""
         for option in ("transforms", "predownload_transforms"):
             object.__setattr__(self, option, _checked_transforms(option, getattr(self, option)))
         split_at_points(self.transforms)  # what is wrong with a cache point shows here, not in a worker
-        schemes = [urls.scheme(item) if isinstance(item, str) else "file" for item in source_items(self.index.src)]
         check_providers(self.storage.providers)
+        read = source_items(self.index.src) + ([] if self.index_store is None else [self.index_store])
+        schemes = [urls.scheme(item) if isinstance(item, str) else "file" for item in read]
         check_options_of_sources(schemes, self.storage.storage_options)
         if self.cache.eviction_policy == "belady" and self.order.is_unaligned:
             raise ConfigError(
@@ -162,7 +166,8 @@ def open_any(options: DatasetOptions, cache: Cache) -> Index:
     """Return the index of a source: lazy if `options` say so."""
     opener = open_index if options.index.lazy is None else open_lazy_index
     directory, show_progress = cache.path / "index", options.show_progress
-    return opener(options.index, directory, cache.fetcher, show_progress=show_progress, identity=cache.identity)
+    store = None if options.index_store is None else IndexStore(options.index_store, cache.fetcher)
+    return opener(options.index, directory, cache.fetcher, show_progress=show_progress, identity=cache.identity, store=store)
 
 
 def open_schedule(options: OrderOptions, seed: int | None, index: Index, directory: Path) -> Schedule:

@@ -17,11 +17,13 @@ import pyarrow as pa
 from sqlstream.config import IndexOptions, check_at_least
 from sqlstream.errors import SchemaError, SourceError
 from sqlstream.index.build import select
+from sqlstream.index.build.shared import build_shared, check_shareable
 from sqlstream.index.file import versions
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.intact import is_intact
 from sqlstream.index.file.room import IndexRoom, RoomyReader
-from sqlstream.index.file.workplace import Workplace, build_once, sweep_dead, workplace
+from sqlstream.index.file.store import IndexStore
+from sqlstream.index.file.workplace import Workplace, sweep_dead, workplace
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.base import TableFile
 from sqlstream.index.sources.base.derived import DerivedTable, derived_rows
@@ -48,6 +50,7 @@ def open_index(
     *,
     show_progress: bool = True,
     identity: Identity | None = None,
+    store: IndexStore | None = None,
 ) -> Index:
     """Return the index of a source, built when no earlier run has built it.
 
@@ -57,16 +60,18 @@ def open_index(
         remote: Reads what is not local.
         show_progress: Show a bar while building, if stderr is a terminal.
         identity: What else than its URL identifies a source; None: nothing.
+        store: Where built indexes are shared; None: nowhere.
 
     Raises:
-        ConfigError: The source is nothing that an index can be made of.
+        ConfigError: The source is nothing that an index can be made of, or is of this machine and there is a `store`.
         SourceError: A file of it is broken, empty, or lacks what is asked for; `StorageError` when it cannot be reached.
         QueryError: The filter does not run, or keeps no row.
     """
     plan, remote = plan_of(options, directory, remote)
+    check_shareable(plan, store)
     own_query = None if plan.has_database else options.sql_query  # a database has run it already
     options = replace(options, sql_query=with_where(own_query, options.where, options.sql_engine), where=None)
-    base = _open_base(plan, options, directory, remote, show_progress=show_progress, identity=identity)
+    base = _open_base(plan, options, directory, remote, store, show_progress=show_progress, identity=identity)
     if options.sql_query is not None:
         base_key = ruled(target_of(plan, options, identity).key, base.meta)
         index = select.open_selection(base, options, directory, base_key=base_key, show_progress=show_progress)
@@ -188,6 +193,7 @@ def _open_base(
     options: IndexOptions,
     directory: Path,
     remote: RemoteReader,
+    store: IndexStore | None,
     *,
     show_progress: bool,
     identity: Identity | None,
@@ -211,7 +217,10 @@ def _open_base(
         index.close()  # an earlier version, which gave directories fewer columns, built it
         return None
 
-    return build_once(directory, target.key, find, build, show_progress=show_progress)
+    def check() -> None:
+        find_grown(plan, options, target, directory)
+
+    return build_shared(store, options, (directory, target.key), find, build, check=check, show_progress=show_progress)
 
 
 def _start_from_relative(plan: SourcePlan, options: IndexOptions, target: Target, directory: Path, temporary: Path) -> int:

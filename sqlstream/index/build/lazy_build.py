@@ -12,9 +12,11 @@ from sqlstream.errors import ConfigError
 from sqlstream.index.build.build import Target, begin_source, check_downloads, check_key, find_grown, finish, plan_of, target_of
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.parquet_chunks import ParquetChunks, ParquetPart, with_footers, write_parquet_chunks
+from sqlstream.index.build.shared import build_shared, check_shareable
 from sqlstream.index.file.intact import check_plain
 from sqlstream.index.file.kept import KeptRows
 from sqlstream.index.file.room import IndexRoom
+from sqlstream.index.file.store import IndexStore
 from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.base import TableFile
@@ -33,6 +35,7 @@ def open_lazy_index(
     *,
     show_progress: bool = True,
     identity: Identity | None = None,
+    store: IndexStore | None = None,
 ) -> LazyIndex:
     """Return the lazy index of a source of Parquet files; only their footers are read.
 
@@ -42,9 +45,11 @@ def open_lazy_index(
         remote: Reads what is not local.
         show_progress: Show a bar while footers are read, if stderr is a terminal.
         identity: What else than its URL identifies a source; None: nothing.
+        store: Where built indexes are shared; None: nowhere.
 
     Raises:
-        ConfigError: The source is not made of Parquet files, or an option needs all rows.
+        ConfigError: The source is not made of Parquet files, or is of this machine and there is a `store`; an option needs all
+            rows.
         QueryError: The filter needs more than one row at a time, or does not run.
         SourceError: A file is broken, or lacks what is asked for.
     """
@@ -52,6 +57,7 @@ def open_lazy_index(
     if options.sql_engine != "sqlite":
         raise ConfigError("sql_engine='duckdb' filters whole tables: leave it or lazy_index_chunk_size out")
     plan, remote = plan_of(options, directory, remote)
+    check_shareable(plan, store)
     parts = [_parquet(part, plan) for part in map(parquet_part, plan.parts)]
     parts = with_footers(parts, remote)
     plan = replace(plan, parts=tuple(parts))
@@ -66,7 +72,13 @@ def open_lazy_index(
         _build(plan, parts, options, target, place, remote, show_progress=show_progress)
         return index
 
-    build_once(directory, target.key, lambda: index if index.is_usable() else None, build, show_progress=show_progress)
+    def find() -> LazyIndex | None:
+        return index if index.is_usable() else None
+
+    def check() -> None:
+        find_grown(plan, options, target, directory)
+
+    build_shared(store, options, (directory, target.key), find, build, check=check, show_progress=show_progress)
     check_key(index, options)
     check_downloads(index, options)
     return with_filter(index, directory)

@@ -33,7 +33,8 @@ from sqlstream.storage.base import urls
 
 logger = logging.getLogger(__name__)
 
-_NAMED = ("fingerprint", "src", "base_url", "key_column", "key_problem")  # in `meta` of every index that a run opens
+NAMED = ("fingerprint", "src", "base_url", "key_column", "key_problem")
+"""In `meta` of every index that a run opens."""
 _LISTED = "SELECT row, objects FROM listed WHERE row IN (SELECT value FROM json_each(?))"
 _SCAN_CACHE_KIB = 8192  # pages that a scan, or a sort of user SQL, keeps
 _CACHE_KIB = 2048  # pages that a reader of rows keeps: random rows take as long with 512 as with 16384 (m)
@@ -281,8 +282,8 @@ class Index:
         """
         if not is_there(self.path):
             return False
-        if not set(self._opened().meta).issuperset(_NAMED):
-            raise damaged(self.path, f"it does not say its {', '.join(_NAMED)}")
+        if not set(self._opened().meta).issuperset(NAMED):
+            raise damaged(self.path, f"it does not say its {', '.join(NAMED)}")
         if self._opened().meta["fingerprint"] != self.path.stem:
             self.close()
             logger.warning("the index file %s is another index under this name: building it again", self.path)
