@@ -25,6 +25,7 @@ MODULES = {
     "sqlstream": "sqlstream",
     "sqlstream_belady": "sqlstream",
     "sqlstream_pillow": "sqlstream",
+    "sqlstream_views": "sqlstream",
     "plain_torch": "torch",
     "litdata_raw": "litdata",
     "litdata_chunks": "litdata",

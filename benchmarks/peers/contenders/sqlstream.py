@@ -77,10 +77,10 @@ def prepare(job: Job) -> None:
     once(job.data_path / "sqlstream-cache.made", fill)
 
 
-def load(dataset: StreamingDataset, job: Job, field: str = "image") -> Stream:
+def load(dataset: StreamingDataset, job: Job, field: str = "image", **options: Any) -> Stream:
     """Return the dataset's batches."""
     loader = StreamingDataLoader(
-        dataset, batch_size=job.batch_size, num_workers=job.num_workers, persistent_workers=job.num_workers > 0
+        dataset, batch_size=job.batch_size, num_workers=job.num_workers, persistent_workers=job.num_workers > 0, **options
     )
     return Stream(batches=loader, payload=lambda batch: views_of(batch[field]), rows=lambda batch: batch["__row__"].tolist())
 
