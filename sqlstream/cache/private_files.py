@@ -24,7 +24,7 @@ from sqlstream.cache.files.read_hold import ReadLock
 from sqlstream.cache.ledger.reports import Failure
 from sqlstream.cache.model.policies import POLICIES, Policy
 from sqlstream.cache.model.refs import ObjectRef
-from sqlstream.errors import CacheDiskError, CacheError, SqlStreamError
+from sqlstream.errors import CacheDiskError, CacheError, ConfigError, FetchCancelledError, SqlStreamError
 from sqlstream.process import fork, locks
 from sqlstream.process.interrupts import Changes
 from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchRequest
@@ -185,6 +185,8 @@ class PrivateFilesSession:
         return hold
 
     def _bring(self, hold: PrivateHold) -> None:
+        if self.is_closed:
+            raise ConfigError("the dataset or cache was closed: open it again to read more")
         with locks.uninterrupted():  # a handler that raised before they are sent for would leave their files open
             refs = {ref.key: ref for ref in hold.refs}
             hold.files = self._files(refs)
@@ -329,7 +331,10 @@ class PrivateFilesSession:
             locks.close_descriptor(awaited.file.fd)
         if (hold := awaited.hold()) is not None:
             with self._state:
-                hold.error = hold.error or error
+                if isinstance(error, FetchCancelledError):  # no more was asked of the fetcher: who waits for it asks again
+                    hold.is_void = True
+                else:
+                    hold.error = hold.error or error
                 hold.outstanding -= {awaited.key}
 
     def _files(self, refs: Mapping[bytes, ObjectRef]) -> dict[bytes, PrivateFile]:

@@ -74,7 +74,10 @@ class ScriptedFetcher(Fetcher):
         self._cancelled.update(tickets)
 
     def stop(self) -> None:
-        """There is no process to end."""
+        """Give up what is held back; there is no process to end."""
+        for url in self.pending:
+            self.cancel([self._pending[url][0].ticket])
+            self.deliver(url)
 
     def _done(self, request: FetchRequest, sink: Sink) -> FetchDone:
         script = self._scripts.get(request.url)

@@ -139,6 +139,20 @@ class SessionContract:
         assert read(hold) == [OBJECTS[REFS[0].url]]
         session.release(hold)
 
+    def test_what_a_rest_of_the_fetcher_gives_up_is_asked_again(self, session: CacheSession, fetcher: ScriptedFetcher) -> None:
+        fetcher.holds_back = True
+        hold = session.acquire_one([REFS[0]])
+        fetcher.stop()  # as an iteration of another thread ends
+        hold = session.wait(hold)
+        assert hold.error is None
+        assert not session.open(hold)
+        session.release(hold)
+        fetcher.holds_back = False
+        hold = session.wait(session.acquire_one([REFS[0]]))
+        assert session.open(hold)
+        assert read(hold) == [OBJECTS[REFS[0].url]]
+        session.release(hold)
+
     def test_samples_that_were_made_and_reports_are_taken_or_refused_with_a_reason(self, session: CacheSession) -> None:
         data = b"made"
         made = ObjectRef(url="made", key=bytes(16), ext=".bin", size_bytes=len(data))

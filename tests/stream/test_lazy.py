@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,8 @@ from sqlstream.errors import (
 )
 from sqlstream.index.build.lazy import ChunkRows
 from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS, LazyRows
-from sqlstream.testing.servers import FaultyHttpServer
+from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
+from tests.processes import wait_until
 from tests.stream.tables import Job, others
 
 CHUNK_ROWS, NUM_CHUNKS = 50, 24
@@ -328,6 +330,24 @@ class TestASourceWithoutETags:
                 dataset[0]
             server.objects[PATH] = versions_of_one_size()[0]
             assert dataset[0]["value"] == 1000
+
+    @pytest.mark.parametrize("num_answered", [0, 1], ids=["its chunk", "the end that tells versions"])
+    def test_an_access_goes_on_when_an_iteration_of_another_thread_ends(
+        self, server: FaultyHttpServer, tmp_path: Path, num_answered: int
+    ) -> None:
+        dataset = lazily(server.url + PATH, tmp_path / "cache", lazy_index_chunk_size=100)
+        gate, values = threading.Event(), []
+        fine = FaultyAnswer(fault=Fault.DRIP)
+        num_before = len(server.requests(PATH))
+        server.script(PATH, *[fine] * num_answered, FaultyAnswer(fault=Fault.HOLD, gate=gate))
+        with dataset.cache:
+            access = threading.Thread(target=lambda: values.append(dataset[2000]["value"]))
+            access.start()
+            wait_until(lambda: len(server.requests(PATH)) > num_before + num_answered)
+            dataset.cache.rest()
+            access.join(300)
+            gate.set()
+        assert values == [3000]
 
 
 LATER = "Tue, 02 Jan 2024 00:00:00 GMT"

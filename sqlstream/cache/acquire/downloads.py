@@ -25,7 +25,7 @@ from sqlstream.cache.files.layout import AllocationUnit
 from sqlstream.cache.ledger.ledger import LedgerTransaction
 from sqlstream.cache.model.rows import Publication
 from sqlstream.cache.recovery.free_space import FreeSpace
-from sqlstream.errors import CacheDiskError, CacheError, CacheFullError, SqlStreamError
+from sqlstream.errors import CacheDiskError, CacheError, CacheFullError, FetchCancelledError, SqlStreamError
 from sqlstream.process import fork, interrupts
 from sqlstream.process.interrupts import Changes
 from sqlstream.storage.base import urls
@@ -174,7 +174,9 @@ class Downloads:
                     if _must_be_asked_again(self._disk, lead, event.error):
                         again.append(lead)
                         continue
-                    failed[lead] = lead.error or (None if lead.is_given_up else event.error)
+                    # Given up, also by a rest of the fetcher that came after this lead: who waits for it asks again.
+                    is_given_up = lead.is_given_up or isinstance(event.error, FetchCancelledError)
+                    failed[lead] = lead.error or (None if is_given_up else event.error)
                     continue
                 try:
                     despite_full_disk(self._owner, self._disk, partial(_publish, self._disk, lead, event.size_bytes))

@@ -16,7 +16,7 @@ import numpy as np
 from sqlstream.cache import Cache
 from sqlstream.cache.session import AnyHold, ObjectRef
 from sqlstream.config import LazyOptions
-from sqlstream.errors import EmptySelectionError, SourceChangedError
+from sqlstream.errors import EmptySelectionError, FetchCancelledError, SourceChangedError
 from sqlstream.index.build.lazy import ChunkRows, LazyIndex
 from sqlstream.order import Int64Array
 
@@ -216,7 +216,9 @@ class LazyRows:
     def _check_unchanged(self, chunk: int, refs: Sequence[ObjectRef]) -> None:
         """Compare a chunk's file with what was indexed; the bytes of another version do not stay in the cache."""
         try:
-            self._index.place_of(chunk).check_unchanged(self._cache.fetcher)
+            while True:
+                with contextlib.suppress(FetchCancelledError):  # an iteration of another thread has ended: asked again
+                    return self._index.place_of(chunk).check_unchanged(self._cache.fetcher)
         except SourceChangedError:
             for ref in refs:
                 self._session.discard(ref)
