@@ -12,7 +12,7 @@ import sys
 from itertools import count
 from typing import Any
 
-from sqlstream.config import LauncherRank, read_launcher_rank
+from sqlstream.environment import LauncherRank, read_launcher_rank
 from sqlstream.errors import ConfigError
 from sqlstream.world import World
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from sqlstream.config import environment
+from sqlstream.environment import environment
 from sqlstream.errors import ConfigError
 
 _VARIABLES = ("SQLSTREAM_LOG_LEVEL", "SDS_LOG_LEVEL")

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlstream.config import IndexOptions, StorageOptions, check_at_least, default_cache_directory, parse_bytes, parse_duration
+from sqlstream.config import IndexOptions, StorageOptions, check_at_least, parse_bytes, parse_duration
+from sqlstream.environment import default_cache_directory
 from sqlstream.errors import ConfigError
 
 

@@ -19,7 +19,8 @@ from typing import Any
 from sqlstream import __version__
 from sqlstream.cli.options import Subcommands, add_command, add_storage_option, storage_options
 from sqlstream.cli.output import Size, print_json, print_table
-from sqlstream.config import StorageOptions, default_cache_directory
+from sqlstream.config import StorageOptions
+from sqlstream.environment import default_cache_directory
 from sqlstream.errors import SqlStreamError
 from sqlstream.storage.base import urls
 

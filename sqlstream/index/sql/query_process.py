@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlstream.config import child_environment
+from sqlstream.environment import child_environment
 from sqlstream.errors import QueryError
 from sqlstream.index.file.index import Index, size_of
 from sqlstream.index.sql.dialect import does_not_run

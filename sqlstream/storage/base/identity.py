@@ -25,7 +25,8 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from sqlstream.config import StorageOptions, environment, whole_environment
+from sqlstream.config import StorageOptions
+from sqlstream.environment import environment, whole_environment
 from sqlstream.errors import ConfigError
 from sqlstream.storage.base.access import Access
 from sqlstream.storage.base.credentials import CREDENTIAL_HEADERS, CREDENTIAL_OPTIONS, without_credentials

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sqlstream.config import environment
+from sqlstream.environment import environment
 from sqlstream.errors import ConfigError
 
 SCHEMES = {

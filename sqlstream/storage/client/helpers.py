@@ -7,7 +7,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-from sqlstream.config import StorageOptions, child_environment
+from sqlstream.config import StorageOptions
+from sqlstream.environment import child_environment
 from sqlstream.process import fork, interrupts, locks
 from sqlstream.storage.client.client import HelperClient
 from sqlstream.storage.protocol.messages import HelperTiming
