@@ -138,6 +138,48 @@ class LazyOptions:
         check_at_least("lazy_index_prefetch_factor", self.num_ahead, 0)
 
 
+class Missing(StrEnum):
+    """What becomes of a row whose key is in no row of a joined table."""
+
+    RAISE = "raise"
+    NULL = "null"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinOptions:
+    """Tables whose columns the rows get, by key."""
+
+    tables: Mapping[str, Any]
+    """What `src` may be (no database, no directory of samples), by the name of each."""
+    on: str
+    """The column of the source, and of each table, whose values are compared."""
+    missing: Missing = Missing.RAISE
+    """What becomes of a row without a partner."""
+
+    @classmethod
+    def of(cls, tables: Mapping[str, Any] | None, on: str | None, missing: str) -> JoinOptions | None:
+        """Return the options that users give as `join`, `on` and `missing`; None: nothing is joined.
+
+        Raises:
+            ConfigError: One of them is no such thing, or one is given without the other.
+        """
+        what = word_of("missing", missing, Missing)
+        if tables is not None and not isinstance(tables, Mapping):
+            raise ConfigError(f"join={tables!r} is no dict: give names and tables, {{'latents': 's3://…/latents.parquet'}}")
+        if not tables:
+            if on is not None:
+                raise ConfigError(
+                    f"on={on!r} is the column by which tables are joined, and join names none: give join, or leave on out"
+                )
+            return None
+        if wrong := [name for name in tables if not isinstance(name, str) or not name]:
+            raise ConfigError(f"join has the name {wrong[0]!r}: give each table a name, which tells its columns from others")
+        if not isinstance(on, str) or not on:
+            raise ConfigError(f"on={on!r} names no column: give the one that the source and the tables of join have in common")
+        return cls(tables=dict(tables), on=on, missing=what)
+
+
 DEFAULT_KEY_COLUMN = "index"
 """The column that names samples, as in `sds`, where `index_col_name` is left out and the column can."""
 
@@ -231,6 +273,8 @@ class IndexOptions(SourceOptions):
     """Local directories and URL prefixes that a remote list of tables may name."""
     credential_hosts: tuple[str, ...] = ()
     """Hosts and buckets whose tables a remote list may have read with credentials."""
+    join: JoinOptions | None = None
+    """Tables whose columns the rows get, by key; None: none."""
 
     def __post_init__(self) -> None:
         """Check texts, words and marks, and read sizes."""
@@ -238,6 +282,11 @@ class IndexOptions(SourceOptions):
         for name, text in (("sql_query", self.sql_query), ("where", self.where), ("index_col_name", self.key_column)):
             if text is not None and not isinstance(text, str):
                 raise ConfigError(f"{name}={text!r} is no text: give it as SQL, or as the name of a column")
+        if self.join is not None and self.lazy is not None:
+            raise ConfigError(
+                "join needs all rows, which lazy_index_chunk_size leaves in their files: leave one of them out, or write a "
+                "table with the joined columns (sqlstream index export) and stream that"
+            )
         if self.index_limit != "auto":
             object.__setattr__(self, "index_limit", parse_bytes(self.index_limit, "index_limit"))
 

@@ -15,7 +15,7 @@ from sqlstream.cli import export
 from sqlstream.cli.choice import choose_index, find_indexes
 from sqlstream.cli.options import Subcommands, add_command, add_group, add_storage_option, storage_options
 from sqlstream.cli.output import Size, percent, print_facts, print_json, print_table
-from sqlstream.config import IndexOptions, LazyOptions, StorageOptions
+from sqlstream.config import IndexOptions, JoinOptions, LazyOptions, StorageOptions
 from sqlstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ _SPELLING = {
     "sql_query": "--sql",
     "path_prefix": "--path-prefix",
     "data_type": "--data-type",
+    "missing='null'": "--missing null",
+    "missing='drop'": "--missing drop",
 }
 """What options are called here, whose names in Python stand in errors."""
 
@@ -72,6 +74,13 @@ def register(subcommands: Subcommands) -> None:
     )
     store_help = "where nodes share indexes: it is looked for there before it is built, and put there after"
     build.add_argument("--index-store", metavar="URL", help=store_help)
+    build.add_argument(
+        "--join", metavar="NAME=TABLE", action="append", default=[], help="a table whose columns the rows get; may be repeated"
+    )
+    build.add_argument("--on", metavar="COL", help="column of the source and of each --join table by which they are joined")
+    build.add_argument(
+        "--missing", metavar="WHAT", default="raise", help="rows without a partner: raise, null or drop (default: %(default)s)"
+    )
     build.set_defaults(spelling=_SPELLING)
     for parser in (push, pull):
         parser.add_argument("store", metavar="URL", help="the store, as it is given to StreamingDataset as index_store")
@@ -109,6 +118,7 @@ def run_build(options: argparse.Namespace) -> int:
         delimiter=options.delimiter,
         encoding=options.encoding,
         lazy=None if options.lazy is None else LazyOptions(chunk_rows=options.lazy),
+        join=JoinOptions.of(_tables_of(options.join), options.on, options.missing),
     )
     opener = open_index if wanted.lazy is None else open_lazy_index
     with Cache(options.dst, storage_options=storage_options(options.storage_option)) as cache:
@@ -166,6 +176,22 @@ def run_pull(options: argparse.Namespace) -> int:
     else:
         _print_info(info)
     return 0
+
+
+def _tables_of(joins: Sequence[str]) -> dict[str, str]:
+    """Return the tables that are given as NAME=TABLE, by name.
+
+    Raises:
+        ConfigError: One has no name, or two have the same.
+    """
+    tables: dict[str, str] = {}
+    for given in joins:
+        name, mark, table = given.partition("=")
+        if not mark or not name or not table or name in tables:
+            problem = "comes twice" if name in tables else "is no NAME=TABLE"
+            raise ConfigError(f"--join {given} {problem}: give each table a name of its own, --join latents=latents.parquet")
+        tables[name] = table
+    return tables
 
 
 def run_verify(options: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from sqlstream.config import (
     DEFAULT_PREFETCH,
     AsItIs,
     IndexOptions,
+    JoinOptions,
     LazyOptions,
     OnCacheError,
     OnError,
@@ -113,6 +114,9 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         providers: `{"asset": "module:function"}`: functions that turn the URLs of a scheme into bytes, a file or another URL
             (docs/storage.md).
         index_store: URL where nodes share built indexes, such as `'s3://bucket/indexes/'` (docs/index.md).
+        join: Tables whose columns the rows get, by a name for each: `{'latents': 's3://…/latents.parquet'}` (docs/index.md).
+        on: The column by which they are joined: the source and each table have it, and in a table no value comes twice.
+        missing: Of a row without a partner in a table: `'raise'`, `'null'` (None in its columns), or `'drop'` the row.
 
     Raises:
         ConfigError: An option is wrong.
@@ -182,6 +186,9 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         max_age: str | float | None = None,
         providers: Mapping[str, str] | None = None,
         index_store: str | None = None,
+        join: Mapping[str, Any] | None = None,
+        on: str | None = None,
+        missing: str = "raise",
     ) -> None:
         self.data_type = None if data_type is None else DataSampleType.from_str(data_type).value
         columns = names_of("columns_to_download", columns_to_download)
@@ -220,6 +227,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
                 index_free_bytes=parse_bytes(min_free_bytes, "min_free_bytes") or 0,
                 allowed_roots=roots,
                 credential_hosts=storage.credential_hosts,
+                join=JoinOptions.of(join, on, missing),
                 **asdict(SourceOptions.of(source_options)),
             ),
             samples=SampleOptions(

@@ -92,7 +92,9 @@ class DatasetOptions:
             object.__setattr__(self, option, _checked_transforms(option, getattr(self, option)))
         split_at_points(self.transforms)  # what is wrong with a cache point shows here, not in a worker
         check_providers(self.storage.providers)
-        read = source_items(self.index.src) + ([] if self.index_store is None else [self.index_store])
+        tables = [self.index.src, *({} if self.index.join is None else self.index.join.tables).values()]
+        read = [item for table in tables for item in source_items(table)]
+        read += [] if self.index_store is None else [self.index_store]
         schemes = [urls.scheme(item) if isinstance(item, str) else "file" for item in read]
         check_options_of_sources(schemes, self.storage.storage_options)
         if self.cache.eviction_policy == "belady" and self.order.is_unaligned:

@@ -57,6 +57,20 @@ def test_build_with_sql_selects_rows(tmp_path: Path, src: Path) -> None:
     assert "2 selected of 3" in run("index", "info", tmp_path / "cache").stdout
 
 
+def test_build_joins_tables_by_a_column(tmp_path: Path, src: Path) -> None:
+    (tmp_path / "more.csv").write_text("n,index,score\n1,a,7\n3,c,9\n")
+    words = ("--join", f"more={tmp_path / 'more.csv'}", "--on", "index")
+    failed = run("index", "build", src, tmp_path / "cache", *words)
+    assert failed.returncode == 2
+    assert "row 1 of" in failed.stderr
+    assert "--missing null" in failed.stderr
+    built = run_json("index", "build", src, tmp_path / "cache", *words, "--missing", "drop", "--where", "more_score > 7")
+    assert (built["num_rows"], built["num_selected"]) == (2, 1)
+    assert [column["name"] for column in built["columns"]] == ["index", "caption", "score", "n", "more_score"]
+    wrong = run("index", "build", src, tmp_path / "cache", "--join", "more.csv", "--on", "index")
+    assert "--join more.csv is no NAME=TABLE" in wrong.stderr
+
+
 def test_build_reads_a_remote_parquet_with_credentials_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from sqlstream import StreamingDataset
 from sqlstream.cli.main import main
-from sqlstream.config import IndexOptions, LazyOptions, StorageOptions
+from sqlstream.config import IndexOptions, JoinOptions, LazyOptions, StorageOptions
 from sqlstream.errors import AccessDeniedError, ConfigError, IndexDatabaseError, SourceChangedError, TransientStorageError
 from sqlstream.index.build.build import open_index
 from sqlstream.index.build.lazy_build import open_lazy_index
@@ -325,6 +325,7 @@ def test_a_source_of_this_machine_is_refused(bucket: Bucket, tmp_path: Path) -> 
     cases: list[tuple[Any, dict[str, Any]]] = [
         (str(local), {}),
         ([TABLE, str(local)], {}),
+        (TABLE, {"join": JoinOptions.of({"more": str(local)}, "index", "raise")}),
         (pa.table({"index": [1]}), {}),
         (str(listed), {}),
         (TABLE, {"path_prefix": str(tmp_path)}),

@@ -17,6 +17,7 @@ import pyarrow as pa
 from sqlstream.config import IndexOptions, check_at_least
 from sqlstream.errors import SchemaError, SourceError
 from sqlstream.index.build import select
+from sqlstream.index.build.join import JoinedTables, TableRows, open_joins
 from sqlstream.index.build.shared import build_shared, check_shareable
 from sqlstream.index.file import versions
 from sqlstream.index.file.index import Index
@@ -145,6 +146,9 @@ def target_of(
     }
     if computed and options.allow_missing_columns:
         settings["computed"] = sorted(computed)  # else they would be there, without values, and the query would give two
+    if options.join is not None:
+        settings["join"] = [[join.name, join.src, join.base_url] for join in plan.joins]
+        settings["join_by"] = [options.join.on, options.join.missing]
     reading = [options.data_type, options.label_column, options.max_index_files]
     reading += [options.encoding, options.delimiter, options.quote_char]
     key, lineage = dict(settings), {**settings, "reading": reading}
@@ -170,7 +174,9 @@ def target_of(
 
 def _names(options: IndexOptions) -> list[str]:
     """Return what identifies the sources, with what labels leave out; nothing if the labels do."""
-    texts = [item for item in source_items(options.src) if isinstance(item, str) and not is_database(item)]
+    sources = [options.src, *({} if options.join is None else options.join.tables).values()]
+    items = [item for source in sources for item in source_items(source)]
+    texts = [item for item in items if isinstance(item, str) and not is_database(item)]
     names = list(map(object_name, texts))
     return [] if names == list(map(urls.redact, names)) else names
 
@@ -183,7 +189,7 @@ def _places(plan: SourcePlan, identity: Identity, *, has_hashed: bool) -> list[s
         identity: The options.
         has_hashed: Also to those of files whose ETags tell their content.
     """
-    sources = [part.source for part in plan.parts]
+    sources = [part.source for part in plan.all_parts]
     named = {file.url for file in sources if (has_hashed or not is_content_hash(file.etag)) and not is_database(file.url)}
     return sorted({identity.prefix(url) for url in named if urls.is_remote(url)} - {""})
 
@@ -245,7 +251,7 @@ def _start_from_relative(plan: SourcePlan, options: IndexOptions, target: Target
 
 
 def find_grown(plan: SourcePlan, options: IndexOptions, target: Target, directory: Path) -> versions.Relative | None:
-    """Return the index of an earlier version of the source, which only grew; None when there is none.
+    """Return the index of an earlier version of the source, which only grew and has no joined tables; None: there is none.
 
     Raises:
         SourceChangedError: The source changed other than by growing, and that is what was asked for.
@@ -257,9 +263,9 @@ def find_grown(plan: SourcePlan, options: IndexOptions, target: Target, director
     may_grow = target.max_size is None or not is_copied
     grown = versions.grown_from(relatives, target.digests) if may_grow else None
     if grown is None:
-        named = [urls.redact(part.source.url) for part in plan.parts]
+        named = [urls.redact(part.source.url) for part in plan.all_parts]
         versions.check_unchanged(relatives, target.digests, named, plan.src, options.on_source_change)
-    return grown
+    return None if plan.joins else grown  # what names joined columns have was decided by files that are not read again
 
 
 def _build(
@@ -274,17 +280,23 @@ def _build(
     target, temporary, num_known = start
     max_size = target.max_size
     room = IndexRoom(temporary.parent, options)
-    with contextlib.closing(IndexWriter(temporary, plan.key_column, room=room)) as writer:
+    num_joined = len(plan.joined_parts)
+    with (
+        contextlib.closing(IndexWriter(temporary, plan.key_column, room=room)) as writer,
+        open_joins(plan, options, place, remote, show_progress=show_progress) as joins,
+    ):
+        for part, digest in zip(plan.joined_parts, target.digests[:num_joined], strict=True):
+            writer.add_source(part.source, digest)
         with progress(max_size, " rows", f"indexing {plan.src}", show_progress) as bar:
-            for part, digest in zip(plan.parts[num_known:], target.digests[num_known:], strict=True):
+            for part, digest in zip(plan.parts[num_known:], target.digests[num_joined + num_known :], strict=True):
                 with part.open(place.temporary, remote) as table:
-                    names = begin_source(part.source, table, writer, options, (plan.key_column, digest))
+                    names = begin_source(part.source, table, writer, options, (plan.key_column, digest), joins)
                     first_row = writer.num_rows
-                    _copy_rows(table, names, writer, max_size, bar)
+                    _copy_rows(table, names, writer, max_size, bar, joins)
                     if isinstance(table, DirectoryTable | DerivedTable):
                         writer.row_rule = writer.row_rule or table.row_rule
-                        if options.path_prefix is None:
-                            writer.write_listed(first_row, table.listed())  # of the very files that the rows name
+                        if options.path_prefix is None:  # of the very files that the rows name
+                            writer.write_listed(first_row, joins.kept(table.listed()) if joins else table.listed())
                 if writer.num_rows == max_size:
                     break
         finish(writer, plan, options, target)
@@ -299,20 +311,30 @@ def finish(writer: IndexWriter, plan: SourcePlan, options: IndexOptions, target:
     """
     _add_missing(writer, options, plan)
     if not writer.num_rows:
-        raise SourceError(f"{plan.src} has no rows: an index needs one at least")
+        why = " with a partner in every table of join" if plan.joins else ""
+        raise SourceError(f"{plan.src} has no rows{why}: an index needs one at least")
     own: dict[str, object] = {"fingerprint": target.key, "lineage": target.lineage, "src": plan.src}
+    if plan.joins:
+        own["num_joined"] = len(plan.joined_parts)
     if plan.layout is not None:
         own["layout"] = plan.layout
     writer.finish({**own, **more, "base_url": urls.redact(plan.base_url), "key_column": plan.key_column})
 
 
 def begin_source(
-    source: SourceFile, table: TableFile, writer: IndexWriter, options: IndexOptions, key_and_digest: tuple[str, str]
+    source: SourceFile,
+    table: TableFile,
+    writer: IndexWriter,
+    options: IndexOptions,
+    key_and_digest: tuple[str, str],
+    joins: JoinedTables | None = None,
 ) -> list[str]:
-    """Agree on the columns of one table; return which of them go into the index."""
+    """Agree on the columns of one table, and of what is joined to it; return which of its own go into the index."""
     key_column, digest = key_and_digest
     schema = table.schema()
-    names = kept_names(schema.names, options, key_column)
+    own_names = kept_names(schema.names, options, key_column)
+    joined = [] if joins is None else joins.begin(schema, urls.redact(source.url))
+    names = [*own_names, *(field.name for field in joined)]
     if options.key_column is not None and key_column not in names and not select.computes_columns(options):
         raise _no_key_column(urls.redact(source.url), key_column, schema.names)
     if taken := [name for name in names if name in SAMPLE_FIELDS]:
@@ -320,17 +342,25 @@ def begin_source(
             f"{urls.redact(source.url)} has a column {taken[0]!r}, a field that every sample gets, whose values would be lost: "
             "rename the column, or leave it out with index_cols_to_keep"
         )
-    writer.begin_source(source, pa.schema([schema.field(at) for at, name in enumerate(schema.names) if name in names]), digest)
-    return names
+    own = [schema.field(at) for at, name in enumerate(schema.names) if name in own_names]
+    writer.begin_source(source, pa.schema([*own, *joined]), digest)
+    return own_names
 
 
-def _copy_rows(table: TableFile, names: Sequence[str], writer: IndexWriter, max_size: int | None, bar: Progress) -> None:
-    """Append the rows of one table, or as many as `max_size` leaves."""
-    for batch, as_written in derived_rows(table, names):
-        taken = batch if max_size is None else batch.slice(0, max_size - writer.num_rows)
-        if taken.num_rows:
-            writer.write_batch(taken, {name: array.slice(0, taken.num_rows) for name, array in as_written.items()})
-            bar.update(taken.num_rows)
+def _copy_rows(
+    table: TableFile,
+    names: Sequence[str],
+    writer: IndexWriter,
+    max_size: int | None,
+    bar: Progress,
+    joins: JoinedTables | None = None,
+) -> None:
+    """Append the rows of one table, with what is joined to them, or as many as `max_size` leaves."""
+    for rows in map(TableRows.of, derived_rows(table, names)) if joins is None else joins.rows(table, names):
+        taken = rows if max_size is None else rows.head(max_size - writer.num_rows)
+        if taken.batch.num_rows:
+            writer.write_batch(taken.batch, taken.as_written, taken.stored)
+            bar.update(taken.batch.num_rows)
         if writer.num_rows == max_size:
             return
 

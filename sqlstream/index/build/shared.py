@@ -27,7 +27,7 @@ def check_shareable(plan: SourcePlan, store: IndexStore | None) -> None:
         ConfigError: It is of this machine.
     """
     if store is not None:
-        check_shared([part.source.url for part in plan.parts], plan.paths_base_url)
+        check_shared([part.source.url for part in plan.all_parts], plan.paths_base_url)
 
 
 def build_shared(

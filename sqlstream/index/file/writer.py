@@ -173,6 +173,10 @@ class IndexWriter:
         self._last_names = schema.names
         self._content.begin(schema.names)
 
+    def add_source(self, source: SourceFile, digest: str) -> None:
+        """Note a source file that has no rows of its own: a table that is joined, before the files of the source."""
+        self._sources.append(_Source(source, self.num_rows, digest))
+
     def add_column(self, field: pa.Field[Any], declared_as: str) -> None:
         """Add an empty column; earlier rows read as None there."""
         self._schema.fields.setdefault(field.name, field)
@@ -187,20 +191,34 @@ class IndexWriter:
         self._connection.execute(f"ALTER TABLE rows ADD COLUMN {quote(column.physical)} {declared_as}")
         self._columns[field.name] = column
 
-    def write_batch(self, batch: pa.RecordBatch, as_written: Mapping[str, pa.Array[Any]] | None = None) -> None:
+    def write_batch(
+        self,
+        batch: pa.RecordBatch,
+        as_written: Mapping[str, pa.Array[Any] | list[Any]] | None = None,
+        stored: Mapping[str, Encoded] | None = None,
+    ) -> None:
         """Append the rows of `batch`, whose columns belong to the source begun last.
 
         Args:
             batch: The rows.
-            as_written: Columns that the source has otherwise: content, which is the same at every place, goes by these.
+            as_written: Columns that the source has otherwise, as Arrow has them or as stored values: content, which is the same
+                at every place, goes by these.
+            stored: More columns of these rows, as stored values.
         """
         columns: dict[str, list[Any]] = {}
-        for name, array in zip(batch.schema.names, batch.columns, strict=True):
-            encoded = self._encoded(name, array)
+        arrays = zip(batch.schema.names, batch.columns, strict=True)
+        encoded_columns = {name: self._encoded(name, array) for name, array in arrays} | dict(stored or {})
+        for name, encoded in encoded_columns.items():
             columns[name] = encoded.values
             if encoded.has_nan:
                 self._columns[name] = replace(self._columns[name], has_nan=True)
-        self.write_values(columns, {name: self._encoded(name, array).values for name, array in (as_written or {}).items()})
+        self.write_values(
+            columns,
+            {
+                name: written if isinstance(written, list) else self._encoded(name, written).values
+                for name, written in (as_written or {}).items()
+            },
+        )
 
     def _encoded(self, name: str, array: pa.Array[Any]) -> Encoded:
         return encode_named(array, self._schema.fields[name], urls.redact(self._sources[-1].file.url))

@@ -56,7 +56,7 @@ class DerivedTable:
         self._rewrites = {
             name: rewrite
             for name, rewrite in (rewrites or {}).items()
-            if name in own and _is_text(self._schema.field(name).type)
+            if name in own and is_text(self._schema.field(name).type)
         }
 
     def schema(self) -> pa.Schema:
@@ -105,9 +105,10 @@ def below(base_url: str, *, keeps_rooted: bool = False) -> Rewrite:
     return rewritten
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
+    """Return whether values of an Arrow type are texts, or lists of them."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_dictionary(kind):
-        return _is_text(kind.value_type)
+        return is_text(kind.value_type)
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 

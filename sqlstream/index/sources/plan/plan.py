@@ -30,12 +30,25 @@ from sqlstream.index.sources.plan.parts import (
     innermost,
 )
 from sqlstream.index.types.models import SourceFile, fingerprint
-from sqlstream.index.types.origins import Provenance, is_local_database
+from sqlstream.index.types.origins import Provenance, is_local_database, least_trusted
 from sqlstream.sample_types import DataSampleType
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import OWN_ROWS, Origin, Rules, origin_at
 from sqlstream.storage.base.credentials import place_of
 from sqlstream.storage.base.protocols import RemoteReader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedSource:
+    """A table whose columns the rows of the source get."""
+
+    name: str
+    """As the user calls it."""
+    src: str
+    """The table, without credentials."""
+    parts: tuple[SourcePart, ...]
+    base_url: str | None
+    """Where relative paths in its columns start, which are made absolute; None: where those of the source do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +76,27 @@ class SourcePlan:
     starts_at_tables: bool = False
     """Relative paths of remote tables that a local list names start at these tables, not at the list."""
 
+    joins: tuple[JoinedSource, ...] = ()
+    """Tables that are joined, in their order."""
+
+    @property
+    def joined_parts(self) -> tuple[SourcePart, ...]:
+        """The parts of the tables that are joined."""
+        return tuple(part for join in self.joins for part in join.parts)
+
+    @property
+    def all_parts(self) -> tuple[SourcePart, ...]:
+        """All that is read: first the parts of joined tables, then the source's."""
+        return (*self.joined_parts, *self.parts)
+
     @property
     def layout(self) -> int | None:
         """Version of the columns that directories have (`directory.LAYOUT`); None: there is no directory."""
         return LAYOUT if any(isinstance(innermost(part), DirectoryPart) for part in self.parts) else None
 
     def digests(self) -> list[str]:
-        """Return for each part a digest of what it is and its version."""
-        return [fingerprint({"part": part.identity()}) for part in self.parts]
+        """Return for each of `all_parts` a digest of what it is and its version."""
+        return [fingerprint({"part": part.identity()}) for part in self.all_parts]
 
 
 def plan_sources(options: IndexOptions, temporary: Callable[[], Path], remote: RemoteReader) -> SourcePlan:
@@ -88,18 +114,15 @@ def plan_sources(options: IndexOptions, temporary: Callable[[], Path], remote: R
     """
     items = source_items(options.src)
     plans = [_plan_item(item, options, temporary, remote) for item in items]
+    joined = _plan_joins(options, temporary, remote)
     labels = [label(item, number) for number, item in enumerate(items)]
     own_base = None if options.path_prefix is None else _absolute(_named(options.path_prefix)).rstrip("/") or "/"
-    bases = list(dict.fromkeys(plan.base_url for plan in plans))
+    bases = list(dict.fromkeys(plan.base_url for plan in [*plans, *joined.values()]))
+    are_absolute = len(bases) > 1 and own_base is None
     parts: list[SourcePart] = []
     for plan, name in zip(plans, labels, strict=True):
         constants = {SOURCE_COLUMN: name} if len(plans) > 1 else {}
-        base = plan.base_url if len(bases) > 1 and own_base is None else None
-        if base is not None and urls.redact(base) != base:
-            raise ConfigError(
-                f"{urls.redact(base)} is one of several sources and has credentials in its URL, which an index must not hold: "
-                "give them in storage_options"
-            )
+        base = _own_base(plan) if are_absolute else None
         for part in plan.parts:
             needs_more = constants or base is not None
             parts.append(
@@ -116,11 +139,50 @@ def plan_sources(options: IndexOptions, temporary: Callable[[], Path], remote: R
         paths_base_url=own_base or next((base for base in bases if not urls.is_remote(base)), bases[0]),
         key_column=keys.pop(),
         parts=tuple(parts),
-        provenance=_merged([plan.provenance for plan in plans], own_base),
+        provenance=_with_joined(
+            _merged([plan.provenance for plan in plans], own_base), _merged([plan.provenance for plan in joined.values()], None)
+        ),
         has_database=has_database,
-        has_versions=all(plan.has_versions for plan in plans),
+        has_versions=all(plan.has_versions for plan in [*plans, *joined.values()]),
         starts_at_tables=any(plan.starts_at_tables for plan in plans),
+        joins=tuple(
+            JoinedSource(name=name, src=plan.src, parts=plan.parts, base_url=_own_base(plan) if are_absolute else None)
+            for name, plan in joined.items()
+        ),
     )
+
+
+def _plan_joins(options: IndexOptions, temporary: Callable[[], Path], remote: RemoteReader) -> dict[str, SourcePlan]:
+    """Return the plan of each joined table, read as the source is.
+
+    Raises:
+        ConfigError: It is a database, or a directory of samples.
+    """
+    plans = {}
+    for name, table in ({} if options.join is None else options.join.tables).items():
+        own = replace(options, src=table, join=None, data_type=None, label_column=None, key_column=None, max_index_files=None)
+        if any(isinstance(item, str) and is_database(item) for item in source_items(table)):
+            raise ConfigError(f"join has a database as {name!r}: join in its own SQL, or export what it has to a table file")
+        try:
+            plans[name] = plan_sources(own, temporary, remote)
+        except ConfigError as error:
+            kinds = "a table file, a wildcard, a text file of paths, a folder with metadata or a table in memory"
+            raise ConfigError(f"the table {name!r} of join must be {kinds}: {error}") from error
+    return plans
+
+
+def _own_base(plan: SourcePlan) -> str:
+    """Return where relative paths of one of several sources start.
+
+    Raises:
+        ConfigError: It has credentials, which would stand in the index with each path.
+    """
+    if urls.redact(plan.base_url) != plan.base_url:
+        raise ConfigError(
+            f"{urls.redact(plan.base_url)} is one of several sources and has credentials in its URL, which an index must not "
+            "hold: give them in storage_options"
+        )
+    return plan.base_url
 
 
 def source_items(src: Any) -> list[Any]:
@@ -228,6 +290,12 @@ def _merged(sources: Sequence[Provenance], own_base: str | None) -> Provenance:
         tables=tuple(origin for one in sources for origin in one.tables),
         places=_places([own_base] if own_base else []).union(*(one.places for one in sources)),
     )
+
+
+def _with_joined(own: Provenance, joined: Provenance) -> Provenance:
+    """Return the provenance of rows that have columns of joined tables, too: a stranger's table makes it a stranger's row."""
+    tables = tuple(least_trusted([origin, *joined.tables]) if joined.tables else origin for origin in own.tables)
+    return Provenance(tables=(*joined.tables, *tables), places=own.places | joined.places)
 
 
 def _tables(
