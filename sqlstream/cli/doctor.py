@@ -52,6 +52,8 @@ MIN_SHARED_BYTES = 1 << 30
 """Shared memory below which batches of workers of a few hundred MB may not fit."""
 MAX_SKEW_SECONDS = 5.0
 """A clock and a file system that are farther apart than this mislead ages and expiries."""
+MAX_SERVER_SKEW_SECONDS = 300.0
+"""S3 refuses requests that are signed 15 minutes off, and tokens end early; below this a clock may be drifting."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def run_doctor(options: argparse.Namespace) -> int:
     directory = default_cache_directory() if options.dst is None else Path(options.dst).expanduser()
     facts = [*_packages(), *_extras(), *_limits(), *_disk(directory), *_cache(directory)]
     if options.src is not None:
-        facts.append(_source(options.src, storage_options(options.storage_option)))
+        asked_with = storage_options(options.storage_option)
+        facts += [_source(options.src, asked_with), *_server_clock(options.src, asked_with)]
     if options.json:
         print_json({"facts": facts})
     else:
@@ -237,6 +240,26 @@ def _source(src: str, options: dict[str, Any]) -> Fact:
     except SqlStreamError as error:
         return Fact(name, _line(error), WRONG, "do as the message says")
     return Fact(name, f"{found_there}, answered in {1000 * (time.monotonic() - began):.0f} ms with the helper's start")
+
+
+def _server_clock(src: str, options: dict[str, Any]) -> Iterator[Fact]:
+    """Yield how far the clock of a source's server is from this machine's; nothing where no server is named."""
+    import urllib3.exceptions
+
+    from sqlstream.cli.server_clock import seconds_ahead, server_of
+
+    try:
+        if (server := server_of(src, options)) is None:
+            return
+        ahead = seconds_ahead(server, options)
+    except (SqlStreamError, urllib3.exceptions.HTTPError, OSError, ValueError):
+        return  # the line of the source says what is wrong
+    if ahead is None:
+        yield Fact("server clock", f"{server} does not tell the time")
+        return
+    is_far = abs(ahead) > MAX_SERVER_SKEW_SECONDS
+    cure = "set the clock (NTP) of this machine, or of the server: S3 refuses what is signed 15 minutes off" if is_far else ""
+    yield Fact("server clock", f"{server} is {ahead:+.0f} s from this machine", WRONG if cure else OK, cure)
 
 
 def _line(error: SqlStreamError) -> str:

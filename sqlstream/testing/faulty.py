@@ -254,7 +254,10 @@ class _FaultyHandler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, body: bytes, headers: Mapping[str, str], answer: FaultyAnswer | None = None) -> None:
         fault = answer.fault if answer else None
-        self.send_response(status)
+        if "Date" in headers:
+            self.send_response_only(status)
+        else:
+            self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         if fault is Fault.NO_LENGTH:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import email.utils
 import re
 import resource
 import sys
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ import pytest
 from sqlstream.cache import Cache
 from sqlstream.cli import doctor
 from sqlstream.cli.main import build_parser
-from sqlstream.testing.servers import LocalS3
+from sqlstream.cli.server_clock import seconds_ahead, server_of
+from sqlstream.testing.faulty import Fault, FaultyAnswer
+from sqlstream.testing.servers import FaultyHttpServer, LocalS3
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cli.commands import in_process
 
@@ -98,6 +102,57 @@ def test_a_source_is_asked_for_by_one_small_request(tmp_path: Path, capsys: pyte
     assert facts[url]["found"].startswith("8 B, answered in ")
     assert facts["s3://bucket/folder/"]["found"].startswith(f"first object {url}")
     assert "does not exist" in facts["s3://bucket/none.csv"]["found"]
+
+
+def dated(seconds_ahead: float, *more: tuple[str, str]) -> FaultyAnswer:
+    date = email.utils.formatdate(time.time() + seconds_ahead, usegmt=True)
+    return FaultyAnswer(fault=Fault.STATUS, status=403, headers=(("Date", date), *more))
+
+
+@pytest.mark.parametrize("scheme", ["http", "s3"])
+def test_a_server_whose_clock_is_far_from_ours_is_wrong(
+    scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FaultyHttpServer({"/bucket/t.csv": b"index\n1\n"}) as server:
+        src = "s3://bucket/t.csv" if scheme == "s3" else f"{server.url}/bucket/t.csv"
+        keys = ("--storage-option", f"endpoint_url={server.url}", "--storage-option", "anon=true") if scheme == "s3" else ()
+        server.script("/", dated(-3600))
+        code, document = in_process(capsys, "doctor", src, tmp_path, "--json", *keys)
+        asked = server.requests("/")
+    clock = found(document)["server clock"]
+    assert (code, clock["state"]) == (1, "wrong")
+    assert re.fullmatch(rf"{server.url} is -3[56]\d\d s from this machine", clock["found"])
+    assert clock["cure"].startswith("set the clock (NTP) of this machine")
+    assert found(document)[f"source {src}"]["state"] == "ok"
+    assert [(request.method, "authorization" in request.headers) for request in asked] == [("HEAD", False)]
+
+
+def test_the_date_of_a_copy_in_a_cache_is_counted_with_its_age() -> None:
+    with FaultyHttpServer() as server:
+        for answer, ahead in (
+            (dated(-3600, ("Age", "3600")), 0),
+            (dated(900), 900),
+            (FaultyAnswer(fault=Fault.STATUS, status=200, headers=(("Date", "soon"),)), None),
+        ):
+            server.script("/", answer)
+            told = seconds_ahead(server.url, {})
+            assert told == ahead if ahead is None else told is not None and abs(told - ahead) < 200
+
+
+def test_the_server_of_a_source_is_found_without_a_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert server_of("https://me:word@host:8443/a/t.csv?sig=1", {}) == "https://host:8443"
+    assert server_of("s3://b/t.csv", {}) == "https://s3.us-east-1.amazonaws.com"
+    assert server_of("s3://b/t.csv", {"region": "eu-west-1"}) == "https://s3.eu-west-1.amazonaws.com"
+    monkeypatch.setenv("AWS_REGION", "cn-north-1")
+    assert server_of("s3://b/t.csv", {}) == "https://s3.cn-north-1.amazonaws.com.cn"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
+    assert server_of("s3://b/t.csv", {}) == "http://minio:9000"
+    assert server_of("gs://b/t.csv", {}) == "https://storage.googleapis.com"
+    assert server_of("hf://datasets/a/b", {}) is None
 
 
 @pytest.mark.parametrize("pair", ["region", "=x", 'client_kwargs={"a"'])
