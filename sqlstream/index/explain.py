@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +47,8 @@ def explain(index: Index, query: str) -> list[SourceCount]:
     """
     with reading(index.path) as connection:
         sources = connection.execute("SELECT url, first_row FROM sources ORDER BY position").fetchall()
-    sources = sources[int(index.meta.get("num_joined", 0)) :]  # joined tables have no rows of their own
+    num_joined = sum(num for num, _ in json.loads(index.meta.get("joined", "[]")))
+    sources = sources[num_joined:]  # joined tables have no rows of their own
     starts = np.array([first_row for _, first_row in sources] or [0], np.int64)  # [num_sources]
     kept = np.zeros(len(starts), np.int64)  # [num_sources]
     with contextlib.closing(Sandbox(index, query)) as sandbox:

@@ -65,6 +65,29 @@ def test_a_name_that_is_taken_comes_after_the_name_of_its_table(tmp_path: Path) 
         joined(tmp_path, clash, {"masks": masks})
 
 
+def test_columns_of_any_name_are_joined(tmp_path: Path) -> None:
+    source = write_table(tmp_path / "t.jsonl", [{"id": 1, "URL": "a"}])
+    table = write_table(tmp_path / "m.jsonl", [{"url": "b", "row": 7, "": "empty", 'a"b': 1, "__row__": 5, "rows": 6, "id": 1}])
+    (row,) = all_rows(joined(tmp_path, source, {"more": table}))
+    assert row == {"id": 1, "URL": "a", "url": "b", "row": 7, "": "empty", 'a"b': 1, "more___row__": 5, "rows": 6}
+
+
+def test_a_key_that_is_a_path_is_compared_as_the_tables_have_it(tmp_path: Path) -> None:
+    source = write_csv(tmp_path / "a/t.csv", "url\n1.jpg\n2.jpg\n")
+    table = write_csv(tmp_path / "b/l.csv", "v,url\n2,2.jpg\n1,1.jpg\n")
+    index = joined(tmp_path, source, {"more": table}, on="url", columns_to_download=("url",))
+    assert all_rows(index) == [{"url": str(tmp_path / f"a/{n}.jpg"), "v": n} for n in (1, 2)]
+
+
+def test_lists_of_paths_start_at_their_own_table(tmp_path: Path) -> None:
+    source = write_csv(tmp_path / "a/t.csv", "id,u\n1,x\n2,x\n3,x\n")
+    rows: list[dict[str, Any]] = [{"id": 3, "paths": None}, {"id": 1, "paths": ["a", None, "s3://b/c"]}, {"id": 2, "paths": []}]
+    (tmp_path / "b").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "b/l.parquet")
+    index = joined(tmp_path, source, {"more": tmp_path / "b/l.parquet"}, columns_to_download=("paths",))
+    assert [row["paths"] for row in all_rows(index)] == [[str(tmp_path / "b/a"), None, "s3://b/c"], [], None]
+
+
 def test_a_later_file_that_has_the_name_of_a_joined_column_is_refused(tmp_path: Path) -> None:
     write_table(tmp_path / "d/1.jsonl", [{"id": 1}])
     write_table(tmp_path / "d/2.jsonl", [{"id": 2, "width": 3}])

@@ -40,7 +40,7 @@ def test_joined_columns_are_downloaded_filtered_and_weighted(tmp_path: Path, ser
     server.objects["/far/latents.csv"] = write_latents(tmp_path / "l.csv").read_bytes()
     for n in range(NUM):
         server.objects[f"/far/{n}.npy"] = f"latent {n}".encode()
-    given: dict[str, Any] = {"join": {"latents": f"{server.url}/far/latents.csv"}, "allowed_roots": [str(tmp_path / "photos")]}
+    given: dict[str, Any] = {"join": {"latents": f"{server.url}/far/latents.csv"}}
     with opened(source, tmp_path, columns_to_download=["image", "latent"], where="score >= 0.5", **given) as dataset:
         assert len(dataset) == 3
         assert [Path(sample["image"]).read_text() for sample in dataset] == ["picture 4", "picture 5", "picture 6"]
@@ -67,19 +67,42 @@ def test_a_state_goes_on_with_equal_joined_tables_wherever_they_lie(tmp_path: Pa
         other.load_state_dict(state)
 
 
-def test_a_remote_joined_table_makes_no_row_name_local_files(tmp_path: Path, server: FaultyHttpServer) -> None:
+def test_a_value_of_a_remote_joined_table_names_no_local_file(tmp_path: Path, server: FaultyHttpServer) -> None:
     secret = write_csv(tmp_path / "secret.txt", "mine")
     server.objects["/l.csv"] = f"id,file\n0,file://{secret}\n".encode()
     source = write_csv(tmp_path / "t.csv", f"id,path\n0,{secret}\n")
     join = {"latents": f"{server.url}/l.csv"}
-    for options in (
+
+    def moved(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, "path": row["file"]}
+
+    refused: list[dict[str, Any]] = [
         {"columns_to_download": ["file"]},
-        {"columns_to_download": ["own"], "sql_query": "SELECT file AS own FROM dataframe"},
-    ):
-        with opened(source, tmp_path, join=join, **options) as dataset, pytest.raises(AccessDeniedError, match="allowed_roots"):
+        {"columns_to_download": ["path"], "sql_query": "SELECT file AS path FROM dataframe"},
+        {"columns_to_download": ["path"], "sql_query": "SELECT *, path AS own FROM dataframe"},  # computed rows have no columns
+        {"columns_to_download": ["path"], "predownload_transforms": [moved]},
+    ]
+    for options in refused:
+        with (
+            opened(source, tmp_path, join=join, **options) as dataset,
+            pytest.raises(AccessDeniedError, match=r"named by the remote index .*(l\.csv|t\.csv).*allowed_roots"),
+        ):
             dataset[0]
+    with opened(source, tmp_path, join=join, columns_to_download=["path"]) as dataset:  # the user's own value
+        assert Path(dataset[0]["path"]).read_text() == "mine"
     with opened(source, tmp_path, join=join, columns_to_download=["file"], allowed_roots=[str(tmp_path)]) as dataset:
         assert Path(dataset[0]["file"]).read_text() == "mine"
+
+
+def test_a_local_joined_table_gives_the_rows_of_a_remote_one_local_files(tmp_path: Path, server: FaultyHttpServer) -> None:
+    mask = write_csv(tmp_path / "masks/0.png", "a mask")
+    server.objects["/t.csv"] = f"id,image\n0,file://{mask}\n".encode()
+    join = {"masks": write_csv(tmp_path / "masks/m.csv", "id,mask\n0,0.png\n")}
+    with opened(f"{server.url}/t.csv", tmp_path, join=join, columns_to_download=["mask"]) as dataset:
+        assert Path(dataset[0]["mask"]).read_text() == "a mask"
+    denied = opened(f"{server.url}/t.csv", tmp_path, join=join, columns_to_download=["image", "mask"])
+    with denied, pytest.raises(AccessDeniedError, match=rf"named by the remote index {server.url}/t\.csv"):
+        denied[0]
 
 
 def test_options_of_joined_tables_are_checked(tmp_path: Path) -> None:

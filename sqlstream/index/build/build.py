@@ -299,7 +299,8 @@ def _build(
                             writer.write_listed(first_row, joins.kept(table.listed()) if joins else table.listed())
                 if writer.num_rows == max_size:
                     break
-        finish(writer, plan, options, target)
+        more = {} if joins is None else {"joined": joins.given(plan.joins)}
+        finish(writer, plan, options, target, **more)
     place.publish(temporary, f"{target.key}.sqlite")
 
 
@@ -314,8 +315,6 @@ def finish(writer: IndexWriter, plan: SourcePlan, options: IndexOptions, target:
         why = " with a partner in every table of join" if plan.joins else ""
         raise SourceError(f"{plan.src} has no rows{why}: an index needs one at least")
     own: dict[str, object] = {"fingerprint": target.key, "lineage": target.lineage, "src": plan.src}
-    if plan.joins:
-        own["num_joined"] = len(plan.joined_parts)
     if plan.layout is not None:
         own["layout"] = plan.layout
     writer.finish({**own, **more, "base_url": urls.redact(plan.base_url), "key_column": plan.key_column})

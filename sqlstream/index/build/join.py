@@ -12,6 +12,7 @@ was rejected: it sorts all rows twice, those of the source with all their column
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress
@@ -35,6 +36,7 @@ from sqlstream.index.types.models import ROW, Column, quote
 from sqlstream.index.types.schema import normalise
 from sqlstream.index.types.values import Encoded, decoder, encode_named, encoding
 from sqlstream.progress import progress
+from sqlstream.sample_types import SAMPLE_FIELDS
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader
 
@@ -233,7 +235,7 @@ class JoinedTables:
 
     def _named(self, own: Sequence[str], file: str) -> list[dict[str, str]]:
         """Return for each table what its columns are called: as there, or after its name as well where that is taken."""
-        taken, found = set(own), []
+        taken, found = {*own, *SAMPLE_FIELDS}, []
         for table in self._tables:
             names = {}
             for column in table.columns:
@@ -303,6 +305,11 @@ class JoinedTables:
             *options.columns_to_download,
             options.wanted_key,
         )
+
+    def given(self, joins: Sequence[JoinedSource]) -> str:
+        """Return, as an index file keeps it, how many files each table has, and which columns of the index are its own."""
+        named = self._names or [{} for _ in joins]
+        return json.dumps([[len(join.parts), list(names.values())] for join, names in zip(joins, named, strict=True)])
 
     def kept(self, listed: Iterator[str]) -> Iterator[str]:
         """Return of something for each row of the file begun last what belongs to rows that were not left out."""

@@ -27,7 +27,7 @@ from sqlstream.index.file.npy import load_npy, unload, unreadable
 from sqlstream.index.types import values
 from sqlstream.index.types.content import ColumnType, Content, named_query
 from sqlstream.index.types.models import APPLICATION_ID, FORMAT_VERSION, ROW, Column, SelectionInfo, quote, ruled
-from sqlstream.index.types.origins import Origins, Provenance
+from sqlstream.index.types.origins import JoinedColumns, Origins, Provenance
 from sqlstream.process import fork, locks
 from sqlstream.storage.base import urls
 
@@ -191,7 +191,8 @@ class Index:
     def origins(self) -> Origins:
         """Return who wrote which rows."""
         statement = "SELECT url, first_row FROM sources ORDER BY position"
-        return Origins(lambda: self._opened().connection.execute(statement).fetchall(), self.provenance, self.src)
+        joined = [JoinedColumns(num, tuple(names)) for num, names in json.loads(self._opened().meta.get("joined", "[]"))]
+        return Origins(lambda: self._opened().connection.execute(statement).fetchall(), self.provenance, self.src, joined)
 
     @property
     def meta(self) -> dict[str, Any]:

@@ -1,10 +1,14 @@
-"""Who wrote the rows of an index: its user, or somewhere else. By row, since one index may have rows of both."""
+"""Who wrote the values of an index: its user, or somewhere else.
+
+By row, since one index may have rows of both, and by column, since tables of both may be joined.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlstream.storage.base.access import OWN_ROWS, Origin, origin_at
 
@@ -20,20 +24,31 @@ class Provenance:
 
 
 Sources = list[tuple[str, int]]
-"""URL and first row of each table of an index; none where rows are computed from those of all tables."""
+"""URL and first row of each table of an index, those that are joined first; none where rows are computed from all tables."""
+
+
+class JoinedColumns(NamedTuple):
+    """What one of the joined tables gives to the rows of an index."""
+
+    num_sources: int
+    """Its files; those of all joined tables are the first sources of the index, in their order."""
+    columns: tuple[str, ...]
+    """As the index calls them."""
 
 
 class Origins:
-    """Who wrote which rows of an index.
+    """Who wrote which values of an index.
 
     Args:
         read: Gives its tables.
         provenance: Who wrote them, and maybe more that are not indexed; None: what their URLs tell.
         src: What the user named, as the index has it.
+        joined: What joined tables give.
     """
 
-    def __init__(self, read: Callable[[], Sources], provenance: Provenance | None, src: str) -> None:
-        self._read, self._src = read, src
+    def __init__(
+        self, read: Callable[[], Sources], provenance: Provenance | None, src: str, joined: Sequence[JoinedColumns] = ()
+    ) -> None:
         sources = read()
         if provenance is None:
             named = [url for url, _ in sources] or src.split(" + ")
@@ -42,22 +57,50 @@ class Origins:
         """Hosts and buckets that the user named."""
         self._starts: list[int] = []
         self._runs: list[Origin] = []
-        for (_, start), origin in zip(sources, provenance.tables, strict=False):
+        self._joined: dict[str, _Writer] = {}
+        self._num_joined = 0
+        for num_sources, columns in joined:
+            own = slice(self._num_joined, self._num_joined + num_sources)
+            where = ", ".join(url for url, _ in sources[own])
+            self._joined |= dict.fromkeys(columns, _Writer(least_trusted(provenance.tables[own]), where))
+            self._num_joined += num_sources
+        self._read_all, self._src = read, src
+        for (_, start), origin in zip(sources[self._num_joined :], provenance.tables[self._num_joined :], strict=False):
             if not self._runs or self._runs[-1] != origin:
                 self._starts.append(start)
                 self._runs.append(origin)
         if not self._runs:
             self._starts, self._runs = [0], [least_trusted(provenance.tables)]
-        self.are_own = not any(origin.is_foreign for origin in self._runs)
-        """Whether the user wrote all rows."""
+        self.are_own = not any(
+            origin.is_foreign for origin in [*self._runs, *(writer.origin for writer in self._joined.values())]
+        )
+        """Whether the user wrote all values."""
 
-    def of(self, row_id: int) -> Origin:
-        """Return who wrote a row."""
-        return self._runs[bisect_right(self._starts, row_id) - 1]
+    def of(self, row_id: int, column: str | None = None) -> Origin:
+        """Return who wrote a value of a row.
 
-    def table_of(self, row_id: int) -> str:
-        """Return the table that a row comes from, for messages: its URL without credentials; of computed rows the source."""
-        return next((url for url, first_row in reversed(self._read()) if first_row <= row_id), self._src)
+        Args:
+            row_id: The row.
+            column: The column; None: the value may be made of any of the row's.
+        """
+        own = self._runs[bisect_right(self._starts, row_id) - 1]
+        if not self._joined:
+            return own
+        if column is None:
+            return least_trusted([own, *(writer.origin for writer in self._joined.values())])
+        return own if (writer := self._joined.get(column)) is None else writer.origin
+
+    def table_of(self, row_id: int, column: str | None = None) -> str:
+        """Return the table that a value comes from, for messages: its URL without credentials; of computed rows the source."""
+        own = next((url for url, first_row in reversed(self._read_all()[self._num_joined :]) if first_row <= row_id), self._src)
+        if column is None:
+            return ", ".join(dict.fromkeys([own, *(writer.where for writer in self._joined.values())]))
+        return own if (writer := self._joined.get(column)) is None else writer.where
+
+
+class _Writer(NamedTuple):
+    origin: Origin
+    where: str
 
 
 def least_trusted(tables: Sequence[Origin]) -> Origin:

@@ -116,14 +116,21 @@ class RowJudge:
         """The user wrote every row, and credentials go to every host."""
         return self.origins.are_own and not self.rules.credential_hosts
 
-    def judge(self, row_id: int, url: str, written: str) -> Allowed:
-        """Return what is read for a row's URL, and how; `written` is the row's own text.
+    def judge(self, row_id: int, column: str | None, url: str, written: str) -> Allowed:
+        """Return what is read for a row's URL, and how.
+
+        Args:
+            row_id: The row.
+            column: Whose value it is; None: it may be made of any of the row's.
+            url: It.
+            written: The row's own text.
 
         Raises:
             AccessDeniedError: The row may not name it.
         """
         origins = self.origins
-        return self.rules.judge(url, origins.of(row_id), named_by=lambda: origins.table_of(row_id), written=written)
+        origin = origins.of(row_id, column)
+        return self.rules.judge(url, origin, named_by=lambda: origins.table_of(row_id, column), written=written)
 
 
 class RowReader:
@@ -239,7 +246,7 @@ class RowReader:
                 url = urls.join(base_url, url)
             access = OWN
             if self._judge is not None:
-                url, access = self._judge.judge(row_id, url, str(value))
+                url, access = self._judge.judge(row_id, column if self._is_plain else None, url, str(value))
             if urls.is_remote(url):
                 entry = (entries or {}).get(column)
                 listed = entry[1] if entry is not None and entry[0] == value else None  # a transform may name another object

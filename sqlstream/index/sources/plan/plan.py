@@ -30,7 +30,7 @@ from sqlstream.index.sources.plan.parts import (
     innermost,
 )
 from sqlstream.index.types.models import SourceFile, fingerprint
-from sqlstream.index.types.origins import Provenance, is_local_database, least_trusted
+from sqlstream.index.types.origins import Provenance, is_local_database
 from sqlstream.sample_types import DataSampleType
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import OWN_ROWS, Origin, Rules, origin_at
@@ -65,7 +65,7 @@ class SourcePlan:
     """Where paths start once the index has them: that of a local source, if there are several. Their paths are absolute by
     then, and below a remote base an absolute one would be taken for a key of its store."""
     provenance: Provenance
-    """Who wrote each part, and which places the user named."""
+    """Who wrote each of `all_parts`, and which places the user named."""
 
     has_database: bool = False
     """True: `sql_query` is run there, and not on the index."""
@@ -139,9 +139,7 @@ def plan_sources(options: IndexOptions, temporary: Callable[[], Path], remote: R
         paths_base_url=own_base or next((base for base in bases if not urls.is_remote(base)), bases[0]),
         key_column=keys.pop(),
         parts=tuple(parts),
-        provenance=_with_joined(
-            _merged([plan.provenance for plan in plans], own_base), _merged([plan.provenance for plan in joined.values()], None)
-        ),
+        provenance=_merged([plan.provenance for plan in [*joined.values(), *plans]], own_base),
         has_database=has_database,
         has_versions=all(plan.has_versions for plan in [*plans, *joined.values()]),
         starts_at_tables=any(plan.starts_at_tables for plan in plans),
@@ -290,12 +288,6 @@ def _merged(sources: Sequence[Provenance], own_base: str | None) -> Provenance:
         tables=tuple(origin for one in sources for origin in one.tables),
         places=_places([own_base] if own_base else []).union(*(one.places for one in sources)),
     )
-
-
-def _with_joined(own: Provenance, joined: Provenance) -> Provenance:
-    """Return the provenance of rows that have columns of joined tables, too: a stranger's table makes it a stranger's row."""
-    tables = tuple(least_trusted([origin, *joined.tables]) if joined.tables else origin for origin in own.tables)
-    return Provenance(tables=(*joined.tables, *tables), places=own.places | joined.places)
 
 
 def _tables(
