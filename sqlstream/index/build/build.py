@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from sqlstream.index.sources.base.base import TableFile
 from sqlstream.index.sources.base.derived import DerivedTable, derived_rows
 from sqlstream.index.sources.places.database import is_database
 from sqlstream.index.sources.places.directory import DirectoryTable
-from sqlstream.index.sources.plan.plan import SourcePlan, label, plan_sources, source_items
+from sqlstream.index.sources.plan.plan import SourcePlan, plan_sources, source_items
 from sqlstream.index.sql.expressions import with_where
 from sqlstream.index.types.models import FORMAT_VERSION, SourceFile, fingerprint, ruled
 from sqlstream.index.types.values import declared
@@ -68,11 +69,11 @@ def open_index(
         SourceError: A file of it is broken, empty, or lacks what is asked for; `StorageError` when it cannot be reached.
         QueryError: The filter does not run, or keeps no row.
     """
-    plan, remote = plan_of(options, directory, remote)
-    check_shareable(plan, store)
-    own_query = None if plan.has_database else options.sql_query  # a database has run it already
-    options = replace(options, sql_query=with_where(own_query, options.where, options.sql_engine), where=None)
-    base = _open_base(plan, options, directory, remote, store, show_progress=show_progress, identity=identity)
+    with planned(options, directory, remote) as (plan, roomy):
+        check_shareable(plan, store)
+        own_query = None if plan.has_database else options.sql_query  # a database has run it already
+        options = replace(options, sql_query=with_where(own_query, options.where, options.sql_engine), where=None)
+        base = _open_base(plan, options, directory, roomy, store, show_progress=show_progress, identity=identity)
     if options.sql_query is not None:
         base_key = ruled(target_of(plan, options, identity).key, base.meta)
         index = select.open_selection(base, options, directory, base_key=base_key, show_progress=show_progress)
@@ -85,8 +86,11 @@ def open_index(
     return index
 
 
-def plan_of(options: IndexOptions, directory: Path, remote: RemoteReader) -> tuple[SourcePlan, RemoteReader]:
-    """Return what the source is, and a reader of it that asks for room; what dead builders left in `directory` is removed.
+@contextlib.contextmanager
+def planned(options: IndexOptions, directory: Path, remote: RemoteReader) -> Iterator[tuple[SourcePlan, RoomyReader]]:
+    """Give what the source is, and a reader of it that asks for room; what dead builders left in `directory` is removed.
+
+    Temporary files of the plan last as long as the context.
 
     Raises:
         ConfigError: A limit leaves nothing, or the source is nothing that an index can be made of.
@@ -95,17 +99,16 @@ def plan_of(options: IndexOptions, directory: Path, remote: RemoteReader) -> tup
         if limit is not None:
             check_at_least(name, limit, 1)
     sweep_dead(directory)
-    remote = RoomyReader(remote, IndexRoom(directory, options))
+    room = IndexRoom(directory, options)
+    roomy = RoomyReader(remote, room)
     with contextlib.ExitStack() as stack:
 
-        def temporary() -> Path:
+        def temporary(what: str) -> Path:
             """Return a path that is swept even if we are killed."""
-            place = stack.enter_context(
-                workplace(directory, fingerprint({"list": [label(item) for item in source_items(options.src)]}))
-            )
-            return place.temporary("list")
+            place = stack.enter_context(workplace(directory, uuid.uuid4().hex))  # of this process alone: no other one waits
+            return place.temporary(what)
 
-        return plan_sources(options, temporary, remote), remote
+        yield plan_sources(options, temporary, roomy), roomy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

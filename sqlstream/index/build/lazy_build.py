@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError
-from sqlstream.index.build.build import Target, begin_source, check_downloads, check_key, find_grown, finish, plan_of, target_of
+from sqlstream.index.build.build import Target, begin_source, check_downloads, check_key, find_grown, finish, planned, target_of
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.parquet_chunks import ParquetChunks, ParquetPart, with_footers, write_parquet_chunks
 from sqlstream.index.build.shared import build_shared, check_shareable
@@ -56,10 +56,10 @@ def open_lazy_index(
     condition = condition_of(options.sql_query, options.where)
     if options.sql_engine != "sqlite":
         raise ConfigError("sql_engine='duckdb' filters whole tables: leave it or lazy_index_chunk_size out")
-    plan, remote = plan_of(options, directory, remote)
-    check_shareable(plan, store)
-    parts = [_parquet(part, plan) for part in map(parquet_part, plan.parts)]
-    parts = with_footers(parts, remote)
+    with planned(options, directory, remote) as (plan, roomy):
+        check_shareable(plan, store)
+        parts = [_parquet(part, plan) for part in map(parquet_part, plan.parts)]
+    parts = with_footers(parts, roomy)
     plan = replace(plan, parts=tuple(parts))
     target = target_of(plan, options, identity)
     path = directory / f"{target.key}.sqlite"
@@ -69,7 +69,7 @@ def open_lazy_index(
 
     def build(place: Workplace) -> LazyIndex:
         find_grown(plan, options, target, directory)
-        _build(plan, parts, options, target, place, remote, show_progress=show_progress)
+        _build(plan, parts, options, target, place, roomy, show_progress=show_progress)
         return index
 
     def find() -> LazyIndex | None:

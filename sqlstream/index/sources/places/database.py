@@ -27,6 +27,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from sqlstream.errors import ConfigError, MissingDependencyError, QueryError, SchemaError, SourceError
+from sqlstream.index.sources.base.spool import Spool
 from sqlstream.index.sql.expressions import one_select
 from sqlstream.index.types.models import ENCODING, JSON, fingerprint
 from sqlstream.index.types.schema import TableSchema
@@ -80,13 +81,11 @@ class DatabaseTable:
     """
 
     def __init__(self, url: str, query: str, spool: Path) -> None:
-        self._spool = spool
+        self._spool = Spool(spool)
         merged = TableSchema()
-        with open(spool, "wb") as file:
-            for batch in _stream(url, query):
-                merged.merge(batch.schema, urls.redact(url))
-                with pa.ipc.new_stream(file, batch.schema) as writer:  # each batch has its own types
-                    writer.write_batch(batch)
+        for batch in _stream(url, query):
+            merged.merge(batch.schema, urls.redact(url))
+            self._spool.write(batch)
         self._schema = pa.schema(list(merged.fields.values()))
 
     def schema(self) -> pa.Schema:
@@ -95,12 +94,8 @@ class DatabaseTable:
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows."""
-        size = self._spool.stat().st_size
-        with open(self._spool, "rb") as file:
-            while file.tell() < size:
-                with pa.ipc.open_stream(file) as reader:
-                    for batch in reader:
-                        yield batch.select(list(names))
+        for batch in self._spool.batches():
+            yield batch.select(list(names))
 
 
 def _dialect(url: str) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from sqlstream.config import IndexOptions
@@ -27,6 +26,7 @@ from sqlstream.index.sources.plan.parts import (
     MemoryPart,
     MetadataPart,
     SourcePart,
+    Temporary,
     innermost,
 )
 from sqlstream.index.types.models import SourceFile, fingerprint
@@ -99,12 +99,12 @@ class SourcePlan:
         return [fingerprint({"part": part.identity()}) for part in self.all_parts]
 
 
-def plan_sources(options: IndexOptions, temporary: Callable[[], Path], remote: RemoteReader) -> SourcePlan:
+def plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteReader) -> SourcePlan:
     """Return what `options.src` is.
 
     Args:
         options: Source, data type, limits.
-        temporary: Gives a path for a short download (of a list of paths).
+        temporary: Gives paths for what is needed until the index is built.
         remote: Heads, lists and downloads.
 
     Raises:
@@ -209,7 +209,7 @@ def label(item: Any, number: int = 0) -> str:
     return urls.redact(item) if isinstance(item, str) else f"{type(item).__name__} {number}"
 
 
-def _plan_item(item: Any, options: IndexOptions, temporary: Callable[[], Path], remote: RemoteReader) -> SourcePlan:
+def _plan_item(item: Any, options: IndexOptions, temporary: Temporary, remote: RemoteReader) -> SourcePlan:
     """Return the plan of one source."""
     if not isinstance(item, str):
         table = as_table(item)
@@ -228,7 +228,7 @@ def _plan_item(item: Any, options: IndexOptions, temporary: Callable[[], Path], 
         return _directory(src, options, remote)
     if urls.extension(src) == by_extension.PATH_LIST:
         listed = stat_file(src, remote)
-        paths = path_list.read_paths(listed, temporary(), remote)[: options.max_index_files]
+        paths = path_list.read_paths(listed, temporary("list"), remote)[: options.max_index_files]
         rules = Rules(
             allowed_roots=options.allowed_roots, credential_hosts=options.credential_hosts, places=_places([listed.url])
         )
