@@ -242,7 +242,7 @@ class IndexOptions(SourceOptions):
 
     src: Any
     """A table file, a wildcard over them, a text file of paths, or a directory of samples, local or remote; the SQLAlchemy URL
-    of a database; a table of pandas, polars or pyarrow, or an iterable of dicts; a list of these, read one after the other."""
+    of a database; a table of pandas, polars or pyarrow; rows of an iterable or a function; a list of these, read in turn."""
     data_type: str | None = None
     """For a directory: which extension is the main one (`DataSampleType` value)."""
     key_column: str | None = None

@@ -52,7 +52,8 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
 
     Args:
         src: What to index: a table file (`.csv`, `.json`, `.jsonl`, `.parquet`, …), a wildcard, a `.txt` of paths, a directory
-            of samples, a database, a table in memory, or a list of these (docs/index.md); local or `s3://`, `http(s)://`, …
+            of samples, a database, a table in memory, rows that a function or an iterable gives, or a list of these
+            (docs/index.md); local or `s3://`, `http(s)://`, …
         dst: Cache directory, node-local; several datasets and jobs may share it. None: the user's cache directory.
         data_type: For a directory source, which files make a sample (`'image'`, `'video'`, …); put into samples.
         name: Name in `cache stats`; default: the last three parts of `src`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -102,6 +102,16 @@ class DatasetOptions:
                 "eviction_policy='belady' needs one order for all workers, which unaligned_worker_index=True gives up: drop one"
             )
 
+    def naming_source(self, name: str) -> DatasetOptions:
+        """Return these options with the name of a source in place of rows: a worker opens the index, and is not sent them."""
+        src, join = self.index.src, self.index.join
+        if _is_text(src) and (join is None or all(map(_is_text, join.tables.values()))):
+            return self
+        if join is not None:
+            tables = {table_name: table if _is_text(table) else table_name for table_name, table in join.tables.items()}
+            join = replace(join, tables=tables)
+        return replace(self, index=replace(self.index, src=src if _is_text(src) else name, join=join))
+
     def num_retained(self, batches: BatchOptions | None) -> int | None:
         """Return how many samples of a worker keep their paths valid; None: how many are under way is not known.
 
@@ -114,6 +124,10 @@ class DatasetOptions:
         if asked is not None or batch_size is None:
             return asked
         return max(DEFAULT_RETAINED, (TORCH_PREFETCH_FACTOR + 1) * batch_size)
+
+
+def _is_text(src: object) -> bool:
+    return all(isinstance(item, str) for item in source_items(src))
 
 
 def _checked_transforms(option: str, transforms: Sequence[Transform]) -> tuple[Transform, ...]:

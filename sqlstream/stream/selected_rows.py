@@ -222,7 +222,8 @@ class SelectedRows:
             cache.close()
             raise
         handover = Handover.new() if options.samples.columns_to_download else None
-        self._pipeline = Pipeline(options=options, seed=seed, index=index, cache=cache, handover=handover)
+        named = options.naming_source(index.src)
+        self._pipeline = Pipeline(options=named, seed=seed, index=index, cache=cache, handover=handover)
         self.name = self._pipeline.name
 
     @property

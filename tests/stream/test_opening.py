@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 from sqlstream import StreamingDataLoader, StreamingDataset
-from sqlstream.errors import ConfigError, UnknownLengthError
+from sqlstream.errors import ConfigError, StateError, UnknownLengthError
 from sqlstream.stream.maps import EpochBatches
 from tests.stream.tables import make_table
 
@@ -152,3 +154,41 @@ def test_a_count_that_is_no_whole_number_is_named(tmp_path: Path, wrong: Any) ->
                 StreamingDataset(make_table(tmp_path, 8), tmp_path / "cache", show_progress=False, epoch_size=wrong)
         dataset.set_epoch(np.int64(3))  # type: ignore[arg-type]  # as numbers come out of numpy
         assert dataset.epoch == 3
+
+
+def test_rows_of_the_program_are_read_by_it_and_not_sent_to_its_workers(tmp_path: Path) -> None:
+    num_calls = 0
+
+    def rows() -> Iterator[dict[str, object]]:
+        nonlocal num_calls
+        num_calls += 1
+        for at in range(6):
+            yield {"index": at, "even": at % 2 == 0}
+
+    options: dict[str, Any] = {"show_progress": False, "shuffle_seed": 3}
+    join: dict[str, Any] = {"join": {"more": lambda: [{"index": at, "square": at * at} for at in range(6)]}, "on": "index"}
+    for src, more in ((rows, {}), (rows(), {}), ([rows, [{"index": 6, "even": True}]], {}), (rows, join)):
+        with StreamingDataset(src, tmp_path / "cache", **options, **more) as dataset, dataset.select("even") as some:
+            for one in (dataset, some):
+                again = pickle.loads(pickle.dumps(one))  # a function of this test cannot be
+                assert [sample["index"] for sample in again[:]] == [sample["index"] for sample in one[:]]
+                again.close()
+            assert not more or [sample["square"] for sample in some[:]] == [0, 4, 16]
+    assert num_calls == 4
+
+
+def test_a_state_goes_on_with_the_same_rows_from_a_function(tmp_path: Path) -> None:
+    table = pq.read_table(make_table(tmp_path, 8))
+    options: dict[str, Any] = {"show_progress": False, "shuffle_seed": 3}
+    with StreamingDataset(table, tmp_path / "cache", **options) as dataset:
+        samples = iter(dataset)
+        next(samples)
+        state, expected = dataset.state_dict(), [sample["__row__"] for sample in samples]
+    with StreamingDataset(lambda: iter(table.to_batches(3)), tmp_path / "cache", **options) as dataset:
+        dataset.load_state_dict(state)
+        assert [sample["__row__"] for sample in dataset] == expected
+    with (
+        StreamingDataset(lambda: table.to_batches(3)[1:], tmp_path / "cache", **options) as dataset,
+        pytest.raises(StateError, match=r"number of rows .it was 8, and is 5"),
+    ):
+        dataset.load_state_dict(state)

@@ -108,7 +108,7 @@ def planned(options: IndexOptions, directory: Path, remote: RemoteReader) -> Ite
             place = stack.enter_context(workplace(directory, uuid.uuid4().hex))  # of this process alone: no other one waits
             return place.temporary(what)
 
-        yield plan_sources(options, temporary, roomy), roomy
+        yield plan_sources(options, temporary, roomy, room), roomy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

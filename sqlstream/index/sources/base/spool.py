@@ -21,6 +21,11 @@ class Spool:
         self._make_room = make_room
         path.touch()
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        return self._path.stat().st_size
+
     def write(self, batch: pa.RecordBatch) -> None:
         """Append a batch."""
         with open(self._path, "ab") as file, pa.ipc.new_stream(file, batch.schema) as writer:
@@ -30,7 +35,7 @@ class Spool:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield them from the first one on."""
-        size = self._path.stat().st_size
+        size = self.num_bytes
         with open(self._path, "rb") as file:
             while file.tell() < size:
                 with pa.ipc.open_stream(file) as reader:

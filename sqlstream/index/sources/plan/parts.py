@@ -22,7 +22,7 @@ from sqlstream.index.sources.places import database, folder
 from sqlstream.index.sources.places.database import DatabaseTable
 from sqlstream.index.sources.places.directory import DirectoryTable
 from sqlstream.index.sources.places.listing import Listing
-from sqlstream.index.sources.places.memory import MemoryTable
+from sqlstream.index.sources.places.memory import MemoryTable, SpooledTable
 from sqlstream.index.types.models import SourceFile, fingerprint
 from sqlstream.sample_types import DataSampleType
 from sqlstream.storage.base import urls
@@ -146,9 +146,9 @@ class DirectoryPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPart:
-    """A table in memory."""
+    """A table of the user's program."""
 
-    table: MemoryTable
+    table: MemoryTable | SpooledTable
     digest: str
 
     @property

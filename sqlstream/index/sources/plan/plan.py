@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError
+from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.sources.base.access import stat_file
 from sqlstream.index.sources.base.base import Reading
 from sqlstream.index.sources.base.derived import SOURCE_COLUMN
+from sqlstream.index.sources.base.spool import Spool
 from sqlstream.index.sources.formats import by_extension
 from sqlstream.index.sources.places import folder, hive, path_list, wildcard
 from sqlstream.index.sources.places.database import is_database
 from sqlstream.index.sources.places.directory import KEY, LAYOUT
 from sqlstream.index.sources.places.listing import Listing
-from sqlstream.index.sources.places.memory import as_table
+from sqlstream.index.sources.places.memory import as_table, is_function
 from sqlstream.index.sources.plan.parts import (
     DatabasePart,
     DerivedPart,
@@ -99,13 +102,14 @@ class SourcePlan:
         return [fingerprint({"part": part.identity()}) for part in self.all_parts]
 
 
-def plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteReader) -> SourcePlan:
+def plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteReader, room: IndexRoom) -> SourcePlan:
     """Return what `options.src` is.
 
     Args:
         options: Source, data type, limits.
         temporary: Gives paths for what is needed until the index is built.
         remote: Heads, lists and downloads.
+        room: Is asked as temporary files grow.
 
     Raises:
         ConfigError: It is nothing that an index can be made of.
@@ -113,8 +117,8 @@ def plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteRead
         AccessDeniedError: It may not be read.
     """
     items = source_items(options.src)
-    plans = [_plan_item(item, options, temporary, remote) for item in items]
-    joined = _plan_joins(options, temporary, remote)
+    plans = [_plan_item(item, options, temporary, remote, room) for item in items]
+    joined = _plan_joins(options, temporary, remote, room)
     labels = [label(item, number) for number, item in enumerate(items)]
     own_base = None if options.path_prefix is None else _absolute(_named(options.path_prefix)).rstrip("/") or "/"
     bases = list(dict.fromkeys(plan.base_url for plan in [*plans, *joined.values()]))
@@ -150,7 +154,7 @@ def plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteRead
     )
 
 
-def _plan_joins(options: IndexOptions, temporary: Callable[[], Path], remote: RemoteReader) -> dict[str, SourcePlan]:
+def _plan_joins(options: IndexOptions, temporary: Temporary, remote: RemoteReader, room: IndexRoom) -> dict[str, SourcePlan]:
     """Return the plan of each joined table, read as the source is.
 
     Raises:
@@ -162,9 +166,9 @@ def _plan_joins(options: IndexOptions, temporary: Callable[[], Path], remote: Re
         if any(isinstance(item, str) and is_database(item) for item in source_items(table)):
             raise ConfigError(f"join has a database as {name!r}: join in its own SQL, or export what it has to a table file")
         try:
-            plans[name] = plan_sources(own, temporary, remote)
+            plans[name] = plan_sources(own, temporary, remote, room)
         except ConfigError as error:
-            kinds = "a table file, a wildcard, a text file of paths, a folder with metadata or a table in memory"
+            kinds = "a table file, a wildcard, a text file of paths, a folder with metadata, a table in memory or a function"
             raise ConfigError(f"the table {name!r} of join must be {kinds}: {error}") from error
     return plans
 
@@ -206,13 +210,34 @@ def _named(item: Any) -> Any:
 
 def label(item: Any, number: int = 0) -> str:
     """Return what a source is called: its URL without credentials, or what kind of table it is."""
-    return urls.redact(item) if isinstance(item, str) else f"{type(item).__name__} {number}"
+    if isinstance(item, str):
+        return urls.redact(item)
+    return f"{(_function_name(item) or type(item).__name__)} {number}"
 
 
-def _plan_item(item: Any, options: IndexOptions, temporary: Temporary, remote: RemoteReader) -> SourcePlan:
+def _called(item: object) -> str:
+    """Return what errors call a source that is no text."""
+    name = _function_name(item)
+    return "src" if name is None else f"src={name}"
+
+
+def _function_name(item: object) -> str | None:
+    """Return the name of a function; None: it is an object of another kind."""
+    if not is_function(item):
+        return None
+    name = getattr(item, "__qualname__", None)
+    return name if isinstance(name, str) else type(item).__name__
+
+
+def _new_spool(temporary: Temporary, room: IndexRoom) -> Spool:
+    path = temporary("rows")
+    return Spool(path, room.on_growth(path))
+
+
+def _plan_item(item: Any, options: IndexOptions, temporary: Temporary, remote: RemoteReader, room: IndexRoom) -> SourcePlan:
     """Return the plan of one source."""
     if not isinstance(item, str):
-        table = as_table(item)
+        table = as_table(item, partial(_new_spool, temporary, room), _called(item))
         return _plan(item, options, os.getcwd(), [MemoryPart(table=table, digest=table.digest())], has_versions=False)
     if is_database(item):
         if options.sql_query is None:
