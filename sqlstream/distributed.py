@@ -1,4 +1,4 @@
-"""What this process knows of its training job, and the one thing that ranks must agree on: a random seed.
+"""What this process knows of its training job, and what ranks must agree on: a random seed, rows that may change.
 
 Nothing here imports torch, creates a process group, waits at a barrier or touches a GPU: torch.distributed is asked only if the
 training script has initialised it. Call these in the trainer process and hand the result to DataLoader workers: a spawned
@@ -18,6 +18,8 @@ from sqlstream.world import World
 
 _agreement_numbers = count()
 """Tells the seeds of one job apart: ranks ask in the same order, as for any collective, so their numbers match."""
+_comparison_numbers = count()
+"""The same for comparisons."""
 
 
 def read_world() -> World:
@@ -67,9 +69,7 @@ def agree_on_seed(world: World) -> int:
     seed = secrets.randbits(32)  # short enough to read in a log and to pass as shuffle_seed= later
     if world.world_size == 1:
         return seed
-    distributed = _initialised_torch_distributed()
-    # The store, not a broadcast: with NCCL a broadcast takes GPU memory, and a second group for the CPU is a group too many.
-    store = None if distributed is None else distributed.distributed_c10d._get_default_store()
+    store = _store()
     if store is None:
         raise ConfigError(
             f"shuffle_seed=-1 needs one random seed for {world.world_size} ranks, and torch.distributed is not initialised: "
@@ -79,6 +79,45 @@ def agree_on_seed(world: World) -> int:
     if world.rank == 0:
         store.set(key, str(seed))
     return int(store.get(key))
+
+
+def have_same(world: World, text: str | None) -> bool:
+    """Return, on every rank alike, whether all ranks have the same text; every rank must call it, and as often.
+
+    Each asks the group's store a few times, however many ranks there are; it returns when all have called it.
+
+    Args:
+        world: This rank's place.
+        text: What it has; None: nothing, which is the same as no other's.
+
+    Raises:
+        ConfigError: There are other ranks, but no way to talk to them.
+    """
+    if world.world_size == 1:
+        return text is not None
+    store = _store()
+    if store is None:
+        raise ConfigError(
+            f"refresh='epoch' has {world.world_size} ranks agree on the rows of an epoch, and torch.distributed is not "
+            "initialised: call torch.distributed.init_process_group first, or leave refresh out"
+        )
+    key = f"sqlstream/same/{next(_comparison_numbers)}"
+    if world.rank == 0:
+        store.set(f"{key}/text", text or "")
+    is_same = store.get(f"{key}/text") == (text or "").encode() and bool(text)
+    store.add(f"{key}/others", int(not is_same))
+    if store.add(f"{key}/arrived", 1) == world.world_size:  # the last one: it sees what all others have added
+        store.set(f"{key}/all", str(store.add(f"{key}/others", 0)))
+    return bool(store.get(f"{key}/all") == b"0")
+
+
+def _store() -> Any | None:
+    """Return the key-value store of the process group.
+
+    Not a broadcast: with NCCL that takes GPU memory, and a second group for the CPU is a group too many.
+    """
+    distributed = _initialised_torch_distributed()
+    return None if distributed is None else distributed.distributed_c10d._get_default_store()
 
 
 def _initialised_torch_distributed() -> Any | None:

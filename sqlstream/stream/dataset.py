@@ -26,11 +26,13 @@ from sqlstream.config import (
     check_at_least,
     parse_bytes,
 )
+from sqlstream.errors import ConfigError
 from sqlstream.index.weights import WeightsSpec
 from sqlstream.sample_types import DataSampleType
 from sqlstream.stream.frameworks.accelerate import check_not_sharded_again
 from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
 from sqlstream.stream.options import CacheOptions, DatasetOptions, names_of, open_any
+from sqlstream.stream.refresh import refresh_rows
 from sqlstream.stream.run.checkpoint import load_state, save_state
 from sqlstream.stream.run.order_options import BatchOptions, Layout, OrderOptions
 from sqlstream.stream.run.positions import JobPosition, RunPosition
@@ -115,6 +117,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         providers: `{"asset": "module:function"}`: functions that turn the URLs of a scheme into bytes, a file or another URL
             (docs/storage.md).
         index_store: URL where nodes share built indexes, such as `'s3://bucket/indexes/'` (docs/index.md).
+        refresh: `'epoch'`: look at the source again as each epoch begins; its rows of then are streamed (docs/dataset.md).
         join: Tables whose columns the rows get, by a name for each: `{'latents': 's3://…/latents.parquet'}` (docs/index.md).
         on: The column by which they are joined: the source and each table have it, and in a table no value comes twice.
         missing: Of a row without a partner in a table: `'raise'`, `'null'` (None in its columns), or `'drop'` the row.
@@ -190,6 +193,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         join: Mapping[str, Any] | None = None,
         on: str | None = None,
         missing: str = "raise",
+        refresh: str | None = None,
     ) -> None:
         self.data_type = None if data_type is None else DataSampleType.from_str(data_type).value
         columns = names_of("columns_to_download", columns_to_download)
@@ -209,6 +213,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
             name=name,
             show_progress=show_progress,
             index_store=index_store,
+            refresh=refresh,
             transforms=transforms or (),
             predownload_transforms=predownload_transforms or (),
             storage=storage,
@@ -280,9 +285,15 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         In the trainer's own process the iteration begins with the first sample that is asked for.
 
         Raises:
-            ConfigError: Accelerate deals out to ranks what is dealt out already.
+            ConfigError: Accelerate deals out to ranks what is dealt out already; or a worker of a plain DataLoader begins, and
+                there is `refresh`.
         """
         check_not_sharded_again(self._schedule)
+        if self._pipeline.options.refresh is not None and get_worker_info() is not None and not self._schedule.is_announced:
+            raise ConfigError(
+                "refresh='epoch' has the trainer look at the source, before workers start: use StreamingDataLoader in place of "
+                "the DataLoader, or num_workers=0"
+            )
         if not self._schedule.is_announced:
             warn_of_ranks(lambda: self._schedule.world, self._pipeline.warnings)
         if get_worker_info() is None and not self._schedule.is_announced:
@@ -291,6 +302,8 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
 
     def _iterate(self, begun: tuple[ShareProgress, Iterator[EpochShare]] | None) -> Iterator[Sample]:
         schedule = self._schedule
+        if begun is None:
+            begin_epoch(self)
         progress, shares = begun or schedule.begin()
         with self._pipeline.engine(schedule.layout.whole.local_world_size, schedule.batches) as engine:
             samples = engine.stream(shares, progress, is_endless=schedule.is_endless, note_several=schedule.note_several)
@@ -361,8 +374,10 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
 
         Raises:
             StateError: That step is handed out or planned already; the message names the first possible one.
-            ConfigError, QueryError: These are no weights.
+            ConfigError, QueryError: These are no weights; or the rows may change by `refresh`.
         """
+        if self._pipeline.options.refresh is not None:
+            raise ConfigError("reweight() changes the weights of rows that stay: leave refresh='epoch' out")
         reweight(self._schedule, weights, at_step, self._pipeline.options.samples.prefetch)
 
     def state_dict(self, num_samples: int | None = None) -> dict[str, object]:
@@ -394,6 +409,11 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         """Pickle for a worker."""
         check_not_sharded_again(self._schedule)
         return self.__dict__
+
+
+def begin_epoch(dataset: StreamingDataset) -> None:
+    """Look at the source again, in the trainer, if that was asked for."""
+    refresh_rows(dataset._pipeline, dataset.schedule)
 
 
 def handover_of(dataset: StreamingDataset, loader: object) -> Handover | None:

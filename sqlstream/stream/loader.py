@@ -17,7 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.stream.chain.global_rng import GeneratorLoan
-from sqlstream.stream.dataset import StreamingDataset, handover_of, join_loader
+from sqlstream.stream.dataset import StreamingDataset, begin_epoch, handover_of, join_loader
 from sqlstream.stream.frameworks.accelerate import AcceleratedBatches, Destination, destination_of, remainder_of
 from sqlstream.stream.run.delivery import Delivery
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions
@@ -124,6 +124,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         self._gives_views = pack_bytes == "views"
         self._packing: BatchPacker | None = None
         self._accelerated: Destination | None = None
+        self._num_renewed = dataset.schedule.num_renewed
         super().__init__(
             dataset,
             batch_size=batch_size,
@@ -143,7 +144,10 @@ class StreamingDataLoader(DataLoader[Sample]):
     def __iter__(self) -> _BaseDataLoaderIter:
         """Begin the next epoch, or go on where a state said."""
         schedule, collate_fn, init_fn = self.dataset.schedule, self.collate_fn, self.worker_init_fn
-        if schedule.needs_new_workers and self._iterator is not None:
+        begin_epoch(self.dataset)
+        has_other_rows = self._num_renewed != schedule.num_renewed  # than its workers, also where another loader saw it first
+        self._num_renewed = schedule.num_renewed
+        if (has_other_rows or schedule.needs_new_workers) and self._iterator is not None:
             self._iterator._shutdown_workers()  # type: ignore[attr-defined]  # one of torch's, with workers
             self._iterator = None
         delivery, loan = schedule.begin_delivery(), GeneratorLoan()

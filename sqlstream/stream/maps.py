@@ -11,6 +11,7 @@ from typing import Any
 from torch.utils.data import Dataset, Sampler
 
 from sqlstream.config import check_at_least
+from sqlstream.errors import ConfigError
 from sqlstream.stream.dataset import StreamingDataset
 
 
@@ -43,10 +44,15 @@ class EpochBatches(Sampler[list[int]]):
     Args:
         dataset: The dataset whose order they have.
         batch_size: Samples of this rank's batch.
+
+    Raises:
+        ConfigError: The dataset has `refresh`, which only iterations of it or of a StreamingDataLoader can heed.
     """
 
     def __init__(self, dataset: StreamingDataset, batch_size: int) -> None:
         check_at_least("batch_size", batch_size, 1)
+        if dataset._pipeline.options.refresh is not None:
+            raise ConfigError("refresh='epoch' changes rows by number: iterate the dataset, or a StreamingDataLoader of it")
         self._dataset = dataset
         self._batch_size = batch_size
         self.epoch = 0

@@ -85,6 +85,8 @@ class DatasetOptions:
     order: OrderOptions
     index_store: str | None = None
     """Where nodes share built indexes; None: nowhere."""
+    refresh: str | None = None
+    """`'epoch'`: the source is looked at again as each epoch begins; None: when the dataset is made."""
 
     def __post_init__(self) -> None:
         """Check the transforms, and what concerns two parts."""
@@ -97,6 +99,7 @@ class DatasetOptions:
         read += [] if self.index_store is None else [self.index_store]
         schemes = [urls.scheme(item) if isinstance(item, str) else "file" for item in read]
         check_options_of_sources(schemes, self.storage.storage_options)
+        self._check_refresh()
         if self.cache.eviction_policy == "belady" and self.order.is_unaligned:
             raise ConfigError(
                 "eviction_policy='belady' needs one order for all workers, which unaligned_worker_index=True gives up: drop one"
@@ -111,6 +114,28 @@ class DatasetOptions:
             tables = {table_name: table if _is_text(table) else table_name for table_name, table in join.tables.items()}
             join = replace(join, tables=tables)
         return replace(self, index=replace(self.index, src=src if _is_text(src) else name, join=join))
+
+    def _check_refresh(self) -> None:
+        """Raise ConfigError for options that do not go with rows that change."""
+        if self.refresh is None:
+            return
+        if self.refresh != "epoch":
+            raise ConfigError(f"refresh={self.refresh!r} is unknown: give 'epoch', or None")
+        join = {} if self.index.join is None else self.index.join.tables
+        for is_wrong, problem in (
+            (
+                not all(map(_is_text, (self.index.src, *join.values()))),
+                "looks at a source by its name: give paths or URLs, no rows and no function, or make the dataset again",
+            ),
+            (self.order.is_endless, "begins no epoch anew with infinite_iteration=True: leave one of them out"),
+            (self.index.on_source_change == "raise", "takes what on_source_change='raise' refuses: leave one of them out"),
+            (
+                not isinstance(self.order.weights, str | None),
+                "needs weights that fit any rows: give an expression or a column, no numbers of the rows of now",
+            ),
+        ):
+            if is_wrong:
+                raise ConfigError(f"refresh='epoch' {problem}")
 
     def num_retained(self, batches: BatchOptions | None) -> int | None:
         """Return how many samples of a worker keep their paths valid; None: how many are under way is not known.

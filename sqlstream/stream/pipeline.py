@@ -162,6 +162,14 @@ class Pipeline:
             return LazyRows(self.index, self.cache, self.options.index.lazy or LazyOptions(chunk_rows=1), self.dataset_id)
         return IndexRows(self.index)
 
+    def renew(self, index: Index) -> None:
+        """Take the rows of another index from now on: accesses by row at once, iterations that are under way never."""
+        old, self.index, self.dataset_id = self.index, index, None
+        if self.access_engine is not None:
+            self.access_engine.renew([self.recipe()])
+        if not self.num_iterating:  # else they read it to their end
+            old.close()
+
     def close(self) -> None:
         """Release all pins, and close cache and index."""
         if self.handover is not None:

@@ -130,6 +130,7 @@ class SelectedRows:
     def select(self, where: str) -> Self:
         """Return a dataset of the selected rows that fulfil a condition, with the same options, on the same cache.
 
+        With `refresh="epoch"` it keeps the rows of now: it is made of an index, and not of the source.
         It is a dataset of its own: each is closed by itself, has its own order and its own state, and goes on at its start.
 
         Args:
@@ -200,7 +201,7 @@ class SelectedRows:
             same_cache = replace(options.cache, directory=cache.path, limit=cache.limit_bytes)
             made = type(self).__new__(type(self))
             made.__dict__.update(self.__dict__)
-            made._open(replace(options, order=order, cache=same_cache), lambda _: part)
+            made._open(replace(options, order=order, cache=same_cache, refresh=None), lambda _: part)
         except BaseException:
             part.close()
             raise

@@ -197,6 +197,13 @@ class Engine:
             recipe.chain.flush()
         self._session.flush()
 
+    def renew(self, recipes: Sequence[Recipe]) -> None:
+        """Make samples in another manner from now on; what is yielded keeps its paths."""
+        for recipe in self._recipes:
+            recipe.rows.close()
+            recipe.chain.flush()
+        self._recipes = tuple(recipes)
+
     def _window(self, first: EpochShare, following: Iterator[EpochShare]) -> Window:
         """Return the window that the last stream left, if it goes on with `first`, else a new one."""
         window, self._ahead = self._ahead, None

@@ -58,7 +58,9 @@ def load_state(schedule: Schedule, saved: Mapping[str, object], *, strict: bool)
         state.check(save_state(schedule, 0, by_content=state.content is not None))
         if state.fingerprint is not None:
             schedule.weighting.restore(state.weights)
-        schedule.set_next(RunPosition(JobPosition(state.epoch, state.sample_in_epoch), state.share, state.beyond))
+        schedule.set_next(
+            RunPosition(JobPosition(state.epoch, state.sample_in_epoch), state.share, state.beyond), is_state=True
+        )
         return
     consumed, step_size = state.sample_in_epoch, schedule.step_size
     if schedule.steps.batch_size is not None and consumed < schedule.num_positions and consumed % step_size:
@@ -67,4 +69,4 @@ def load_state(schedule: Schedule, saved: Mapping[str, object], *, strict: bool)
             "sample_in_epoch=%d of the state is no multiple of a step of %d samples: going on after %d, so %d come again",
             *(state.sample_in_epoch, step_size, consumed, state.sample_in_epoch - consumed),
         )
-    schedule.set_next(RunPosition(JobPosition(state.epoch, consumed)))
+    schedule.set_next(RunPosition(JobPosition(state.epoch, consumed)), is_state=True)

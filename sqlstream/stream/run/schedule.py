@@ -57,6 +57,10 @@ class Schedule:
         self.batches: BatchOptions | None = None
         self._options = options
         self._reseeded = reseeded
+        self.num_renewed = 0
+        """How often the rows have become others (`refresh="epoch"`): workers that were started before have those of then."""
+        self.keeps_rows = False
+        """True: the next iteration goes on from a state, or within an epoch, whose positions are those of the rows of now."""
         self._loaded: RunPosition | None = None
         self._loaded_serial = 0
         """Serial number of the counter when the state was loaded: what is set later replaces it."""
@@ -105,6 +109,17 @@ class Schedule:
         worlds = [self.world.with_worker(worker, num_workers) for worker in range(num_workers)]
         return [self.steps.partition(self.counter.next.epoch, world).num_samples for world in worlds]
 
+    def renew(self, fresh: Schedule) -> None:
+        """Take over the order of other rows, for epochs that begin from now on; what counts epochs and batches stays.
+
+        Args:
+            fresh: The schedule of these rows, made with the same options.
+        """
+        self.steps = replace(self.steps, order=fresh.steps.order)
+        self.weighting, self.identity, self._reseeded = fresh.weighting, fresh.identity, fresh._reseeded
+        self._progress = self._delivery = None
+        self.num_renewed += 1
+
     def expect_batches(self, options: BatchOptions) -> None:
         """Take over how a loader takes samples.
 
@@ -127,6 +142,7 @@ class Schedule:
 
         A persistent worker also gets its share of the next iteration's epoch, so that it can prepare it.
         """
+        self.keeps_rows = False
         info = get_worker_info()
         world = self.world if info is None else self.world.with_worker(info.id, info.num_workers)
         first, seed = self._first_share(world), self.identity.shuffle_seed
@@ -155,6 +171,7 @@ class Schedule:
         job = self.counter.next
         if self._is_over(job):
             self.counter.set_next(JobPosition(job.epoch + 1, 0))
+        self.keeps_rows = False
         num_workers = max(1, self.batches.num_workers if self.batches is not None else 0)
         world = self.world
         start = begun(self.counter.announce(), self._newest, self.counter, world)
@@ -244,8 +261,14 @@ class Schedule:
         """
         return self._position() if num_samples is None else RunPosition(self._position_after(num_samples))
 
-    def set_next(self, position: RunPosition) -> None:
-        """Make the next iteration begin at a position; with a share, in this process alone, behind the job's position."""
+    def set_next(self, position: RunPosition, *, is_state: bool = False) -> None:
+        """Make the next iteration begin at a position; with a share, in this process alone, behind the job's position.
+
+        Args:
+            position: Where.
+            is_state: It is that of a saved state, which names the rows that it counts.
+        """
+        self.keeps_rows = is_state or position.job.consumed > 0
         self._progress = self._delivery = self._loaded = None
         if position.share is None or get_worker_info() is None:
             self.counter.set_from_outside(position.job, has_more=position.beyond is not None)
