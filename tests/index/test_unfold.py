@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sqlstream.config import JoinOptions
 from sqlstream.errors import SourceError
 from sqlstream.index.build.row_groups import RowGroupTable
 from sqlstream.index.sources.base.base import TableFile
@@ -18,6 +19,7 @@ from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.base.unfold import BATCH_BYTES, bounded, parquet_batches, row_bytes, together
 from sqlstream.index.sources.formats.arrow_file import ArrowTable
 from sqlstream.index.sources.formats.parquet import ParquetTable
+from tests.index.lazily import open_lazily, rows_of
 from tests.index.sources import all_rows, build
 
 arrow: Any = pa  # its stubs refuse arrays made of numpy's
@@ -159,3 +161,32 @@ def test_pieces_are_whole_and_in_order() -> None:
     assert [value for piece in pieces for value in piece.column(0).to_pylist()] == texts
     assert all(sum(num_characters(text) for text in piece.column(0).to_pylist()) <= 20 for piece in pieces)
     assert len(pieces) < 200
+
+
+UNTAKEN = {
+    "views": ARRAYS["views"],
+    "bytes": pa.array([b"", b"a", None, b"\0" * 20, b"b"], pa.binary_view()),
+    "lists of views": pa.array([["a"], None, [], [None], ["d" * 50]], pa.list_(pa.string_view())),
+    "structs of views": pa.array(
+        [{"a": "x"}, None, {"a": None}, {"a": ""}, {"a": "y" * 20}], pa.struct([("a", pa.string_view())])
+    ),
+    "runs": ARRAYS["runs"],
+    "names": arrow.DictionaryArray.from_arrays(pa.array([0, None, 1, 0, 1]), pa.array(["a", "b"], pa.string_view())),
+}
+"""Types of which Arrow takes and filters no rows."""
+
+
+def test_rows_of_every_type_can_be_left_out(tmp_path: Path) -> None:
+    """By a join that drops rows, and by the filter of a lazy index."""
+    columns: dict[str, Any] = {"index": pa.array([0, 1, 2, 3, 4]), **UNTAKEN}
+    kept = [{name: values[at].as_py() for name, values in columns.items()} for at in (1, 4)]
+    with pa.ipc.new_file(str(tmp_path / "t.arrow"), pa.table(columns).schema) as writer:
+        writer.write_table(pa.table(columns))
+    join = JoinOptions.of({"more": [{"index": 4, "n": 4}, {"index": 1, "n": 1}]}, "index", "drop")
+    for source in (tmp_path / "t.arrow", pa.table(columns)):
+        assert all_rows(build(tmp_path, source, join=join)) == [{**row, "n": row["index"]} for row in kept]
+    stored = {name: values for name, values in columns.items() if name not in ("runs", "names")}  # Parquet takes none of these
+    pq.write_table(pa.table(stored), tmp_path / "t.parquet")
+    assert pq.read_schema(tmp_path / "t.parquet").field("views").type == pa.string_view()
+    lazy = open_lazily(tmp_path, tmp_path / "t.parquet", where="index IN (1, 4)", chunk_rows=1)
+    assert rows_of(lazy) == [{name: row[name] for name in stored} for row in kept]

@@ -71,7 +71,7 @@ def normalise(field: pa.Field[Any], file: str) -> pa.Field[Any]:
     Raises:
         SchemaError: An index cannot hold this type.
     """
-    kind = _normal_type(field.type)
+    kind = normal_type(field.type)
     if kind is None:
         raise SchemaError(
             f"{file}: column {field.name!r} has the type {field.type}, which an index cannot hold: "
@@ -119,13 +119,13 @@ def _readable(field: pa.Field[Any]) -> str:
     return (encoding(field).decode() or str(field.type)).replace("json", "JSON")
 
 
-def _normal_type(kind: Any) -> Any:
+def normal_type(kind: Any) -> Any:
     """Return the plain form of a type, None where an index cannot hold it."""
     if isinstance(kind, pa.BaseExtensionType):
         is_unsaid = kind.extension_name == OPAQUE and types.is_binary(kind.storage_type)
-        return pa.bool_() if kind.extension_name == BOOL8 else None if is_unsaid else _normal_type(kind.storage_type)
+        return pa.bool_() if kind.extension_name == BOOL8 else None if is_unsaid else normal_type(kind.storage_type)
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
-        return _normal_type(kind.value_type)
+        return normal_type(kind.value_type)
     if types.is_nested(kind):
         return _normal_nested(kind)
     for is_one, normal in _NORMAL:
@@ -137,14 +137,14 @@ def _normal_type(kind: Any) -> Any:
 
 def _normal_nested(kind: Any) -> Any:
     if types.is_map(kind):
-        key, item = _normal_type(kind.key_type), _normal_type(kind.item_type)
+        key, item = normal_type(kind.key_type), normal_type(kind.item_type)
         return None if key is None or item is None else pa.map_(key, item)
     if types.is_struct(kind):
-        fields = [(field.name, _normal_type(field.type)) for field in kind]
+        fields = [(field.name, normal_type(field.type)) for field in kind]
         return None if any(child is None for _, child in fields) else pa.struct(fields)
     if types.is_union(kind):
         return None
-    value = _normal_type(kind.value_type)  # every kind of list
+    value = normal_type(kind.value_type)  # every kind of list
     return None if value is None else pa.list_(value)
 
 

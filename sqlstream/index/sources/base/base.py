@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.byte_source import ByteSource
+from sqlstream.index.types.schema import normal_type
 
 BATCH_ROWS = 16_384
 """Rows converted to Python values at a time: some MiB, and larger is not faster."""
@@ -87,6 +89,29 @@ class OpenTable(Protocol):
 def plain_schema(schema: pa.Schema) -> pa.Schema:
     """Return the columns without metadata: ours says how values are encoded, which no file may claim."""
     return pa.schema([field.remove_metadata() for field in schema])
+
+
+def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows without runs and views, of which Arrow cannot take some (`filter`, `take`)."""
+    return pa.RecordBatch.from_arrays([_plain_array(column) for column in batch.columns], names=batch.schema.names)
+
+
+def _plain_array(array: Any) -> Any:
+    if pa.types.is_run_end_encoded(array.type):
+        return _plain_array(pc.call_function("run_end_decode", [array]))
+    if not _has_views(array.type):
+        return array
+    if pa.types.is_dictionary(array.type):
+        return pa.DictionaryArray.from_arrays(array.indices, _plain_array(array.dictionary))
+    kind = normal_type(array.type)
+    return array if kind is None else array.cast(kind)  # None: no index can hold it, as its schema says
+
+
+def _has_views(kind: Any) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _has_views(kind.value_type)
+    is_view = pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
+    return is_view or any(_has_views(kind.field(at).type) for at in range(kind.num_fields))
 
 
 @contextlib.contextmanager

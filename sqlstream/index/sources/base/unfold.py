@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from sqlstream.errors import SourceError
-from sqlstream.index.sources.base.base import BATCH_ROWS
+from sqlstream.index.sources.base.base import BATCH_ROWS, plain_batch
 
 BATCH_BYTES = 16 << 20
 """What a batch may become, one row apart; arbitrary: long captions, fewer rows."""
@@ -114,7 +114,7 @@ def _chosen(sizes: np.ndarray | float, indices: Any) -> np.ndarray | float:
 
 
 def bounded(batch: pa.RecordBatch, name: str, most_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
-    """Yield a batch in pieces of at most `BATCH_ROWS` rows that unfold to at most `most_bytes`, or to one row.
+    """Yield a batch in pieces of at most `BATCH_ROWS` rows that unfold to at most `most_bytes`, or to one row; views as texts.
 
     Args:
         batch: As Arrow has it.
@@ -138,7 +138,7 @@ def bounded(batch: pa.RecordBatch, name: str, most_bytes: int = BATCH_BYTES) -> 
         before = sums[start - 1] if start else 0.0
         stop = int(np.searchsorted(sums, before + most_bytes, side="right"))
         stop = min(max(stop, start + 1), start + BATCH_ROWS, batch.num_rows)
-        yield batch.slice(start, stop - start)
+        yield plain_batch(batch.slice(start, stop - start))
         start = stop
 
 

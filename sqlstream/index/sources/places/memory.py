@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from sqlstream.errors import ConfigError, SchemaError, SourceError, SqlStreamError
-from sqlstream.index.sources.base.base import BATCH_ROWS, plain_schema
+from sqlstream.index.sources.base.base import BATCH_ROWS, plain_batch, plain_schema
 from sqlstream.index.sources.base.spool import Spool
 from sqlstream.storage.base.urls import redact_text
 
@@ -42,7 +42,7 @@ class MemoryTable:
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows."""
-        yield from self._table.select(list(names)).to_batches(max_chunksize=BATCH_ROWS)
+        yield from map(plain_batch, self._table.select(list(names)).to_batches(max_chunksize=BATCH_ROWS))
 
     def digest(self) -> str:
         """Return a digest of names, types and values."""
@@ -84,7 +84,7 @@ class SpooledTable:
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows."""
         for table in self._tables():
-            yield from (batch for batch in table.select(list(names)).to_batches() if batch.num_rows)
+            yield from (plain_batch(batch) for batch in table.select(list(names)).to_batches() if batch.num_rows)
 
     def digest(self) -> str:
         """Return a digest of names, types and values: up to a size that of the same rows as one table in memory."""
