@@ -12,7 +12,6 @@ import datetime as dt
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -166,8 +165,12 @@ def is_function(source: object) -> bool:
 
 
 def _called(source: Any, name: str) -> object:
-    with _raised(name, "when it was called"):
+    try:
         return source()
+    except SqlStreamError:
+        raise
+    except Exception as error:
+        raise _raised(error, name, "when it was called") from error
 
 
 def _whole(given: Any) -> pa.Table | None:
@@ -188,8 +191,12 @@ def _whole(given: Any) -> pa.Table | None:
 
 def _of_arrow(given: Any, name: str) -> Generator[pa.Table]:
     """Yield the batches of a stream of Arrow."""
-    with _raised(name, "as a stream of Arrow was asked of it"):
+    try:
         reader = pa.RecordBatchReader.from_stream(given)
+    except SqlStreamError:
+        raise
+    except Exception as error:
+        raise _raised(error, name, "when it was asked for a stream of Arrow") from error
     yield reader.schema.empty_table()
     for batch in _asked(reader, name):
         yield pa.Table.from_batches([batch])
@@ -224,31 +231,24 @@ def _of_items(items: Iterable[object], name: str) -> Generator[pa.Table]:
 
 def _asked(items: Iterable[Any], name: str) -> Iterator[Any]:
     """Yield the items of the user's iterable; what it raises names it, and it is closed if it is left in the middle."""
-    with _raised(name, "when its rows were asked for"):
-        iterator = iter(items)
+    number = 0
     try:
-        for number in count():
-            with _raised(name, f"behind its first {number} items"):
-                try:
-                    item = next(iterator)
-                except StopIteration:
-                    return
-            yield item
-    finally:
-        if inspect.isgenerator(iterator):
-            iterator.close()
-
-
-@contextlib.contextmanager
-def _raised(name: str, when: str) -> Iterator[None]:
-    """Name the source in what the user's code raises."""
-    try:
-        yield
+        for item in items:
+            yield item  # what a caller raises is not raised here
+            number += 1
     except SqlStreamError:
         raise
     except Exception as error:
-        said = redact_text(f"{type(error).__name__}: {error}")
-        raise SourceError(f"{name} raised {said}, {when}: no index was built of it") from error
+        raise _raised(error, name, f"behind its first {number} items") from error
+    finally:
+        if inspect.isgenerator(items):
+            items.close()
+
+
+def _raised(error: Exception, name: str, when: str) -> SourceError:
+    """Return our error for what the user's code raised."""
+    said = redact_text(f"{type(error).__name__}: {error}")
+    return SourceError(f"{name} raised {said}, {when}: no index was built of it")
 
 
 def _num_bytes(value: object) -> int:
