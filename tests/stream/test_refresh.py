@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from sqlstream import StreamingDataLoader
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.stream.maps import EpochBatches
+from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.world import World
 from tests.processes import start_script
 from tests.stream.growing import names, opened, write
@@ -165,6 +166,18 @@ def test_some_of_the_rows_are_those_of_when_they_were_chosen(src: Path, tmp_path
         write(src, *"vwxyz")
         assert names(dataset) == [*"vwxyz"]
         assert names(part) == ["b", "c"]
+
+
+def test_nodes_that_share_a_store_read_a_new_version_once(tmp_path: Path, server: FaultyHttpServer) -> None:
+    def reads() -> int:
+        return sum(request.method == "GET" for request in server.requests("/t.csv"))
+
+    server.objects["/t.csv"] = b"index\na\n"
+    store, url = {"index_store": str(tmp_path / "shared")}, f"{server.url}/t.csv"
+    with opened(url, tmp_path / "1", **store) as first, opened(url, tmp_path / "2", **store) as second:
+        assert (names(first), names(second), reads()) == (["a"], ["a"], 1)
+        server.objects["/t.csv"] = b"index\nb\nc\n"
+        assert (names(first), names(second), reads()) == (["b", "c"], ["b", "c"], 2)
 
 
 RANK_SCRIPT = """
