@@ -14,7 +14,7 @@ from tests.index.sources import FolderReader, NoReader, options
 CHUNK_ROWS = 100
 
 
-def open_lazily(directory: Path, src: Path | str, remote: FolderReader | None = None, **changes: Any) -> LazyIndex:
+def open_lazily(directory: Path, src: Any, remote: FolderReader | None = None, **changes: Any) -> LazyIndex:
     place = directory / "index"
     place.mkdir(exist_ok=True)
     lazy = LazyOptions(chunk_rows=changes.pop("chunk_rows", CHUNK_ROWS))

@@ -15,6 +15,7 @@ from sqlstream.errors import CacheFullError, ConfigError, SchemaError, SourceErr
 from sqlstream.index.info import list_indexes
 from sqlstream.index.sources.base.spool import Spool
 from sqlstream.index.sources.places.memory import SpooledTable, as_table
+from tests.index.lazily import open_lazily
 from tests.index.sources import all_rows, build
 
 NUM = 20_000
@@ -240,6 +241,13 @@ def test_a_function_that_needs_arguments_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(SourceError, match=r"src=.*rows_of raised TypeError: .*missing 1 required.*, when it was called"):
         build(tmp_path, rows_of)
+
+
+def test_a_lazy_index_refuses_a_function_before_it_is_called(tmp_path: Path) -> None:
+    rows = Rows(*numbered())
+    with pytest.raises(ConfigError, match=r"needs Parquet files, .* but Rows 0 is not made of them"):
+        open_lazily(tmp_path, rows)
+    assert rows.num_calls == 0
 
 
 async def late() -> list[dict[str, object]]:

@@ -21,7 +21,7 @@ from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.base import TableFile
 from sqlstream.index.sources.plan.parts import parquet_part
-from sqlstream.index.sources.plan.plan import SourcePlan
+from sqlstream.index.sources.plan.plan import SourcePlan, label, source_items
 from sqlstream.index.sql.expressions import condition_of
 from sqlstream.progress import progress
 from sqlstream.storage.base.identity import Identity
@@ -56,6 +56,9 @@ def open_lazy_index(
     condition = condition_of(options.sql_query, options.where)
     if options.sql_engine != "sqlite":
         raise ConfigError("sql_engine='duckdb' filters whole tables: leave it or lazy_index_chunk_size out")
+    for item in source_items(options.src):
+        if not isinstance(item, str):  # said before a function is asked for all its rows
+            raise _not_parquet(label(item))
     with planned(options, directory, remote) as (plan, roomy):
         check_shareable(plan, store)
         parts = [_parquet(part, plan) for part in map(parquet_part, plan.parts)]
@@ -109,11 +112,15 @@ def with_filter(index: LazyIndex, directory: Path) -> LazyIndex:
 
 def _parquet(part: ParquetPart | None, plan: SourcePlan) -> ParquetPart:
     if part is None:
-        raise ConfigError(
-            f"lazy_index_chunk_size needs Parquet files, whose rows can be read in groups, but {plan.src} is not made of them: "
-            "leave it out, then the index is built whole"
-        )
+        raise _not_parquet(plan.src)
     return part
+
+
+def _not_parquet(src: str) -> ConfigError:
+    return ConfigError(
+        f"lazy_index_chunk_size needs Parquet files, whose rows can be read in groups, but {src} is not made of them: "
+        "leave it out, then the index is built whole"
+    )
 
 
 def _make_kept(index: LazyIndex, place: Workplace) -> Path:
