@@ -19,7 +19,7 @@ from sqlstream.config import IndexOptions, JoinOptions, LazyOptions, StorageOpti
 from sqlstream.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sqlstream.index.types.models import IndexInfo
+    from sqlstream.index.types.models import IndexInfo, JoinedTable
 
 _SPELLING = {
     "index_col_name": "--key-column",
@@ -280,6 +280,7 @@ def _print_info(info: IndexInfo) -> None:
         [
             ("index", info.fingerprint),
             ("source", info.src + (f" ({len(info.sources):,} files)" if len(info.sources) > 1 else "")),
+            *(("joined", f"{join.name}: {_files(join)}, for {', '.join(join.columns) or 'no column'}") for join in info.joined),
             ("rows", f"{info.num_selected:,}" + (f" selected of {info.num_rows:,}" if is_selection else _where(info))),
             *([("query", info.query)] if info.query else []),
             ("key column", info.key_column or "none: row numbers are the keys"),
@@ -289,6 +290,11 @@ def _print_info(info: IndexInfo) -> None:
             ("file", info.path),
         ]
     )
+
+
+def _files(join: JoinedTable) -> str:
+    more = len(join.sources) - 1
+    return join.sources[0].url + (f" and {more:,} more files" if more else "")
 
 
 def _where(info: IndexInfo) -> str:
@@ -309,6 +315,7 @@ def _as_document(info: IndexInfo) -> dict[str, object]:
         "is_lazy": info.is_lazy,
         "columns": [{"name": column.name, "sql_name": column.physical, "type": column.type} for column in info.columns],
         "sources": info.sources,
+        "joined": info.joined,
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from sqlstream.index.file.index import Index, reading
 from sqlstream.index.sql.dialect import shortened
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types.models import ROW, quote
+from sqlstream.index.types.origins import JoinedColumns
 
 _ROWS_AT_A_TIME = 65_536
 
@@ -47,8 +47,7 @@ def explain(index: Index, query: str) -> list[SourceCount]:
     """
     with reading(index.path) as connection:
         sources = connection.execute("SELECT url, first_row FROM sources ORDER BY position").fetchall()
-    num_joined = sum(num for num, _ in json.loads(index.meta.get("joined", "[]")))
-    sources = sources[num_joined:]  # joined tables have no rows of their own
+    sources = sources[sum(join.num_sources for join in JoinedColumns.of(index.meta)) :]  # these have no rows of their own
     starts = np.array([first_row for _, first_row in sources] or [0], np.int64)  # [num_sources]
     kept = np.zeros(len(starts), np.int64)  # [num_sources]
     with contextlib.closing(Sandbox(index, query)) as sandbox:

@@ -10,7 +10,8 @@ from sqlstream.errors import IndexDatabaseError
 from sqlstream.index.file.index import positions_path, read_columns, read_selection, reading
 from sqlstream.index.file.intact import check_plain, is_intact
 from sqlstream.index.file.npy import load_npy
-from sqlstream.index.types.models import IndexInfo, SelectionInfo, SourceFile
+from sqlstream.index.types.models import IndexInfo, JoinedTable, SelectionInfo, SourceFile
+from sqlstream.index.types.origins import JoinedColumns
 
 
 def describe(path: Path, selection: SelectionInfo | None = None) -> IndexInfo:
@@ -23,6 +24,11 @@ def describe(path: Path, selection: SelectionInfo | None = None) -> IndexInfo:
         meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
         columns = read_columns(connection)
         sources = connection.execute("SELECT url, size_bytes, etag FROM sources ORDER BY position").fetchall()
+    files = [SourceFile(url=url, size_bytes=size, etag=etag) for url, size, etag in sources]
+    joined = []
+    for name, num_sources, names in JoinedColumns.of(meta):
+        joined.append(JoinedTable(name=name, columns=names, sources=tuple(files[:num_sources])))
+        del files[:num_sources]
     size_bytes = path.stat().st_size
     problem = meta.get("key_problem")
     if selection is not None:
@@ -37,10 +43,11 @@ def describe(path: Path, selection: SelectionInfo | None = None) -> IndexInfo:
         num_rows=meta["num_rows"],
         num_selected=meta["num_rows"] if selection is None else selection.num_selected,
         size_bytes=size_bytes,
-        sources=tuple(SourceFile(url=url, size_bytes=size, etag=etag) for url, size, etag in sources),
+        sources=tuple(files),
         query=meta.get("query") if selection is None else selection.query,
         created_at=meta["created_at"],
         is_lazy=bool(meta.get("is_lazy")),
+        joined=tuple(joined),
     )
 
 

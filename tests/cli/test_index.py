@@ -67,6 +67,12 @@ def test_build_joins_tables_by_a_column(tmp_path: Path, src: Path) -> None:
     built = run_json("index", "build", src, tmp_path / "cache", *words, "--missing", "drop", "--where", "more_score > 7")
     assert (built["num_rows"], built["num_selected"]) == (2, 1)
     assert [column["name"] for column in built["columns"]] == ["index", "caption", "score", "n", "more_score"]
+    assert [source["url"] for source in built["sources"]] == [str(src)]
+    (join,) = built["joined"]
+    assert (join["name"], join["columns"]) == ("more", ["n", "more_score"])
+    assert [source["url"] for source in join["sources"]] == [str(tmp_path / "more.csv")]
+    shown = run("index", "info", tmp_path / "cache").stdout
+    assert f"more: {tmp_path / 'more.csv'}, for n, more_score" in shown
     wrong = run("index", "build", src, tmp_path / "cache", "--join", "more.csv", "--on", "index")
     assert "--join more.csv is no NAME=TABLE" in wrong.stderr
 

@@ -1,4 +1,4 @@
-"""A state goes on with the same table wherever it lies, and says what differs where it is another one."""
+"""A state goes on with the same table wherever it lies, and says what differs where it is another one (friction B8)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from sqlstream import StreamingDataset
 from sqlstream.errors import StateError
-from sqlstream.testing.servers import FaultyHttpServer
+from sqlstream.testing.servers import FaultyHttpServer, LocalS3
 from tests.index.sources import forget_content
 
 NUM = 24
@@ -89,6 +89,36 @@ def test_a_copy_on_another_machine_goes_on_with_filters_and_weights(options: dic
     copy.parent.mkdir()
     shutil.copy(path, copy)
     assert rest(copy, tmp_path / "other", state, **options) == expected
+
+
+def test_friction_b8_a_run_over_photos_goes_on_however_they_are_spelled_mounted_or_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The six ways of the report, with pictures that are downloaded; then the same pictures as a folder without a table."""
+    photos, given = tmp_path / "data/photos", {"columns_to_download": ["url"]}
+    path = write(photos / "index.parquet")
+    (photos / "images").mkdir()
+    for n in range(NUM):
+        (photos / f"images/{n}.jpg").write_bytes(b"picture %d" % n)
+    (tmp_path / "mount").symlink_to(tmp_path / "data")
+    shutil.copytree(tmp_path / "data", tmp_path / "data2")
+    monkeypatch.chdir(tmp_path)
+    state, expected = begun(path, tmp_path, **given)
+    folder_state, of_folder = begun(photos / "images", tmp_path, data_type="image")
+    with LocalS3() as s3:
+        for file in [path, *(photos / "images").iterdir()]:
+            s3.put(f"bucket/{file.relative_to(tmp_path / 'data')}", file.read_bytes())
+        remote = {"storage_options": s3.storage_options}
+        for place in ("data/photos", "data/./photos", f"file://{photos}", "data2/photos", "mount/photos"):
+            assert rest(f"{place}/index.parquet", tmp_path, state, **given) == expected, place
+        assert rest("s3://bucket/photos/index.parquet", tmp_path, state, **given, **remote) == expected
+        os.utime(path, ns=(1, 1))
+        assert rest(path, tmp_path, state, **given) == expected
+        assert rest("data2/photos/images", tmp_path, folder_state, data_type="image") == of_folder
+        assert rest("s3://bucket/photos/images/", tmp_path, folder_state, data_type="image", **remote) == of_folder
+    with opened(write(path, score=[0.5] * NUM), tmp_path, **given) as dataset, pytest.raises(StateError) as raised:
+        dataset.load_state_dict(state)
+    assert "What differs: the values of the rows" in str(raised.value)
 
 
 SWAPPED = list(range(NUM))

@@ -89,7 +89,7 @@ def open_joins(
             path = place.temporary("join")
             stack.callback(path.unlink, missing_ok=True)
             _write_table(join, options, path, (place, remote), show_progress=show_progress)
-            tables.append(stack.enter_context(contextlib.closing(_JoinedTable(join, options.join.on, path))))
+            tables.append(stack.enter_context(contextlib.closing(_KeyedTable(join, options.join.on, path))))
             IndexRoom(path.parent, options).need(0)  # the index on its keys is there now
         yield JoinedTables(tables, options)
 
@@ -117,7 +117,7 @@ def _write_table(
         writer.finish({}, is_durable=False)
 
 
-class _JoinedTable:
+class _KeyedTable:
     """A joined table in a file of its own.
 
     Args:
@@ -191,7 +191,7 @@ class JoinedTables:
         options: What is kept of them, and what becomes of rows without a partner.
     """
 
-    def __init__(self, tables: Sequence[_JoinedTable], options: IndexOptions) -> None:
+    def __init__(self, tables: Sequence[_KeyedTable], options: IndexOptions) -> None:
         assert options.join is not None
         self._tables, self._options = tables, options
         self._on, self._missing = options.join.on, options.join.missing
@@ -308,9 +308,10 @@ class JoinedTables:
         )
 
     def given(self, joins: Sequence[JoinedSource]) -> str:
-        """Return, as an index file keeps it, how many files each table has, and which columns of the index are its own."""
+        """Return, as an index file keeps it, what each table gives (`JoinedColumns`)."""
         named = self._names or [{} for _ in joins]
-        return json.dumps([[len(join.parts), list(names.values())] for join, names in zip(joins, named, strict=True)])
+        kept = [[name for name in names.values() if self._keeps(name)] for names in named]
+        return json.dumps([[join.name, len(join.parts), names] for join, names in zip(joins, kept, strict=True)])
 
     def kept(self, listed: Iterator[str]) -> Iterator[str]:
         """Return of something for each row of the file begun last what belongs to rows that were not left out."""
@@ -319,7 +320,7 @@ class JoinedTables:
         bits = (np.unpackbits(packed, count=count).tolist() for packed, count in self._kept_bits)
         return compress(listed, chain.from_iterable(bits))
 
-    def _no_partner(self, table: _JoinedTable, at: int, keys: Sequence[Any]) -> SourceError:
+    def _no_partner(self, table: _KeyedTable, at: int, keys: Sequence[Any]) -> SourceError:
         has = (
             f"{self._on}={keys[at]!r}, which no row has" if keys[at] is not None else f"no value in {self._on!r} for a partner"
         )
@@ -351,7 +352,7 @@ def _made_absolute(column: Column, values: Sequence[Any], base_url: str, src: st
     return encode_named(pa.array(paths, column.field.type), column.field, src)
 
 
-def _check_types(on: str, own: pa.Field[Any], file: str, table: _JoinedTable) -> None:
+def _check_types(on: str, own: pa.Field[Any], file: str, table: _KeyedTable) -> None:
     """Look whether keys of the source and of a joined table can be equal at all.
 
     Raises:

@@ -191,7 +191,7 @@ class Index:
     def origins(self) -> Origins:
         """Return who wrote which rows."""
         statement = "SELECT url, first_row FROM sources ORDER BY position"
-        joined = [JoinedColumns(num, tuple(names)) for num, names in json.loads(self._opened().meta.get("joined", "[]"))]
+        joined = JoinedColumns.of(self._opened().meta)
         return Origins(lambda: self._opened().connection.execute(statement).fetchall(), self.provenance, self.src, joined)
 
     @property

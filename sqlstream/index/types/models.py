@@ -112,6 +112,18 @@ class SelectionInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedTable:
+    """A table that was joined to the rows of an index."""
+
+    name: str
+    """As the user calls it."""
+    columns: tuple[str, ...]
+    """What the rows got of it, as the index calls them."""
+    sources: tuple[SourceFile, ...]
+    """Its files, redacted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexInfo:
     """What is known of an index without reading its rows."""
 
@@ -126,13 +138,15 @@ class IndexInfo:
     size_bytes: int
     """Of its file, and of its positions when it has some."""
     sources: tuple[SourceFile, ...]
-    """Redacted."""
+    """Redacted; without those of joined tables."""
     query: str | None
     """The user's filter, or None."""
     created_at: str
     """UTC, ISO 8601."""
     is_lazy: bool = False
     """Its rows are not here: they stay in their files until they are needed."""
+    joined: tuple[JoinedTable, ...] = ()
+    """Tables whose columns its rows got."""
 
 
 def fingerprint(parts: dict[str, object]) -> str:

@@ -5,10 +5,11 @@ By row, since one index may have rows of both, and by column, since tables of bo
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlstream.storage.base.access import OWN_ROWS, Origin, origin_at
 
@@ -30,10 +31,17 @@ Sources = list[tuple[str, int]]
 class JoinedColumns(NamedTuple):
     """What one of the joined tables gives to the rows of an index."""
 
+    name: str
+    """As the user calls the table."""
     num_sources: int
     """Its files; those of all joined tables are the first sources of the index, in their order."""
     columns: tuple[str, ...]
     """As the index calls them."""
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any]) -> list[JoinedColumns]:
+        """Return what an index file says of its joined tables."""
+        return [cls(name, num, tuple(names)) for name, num, names in json.loads(meta.get("joined", "[]"))]
 
 
 class Origins:
@@ -59,7 +67,7 @@ class Origins:
         self._runs: list[Origin] = []
         self._joined: dict[str, _Writer] = {}
         self._num_joined = 0
-        for num_sources, columns in joined:
+        for _, num_sources, columns in joined:
             own = slice(self._num_joined, self._num_joined + num_sources)
             where = ", ".join(url for url, _ in sources[own])
             self._joined |= dict.fromkeys(columns, _Writer(least_trusted(provenance.tables[own]), where))
