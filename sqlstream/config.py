@@ -5,6 +5,7 @@ Public constructors take what users know (many loose parameters) and turn it at 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -177,7 +178,10 @@ class JoinOptions:
             raise ConfigError(f"join has the name {wrong[0]!r}: give each table a name, which tells its columns from others")
         if not isinstance(on, str) or not on:
             raise ConfigError(f"on={on!r} names no column: give the one that the source and the tables of join have in common")
-        return cls(tables=dict(tables), on=on, missing=what)
+        if empty := [name for name, table in tables.items() if isinstance(table, str | list | tuple) and not table]:
+            raise ConfigError(f"join[{empty[0]!r}] is empty: give a table file, a wildcard, or a table in memory")
+        named = {name: os.fspath(table) if isinstance(table, os.PathLike) else table for name, table in tables.items()}
+        return cls(tables=named, on=on, missing=what)
 
 
 DEFAULT_KEY_COLUMN = "index"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +245,27 @@ def test_remote_tables_and_tables_in_memory_are_joined_to_remote_folders(tmp_pat
     assert all(etags[str(row["index"])] in listed[at] for at, row in enumerate(rows))
 
 
+def test_folders_with_metadata_and_several_files_are_joined(tmp_path: Path) -> None:
+    source = write_csv(tmp_path / "t.csv", "id\n1\n2\n")
+    write_csv(tmp_path / "f/metadata.csv", "file_name,id,caption\nb.jpg,2,two\na.jpg,1,one\n")
+    write_table(tmp_path / "h/day=7/t.parquet", [{"id": 2, "v": 2}])
+    write_table(tmp_path / "h/day=8/t.parquet", [{"id": 1, "v": 0.5}])
+    tables = {"photos": str(tmp_path / "f"), "days": str(tmp_path / "h/*/t.parquet")}
+    rows = all_rows(joined(tmp_path, source, tables, columns_to_download=("file_name",)))
+    assert rows == [
+        {"id": 1, "file_name": str(tmp_path / "f/a.jpg"), "caption": "one", "v": 0.5, "day": 8},
+        {"id": 2, "file_name": str(tmp_path / "f/b.jpg"), "caption": "two", "v": 2.0, "day": 7},
+    ]
+
+
+def test_the_result_of_a_database_is_joined(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "x.db")) as db:
+        db.executescript("CREATE TABLE t (id, q); INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c')")
+    url, rows = f"sqlite:///{tmp_path}/x.db", ({"id": n, "v": n} for n in (3, 2, 1))
+    index = joined(tmp_path, url, {"more": rows}, sql_query="SELECT * FROM t WHERE id > 1", where="v < 3")
+    assert all_rows(index) == [{"id": 2, "q": "b", "v": 2}]
+
+
 def test_what_cannot_be_joined_is_refused(tmp_path: Path) -> None:
     source = write_csv(tmp_path / "t.csv", "id\n1\n")
     (tmp_path / "d").mkdir()
@@ -266,6 +289,7 @@ def test_what_cannot_be_joined_is_refused(tmp_path: Path) -> None:
         (None, "id", "raise", "on='id' .* join names none"),
         (["b"], "id", "raise", "join=.* is no dict"),
         ({"": "b"}, "id", "raise", "join has the name ''"),
+        ({"a": []}, "id", "raise", r"join\['a'\] is empty"),
         ({"a": "b"}, "id", "ignore", "missing='ignore' is unknown: give one of raise, null, drop"),
     ],
 )

@@ -160,9 +160,12 @@ def _plan_joins(options: IndexOptions, temporary: Temporary, remote: RemoteReade
     Raises:
         ConfigError: It is a database, or a directory of samples.
     """
-    plans = {}
-    for name, table in ({} if options.join is None else options.join.tables).items():
-        own = replace(options, src=table, join=None, data_type=None, label_column=None, key_column=None, max_index_files=None)
+    plans: dict[str, SourcePlan] = {}
+    if options.join is None:
+        return plans
+    for name, table in options.join.tables.items():
+        own = replace(options, src=table, join=None, key_column=options.join.on, data_type=None, label_column=None)
+        own = replace(own, max_index_files=None)
         if any(isinstance(item, str) and is_database(item) for item in source_items(table)):
             raise ConfigError(f"join has a database as {name!r}: join in its own SQL, or export what it has to a table file")
         try:
