@@ -151,13 +151,13 @@ class _KeyedTable:
         self._db.close()
 
     def find(self, keys: Iterable[Any], columns: Sequence[Column]) -> dict[Any, tuple[Any, ...]]:
-        """Return the stored values of some columns by key, of the keys that are there."""
+        """Return rows by key, of the keys that are there: the key, then the stored values of some columns."""
         wanted = list({key for key in keys if key is not None})
         listed = ", ".join(quote(column.physical) for column in (self.key, *columns))
         marks = ", ".join("?" * len(wanted))
         asked = f"{quote(self.key.physical)} IN ({marks})"  # a long list looks to SQLite as if reading all rows were cheaper
         found = self._db.execute(f"SELECT {listed} FROM rows INDEXED BY joined_by WHERE {asked}", wanted)
-        return {key: values for key, *values in found}
+        return {row[0]: row for row in found}
 
     def _check_keys(self) -> None:
         """Make the index on the keys, and look whether one is there twice.
@@ -280,14 +280,16 @@ class JoinedTables:
         is_kept = np.ones(batch.num_rows, bool)  # [n]
         for table, names in zip(self._tables, self._names, strict=True):
             columns = [column for column in table.columns if self._keeps(names[column.name])]
-            found = table.find(keys, columns)
-            has_partner = np.fromiter((key in found for key in keys), bool, len(keys))  # [n]
-            if self._missing is Missing.RAISE and not has_partner.all():
-                raise self._no_partner(table, int(has_partner.argmin()), keys)
-            is_kept &= has_partner
-            nothing = [None] * len(columns)
-            of_rows = [found.get(key, nothing) for key in keys]
-            for column, values in zip(columns, map(list, zip(*of_rows, strict=True)), strict=True):
+            of_rows: list[Any] = list(map(table.find(keys, columns).get, keys))
+            if None in of_rows:
+                has_partner = np.fromiter((row is not None for row in of_rows), bool, len(of_rows))  # [n]
+                if self._missing is Missing.RAISE:
+                    raise self._no_partner(table, int(has_partner.argmin()), keys)
+                is_kept &= has_partner
+                nothing = (None,) * (1 + len(columns))
+                of_rows = [nothing if row is None else row for row in of_rows]
+            of_columns = list(zip(*of_rows, strict=True))[1:]
+            for column, values in zip(columns, map(list, of_columns), strict=True):
                 name = names[column.name]
                 stored[name] = Encoded(values, column.has_nan)
                 if table.base_url is not None and name in self._options.columns_to_download and is_text(column.field.type):
