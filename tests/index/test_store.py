@@ -98,6 +98,21 @@ def test_a_node_takes_what_another_one_has_built(bucket: Bucket, tmp_path: Path,
     assert [url for url in asked if url.startswith(STORE)] == []  # what is here is not looked for elsewhere
 
 
+def test_an_index_with_joined_tables_is_shared_until_one_of_them_changes(bucket: Bucket, tmp_path: Path) -> None:
+    table = write_csv(bucket.folder / "more.csv", "index,v\nb,2\na,1\nc,3\n")
+    join = JoinOptions.of({"more": "s3://bucket/more.csv"}, "index", "raise")
+    built = node(tmp_path / "a", bucket, join=join)
+    bucket.count.clear()
+    taken = node(tmp_path / "b", bucket, join=join, where="v > 1")
+    assert (bucket.count["upload"], bucket.count["download"]) == (0, 1)  # neither table was read
+    assert all_rows(taken) == all_rows(built)[1:] == [{"index": "b", "n": 2, "v": 2}, {"index": "c", "n": 3, "v": 3}]
+    origins = taken.origins()
+    assert [origins.table_of(0, column) for column in ("n", "v")] == [TABLE, "s3://bucket/more.csv"]
+    write_csv(table, "index,v\nb,7\na,7\nc,7\n")
+    os.utime(table, ns=(1, 1))
+    assert [row["v"] for row in all_rows(node(tmp_path / "b", bucket, join=join))] == [7, 7, 7]
+
+
 def test_a_new_version_of_the_table_is_another_index(bucket: Bucket, tmp_path: Path) -> None:
     node(tmp_path / "a", bucket)
     write_csv(bucket.folder / "t.csv", "index,n\nz,26\n")
