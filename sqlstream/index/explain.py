@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from sqlstream.errors import QueryError
-from sqlstream.index.file.index import Index, reading
+from sqlstream.index.file.connection import reading
+from sqlstream.index.file.index import Index
 from sqlstream.index.sql.dialect import shortened
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types.models import ROW, quote

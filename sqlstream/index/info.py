@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqlstream.errors import IndexDatabaseError
-from sqlstream.index.file.index import positions_path, read_columns, read_selection, reading
+from sqlstream.index.file.connection import read_columns, reading
 from sqlstream.index.file.intact import check_plain, is_intact
 from sqlstream.index.file.npy import load_npy
+from sqlstream.index.file.selection import positions_path, read_selection
 from sqlstream.index.types.models import IndexInfo, JoinedTable, SelectionInfo, SourceFile
 from sqlstream.index.types.origins import JoinedColumns
 

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from sqlstream.errors import IndexDatabaseError
-from sqlstream.index.file import index as store
+from sqlstream.index.file import index as reader
+from sqlstream.index.file.connection import connect
 from sqlstream.index.file.index import Index
 from sqlstream.process import locks
 from tests.index.sources import all_rows, build, write_csv
@@ -45,8 +46,6 @@ def test_rows_come_in_the_order_asked_with_doubles(path: Path, tmp_path: Path) -
 def test_more_ids_than_sqlite_takes_variables_are_read_in_chunks(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connect = store.connect
-
     def limited(where: Path) -> sqlite3.Connection:
         connection = connect(where)
         connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 3)
@@ -54,7 +53,7 @@ def test_more_ids_than_sqlite_takes_variables_are_read_in_chunks(
 
     index = build(tmp_path, path)
     index.close()
-    monkeypatch.setattr(store, "connect", limited)
+    monkeypatch.setattr(reader, "connect", limited)
     assert [row["n"] for row in index.rows([9, 8, 7, 6, 5, 9])] == [9, 8, 7, 6, 5, 9]
 
 
@@ -178,7 +177,7 @@ def test_an_index_that_was_removed_is_an_error_with_a_cure(path: Path, tmp_path:
 def test_the_file_cannot_be_written_through_an_index(path: Path, tmp_path: Path) -> None:
     index = build(tmp_path, path)
     before = index.path.read_bytes()
-    connection = store.connect(index.path)
+    connection = connect(index.path)
     with pytest.raises(sqlite3.OperationalError):
         connection.execute("DELETE FROM rows")
     connection.close()

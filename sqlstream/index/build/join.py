@@ -25,7 +25,7 @@ from pyarrow import types
 
 from sqlstream.config import IndexOptions, Missing
 from sqlstream.errors import SchemaError, SourceError
-from sqlstream.index.file.index import read_columns
+from sqlstream.index.file.connection import read_columns
 from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.file.workplace import Workplace
 from sqlstream.index.file.writer import IndexWriter

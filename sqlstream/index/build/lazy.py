@@ -21,7 +21,8 @@ import pyarrow as pa
 
 from sqlstream.errors import ConfigError, UnknownLengthError
 from sqlstream.index.build.chunks import ChunkPlace, ChunkSource
-from sqlstream.index.file.index import Index, damage_named
+from sqlstream.index.file.connection import damage_named
+from sqlstream.index.file.index import Index
 from sqlstream.index.file.kept import KeptRows
 from sqlstream.index.file.workplace import workplace
 from sqlstream.index.file.writer import IndexWriter

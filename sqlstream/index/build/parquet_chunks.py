@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from sqlstream.errors import SourceError
 from sqlstream.index.build.chunks import ChunkPlace, ChunkStore
 from sqlstream.index.build.row_groups import RowGroupTable, group_spans, parse_footer, read_footer
-from sqlstream.index.file.index import damaged
+from sqlstream.index.file.connection import damaged
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.access import named_errors
 from sqlstream.index.sources.base.base import TableFile

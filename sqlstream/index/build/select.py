@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from sqlstream.config import IndexOptions
 from sqlstream.errors import EmptySelectionError, QueryError, SchemaError
-from sqlstream.index.file.index import Index, positions_path, read_selection, selection_path
+from sqlstream.index.file.index import Index
 from sqlstream.index.file.intact import is_there
 from sqlstream.index.file.key_check import find_duplicate
 from sqlstream.index.file.npy import finish_npy, write_header
 from sqlstream.index.file.room import IndexRoom
+from sqlstream.index.file.selection import positions_path, read_selection, selection_path
 from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sql.dialect import has_word, shortened

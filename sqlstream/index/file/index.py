@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote as quote_url
 
 import numpy as np
 import pyarrow as pa
 
 from sqlstream.errors import IndexDatabaseError
+from sqlstream.index.file.connection import DAMAGE, connect, damage_named, damaged, read_columns
 from sqlstream.index.file.intact import check_plain, is_there
 from sqlstream.index.file.npy import load_npy, unload, unreadable
+from sqlstream.index.file.selection import positions_path, selection_files
 from sqlstream.index.types import values
 from sqlstream.index.types.content import ColumnType, Content, named_query
-from sqlstream.index.types.models import APPLICATION_ID, FORMAT_VERSION, ROW, Column, SelectionInfo, quote, ruled
+from sqlstream.index.types.models import APPLICATION_ID, ROW, Column, SelectionInfo, quote, ruled
 from sqlstream.index.types.origins import JoinedColumns, Origins, Provenance
 from sqlstream.process import fork, locks
 from sqlstream.storage.base import urls
@@ -36,12 +35,9 @@ logger = logging.getLogger(__name__)
 NAMED = ("fingerprint", "src", "base_url", "key_column", "key_problem")
 """In `meta` of every index that a run opens."""
 _LISTED = "SELECT row, objects FROM listed WHERE row IN (SELECT value FROM json_each(?))"
-_SCAN_CACHE_KIB = 8192  # pages that a scan, or a sort of user SQL, keeps
 _CACHE_KIB = 2048  # pages that a reader of rows keeps: random rows take as long with 512 as with 16384 (m)
 _ID_OF = itemgetter(-1)
 _MAX_NAMES = 20  # of columns in a summary; arbitrary: it is read by a person
-DAMAGE = (sqlite3.DatabaseError, UnicodeError)
-"""How SQLite says that a file is damaged; the latter of a name that is no UTF-8."""
 MAX_MAPPED_BYTES = 8 << 20
 """Those of 10^6 rows."""
 
@@ -362,96 +358,6 @@ class Index:
             assert self.positions_path is not None
             self._mapped = load_npy(self.positions_path, len(self))
         return self._mapped
-
-
-def positions_path(directory: Path, fingerprint: str) -> Path:
-    """Return the file of a selection's row ids."""
-    return directory / f"{fingerprint}.positions.npy"
-
-
-def selection_path(directory: Path, fingerprint: str) -> Path:
-    """Return the file that says what a selection is; it is written last, so a selection without it is none."""
-    return directory / f"{fingerprint}.selection.json"
-
-
-def selection_files(directory: Path, selection: SelectionInfo) -> tuple[Path, Path]:
-    """Return the files that make a selection beside its index file."""
-    return positions_path(directory, selection.fingerprint), selection_path(directory, selection.fingerprint)
-
-
-def read_selection(path: Path) -> SelectionInfo | None:
-    """Return what a selection file says, or None when there is none (or another sqlstream's)."""
-    check_plain(path)
-    try:
-        fields = json.loads(path.read_text())
-        return SelectionInfo(**fields) if fields.get("format_version") == FORMAT_VERSION else None
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError, AttributeError) as error:
-        raise IndexDatabaseError(f"{path} cannot be read ({error}): remove it, it is built again") from error
-
-
-def connect(path: Path) -> sqlite3.Connection:
-    """Return a connection that can only read, and takes the file as never changing.
-
-    It is read, not mapped: mapped pages count as the process's memory (110 MiB after 2·10^4 random rows of 10^6 (m), all of the
-    file in the end), a disk error would kill it by SIGBUS, and random rows take 0.7 to 1 µs longer only (m).
-    """
-    check_plain(path)
-    address = f"file:{quote_url(str(path.absolute()))}?mode=ro&immutable=1"
-    with damage_named(path):
-        connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False, cached_statements=64)
-        for pragma in ("query_only=ON", "trusted_schema=OFF", f"cache_size=-{_SCAN_CACHE_KIB}", "mmap_size=0"):
-            connection.execute(f"PRAGMA {pragma}")
-    return connection
-
-
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Give a connection to an index file for a moment.
-
-    Raises:
-        IndexDatabaseError: The file is damaged, or none of ours.
-    """
-    with damage_named(path), contextlib.closing(connect(path)) as connection:
-        yield connection
-
-
-def read_columns(connection: sqlite3.Connection) -> tuple[Column, ...]:
-    """Return the columns that the file lists."""
-    records = connection.execute(
-        "SELECT position, name, physical, arrow_field, type, declared, has_nan FROM columns ORDER BY position"
-    )
-    return tuple(
-        Column(position=p, name=n, physical=ph, arrow_field=f, type=t, declared=d, has_nan=bool(nan))
-        for p, n, ph, f, t, d, nan in records
-    )
-
-
-@contextmanager
-def damage_named(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into one that names the file and the cure."""
-    try:
-        yield
-    except DAMAGE as error:
-        raise damaged(path, error) from error
-
-
-def damaged(path: Path, reason: object) -> IndexDatabaseError:
-    """Return the error of an index file that is not as it was written."""
-    return IndexDatabaseError(f"the index file {path} cannot be read ({reason}): remove it, the next run builds it again")
-
-
-def size_of(path: Path) -> int:
-    """Return the bytes of an index file.
-
-    Raises:
-        IndexDatabaseError: It is gone, or cannot be looked at.
-    """
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise damaged(path, error) from error
 
 
 def _open(path: Path) -> _Open:

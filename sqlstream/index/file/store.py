@@ -23,7 +23,8 @@ from typing import Protocol
 
 from sqlstream import __version__
 from sqlstream.errors import ConfigError, IndexDatabaseError, MigrationError, ObjectNotFoundError
-from sqlstream.index.file.index import NAMED, Index, damaged, reading
+from sqlstream.index.file.connection import damaged, reading
+from sqlstream.index.file.index import NAMED, Index
 from sqlstream.index.file.intact import is_intact
 from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.file.workplace import Workplace, sync

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqlstream.errors import IndexDatabaseError, SourceChangedError
-from sqlstream.index.file.index import reading
+from sqlstream.index.file.connection import reading
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from sqlstream import __version__
-from sqlstream.index.file.index import read_columns
+from sqlstream.index.file.connection import read_columns
 from sqlstream.index.file.intact import stamp_sqlite
 from sqlstream.index.file.key_check import KeyCheck
 from sqlstream.index.file.room import IndexRoom

@@ -16,7 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from sqlstream.errors import MissingDependencyError, QueryError, SchemaError
-from sqlstream.index.file.index import Index, connect
+from sqlstream.index.file.connection import connect
+from sqlstream.index.file.index import Index
 from sqlstream.index.sql.dialect import does_not_run, shortened
 from sqlstream.index.sql.duckdb_compat import MACROS
 from sqlstream.index.sql.expressions import without_end

@@ -19,7 +19,8 @@ from typing import Any
 
 from sqlstream.environment import child_environment
 from sqlstream.errors import QueryError
-from sqlstream.index.file.index import Index, size_of
+from sqlstream.index.file.connection import size_of
+from sqlstream.index.file.index import Index
 from sqlstream.index.sql.dialect import does_not_run
 from sqlstream.process import locks
 from sqlstream.process.children import forget_child, start_child

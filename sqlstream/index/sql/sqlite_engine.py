@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from sqlstream.index.file.index import Index, connect, damage_named, size_of
+from sqlstream.index.file.connection import connect, damage_named, size_of
+from sqlstream.index.file.index import Index
 from sqlstream.index.sql import functions
 from sqlstream.index.sql.dialect import MAX_SQL_LENGTH, does_not_run, to_sqlite
 from sqlstream.index.sql.moments import with_whole_moments
