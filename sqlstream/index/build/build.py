@@ -10,7 +10,7 @@ import logging
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,9 +18,10 @@ import pyarrow as pa
 from sqlstream.config import IndexOptions, check_at_least
 from sqlstream.errors import SchemaError, SourceError
 from sqlstream.index.build import select
+from sqlstream.index.build.checks import check_downloads, check_key, no_column, no_key_column
 from sqlstream.index.build.join import JoinedTables, TableRows, open_joins
 from sqlstream.index.build.shared import build_shared, check_shareable
-from sqlstream.index.file import versions
+from sqlstream.index.build.target import Target, find_grown, target_of
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.intact import is_intact
 from sqlstream.index.file.room import IndexRoom, RoomyReader
@@ -29,17 +30,15 @@ from sqlstream.index.file.workplace import Workplace, sweep_dead, workplace
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.base import TableFile
 from sqlstream.index.sources.base.derived import DerivedTable, derived_rows
-from sqlstream.index.sources.places.database import is_database
 from sqlstream.index.sources.places.directory import DirectoryTable
-from sqlstream.index.sources.plan.plan import SourcePlan, plan_sources, source_items
+from sqlstream.index.sources.plan.plan import SourcePlan, plan_sources
 from sqlstream.index.sql.expressions import with_where
-from sqlstream.index.types.models import FORMAT_VERSION, SourceFile, fingerprint, ruled
+from sqlstream.index.types.models import SourceFile, ruled
 from sqlstream.index.types.values import declared
 from sqlstream.progress import Progress, progress
 from sqlstream.sample_types import SAMPLE_FIELDS
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.checksum import is_content_hash
-from sqlstream.storage.base.identity import Identity, object_name
+from sqlstream.storage.base.identity import Identity
 from sqlstream.storage.base.protocols import RemoteReader
 
 logger = logging.getLogger(__name__)
@@ -111,92 +110,6 @@ def planned(options: IndexOptions, directory: Path, remote: RemoteReader) -> Ite
         yield plan_sources(options, temporary, roomy, room), roomy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """The index file that is wanted."""
-
-    key: str
-    """Its fingerprint."""
-    lineage: str | None
-    """Names source and options, whatever the version; None: its content has no versions."""
-    digests: tuple[str, ...]
-    """Of the parts."""
-    max_size: int | None
-
-
-def target_of(
-    plan: SourcePlan, options: IndexOptions, identity: Identity | None = None, computed: Sequence[str] = ()
-) -> Target:
-    """Return which index file a plan and options make, read with what `identity` says.
-
-    Args:
-        plan: The source.
-        options: What is kept of it.
-        identity: What else than its URL identifies a source.
-        computed: Columns to download that a query computes: they need not be there.
-    """
-    max_size = options.max_size if options.sql_query is None else None
-    digests = plan.digests()
-    settings: dict[str, object] = {
-        "format": FORMAT_VERSION,
-        "src": plan.src,  # the same files by another way: relative paths start elsewhere
-        "base_url": urls.redact(plan.base_url) if plan.has_versions else None,  # else it is where we happen to run
-        "keep": None if options.columns_to_keep is None else sorted(options.columns_to_keep),
-        "download": sorted(options.columns_to_download),
-        "allow_missing": options.allow_missing_columns,
-        "key": plan.key_column,
-        "max_size": max_size,
-    }
-    if computed and options.allow_missing_columns:
-        settings["computed"] = sorted(computed)  # else they would be there, without values, and the query would give two
-    if options.join is not None:
-        settings["join"] = [[join.name, join.src, join.base_url] for join in plan.joins]
-        settings["join_by"] = [options.join.on, options.join.missing]
-    reading = [options.data_type, options.label_column, options.max_index_files]
-    reading += [options.encoding, options.delimiter, options.quote_char]
-    key, lineage = dict(settings), {**settings, "reading": reading}
-    if identity is not None and (places := _places(plan, identity, has_hashed=False)):
-        key["identity"] = places
-    if names := _names(options):
-        lineage["names"] = names  # `src` leaves out the query, by which a server may tell one table from another
-    if plan.layout is not None:
-        lineage["layout"] = plan.layout
-    if plan.starts_at_tables:
-        lineage["paths"] = "beside their tables"  # what an earlier version made of the same files is no version of this
-    if identity is not None and (places := _places(plan, identity, has_hashed=True)):
-        lineage["identity"] = places  # what lies elsewhere is no version of this source, whatever its ETag
-    if options.lazy is not None:
-        key["chunk_rows"] = lineage["chunk_rows"] = options.lazy.chunk_rows
-    return Target(
-        key=fingerprint({**key, "source": digests}),
-        lineage=fingerprint(lineage) if plan.has_versions else None,
-        digests=tuple(digests),
-        max_size=max_size,
-    )
-
-
-def _names(options: IndexOptions) -> list[str]:
-    """Return what identifies the sources, with what labels leave out; nothing if the labels do."""
-    sources = [options.src, *({} if options.join is None else options.join.tables).values()]
-    items = [item for source in sources for item in source_items(source)]
-    texts = [item for item in items if isinstance(item, str) and not is_database(item)]
-    names = list(map(object_name, texts))
-    return [] if names == list(map(urls.redact, names)) else names
-
-
-def _places(plan: SourcePlan, identity: Identity, *, has_hashed: bool) -> list[str]:
-    """Return what options add to the names of the source's files.
-
-    Args:
-        plan: The source.
-        identity: The options.
-        has_hashed: Also to those of files whose ETags tell their content.
-    """
-    sources = [part.source for part in plan.all_parts]
-    named = {file.url for file in sources if (has_hashed or not is_content_hash(file.etag)) and not is_database(file.url)}
-    return sorted({identity.prefix(url) for url in named if urls.is_remote(url)} - {""})
-
-
 def _open_base(
     plan: SourcePlan,
     options: IndexOptions,
@@ -251,24 +164,6 @@ def _start_from_relative(plan: SourcePlan, options: IndexOptions, target: Target
         temporary.unlink()
         return 0
     return len(grown.parts)
-
-
-def find_grown(plan: SourcePlan, options: IndexOptions, target: Target, directory: Path) -> versions.Relative | None:
-    """Return the index of an earlier version of the source, which only grew and has no joined tables; None: there is none.
-
-    Raises:
-        SourceChangedError: The source changed other than by growing, and that is what was asked for.
-    """
-    relatives = [] if target.lineage is None else versions.find_relatives(directory, target.lineage)
-    is_copied = options.lazy is None
-    if is_copied:
-        relatives = [relative for relative in relatives if relative.path.stem != target.key]  # that one is damaged
-    may_grow = target.max_size is None or not is_copied
-    grown = versions.grown_from(relatives, target.digests) if may_grow else None
-    if grown is None:
-        named = [urls.redact(part.source.url) for part in plan.all_parts]
-        versions.check_unchanged(relatives, target.digests, named, plan.src, options.on_source_change)
-    return None if plan.joins else grown  # what names joined columns have was decided by files that are not read again
 
 
 def _build(
@@ -338,7 +233,7 @@ def begin_source(
     joined = [] if joins is None else joins.begin(schema, urls.redact(source.url))
     names = [*own_names, *(field.name for field in joined)]
     if options.key_column is not None and key_column not in names and not select.computes_columns(options):
-        raise _no_key_column(urls.redact(source.url), key_column, schema.names)
+        raise no_key_column(urls.redact(source.url), key_column, schema.names)
     if taken := [name for name in names if name in SAMPLE_FIELDS]:
         raise SchemaError(
             f"{urls.redact(source.url)} has a column {taken[0]!r}, a field that every sample gets, whose values would be lost: "
@@ -388,58 +283,6 @@ def _add_missing(writer: IndexWriter, options: IndexOptions, plan: SourcePlan) -
             if not options.allow_missing_columns:
                 if is_open:  # `select` looks at what the query gives
                     continue
-                raise _no_column(option, name, plan.src, list(writer.columns))
+                raise no_column(option, name, plan.src, list(writer.columns))
             field = pa.field(name, pa.null())
             writer.add_column(field, declared(field))
-
-
-def _no_column(option: str, name: str, src: str, names: Sequence[str]) -> SchemaError:
-    return SchemaError(
-        f"{option} names {name!r}, but {src} has no such column: it has {_listed(names)}; correct the name, compute it "
-        f"(sql_query='SELECT *, … AS {name} FROM dataframe'), or set allow_missing_columns=True to read it as None"
-    )
-
-
-def check_downloads(index: Index, options: IndexOptions) -> None:
-    """Look for the columns to download: an index file without them may have been built for a query that gives them.
-
-    Raises:
-        SchemaError: One is not there, and must be.
-    """
-    names = [column.name for column in index.columns]
-    absent = next((name for name in options.columns_to_download if name not in names), None)
-    if absent is not None and not options.allow_missing_columns:
-        raise _no_column("columns_to_download", absent, index.src, names)
-
-
-def check_key(index: Index, options: IndexOptions) -> None:
-    """Look whether the key column that is wanted can name the rows; where none was asked for, their numbers do.
-
-    Raises:
-        SchemaError: It was asked for, and is not there; SourceError: it has no value, or the same one twice.
-    """
-    problem, names = index.key_problem, [column.name for column in index.columns]
-    if problem is None:
-        return
-    if options.key_column is None:
-        if options.wanted_key in names:
-            logger.warning("%s: %s, so samples are named by the numbers of their rows", index.src, problem)
-        return
-    if options.key_column not in names:
-        raise _no_key_column(index.src, options.key_column, names)
-    raise SourceError(
-        f"{index.src}: {problem}: every sample needs a key of its own; mend the source, select other rows, name another column "
-        "with index_col_name, or leave that out: then row numbers are the keys"
-    )
-
-
-def _no_key_column(source: str, key_column: str, names: Sequence[str]) -> SchemaError:
-    return SchemaError(
-        f"{source} has no index column {key_column!r}: it has {_listed(names)}; "
-        "name the one that identifies a sample with index_col_name, or leave that out: then row numbers are the keys"
-    )
-
-
-def _listed(columns: Sequence[str]) -> str:
-    names = [repr(column) for column in columns]
-    return ", ".join(names[:30]) + (f" and {len(names) - 30} more" if len(names) > 30 else "") if names else "no columns"

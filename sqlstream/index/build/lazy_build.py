@@ -9,10 +9,12 @@ from pathlib import Path
 
 from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError
-from sqlstream.index.build.build import Target, begin_source, check_downloads, check_key, find_grown, finish, planned, target_of
+from sqlstream.index.build.build import begin_source, finish, planned
+from sqlstream.index.build.checks import check_downloads, check_key
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.parquet_chunks import ParquetChunks, ParquetPart, with_footers, write_parquet_chunks
 from sqlstream.index.build.shared import build_shared, check_shareable
+from sqlstream.index.build.target import Target, find_grown, target_of
 from sqlstream.index.file.intact import check_plain
 from sqlstream.index.file.kept import KeptRows
 from sqlstream.index.file.room import IndexRoom
