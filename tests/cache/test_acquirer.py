@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,7 +15,7 @@ import pytest
 from sqlstream.cache import Cache
 from sqlstream.cache.model.refs import ObjectRef, charged_bytes
 from sqlstream.cache.model.tuning import CacheTuning
-from sqlstream.errors import CacheFullError, ConfigError, ObjectNotFoundError
+from sqlstream.errors import CacheDiskError, CacheFullError, ConfigError, ObjectNotFoundError
 from sqlstream.storage.fetcher import FetchRequest, GrantNeeded, Sink
 from sqlstream.testing.disk import DiskWatch, cached_files
 from sqlstream.testing.invariants import check_invariants
@@ -312,4 +314,23 @@ def test_files_without_room_are_kept_and_all_of_them_is_refused_together(server:
             Session(cache).wait(hold)
             Session(cache).release(hold)
     assert len(cached_files(directory)) == 4
+    check_invariants(directory, at_rest=True)
+
+
+def test_a_folder_that_is_removed_under_a_download_is_named_and_made_again(directory: Path) -> None:
+    url = "http://nowhere/x.bin"
+    fetcher = ScriptedFetcher({url: b"content"})
+    with Cache(directory, limit="1mb") as cache:
+        cache.fetcher = fetcher
+        fetcher.holds_back = True
+        hold = cache.session.acquire_one([ObjectRef.of(url)])
+        shutil.rmtree(directory / "part")
+        fetcher.deliver(url)
+        hold = cache.session.wait(hold)
+        assert isinstance(hold.error, CacheDiskError)
+        assert re.search("No such file or directory. A folder of the cache was removed", str(hold.error))
+        cache.session.release(hold)
+        fetcher.holds_back = False
+        with cache.pinned(url) as path:
+            assert path.read_bytes() == b"content"
     check_invariants(directory, at_rest=True)

@@ -11,6 +11,7 @@ given up, what was learned of its size is kept, and it takes its turn again: two
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -332,12 +333,10 @@ def _must_be_asked_again(disk: Disk, lead: Lead, error: SqlStreamError) -> bool:
 
 
 def _disk_error(disk: Disk, lead: Lead, error: OSError) -> CacheDiskError:
-    url = urls.redact(lead.ref.url)
-    return CacheDiskError(
-        f"cannot write {url} to the cache at {disk.root}: {error.strerror}. "
-        "Free space on that disk, or lower the limit so that it fits",
-        url=url,
-    )
+    url, cure = urls.redact(lead.ref.url), "Free space on that disk, or lower the limit so that it fits"
+    if error.errno == errno.ENOENT:
+        cure = "A folder of the cache was removed meanwhile, which the next use makes again: remove it while nobody uses it"
+    return CacheDiskError(f"cannot write {url} to the cache at {disk.root}: {error.strerror}. {cure}", url=url)
 
 
 def _publish(disk: Disk, lead: Lead, size_bytes: int) -> None:
