@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,3 +192,34 @@ def test_rows_of_every_type_can_be_left_out(tmp_path: Path) -> None:
     assert pq.read_schema(tmp_path / "t.parquet").field("views").type == pa.string_view()
     lazy = open_lazily(tmp_path, tmp_path / "t.parquet", where="index IN (1, 4)", chunk_rows=1)
     assert rows_of(lazy) == [{name: row[name] for name in stored} for row in kept]
+
+
+WITHOUT_PANDAS = """
+import sys
+from pathlib import Path
+
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pandas":
+            raise SystemExit("pandas is imported: half a second of a first batch, where it is installed")
+
+sys.meta_path.insert(0, Refusing())
+from tests.index.lazily import open_lazily, rows_of
+from tests.index.sources import all_rows, build
+
+directory, src = map(Path, sys.argv[1:])
+assert all_rows(build(directory, src)) == rows_of(open_lazily(directory, src))
+"""
+
+
+def test_a_parquet_file_is_read_without_pandas(tmp_path: Path) -> None:
+    columns = {
+        "index": pa.array(range(300)),
+        "text": pa.array([None if row % 7 == 0 else f"text {row % 5}" for row in range(300)]),
+        "texts": pa.array([["a"] * (row % 3) for row in range(300)]),
+        "runs": pa.array([{"n": row, "t": "x" * row} for row in range(300)]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=100)
+    command = [sys.executable, "-c", WITHOUT_PANDAS, str(tmp_path), str(tmp_path / "t.parquet")]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -10,8 +10,7 @@ import pytest
 from sqlstream.config import StorageOptions
 from sqlstream.errors import AccessDeniedError, StorageError, TransientStorageError
 from sqlstream.storage.backends.http import HttpStorage
-from sqlstream.storage.backends.http_pools import Pools, proxy_for
-from sqlstream.storage.backends.obstore import discover_region
+from sqlstream.storage.backends.http_pools import Pools, discover_region, proxy_for
 from sqlstream.storage.base.settings import network_settings
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer

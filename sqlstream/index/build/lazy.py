@@ -64,7 +64,9 @@ class ChunkRows:
         return list(zip(*self._stored(row_ids), strict=True))
 
     def _stored(self, row_ids: Int64Array) -> list[list[Any]]:
-        at = np.searchsorted(self.row_ids, row_ids).astype(np.int64)  # [n]
+        found = np.searchsorted(self.row_ids, row_ids).astype(np.int64)  # [n]
+        # Given to `take` as it is, Arrow would import pandas, where that is installed.
+        at = pa.Array.from_buffers(pa.int64(), len(found), [None, pa.py_buffer(found.data)])
         return [
             [None] * len(row_ids) if array is None else encode_named(array.take(at), column.field, self._name).values
             for column, array, _ in self._arrays

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import resource
 import socket
 import ssl
@@ -29,6 +30,8 @@ from sqlstream.storage.backends.judged import check_proxied, public_only
 from sqlstream.storage.base.addresses import is_public
 from sqlstream.storage.base.concurrency import MOST_THREADS
 from sqlstream.storage.base.settings import Network, network_settings
+
+_logger = logging.getLogger(__name__)
 
 
 def proxy_for(network: Network, scheme: str, host: str) -> str:
@@ -301,3 +304,31 @@ def is_private_answer(response: urllib3.BaseHTTPResponse) -> bool | None:
     connection: Any = response.connection
     is_direct = isinstance(connection, _Connection) and getattr(connection, "proxy", None) is None
     return connection.is_private if is_direct else None
+
+
+def discover_region(
+    bucket: str, pools: Pools, *, endpoint: str = "https://s3.amazonaws.com", timeout_seconds: float = 10.0
+) -> str | None:
+    """Return the region of a bucket, None when the server does not say it (then requests will say what is wrong).
+
+    Args:
+        bucket: Its name.
+        pools: Makes the request.
+        endpoint: The S3 that is asked.
+        timeout_seconds: For all of it.
+    """
+    try:
+        answer = _asked(pools, f"{endpoint}/{bucket}", time.monotonic() + timeout_seconds)
+    except urllib3.exceptions.HTTPError as error:
+        _logger.warning("the region of bucket %s cannot be asked for (%s): set storage_options['region']", bucket, error)
+        return None
+    answer.close()
+    headers: Mapping[str, str] = answer.headers
+    return headers.get("x-amz-bucket-region")
+
+
+def _asked(pools: Pools, url: str, deadline: float) -> urllib3.BaseHTTPResponse:
+    try:
+        return pools.request("HEAD", url, {}, deadline=deadline)
+    except urllib3.exceptions.HTTPError:  # once more: what is not found out here is not asked for again
+        return pools.request("HEAD", url, {}, deadline=deadline)

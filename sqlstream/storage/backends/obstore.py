@@ -7,21 +7,16 @@ Import this in the helper process only: obstore hangs in a forked child whose pa
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import obstore
 import obstore.exceptions
 import obstore.store
-import urllib3
-import urllib3.exceptions
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import (
@@ -35,46 +30,12 @@ from sqlstream.errors import (
 )
 from sqlstream.storage.backends.answers import BodyRange, check_part, exact
 from sqlstream.storage.backends.coding import check_uncoded
-from sqlstream.storage.backends.http_pools import Pools
 from sqlstream.storage.backends.listing import PAGE, Level, once, spread
 from sqlstream.storage.base.credentials import without_credentials
 from sqlstream.storage.base.protocols import ObjectInfo, RangeBytes, read_range
 from sqlstream.storage.base.retry import error_for_status
 from sqlstream.storage.base.settings import SCHEMES, StoreSettings, has_region, store_settings
 from sqlstream.storage.base.urls import redact, redact_text, scheme, spells_exactly
-
-_HEADER = "x-amz-bucket-region"
-
-_logger = logging.getLogger(__name__)
-
-
-def discover_region(
-    bucket: str, pools: Pools, *, endpoint: str = "https://s3.amazonaws.com", timeout_seconds: float = 10.0
-) -> str | None:
-    """Return the region of a bucket, None when the server does not say it (then requests will say what is wrong).
-
-    Args:
-        bucket: Its name.
-        pools: Makes the request.
-        endpoint: The S3 that is asked.
-        timeout_seconds: For all of it.
-    """
-    try:
-        answer = _ask(pools, f"{endpoint}/{bucket}", time.monotonic() + timeout_seconds)
-    except urllib3.exceptions.HTTPError as error:
-        _logger.warning("the region of bucket %s cannot be asked for (%s): set storage_options['region']", bucket, error)
-        return None
-    answer.close()
-    headers: Mapping[str, str] = answer.headers
-    return headers.get(_HEADER)
-
-
-def _ask(pools: Pools, url: str, deadline: float) -> urllib3.BaseHTTPResponse:
-    try:
-        return pools.request("HEAD", url, {}, deadline=deadline)
-    except urllib3.exceptions.HTTPError:  # once more: what is not found out here is not asked for again
-        return pools.request("HEAD", url, {}, deadline=deadline)
-
 
 CHUNK_BYTES = 1 << 20  # one pwrite each; larger ones gained nothing (m), smaller ones cost a switch of threads each
 _ACCEPTED = {"gs": "gzip"}
@@ -287,7 +248,9 @@ class ObstoreStorage:
         shared: dict[str, Any] = {"client_options": self._client(SCHEMES[kind], settings), "retry_config": {"max_retries": 0}}
         if SCHEMES[kind] == "s3":
             if not {"region", "default_region", "endpoint"} & config.keys() and not has_region():
-                config["region"] = discover_region(authority, self._pools)
+                from sqlstream.storage.backends.http_pools import Pools, discover_region  # a quarter of a helper's start (m)
+
+                config["region"] = discover_region(authority, Pools(self._options))
                 config = {key: value for key, value in config.items() if value is not None}
             return obstore.store.S3Store(authority, config=config, **shared)
         if SCHEMES[kind] == "gs":
@@ -296,10 +259,6 @@ class ObstoreStorage:
         if host:
             config.setdefault("account_name", host.partition(".")[0])
         return obstore.store.AzureStore(container, config=config, **shared)
-
-    @cached_property
-    def _pools(self) -> Pools:
-        return Pools(self._options)
 
     def _client(self, family: str, settings: StoreSettings) -> dict[str, object]:
         client = dict(settings.client)

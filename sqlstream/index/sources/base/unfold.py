@@ -45,7 +45,7 @@ def row_bytes(array: Any) -> np.ndarray | float:
     if types.is_dictionary(kind):
         return _chosen(row_bytes(array.dictionary), array.indices)
     if types.is_run_end_encoded(kind):
-        ends = np.clip(np.asarray(array.run_ends) - array.offset, 0, len(array))  # [r]
+        ends = np.clip(_numbers(array.run_ends) - array.offset, 0, len(array))  # [r]
         lengths = np.diff(ends, prepend=0)  # [r]
         sizes = row_bytes(array.values)
         return sizes if isinstance(sizes, float) else np.repeat(sizes, lengths)
@@ -67,7 +67,26 @@ def _text_bytes(array: Any) -> np.ndarray:
             4 * array.offset :: 4
         ]  # [>= n]; a view has 16 bytes, first its length
         return lengths[: len(array)].astype(np.float64)
-    return np.asarray(pc.binary_length(array).fill_null(0), np.float64)
+    return _numbers(pc.binary_length(array)).astype(np.float64)
+
+
+def _numbers(array: Any) -> np.ndarray:
+    """Return an array of integers, 0 for null.
+
+    Arrow's own ways to numpy, and from Python's 0, import pandas where it is installed: half a second of a first batch (m).
+    """
+    if not len(array):
+        return np.zeros(0, np.int64)
+    values = np.frombuffer(array.buffers()[1], array.type.to_pandas_dtype())[array.offset :][: len(array)]  # [n]
+    return np.where(_is_present(array), values, 0) if array.null_count else values
+
+
+def _is_present(array: Any) -> np.ndarray:
+    """Return which values of an array are not null."""
+    if not array.null_count:
+        return np.ones(len(array), np.bool_)
+    bits = np.unpackbits(np.frombuffer(array.is_valid().buffers()[1], np.uint8), bitorder="little")  # [>= n]
+    return bits[: len(array)].astype(np.bool_)
 
 
 def _nested_bytes(array: Any, kind: Any) -> np.ndarray | float:
@@ -82,15 +101,15 @@ def _nested_bytes(array: Any, kind: Any) -> np.ndarray | float:
             return sizes * kind.list_size if isinstance(sizes, float) else sizes
         return np.asarray(np.reshape(sizes, (len(array), kind.list_size)).sum(axis=1))
     if types.is_list_view(kind) or types.is_large_list_view(kind):
-        starts = np.asarray(array.offsets, np.int64)  # [n]
-        stops = starts + np.asarray(array.sizes, np.int64)  # [n]
+        starts = _numbers(array.offsets).astype(np.int64)  # [n]
+        stops = starts + _numbers(array.sizes)  # [n]
     else:
-        bounds = np.asarray(array.offsets, np.int64)  # [n + 1]
+        bounds = _numbers(array.offsets).astype(np.int64)  # [n + 1]
         starts, stops = bounds[:-1], bounds[1:]  # [n]
     children = pa.StructArray.from_arrays([array.keys, array.items], ["k", "v"]) if types.is_map(kind) else array.values
     sizes = row_bytes(children)
     if isinstance(sizes, float):
-        return (stops - starts) * sizes
+        return np.asarray((stops - starts) * sizes)
     sums = np.concatenate([[0.0], np.cumsum(sizes)])  # [children + 1]
     return np.asarray(sums[stops] - sums[starts])
 
@@ -98,7 +117,7 @@ def _nested_bytes(array: Any, kind: Any) -> np.ndarray | float:
 def _one_by_one(array: Any) -> np.ndarray:
     """Return the sizes of fixed lists of which some are null: Arrow flattens them without the null ones."""
     sizes = np.zeros(len(array))  # [n]
-    present = np.flatnonzero(np.asarray(array.is_valid()))  # [p]
+    present = np.flatnonzero(_is_present(array))  # [p]
     for at in present:
         of_items = row_bytes(array[int(at)].values)
         sizes[at] = of_items * array.type.list_size if isinstance(of_items, float) else of_items.sum()
@@ -108,9 +127,9 @@ def _one_by_one(array: Any) -> np.ndarray:
 def _chosen(sizes: np.ndarray | float, indices: Any) -> np.ndarray | float:
     if isinstance(sizes, float):
         return sizes
-    chosen = np.asarray(indices.fill_null(0), np.int64)  # [n]
+    chosen = _numbers(indices).astype(np.int64)  # [n]
     found = sizes[chosen] if len(sizes) else np.zeros(len(chosen))  # [n]
-    return np.where(np.asarray(indices.is_valid()), found, 0.0)
+    return np.where(_is_present(indices), found, 0.0)
 
 
 def bounded(batch: pa.RecordBatch, name: str, most_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
