@@ -259,7 +259,7 @@ def test_warnings_of_the_helper_arrive_in_our_logging(
     with caplog.at_level(logging.WARNING), pytest.raises(StorageError):
         fetcher.download("s3://bucket/x", tmp_path / "x")
     fetcher.stop()
-    (record,) = (record for record in caplog.records if record.name == "sqlstream.storage.backends.obstore")
+    (record,) = (record for record in caplog.records if record.name == "sqlstream.storage.backends.http_pools")
     assert record.levelname == "WARNING"
     assert "storage_options['region']" in record.getMessage()
 
