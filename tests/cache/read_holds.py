@@ -55,7 +55,7 @@ def sample(cache: Cache, ref: ObjectRef) -> bytes:
             session.release(hold)
             return data
         session.release(hold)
-    raise AssertionError("a hold by rows is whole when nobody else is there")
+    raise AssertionError("a hold by rows is whole when no other process is there")
 
 
 def evict_all(cache: Cache) -> int:

@@ -70,7 +70,7 @@ def test_a_closed_cache_pins_nothing_and_the_pins_of_another_stay(
     assert staying.statistics().pinned_entries == len(REFS)
     closing.close()
     assert staying.statistics().pinned_entries == 1
-    assert staying.clear().removed_entries == len(REFS) - 1, "they hindered nobody any more"
+    assert staying.clear().removed_entries == len(REFS) - 1, "nothing pins them any more"
     assert Path(kept.paths[0]).read_bytes() == OBJECTS[REFS[0].url]
     for hold in holds:
         assert not closing.session.open(hold), "its entry may be gone"

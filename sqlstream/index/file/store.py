@@ -3,8 +3,8 @@
     <store>/<build key>.<16 digits of its SHA-256>.sqlite   an index file
     <store>/<build key>.json                                says which of these it is; written last
 
-So an index is there whole or not at all, whoever dies in between, and of two nodes that put one at a time the last one wins:
-each has put a file of its own, and the rows are equal. Files that no manifest names are left of those who lost or died.
+So an index is there whole or not at all, also if a process dies in between. Of two nodes that put one, the last one wins: each
+has put a file of its own, and the rows are equal. Files that no manifest names are left of those who lost or died.
 """
 
 from __future__ import annotations

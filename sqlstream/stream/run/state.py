@@ -224,7 +224,7 @@ def _check_rows(theirs: StreamState | RunIdentity, ours: StreamState | RunIdenti
 
 
 def _plain(values: dict[str, object]) -> dict[str, object]:
-    """Return the values of a state with content as JSON has it, and without one that is not known: version 3 brought it."""
+    """Return the values of a state with content as JSON has it, and without one that is not known: it is new in version 3."""
     content = values.pop("content")
     return values if not isinstance(content, Content) else values | {"content": content.to_dict()}
 
