@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import os
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sqlstream.errors import MissingDependencyError, QueryError, SchemaError, SourceError
+from sqlstream.index.export import ExportOptions, export
 from sqlstream.index.file.index import Index
 from sqlstream.index.sql.sandbox import Sandbox, run_query
 from sqlstream.index.weights import open_weights
@@ -172,6 +174,21 @@ def test_computed_columns_of_duckdb_have_their_types(path: Path, tmp_path: Path)
         (None, None, "1.00", None),
         ("dog", None, "10.00", 2.5),
     ]
+
+
+def test_a_uuid_stays_one_through_duckdb_and_through_a_file_that_is_exported(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    ids = [uuid.UUID(int=number << 64) for number in range(3)]
+    table = pa.table({"index": ["a", "b", "c"], "id": pa.array([ids[0], ids[1], None], pa.uuid())})
+    query = f"SELECT index, id, id AS same, UUID '{ids[2]}' AS other FROM dataframe WHERE id IS NULL OR id = '{ids[1]}'"
+    index = build(tmp_path, table, sql_query=query, sql_engine="duckdb")
+    wanted = [
+        {"index": "b", "id": ids[1], "same": ids[1], "other": ids[2]},
+        {"index": "c", "id": None, "same": None, "other": ids[2]},
+    ]
+    assert all_rows(index) == wanted
+    exported = export(index, ExportOptions(), tmp_path)[""].path
+    assert all_rows(build(tmp_path, exported)) == wanted
 
 
 LOSSY = [

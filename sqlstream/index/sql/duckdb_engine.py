@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,9 @@ class DuckdbEngine:
                         f"the query {shortened(self._query)!r}: column {name!r} has DuckDB's type {kind}, whose values do not "
                         f"come whole into an index: cast it in the query, as CAST({quote(name)} AS VARCHAR)"
                     )
+            are_uuids = [kind.id == "uuid" for kind in result.types]
             reader = result.to_arrow_reader(count)
-            return list(reader.schema.names), self._batches(reader)
+            return list(reader.schema.names), self._batches(reader, are_uuids)
 
     def result_fields(self) -> dict[str, pa.Field[Any]]:
         """Return the Arrow fields of the query's result by name; runs nothing.
@@ -124,7 +126,11 @@ class DuckdbEngine:
             SchemaError: A type that no index can hold.
         """
         with self._errors():
-            schema = self._connection.sql(f"SELECT * FROM ({self.statement}\n) LIMIT 0").to_arrow_table().schema
+            result = self._connection.sql(f"SELECT * FROM ({self.statement}\n) LIMIT 0")
+            schema = pa.schema(
+                field.with_type(pa.uuid()) if kind.id == "uuid" else field
+                for field, kind in zip(result.to_arrow_table().schema, result.types, strict=True)
+            )
         return {field.name: normalise(field, f"the query {shortened(self._query)!r}") for field in schema}
 
     def close(self) -> None:
@@ -142,7 +148,7 @@ class DuckdbEngine:
         for lock in _LOCKS:
             db.execute(f"SET {lock}")
 
-    def _batches(self, reader: Any) -> Iterator[list[tuple[Any, ...]]]:
+    def _batches(self, reader: Any, are_uuids: Sequence[bool]) -> Iterator[list[tuple[Any, ...]]]:
         while True:
             with self._errors():
                 batch = next(reader, None)
@@ -152,6 +158,7 @@ class DuckdbEngine:
             source = f"the query {shortened(self._query)!r}"
             encoded = [values.encode_named(column, field, source) for column, field in zip(batch.columns, fields, strict=True)]
             stored = [[None if v == values.NAN else v for v in e.values] if e.has_nan else e.values for e in encoded]
+            stored = [_uuids(v) if is_uuid else v for v, is_uuid in zip(stored, are_uuids, strict=True)]
             yield list(zip(*stored, strict=True))
 
     @contextlib.contextmanager
@@ -167,6 +174,11 @@ def _has_type(kind: Any, wanted: frozenset[str]) -> bool:
     if kind.id not in ("list", "array", "struct", "map", "union"):
         return kind.id in wanted
     return any(_has_type(child, wanted) for _, child in kind.children if not isinstance(child, int))  # an array's size is one
+
+
+def _uuids(texts: Sequence[str | None]) -> list[bytes | None]:
+    """Return UUIDs as an index stores them: DuckDB gives Arrow their texts."""
+    return [None if text is None else uuid.UUID(text).bytes for text in texts]
 
 
 def _read(index: Index) -> pa.RecordBatchReader:

@@ -46,7 +46,8 @@ def _arrays(fields: Sequence[pa.Field[Any]], stored: Sequence[Sequence[Any]]) ->
 
 
 def _kind(field: pa.Field[Any]) -> pa.DataType:
-    return pa.string() if values.encoding(field) not in (b"", UUID) else field.type
+    own = values.encoding(field)
+    return pa.uuid() if own == UUID else pa.string() if own else field.type
 
 
 def _array(field: pa.Field[Any], stored: Sequence[Any]) -> Any:
@@ -55,7 +56,7 @@ def _array(field: pa.Field[Any], stored: Sequence[Any]) -> Any:
         return pa.array([None if value is None else str(value) for value in stored], pa.string())
     decode = values.codec(field).decoder(field.type)
     if decode is None or own == UUID:
-        return pa.array(stored, field.type)
+        return pa.array(stored, _kind(field))
     if pa.types.is_timestamp(field.type):
         moments = np.array(["NaT" if value is None else value for value in stored], f"datetime64[{field.type.unit}]")  # [n]
         return pa.array(moments).cast(field.type)  # texts are UTC, and the cast keeps the instant
