@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from sqlstream.errors import ConfigError, UnknownLengthError
 from sqlstream.index.build.chunks import ChunkPlace, ChunkSource
-from sqlstream.index.file.connection import damage_named
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.kept import KeptRows
 from sqlstream.index.file.workplace import workplace
@@ -187,12 +186,6 @@ class LazyIndex(Index):
         if self._max_rows is None or self.condition is not None:
             return bounds
         return np.append(bounds[:-1][bounds[:-1] < self._max_rows], min(int(bounds[-1]), self._max_rows))
-
-    def stored(self, statement: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """Return what a statement of the chunk source finds in the file."""
-        with self._lock, damage_named(self.path):
-            found: list[tuple[Any, ...]] = self._opened().connection.execute(statement, parameters).fetchall()
-            return found
 
     def sizes(self) -> Int64Array:
         """Return how many rows of each chunk the filter keeps, -1 where it is not known yet: [num_chunks].

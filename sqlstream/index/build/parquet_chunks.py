@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -28,9 +30,10 @@ from sqlstream.storage.base.protocols import RemoteReader, has_own_version
 
 ParquetPart: TypeAlias = FilePart | DerivedPart
 _FOOTERS_AT_A_TIME = 16
+_KEPT_FOOTERS = 8  # those of the chunks that are shuffled together; a footer may take some MiB
 _SCHEMA = """
-CREATE TABLE footers (source INTEGER PRIMARY KEY, footer BLOB NOT NULL) STRICT;
-CREATE TABLE chunks (chunk INTEGER PRIMARY KEY, source INTEGER NOT NULL, first_group INTEGER NOT NULL,
+CREATE TABLE IF NOT EXISTS footers (source INTEGER PRIMARY KEY, footer BLOB NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS chunks (chunk INTEGER PRIMARY KEY, source INTEGER NOT NULL, first_group INTEGER NOT NULL,
     num_groups INTEGER NOT NULL, first_row INTEGER NOT NULL, num_rows INTEGER NOT NULL) STRICT;
 """
 
@@ -44,7 +47,7 @@ class ParquetChunks:
 
     def __init__(self, parts: Sequence[ParquetPart]) -> None:
         self._parts = tuple(parts)
-        self._last_footer: tuple[int, pq.FileMetaData] | None = None
+        self._footers: OrderedDict[int, pq.FileMetaData] = OrderedDict()
 
     def __reduce__(self) -> tuple[type[ParquetChunks], tuple[Sequence[ParquetPart]]]:
         return (ParquetChunks, (self._parts,))
@@ -90,17 +93,49 @@ class ParquetChunks:
         return bytes(footer)
 
     def _footer(self, source: int, store: ChunkStore) -> pq.FileMetaData:
-        """Return what the footer of a file says; the last one is kept, as neighbours ask for the same."""
-        known = self._last_footer
-        if known is not None and known[0] == source:
-            return known[1]
+        """Return what the footer of a file says; the last ones are kept, as chunks of a window ask for the same."""
+        if (known := self._footers.get(source)) is not None:
+            return known
         name = f"the footer of {urls.redact(self._parts[source].source.url)}"
         try:
             metadata = parse_footer(self._footer_bytes(source, store), name)
         except SourceError as error:  # it was whole when it was written here
             raise damaged(store.path, error) from error
-        self._last_footer = (source, metadata)
+        self._footers[source] = metadata
+        while len(self._footers) > _KEPT_FOOTERS:
+            self._footers.popitem(last=False)
         return metadata
+
+
+class ChunkTables:
+    """The tables of an index file that `ParquetChunks` reads, while the file is written.
+
+    Args:
+        connection: Of the file, which may have the tables already: then they go on.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        for statement in filter(str.strip, _SCHEMA.split(";")):
+            connection.execute(statement)
+        (self._num_chunks,) = connection.execute("SELECT count(*) FROM chunks").fetchone()
+
+    def add_footer(self, number: int, footer: bytes) -> None:
+        """Keep the footer of a file, by the position of the file in the source."""
+        self._connection.execute("INSERT INTO footers VALUES (?, ?)", (number, footer))
+
+    def add_chunk(self, number: int, groups: range, first_row: int, num_rows: int) -> None:
+        """Note neighbouring row groups of a file as a chunk.
+
+        Args:
+            number: Position of the file in the source.
+            groups: The row groups.
+            first_row: Row of the index that their rows begin with.
+            num_rows: How many they are.
+        """
+        chunk = (self._num_chunks, number, groups.start, len(groups), first_row, num_rows)
+        self._connection.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?)", chunk)
+        self._num_chunks += 1
 
 
 def write_parquet_chunks(
@@ -119,22 +154,18 @@ def write_parquet_chunks(
         least_rows: Row groups of fewer rows are a chunk together.
         begin: (position of the file, its columns), before its rows are counted.
     """
-    num_chunks = 0
-    for statement in filter(str.strip, _SCHEMA.split(";")):
-        writer.connection.execute(statement)
+    tables = ChunkTables(writer.connection)
     for number, (part, footer) in enumerate(zip(parts, _footers(parts, remote), strict=True)):
         name = urls.redact(part.source.url)
         metadata = parse_footer(footer, name)
         begin(number, part.over(RowGroupTable(metadata, name)))
         writer.add_content(footer)
-        writer.connection.execute("INSERT INTO footers VALUES (?, ?)", (number, footer))
+        tables.add_footer(number, footer)
         sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         for groups in together(sizes, least_rows):
             num_rows = sum(sizes[groups.start : groups.stop])
-            chunk = (num_chunks, number, groups.start, len(groups), writer.num_rows, num_rows)
-            writer.connection.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?)", chunk)
+            tables.add_chunk(number, groups, writer.num_rows, num_rows)
             writer.count_elsewhere(num_rows)
-            num_chunks += 1
 
 
 def with_footers(parts: list[ParquetPart], remote: RemoteReader) -> list[ParquetPart]:

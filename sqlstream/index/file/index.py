@@ -256,6 +256,12 @@ class Index:
         records = self._records(row_ids)[1]
         return [records[row_id][:-1] for row_id in row_ids]
 
+    def stored(self, statement: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Return what a statement finds in the file: in tables beside the rows."""
+        with self._lock, damage_named(self.path):
+            found: list[tuple[Any, ...]] = self._opened().connection.execute(statement, parameters).fetchall()
+            return found
+
     @property
     def has_listing(self) -> bool:
         """The file has what a listing said of the objects of rows."""

@@ -16,9 +16,10 @@ import numpy as np
 from sqlstream.cache import Cache
 from sqlstream.cache.session import AnyHold, ObjectRef
 from sqlstream.config import LazyOptions
-from sqlstream.errors import EmptySelectionError, FetchCancelledError, SourceChangedError
+from sqlstream.errors import EmptySelectionError
 from sqlstream.index.build.lazy import ChunkRows, LazyIndex
 from sqlstream.order import Int64Array
+from sqlstream.stream.engine.chunk_objects import ChunkObjects
 
 WINDOW_CHUNKS = 4
 """Chunks whose rows are shuffled together: the first sample waits for all of them, and each process holds two windows."""
@@ -40,7 +41,7 @@ class LazyRows:
         self._cache = cache
         self._session = cache.session
         self._options = options
-        self._dataset = dataset
+        self._objects = ChunkObjects(cache, dataset)
         self._loaded: OrderedDict[int, ChunkRows] = OrderedDict()
         self._ahead: dict[int, AnyHold] = {}
         self._num_ahead: int | None = None
@@ -163,20 +164,7 @@ class LazyRows:
         return found
 
     def _refs(self, chunk: int) -> list[ObjectRef]:
-        place = self._index.place_of(chunk)
-        return [
-            ObjectRef.part_of(
-                place.file.url,
-                span,
-                place.file.size_bytes,
-                etag=place.file.etag,
-                version=place.version,
-                dataset=self._dataset,
-                identity=self._cache.identity,
-                access=place.file.access,
-            )
-            for span in place.spans
-        ]
+        return self._objects.refs(self._index.place_of(chunk))
 
     def _fetch(self, chunks: Iterable[int]) -> None:
         """Begin to download chunks that are not in memory, as many as may be under way; does not wait."""
@@ -206,20 +194,9 @@ class LazyRows:
             return self._index.read(chunk, [])
         hold = self._cache.hold(refs)
         try:
-            self._check_unchanged(chunk, refs)
+            self._objects.check_unchanged(self._index.place_of(chunk), refs)
             return self._index.read(chunk, [self._cache.path_of(ref, hold) for ref in refs])
         finally:
             self._session.release(hold)
             if (ahead := self._ahead.pop(chunk, None)) is not None:
                 self._session.release(ahead)
-
-    def _check_unchanged(self, chunk: int, refs: Sequence[ObjectRef]) -> None:
-        """Compare a chunk's file with what was indexed; the bytes of another version do not stay in the cache."""
-        try:
-            while True:
-                with contextlib.suppress(FetchCancelledError):  # an iteration of another thread has ended: asked again
-                    return self._index.place_of(chunk).check_unchanged(self._cache.fetcher)
-        except SourceChangedError:
-            for ref in refs:
-                self._session.discard(ref)
-            raise

@@ -82,17 +82,17 @@ class RemoteBytes:
 
 
 class Pieces:
-    """A file of which only some pieces are here, each in a file of its own; what lies between them cannot be read.
+    """A file of which only some pieces are here, each in memory or a file of its own; what lies between cannot be read.
 
     Args:
         spans: The pieces.
-        files: The bytes of each.
+        files: The bytes of each, or a file with them.
         size_bytes: Size of the whole file.
     """
 
-    def __init__(self, spans: Sequence[Span], files: Sequence[Path], size_bytes: int) -> None:
+    def __init__(self, spans: Sequence[Span], files: Sequence[Path | bytes], size_bytes: int) -> None:
         self.size_bytes = size_bytes
-        self._pieces = [(span, pa.memory_map(str(path))) for span, path in zip(spans, files, strict=True)]
+        self._pieces = [(span, _opened(data)) for span, data in zip(spans, files, strict=True)]
 
     def read_at(self, offset: int, num_bytes: int) -> bytes:
         """Return bytes of one piece."""
@@ -143,6 +143,10 @@ class ByteFile(io.RawIOBase):
         data = self._source.read_at(self._position, size if size >= 0 else self._source.size_bytes - self._position)
         self._position += len(data)
         return data
+
+
+def _opened(data: Path | bytes) -> pa.NativeFile:
+    return pa.memory_map(str(data)) if isinstance(data, Path) else pa.BufferReader(data)
 
 
 def bytes_of(file: SourceFile, remote: RemoteReader) -> LocalBytes | RemoteBytes:
