@@ -224,11 +224,12 @@ class TestEnd:
         last.stop()
         assert not Path(f"/proc/{pid}").exists()
 
+    @pytest.mark.parametrize("max_silent_looks", [3, 10**6], ids=["soon", "sooner while one closes"])
     def test_one_that_ends_while_the_helper_hangs_waits_until_it_is_taken_for_dead(
-        self, server: FaultyHttpServer, url: str, tmp_path: Path
+        self, server: FaultyHttpServer, url: str, tmp_path: Path, max_silent_looks: int
     ) -> None:
         server.script("/x", STALL, STALL)
-        timing = HelperTiming(look_seconds=0.2, max_silent_looks=5, max_silent_looks_at_start=10**6)
+        timing = HelperTiming(look_seconds=0.2, max_silent_looks=max_silent_looks, max_silent_looks_at_start=10**6)
         one, other = (Downloads(Fetcher(StorageOptions(), timing), tmp_path, name) for name in ("one", "other"))
         one.submit(url)
         other.submit(url)

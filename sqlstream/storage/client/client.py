@@ -12,7 +12,7 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ConfigError, SqlStreamError, StorageError
@@ -62,6 +62,8 @@ class HelperClient:
         self._environment = environment
         self._lock = locks.StateLock()
         self._users: set[HelperUser] = set()
+        self._stopping: set[HelperUser] = set()
+        """Those that wait for the end of what they gave up."""
         self._helper: HelperProcess | None = None
         self._unreaped: dict[HelperProcess, threading.Thread] = {}
         self._outstanding = Outstanding()
@@ -78,6 +80,7 @@ class HelperClient:
         for helper in self._unreaped:
             helper.forget()
         self._users = set()
+        self._stopping = set()
         self._helper = None
         self._unreaped = {}
         self._outstanding = Outstanding()
@@ -159,7 +162,7 @@ class HelperClient:
 
         Returns when every outstanding request of the user has its error, and a helper that was killed is reaped.
         """
-        with interrupts.uninterrupted():
+        with interrupts.uninterrupted(), self._as_stopping(user):
             self.abandon(user)  # before the lock: a send to a helper that no longer reads would hold it for ever
             with self._lock:
                 self._users.discard(user)
@@ -185,6 +188,14 @@ class HelperClient:
         """Stop, and answer nothing that this user asks from now on."""
         user.is_closed = True
         self.stop(user)
+
+    @contextlib.contextmanager
+    def _as_stopping(self, user: HelperUser) -> Iterator[None]:
+        self._stopping.add(user)
+        try:
+            yield
+        finally:
+            self._stopping.discard(user)
 
     def end_idle(self) -> list[threading.Thread]:
         """Kill a helper that owes nothing and has no listing open; return the threads that are about to end. Never waits."""
@@ -245,7 +256,7 @@ class HelperClient:
                 num_silent += 1
                 if num_silent >= self._timing.max_idle_looks:
                     self.end_idle()
-                if num_silent >= (self._timing.max_silent_looks if has_spoken else self._timing.max_silent_looks_at_start):
+                if num_silent >= self._max_silent_looks(has_spoken=has_spoken):
                     self._end_if_hanging(helper)
             except ChannelClosedError:
                 break
@@ -255,6 +266,13 @@ class HelperClient:
         finally:
             with self._lock:
                 del self._unreaped[helper]
+
+    def _max_silent_looks(self, *, has_spoken: bool) -> int:
+        """Return after how many silent looks a helper hangs: fewer while a user waits for it to give up what it has."""
+        timing = self._timing
+        if not has_spoken:
+            return timing.max_silent_looks_at_start
+        return min(timing.max_silent_looks, timing.max_silent_looks_at_stop) if self._stopping else timing.max_silent_looks
 
     def _end_if_hanging(self, helper: HelperProcess) -> None:
         """Kill a silent helper if it owes answers: its requests go to another one."""

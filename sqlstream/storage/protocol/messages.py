@@ -99,6 +99,8 @@ class HelperTiming:
     Steps, not time: a job that was stopped as a whole (SIGSTOP, a suspended machine) must not find its helper overdue."""
     max_silent_looks: int = 15
     """Silent steps after which a helper that owes answers hangs."""
+    max_silent_looks_at_stop: int = 3
+    """The same while one of several users waits for it to give up downloads, at its close."""
     max_silent_looks_at_start: int = 60
     """The same before its first message: its imports may come from a cold network disk."""
     max_idle_looks: int = 15
