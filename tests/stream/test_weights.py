@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sqlstream import StreamingDataset
 from sqlstream.errors import ConfigError, QueryError, StateError
+from sqlstream.stream.run.weighting import Weighting
 from tests.stream.tables import Job, make_table, others
 
 pytestmark = [
@@ -209,3 +212,27 @@ def test_a_failing_row_is_replaced_by_another_one_though_it_stands_at_many_posit
         rows = [sample["__row__"] for sample in dataset]
     assert len(rows) == NUM_ROWS
     assert 3 not in rows
+
+
+class _Meanwhile:
+    """Memory of weights that another process changes twice before each of its first parts is read."""
+
+    def __init__(self, memory: torch.Tensor, writer: Weighting) -> None:  # [bytes]
+        self.memory = memory  # [bytes]
+        self.writer, self.num_changes = writer, 0
+
+    def __getitem__(self, part: slice) -> torch.Tensor:  # [bytes]
+        for _ in range(2 if self.num_changes < 8 else 0):
+            self.num_changes += 1
+            self.writer.add(self.num_changes, 0, None)
+        return self.memory[part]
+
+
+def test_a_worker_that_reads_while_weights_change_takes_whole_changes() -> None:
+    writer = Weighting(8, 8, lambda weights: pytest.fail("no weights here"), None)
+    reader = copy.copy(writer)  # with the same memory, as a worker has it
+    writer.add(0, 0, None)
+    assert reader.version == 1
+    meanwhile = _Meanwhile(reader._shared, writer)
+    reader._shared = meanwhile  # type: ignore[assignment]
+    assert [change.epoch for change in reader.changes] == list(range(meanwhile.num_changes + 1))

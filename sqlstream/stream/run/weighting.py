@@ -26,11 +26,11 @@ from sqlstream.index.weights import WeightsSpec, WeightTable, open_weights
 from sqlstream.order import Int64Array, WeightsFrom
 from sqlstream.order.weights import WeightedRows
 
-SHARED_BYTES = 1 << 16
+TEXT_BYTES = 1 << 16
 """Room for some two hundred changes; arbitrary, more than a run is expected to need."""
 OPEN_TABLES = 8
 """Tables that stay open, the last ones: each takes a descriptor and 1 MiB. More changes in one epoch are rare."""
-_HEADER = 16
+_HEADER = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Weighting:
         self._weigh = weigh
         # Zeros from the start. To fill or copy more than 32768 numbers torch takes threads, for which a process that was forked
         # from one that did so waits for ever: not `torch.zeros`, nor `share_memory_`.
-        shared = torch.UntypedStorage._new_shared(SHARED_BYTES)  # type: ignore[no-untyped-call]  # torch annotates it not
+        shared = torch.UntypedStorage._new_shared(_HEADER + 2 * TEXT_BYTES)  # type: ignore[no-untyped-call]  # torch annotates it not
         self._shared = torch.empty(0, dtype=torch.uint8).set_(shared)  # [bytes]
         self._read: tuple[int, tuple[Change, ...]] = (0, ())
         self._tables: dict[str | None, WeightedRows] = {}
@@ -88,7 +88,7 @@ class Weighting:
 
     @cached_property
     def _numbers(self) -> Int64Array:
-        """Version and length of the text: [2]."""
+        """Version, and length of each of the two texts: [3]."""
         numbers: Int64Array = self._shared[:_HEADER].view(torch.int64).numpy()
         return numbers
 
@@ -106,11 +106,10 @@ class Weighting:
     @property
     def changes(self) -> tuple[Change, ...]:
         """All changes so far, also those that the trainer makes while this worker runs."""
-        version = self.version
-        if version != self._read[0]:
-            num_bytes = int(self._numbers[1])
-            text = self._shared[_HEADER : _HEADER + num_bytes].numpy().tobytes()
-            self._read = (version, tuple(Change(**change) for change in json.loads(text)))
+        while (version := self.version) != self._read[0]:
+            text = self._text_of(version).numpy().tobytes()
+            if self.version == version:  # else the version after the next one may have been written over it meanwhile
+                self._read = (version, tuple(Change(**change) for change in json.loads(text)))
         return self._read[1]
 
     def add(self, epoch: int, sample: int, weights: WeightsSpec | None) -> None:
@@ -176,11 +175,17 @@ class Weighting:
 
     def _write(self, changes: tuple[Change, ...]) -> None:
         text = json.dumps([asdict(change) for change in changes]).encode()
-        if len(text) > SHARED_BYTES - _HEADER:
+        if len(text) > TEXT_BYTES:
             raise ConfigError(f"{len(changes)} changes of weights are too many for one run ({len(text)} bytes): begin another")
-        self._shared[_HEADER : _HEADER + len(text)] = torch.from_numpy(np.frombuffer(text, np.uint8).copy())  # [bytes]
-        self._numbers[1] = len(text)
-        self._numbers[0] += 1  # last: a worker that reads the new version finds the whole text
+        version = self.version + 1
+        self._numbers[1 + version % 2] = len(text)
+        self._text_of(version)[:] = torch.from_numpy(np.frombuffer(text, np.uint8).copy())  # [bytes]
+        self._numbers[0] = version  # last: a worker that reads the new version finds the whole text
+
+    def _text_of(self, version: int) -> torch.Tensor:
+        """Return the memory of a version's text, in which the version before the last one was: [bytes]."""
+        start = _HEADER + version % 2 * TEXT_BYTES
+        return self._shared[start : start + int(self._numbers[1 + version % 2])]
 
     def _rows_of(self, path: str | None) -> WeightedRows | None:
         """Return the rows of slots by the table at a path; None: a slot is a row."""
