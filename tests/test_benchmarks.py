@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import contenders, data, disks, driver
+from benchmarks.peers.case import Case
 from benchmarks.peers.driver import (
     CUT_OFF,
     ROOT,
@@ -30,11 +31,11 @@ from benchmarks.peers.driver import (
     takes_part,
 )
 from benchmarks.peers.job import Job, names
-from benchmarks.peers.measures import lru_bytes, run_epoch
+from benchmarks.peers.measures import lru_bytes, run_epoch, second_epoch
 from benchmarks.peers.profile import WORKER, counted, fold
 from benchmarks.peers.reasons import REASONS
 from benchmarks.peers.report import HEADLINE, Runs, headline, judge, page, read_results, with_headline
-from benchmarks.peers.workloads import BARS, CASES, HEADLINES, Case
+from benchmarks.peers.workloads import BARS, CASES, HEADLINES
 from sqlstream.cache import Cache
 from sqlstream.testing.nginx import find_nginx
 
@@ -64,6 +65,49 @@ def test_the_driver_runs_contenders_in_processes_and_the_report_shows_what_they_
     assert "| sqlstream | loose files |" in text
     assert "| plain torch | loose files |" in text
     assert "not measured" in text, "cases that were not run are not left out"
+
+
+@needs_nginx
+def test_a_second_epoch_as_users_write_it_counts_from_iter_with_own_transform_and_collate(settings: Settings) -> None:
+    (case,) = selected(CASES, ["users-warm-bytes-2"])
+    case = replace(case, contenders=("sqlstream",), prepares="")
+    prepare([case], settings)
+    run_rounds([case], settings)
+    (run,) = read_results(settings.results)[case.name]["sqlstream"]
+    assert run["samples_per_second"] == pytest.approx(settings.num_samples / run["seconds"]), run
+
+
+def test_what_users_write_is_the_same_for_contenders(settings: Settings, tmp_path: Path) -> None:
+    data.prepare(settings.place, settings.num_samples)
+    data.prepare_rows(settings.place, 100)
+    cases = {case.name: replace(case, options=case.options | {"num_workers": 0}) for case in CASES}
+    torch_job = job_of(cases["users-warm-bytes-0"], "plain_torch", settings)
+    stream = contenders.load("plain_torch").warm_bytes(torch_job)
+    (batch,) = stream.batches
+    assert (type(batch), {type(value) for value in batch}) == (list, {bytes}), "what the collate function gave"
+    figures = second_epoch(torch_job, lambda _: stream)
+    assert figures["samples_per_second"] > 0
+    own = replace(job_of(cases["users-start-100000"], "sqlstream", settings), num_rows=100, work=str(tmp_path))
+    for name in ("sqlstream", "plain_torch"):
+        first = next(iter(contenders.load(name).start(own).batches))
+        assert len(first) == own.batch_size
+        assert all(caption.startswith("a photo of thing") for caption in first), name
+
+
+def test_a_case_may_have_its_own_number_of_photos(settings: Settings) -> None:
+    (case,) = selected(CASES, ["users-cold-s3-20-20000"])
+    own = driver.settings_of(case, settings)
+    assert (own.num_samples, own.place) == (20_000, settings.place.with_name("photos-20000"))
+    assert driver.settings_of(replace(case, num_samples=0), settings) == settings
+
+
+def test_workers_start_anew_where_whole_epochs_are_counted(settings: Settings) -> None:
+    jobs = {case.name: job_of(case, case.contenders[0], settings) for case in CASES if not case.limit_share}
+    assert not jobs["users-warm-bytes-2"].has_persistent_workers
+    assert not jobs["users-cold-http-20-2000"].has_persistent_workers
+    assert jobs["users-cpu"].has_persistent_workers
+    assert jobs["warm-bytes-2"].has_persistent_workers
+    assert {case.group for case in CASES if case.options.get("as_users")} == {"users"}
 
 
 @needs_nginx
@@ -180,7 +224,7 @@ def test_the_readme_gets_the_figures_that_were_measured() -> None:
     assert [path for path in profiles if not (ROOT / path).is_file()] == [], "a reason is what a profile shows"
     start = {"sqlstream": [{"first_batch_seconds": 0.5}] * 2, "mosaicml": [{"first_batch_seconds": 1.0}] * 2}
     table = headline({"start-1000000": start})
-    assert "| time to the first batch, 10^6 rows, index built | 0.50 of MosaicML's |" in table
+    assert "| time to the first batch, 10^6 rows, index built, no workers | 0.50 of MosaicML's |" in table
     assert table.endswith("Medians of 2 rounds; 1 of 1 bars hold.")
     assert "belady" not in table, "what was not measured is not shown"
     assert with_headline(f"a\n{HEADLINE[0]}\nold\n{HEADLINE[1]}\nb", "new") == f"a\n{HEADLINE[0]}\n\nnew\n\n{HEADLINE[1]}\nb"

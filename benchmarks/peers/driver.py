@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import contenders, data, disks
+from benchmarks.peers.case import Case
 from benchmarks.peers.job import Job
 from benchmarks.peers.runner import MARK
-from benchmarks.peers.workloads import Case, judged
+from benchmarks.peers.workloads import judged
 from sqlstream.testing.nginx import Nginx
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,8 +35,9 @@ USUAL_SECONDS = 7.0
 """Of a run, where none was measured before: three of imports, three of work."""
 LOOK_SECONDS = 0.05
 ENTRIES = "sqlstream-entries-"
+SMALL_FILES = "litdata-files-"
 """Folders with a million small files."""
-BESIDE_TABLES = (ENTRIES, "bench", "sqlstream-cache", "arrow-rows-10000000", "mds-rows-10000000")
+BESIDE_TABLES = (ENTRIES, SMALL_FILES, "bench", "sqlstream-cache", "arrow-rows-10000000", "mds-rows-10000000")
 """Folders that starts at 10^6 rows do not read."""
 OURS = ("data", "part")
 """What sqlstream's limit covers; the rest of its directory is a bounded overhead."""
@@ -110,6 +112,13 @@ def selected(cases: Sequence[Case], only: Sequence[str]) -> list[Case]:
 def present(case: Case, settings: Settings) -> list[str]:
     """Return the contenders of a case that can run here."""
     return [name for name in case.contenders if contenders.can_run(name) and (name != "sds" or settings.sds)]
+
+
+def settings_of(case: Case, settings: Settings) -> Settings:
+    """Return the settings of a case, which may have a number of photos of its own."""
+    if not case.num_samples:
+        return settings
+    return replace(settings, place=settings.place.with_name(f"photos-{case.num_samples}"), num_samples=case.num_samples)
 
 
 def job_of(case: Case, contender: str, settings: Settings) -> Job:
@@ -193,8 +202,8 @@ def run_round(case: Case, contender: str, settings: Settings) -> Run:
     """Run one contender as often as a round of the case has it; return its median run, or the first that failed."""
     runs: list[Run] = []
     for _ in range(case.runs_a_round):
-        if case.prepares == "prepare" or case.runs_a_round > 1:  # a start of 10 ms would be twenty with pages from the disk
-            disks.read_all(settings.place, but=ENTRIES if case.prepares == "prepare" else BESIDE_TABLES)
+        if case.reads_photos or case.runs_a_round > 1:  # a start of 10 ms would be twenty with pages from the disk
+            disks.read_all(settings.place, but=(ENTRIES, SMALL_FILES) if case.reads_photos else BESIDE_TABLES)
         run = run_once(case, contender, settings)
         if case.figure not in run:
             return run
@@ -221,6 +230,11 @@ def _run_in(work: Path, case: Case, contender: str, settings: Settings) -> Run:
 
 def prepare(cases: Sequence[Case], settings: Settings) -> None:
     """Make the data, and every contender's own format of it; who fails here will fail in its cases, and say why."""
+    for own in dict.fromkeys(settings_of(case, settings) for case in cases):
+        _prepare([case for case in cases if settings_of(case, settings) == own], own)
+
+
+def _prepare(cases: Sequence[Case], settings: Settings) -> None:
     data.prepare(settings.place, settings.num_samples)
     wanted = {(name, case.prepares, int(case.options.get("num_rows", 0))) for case in cases for name in present(case, settings)}
     for num_rows in {num_rows for *_, num_rows in wanted} - {0}:
@@ -275,12 +289,13 @@ def run_rounds(cases: Sequence[Case], settings: Settings) -> None:
     measured = commit()
     for number in range(settings.rounds):
         for case in cases:
+            own = settings_of(case, settings)
             names = [name for name in present(case, settings) if takes_part(case, name, number)]
             first = number % len(names) if names else 0
             for name in names[first:] + names[:first]:
                 so_far = runs[case.name].setdefault(name, [])
                 was_cut_off = bool(so_far) and CUT_OFF in so_far[-1].get("error", "")
-                figures = {"error": so_far[-1]["error"]} if was_cut_off else run_round(case, name, settings)
+                figures = {"error": so_far[-1]["error"]} if was_cut_off else run_round(case, name, own)
                 so_far.append(figures | {"commit": measured})
                 shown = (
                     f"{figures[case.figure]:.6g} {case.unit}" if case.figure in figures else figures.get("error", "?")[-300:]

@@ -42,6 +42,8 @@ class Job:
     seed: int = 7
     sds: str = ""
     """A checkout of sds."""
+    as_users: bool = False
+    """The transforms and collate functions of `users`, in place of what a library brings."""
 
     def to_json(self) -> str:
         """Return it as a line."""
@@ -51,6 +53,11 @@ class Job:
     def from_json(cls, line: str) -> Job:
         """Return what `to_json` wrote."""
         return cls(**json.loads(line))
+
+    @property
+    def has_persistent_workers(self) -> bool:
+        """Whether workers outlive an epoch; where a whole epoch is counted, the start of its workers is part of it."""
+        return self.num_workers > 0 and not self.measure.endswith("_epoch")
 
     @property
     def data_path(self) -> Path:

@@ -68,6 +68,7 @@ def throughput(job: Job, begin: Callable[[Job], Stream]) -> Figures:
         "samples_per_second": num_samples / seconds,
         "cpu_us_per_sample": 1e6 * cpu / num_samples,
         "trainer_cpu_us_per_sample": 1e6 * own / num_samples,
+        "worker_cpu_us_per_sample": 1e6 * (cpu - own) / num_samples,
         "samples": num_samples,
     }
 
@@ -116,6 +117,37 @@ def one_pass(job: Job, begin: Callable[[Job], Stream]) -> Figures:
         "seconds": over - started,
         "cpu_us_per_sample": 1e6 * cpu / num_samples,
         "payload_bytes": num_bytes,
+    }
+
+
+def first_epoch(job: Job, begin: Callable[[Job], Stream]) -> Figures:
+    """Samples per second of a first epoch, from `iter` to its end: the start of workers counts."""
+    return whole_epochs(job, begin(job), seconds=0)
+
+
+def second_epoch(job: Job, begin: Callable[[Job], Stream]) -> Figures:
+    """The same, of epochs after a first one that brought all data, each from `iter` to its end."""
+    stream = begin(job)
+    run_epoch(stream)
+    return whole_epochs(job, stream, job.seconds)
+
+
+def whole_epochs(job: Job, stream: Stream, seconds: float) -> Figures:
+    """Count epochs, at least one, until so many seconds have gone."""
+    num_samples = num_epochs = 0
+    started, cpu, own = time.perf_counter(), cpu_seconds(), time.process_time()
+    while not num_epochs or time.perf_counter() - started < seconds:
+        num, _ = run_epoch(stream)
+        if num < FULL * job.num_samples:
+            raise RuntimeError(f"{job.contender}: an epoch gave {num} samples of {job.num_samples}")
+        num_samples += num
+        num_epochs += 1
+    taken, cpu, own = time.perf_counter() - started, cpu_seconds() - cpu, time.process_time() - own
+    return {
+        "samples_per_second": num_samples / taken,
+        "seconds": taken / num_epochs,
+        "cpu_us_per_sample": 1e6 * cpu / num_samples,
+        "trainer_cpu_us_per_sample": 1e6 * own / num_samples,
     }
 
 
@@ -183,6 +215,8 @@ MEASURES: dict[str, Callable[[Job, Any], Figures]] = {
     "throughput": throughput,
     "lookups": lookups,
     "one_pass": one_pass,
+    "first_epoch": first_epoch,
+    "second_epoch": second_epoch,
     "two_passes": two_passes,
     "first_batch": first_batch,
     "memory": memory,

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.peers import contenders
+from benchmarks.peers.case import Case
 from benchmarks.peers.report import Runs, figures
-from benchmarks.peers.workloads import CASES, Case
+from benchmarks.peers.workloads import CASES
 
 OURS, THEIRS = "#1f77b4", "#b0b0b0"
 

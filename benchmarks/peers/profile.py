@@ -23,11 +23,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.case import Case
 from benchmarks.peers.contenders import load
-from benchmarks.peers.driver import LIMIT_SECONDS, ROOT, Settings, in_group, job_of, prepare, selected, server
+from benchmarks.peers.driver import LIMIT_SECONDS, ROOT, Settings, in_group, job_of, prepare, selected, server, settings_of
 from benchmarks.peers.job import Job
 from benchmarks.peers.measures import run_epoch, weigh
-from benchmarks.peers.workloads import CASES, Case
+from benchmarks.peers.workloads import CASES
 
 HERTZ = 500
 SHOWN = 40
@@ -77,7 +78,7 @@ def work_of(job: Job) -> Callable[[], int]:
         return lambda: sum(len(lookup.get(index)) > 0 for index in range(0, job.num_samples, 7))
     if job.measure == "first_batch":
         return lambda: len(next(iter(begin(job).batches)))
-    if job.measure in ("one_pass", "two_passes"):
+    if job.measure in ("one_pass", "two_passes", "first_epoch"):
         numbers = iter(range(1_000_000))
 
         def from_nothing() -> int:
@@ -120,6 +121,7 @@ def fold(stacks: str, role: str = TRAINER) -> list[str]:
 
 def profile(case: Case, settings: Settings, num_workers: int, idle: bool) -> str:
     """Profile one case in a process of its own; return the text."""
+    settings = settings_of(case, settings)
     with tempfile.TemporaryDirectory(prefix="sqlstream-bench-") as work:
         with server(case, settings, Path(work) / "log") as url:
             job = replace(job_of(case, "sqlstream", settings), work=work, endpoint=url, num_workers=num_workers)

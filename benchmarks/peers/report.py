@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import contenders, data
+from benchmarks.peers.case import SHORT_RUNS, Bar, Case
 from benchmarks.peers.driver import LIMIT_SECONDS, ROUNDS_BESIDE, Run, Settings
 from benchmarks.peers.reasons import NOT_COMPARABLE, REASONS
-from benchmarks.peers.workloads import BARS, CASES, HEADLINES, SHORT_RUNS, Bar, Case
+from benchmarks.peers.workloads import BARS, CASES, HEADLINES
 
 DISTRIBUTIONS = (
     "torch mosaicml-streaming litdata webdataset datasets torchvision obstore pyarrow numpy pillow simplejpeg".split()
@@ -218,6 +219,12 @@ def page(results: Mapping[str, Runs], settings: Settings, plots: Sequence[str]) 
         f"{LIMIT_SECONDS} s is cut off, and not run again in that case. Each run writes into a directory of its own, which "
         "ext4 is asked to put far from the last one's (`benchmarks/peers/disks.py` says why); before it the data is "
         "read once. To resume is to load a state that was saved before, from a file.",
+        "",
+        "**As users write it**: cases whose titles begin so have the same transform (a plain class that opens and reads the "
+        "file, where the library gives a path) and the same collate function for all (`benchmarks/peers/users.py`), no setting "
+        "that favours a contender, and count whole epochs from `iter(loader)` to the end, the start of workers in it; a second "
+        "epoch is a new `iter` of the same loader, after a first one that brought all data from the server. All other cases "
+        "take what each library brings for the purpose, and rates after the first batch.",
         "",
         "## Bars",
         "",

@@ -2,61 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-LOOSE_PEERS = ("litdata_raw", "sds")
-TENSOR_PEERS = ("plain_torch", "litdata_raw", "mosaicml", "litdata_chunks", "webdataset", "huggingface")
+from benchmarks.peers import as_users
+from benchmarks.peers.case import LOOSE_PEERS, SHORT_RUNS, TENSOR_PEERS, Bar, Case
+
 VIEWS = "1.5 times the best with loose samples, as views"
 ALL = ("sqlstream", "plain_torch", "litdata_raw", "sds", "mosaicml", "litdata_chunks", "webdataset", "huggingface")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One comparison."""
-
-    name: str
-    group: str
-    """What `ONLY` selects."""
-    title: str
-    workload: str
-    """The contenders' function."""
-    measure: str
-    figure: str
-    """Which of the measure's figures is compared."""
-    unit: str
-    contenders: tuple[str, ...]
-    is_higher_better: bool = True
-    latency_ms: int = 0
-    needs_server: bool = False
-    limit_share: float | None = None
-    """Of the data's bytes."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Fields of the job."""
-    functions: dict[str, str] = field(default_factory=dict)
-    """Another function for some contenders: shards have a name of their own."""
-    prepares: str = "prepare"
-    """The contenders' function that makes what the case needs."""
-    runs_a_round: int = 1
-    """Of each contender, one after the other; the median one counts. Several where the figure is some milliseconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """What sqlstream should reach in a case, as a ratio to others or as a figure."""
-
-    case: str
-    text: str
-    against: tuple[str, ...] = ()
-    """The best of these; empty: the figure itself."""
-    limit: float
-    is_at_least: bool = True
-    figure: str = ""
-    """Another figure than the case's."""
-    contender: str = "sqlstream"
-    over: str = ""
-    """Divide by this figure of sqlstream itself in the same case, or by the case's in the case of that name."""
 
 
 def _warm() -> list[Case]:
@@ -149,10 +102,6 @@ RESUMED_ROWS = 1_000_000
 """Of the case that resumes, and of the fresh start that it is compared with."""
 
 
-SHORT_RUNS = 5
-"""A hundredth of a second, and its pages may have left memory since the last round: the first run is often twice the others."""
-
-
 def _start(name: str, num_rows: int, workload: str, title: str, peers: tuple[str, ...]) -> Case:
     is_resume = workload == "resume"
     return Case(
@@ -240,8 +189,9 @@ RANDOM = Case(
     is_higher_better=False,
     contenders=("sqlstream", "plain_torch", "litdata_raw", "mosaicml", "litdata_chunks", "huggingface"),
 )
-CASES = [*_warm(), RANDOM, *_cold(), *_squeeze(), *_rows(), *_scale(), *_flat()]
+CASES = [*as_users.cases(), *_warm(), RANDOM, *_cold(), *_squeeze(), *_rows(), *_scale(), *_flat()]
 BARS = [
+    *as_users.BARS,
     Bar(case="warm-bytes-0", text="at least 0.75 of plain torch", against=("plain_torch",), limit=0.75),
     Bar(case="warm-bytes-0", text="above every peer with loose samples", against=LOOSE_PEERS, limit=1.0),
     Bar(case="warm-bytes-2", text="1.5 times the best with loose samples", against=("plain_torch", *LOOSE_PEERS), limit=1.5),
@@ -289,14 +239,16 @@ BARS = [
 ]
 
 _PEERS_LOOSE, _DECODED = "1.5 times the best with loose files", "1.4 times the best peer"
+_OWN = "with `LoadFromDiskTransform` and no collate function of one's own"
 HEADLINES = [
+    *as_users.HEADLINES,
     (
-        "cold over S3, loose objects, 20 and 50 ms of latency",
+        "cold over S3, 20 and 50 ms of latency, with `LoadFromDiskTransform`, after the first batch",
         "{:.1f} and {:.1f} times the best peer with loose objects",
         (("cold-s3-20", _PEERS_LOOSE), ("cold-s3-50", _PEERS_LOOSE)),
     ),
     (
-        "the same at 32 requests at a time, no workers, seconds of the whole run",
+        "cold over S3 at 32 requests at a time, no workers, seconds of the whole run",
         "{:.2f} of bare obstore threads that write files",
         (("cold-threads", "0.85 of raw obstore at equal threads: at most 1.18 times its seconds, from opening to the end"),),
     ),
@@ -310,7 +262,7 @@ HEADLINES = [
         ),
     ),
     (
-        "time to the first batch, 10^6 rows, index built",
+        "time to the first batch, 10^6 rows, index built, no workers",
         "{:.2f} of MosaicML's",
         (("start-1000000", "not slower than MosaicML"),),
     ),
@@ -320,22 +272,22 @@ HEADLINES = [
         (("memory-1000000", "below every peer"), ("memory-10000000", "flat: 1.2 times 1e+05 rows")),
     ),
     (
-        "cached JPEGs to 256×256 tensors, 2 workers",
-        "{:.2f} times the best peer; {:.2f} with the decoder that peers have",
+        "cached JPEGs to 256×256 tensors, 2 workers, with `DecodeResizedImageTransform`",
+        "{:.2f} times the best peer; {:.2f} with the decoder that peers have and `seed_transforms=False`",
         (("warm-tensors", _DECODED), ("warm-tensors", "at least the best peer, same decoder")),
     ),
     (
-        "cached bytes, 0 workers",
+        f"cached bytes, no workers, {_OWN}",
         "{:.2f} of a plain torch dataset over the same files; {:.2f} times the best peer with loose samples",
         (("warm-bytes-0", "at least 0.75 of plain torch"), ("warm-bytes-0", "above every peer with loose samples")),
     ),
     (
-        "cached bytes, 2 workers",
+        f"the same, 2 workers, {_OWN}",
         "{:.2f} times the best of them",
         (("warm-bytes-2", "1.5 times the best with loose samples"),),
     ),
     (
-        "CPU of a cached sample",
+        f"CPU of a cached sample, {_OWN}",
         "{:.2f} times as much with 10^6 cached samples as with 10^4; {:.2f} times with 8 workers as with 1",
         (("flat-1000000", "flat: 1.2 times 1e+04 samples"), ("scale-8", "flat: 1.2 times 1 worker")),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from streaming.base.util import clean_stale_shared_memory
 
+from benchmarks.peers import users
 from benchmarks.peers.contenders import SHARDS
 from benchmarks.peers.data import once, rows_path
 from benchmarks.peers.decode import decode_with_pillow
@@ -69,11 +71,15 @@ def _dataset(job: Job, kind: type[StreamingDataset] = StreamingDataset, **option
     return kind(batch_size=job.batch_size, shuffle=True, shuffle_seed=job.seed, **options)
 
 
-def _loader(job: Job, dataset: StreamingDataset, field: str = "image") -> Stream:
+def _loader(job: Job, dataset: StreamingDataset, field: str = "image", collate: Callable[[Any], Any] | None = None) -> Stream:
     loader = StreamingDataLoader(
-        dataset, batch_size=job.batch_size, num_workers=job.num_workers, persistent_workers=job.num_workers > 0
+        dataset,
+        batch_size=job.batch_size,
+        num_workers=job.num_workers,
+        persistent_workers=job.has_persistent_workers,
+        collate_fn=collate,
     )
-    return Stream(batches=loader, payload=lambda batch: batch[field])
+    return Stream(batches=loader, payload=lambda batch: batch if collate else batch[field])
 
 
 class Decoded(StreamingDataset):  # type: ignore[misc]  # untyped
@@ -84,19 +90,38 @@ class Decoded(StreamingDataset):  # type: ignore[misc]  # untyped
         return {"image": decode_with_pillow(sample["image"]), "label": sample["label"]}
 
 
+class Transformed(StreamingDataset):  # type: ignore[misc]  # untyped
+    """Transforms in `__getitem__`, as its documentation shows."""
+
+    def __init__(self, *, transform: Callable[[users.Sample], Any], **options: Any) -> None:
+        super().__init__(**options)
+        self._transform = transform
+
+    def __getitem__(self, index: int) -> Any:
+        return self._transform(super().__getitem__(index))
+
+
+def _transformed(job: Job, shards: Path, transform: Callable[[users.Sample], Any]) -> StreamingDataset:
+    return _dataset(job, Transformed, local=str(shards), transform=transform)
+
+
 def warm_bytes(job: Job) -> Stream:
     """Return the photos' bytes."""
+    if job.as_users:
+        return _loader(job, _transformed(job, _shards(job), users.Read()), collate=users.listed)
     return _loader(job, _dataset(job, local=str(_shards(job))))
 
 
 def warm_tensors(job: Job) -> Stream:
     """Return decoded photos."""
+    if job.as_users:
+        return _loader(job, _transformed(job, _shards(job), users.Decode()), collate=users.stacked)
     return _loader(job, _dataset(job, Decoded, local=str(_shards(job))))
 
 
 def random_access(job: Job) -> Lookup:
     """Return a photo by its number."""
-    dataset = _dataset(job, local=str(_shards(job)))
+    dataset = _transformed(job, _shards(job), users.Read()) if job.as_users else _dataset(job, local=str(_shards(job)))
     return Lookup(get=lambda index: dataset[index]["image"])
 
 
@@ -110,6 +135,8 @@ def _remote(job: Job, name: str = "mds", **options: Any) -> StreamingDataset:
 
 def cold_shards(job: Job) -> Stream:
     """Return the photos from shards on the server."""
+    if job.as_users:
+        return _loader(job, _remote(job, kind=Transformed, transform=users.Read()), collate=users.listed)
     return _loader(job, _remote(job))
 
 
@@ -121,4 +148,6 @@ def squeeze(job: Job) -> Stream:
 
 def start(job: Job) -> Stream:
     """Return rows of a table."""
+    if job.as_users:
+        return _loader(job, _transformed(job, _rows(job), users.Lower()), collate=users.captions)
     return _loader(job, _dataset(job, local=str(_rows(job))), "caption")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow.parquet as pq
+import urllib3
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.peers import users
 from benchmarks.peers.contenders import LOOSE
 from benchmarks.peers.data import rows_path
 from benchmarks.peers.decode import decode_with_pillow
@@ -17,8 +20,11 @@ TITLE = "plain torch"
 FORMAT = LOOSE
 SETTINGS = (
     "map-style Dataset that opens, reads and closes local files, shuffle=True, persistent workers; tensors: Pillow, as "
-    "torchvision's ImageFolder decodes by default; rows: a list of dicts"
+    "torchvision's ImageFolder decodes by default; rows: a list of dicts; cold HTTP: `__getitems__` gets a batch with 16 "
+    "threads in each worker, by one urllib3 pool, and keeps nothing"
 )
+NUM_THREADS = 16
+"""Of each worker that gets objects: with two workers as many requests at a time as raw obstore."""
 
 
 class Files(Dataset[Any]):
@@ -37,45 +43,96 @@ class Files(Dataset[Any]):
         return data if self._decode is None else self._decode(data)
 
 
-def _loader(job: Job, dataset: Dataset[Any]) -> Stream:
+class Samples(Dataset[Any]):
+    """Samples that name something, through a transform.
+
+    Args:
+        samples: Dicts.
+        transform: Takes a sample, and gives one.
+    """
+
+    def __init__(self, samples: Sequence[users.Sample], transform: Callable[[users.Sample], Any]) -> None:
+        self._samples = samples
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._transform(dict(self._samples[index]))
+
+
+class Remote(Samples):
+    """Samples that name objects of a web server; those of a batch are got together."""
+
+    _pool: urllib3.PoolManager | None = None
+    """Of this process, made at its first batch."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        if self._pool is None:
+            self._pool = urllib3.PoolManager(maxsize=NUM_THREADS)
+            self._threads = ThreadPoolExecutor(NUM_THREADS)
+        return list(self._threads.map(self._get, indices))
+
+    def _get(self, index: int) -> Any:
+        assert self._pool is not None
+        answer = self._pool.request("GET", self._samples[index]["image"])
+        if answer.status != 200:
+            raise RuntimeError(f"{self._samples[index]['image']}: {answer.status}")
+        return self._transform({"image": answer.data})
+
+
+def _files(job: Job, transform: Callable[[users.Sample], Any]) -> Samples:
+    return Samples([{"image": str(job.photos / name)} for name in names(job.num_samples)], transform)
+
+
+def _loader(job: Job, dataset: Dataset[Any], collate: Callable[[Any], Any] | None = None) -> Stream:
     loader = DataLoader(
         dataset,
         batch_size=job.batch_size,
         shuffle=True,
         num_workers=job.num_workers,
-        persistent_workers=job.num_workers > 0,
+        persistent_workers=job.has_persistent_workers,
+        collate_fn=collate,
     )
     return Stream(batches=loader, payload=lambda batch: batch)
 
 
 def warm_bytes(job: Job) -> Stream:
     """Return the files' bytes."""
+    if job.as_users:
+        return _loader(job, _files(job, users.Read()), users.listed)
     return _loader(job, Files(job))
 
 
 def warm_tensors(job: Job) -> Stream:
     """Return decoded photos."""
+    if job.as_users:
+        return _loader(job, _files(job, users.Decode()), users.stacked)
     return _loader(job, Files(job, decode_with_pillow))
+
+
+def cold_loose(job: Job) -> Stream:
+    """Return the photos from a web server, as users write it."""
+    samples = [{"image": job.url(f"photos/{name}")} for name in names(job.num_samples)]
+    return _loader(job, Remote(samples, users.Read()), users.listed)
 
 
 def random_access(job: Job) -> Lookup:
     """Return a file by its number."""
+    if job.as_users:
+        files = _files(job, users.Read())
+        return Lookup(get=lambda index: files[index]["image"])
     return Lookup(get=Files(job).__getitem__)
 
 
-class Rows(Dataset[Any]):
-    """A table as a list of dicts: what a script does that reads its annotations at start."""
-
-    def __init__(self, job: Job) -> None:
-        self._rows = pq.read_table(rows_path(job.data_path, job.num_rows)).to_pylist()
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._rows[index]["caption"]
+def _caption(row: users.Sample) -> Any:
+    return row["caption"]
 
 
 def start(job: Job) -> Stream:
-    """Return rows of a table."""
-    return _loader(job, Rows(job))
+    """Return rows of a table as a list of dicts: what a script does that reads its annotations at start."""
+    rows = pq.read_table(rows_path(job.data_path, job.num_rows)).to_pylist()
+    if job.as_users:
+        return _loader(job, Samples(rows, users.Lower()), users.captions)
+    return _loader(job, Samples(rows, _caption))

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers import users
 from benchmarks.peers.contenders import LOOSE
-from benchmarks.peers.data import once, rows_path
+from benchmarks.peers.data import LINKS_A_FILE, SMALL_BYTES, once, rows_path, write_small_files
 from benchmarks.peers.decode import decode_with_pillow
 from benchmarks.peers.disks import read_all
 from benchmarks.peers.job import Job, Lookup, Stream
@@ -18,10 +19,6 @@ from sqlstream import Cache, StreamingDataLoader, StreamingDataset
 from sqlstream.cache.model.refs import ObjectRef, charged_bytes
 from sqlstream.transforms.presets import DecodeResizedImageTransform, LoadFromDiskTransform
 
-SMALL_BYTES = 1024
-"""Of each object where the number of cached objects is what counts."""
-LINKS_A_FILE = 50_000
-"""ext4 allows 65 000 names of a file."""
 NO_SERVER = {"anon": True, "endpoint_url": "http://127.0.0.1:9", "region": "us-east-1"}
 """Of entries that were put into a cache without a download."""
 
@@ -61,8 +58,8 @@ def open_dataset(job: Job, cache: Path, **options: Any) -> StreamingDataset:
 
 
 def warm_cache(job: Job) -> Path:
-    """Return the cache that `prepare` filled."""
-    return job.data_path / "sqlstream-cache"
+    """Return the cache that `prepare` filled; an empty one, where there is a server."""
+    return job.work_path / "cache" if job.endpoint else job.data_path / "sqlstream-cache"
 
 
 def prepare(job: Job) -> None:
@@ -70,7 +67,7 @@ def prepare(job: Job) -> None:
 
     def fill() -> None:
         (job.data_path / "sqlstream-cache.endpoint").write_text(job.endpoint)
-        with open_dataset(job, warm_cache(job)) as dataset:
+        with open_dataset(job, job.data_path / "sqlstream-cache") as dataset:
             for _ in dataset:
                 pass
 
@@ -80,8 +77,14 @@ def prepare(job: Job) -> None:
 def load(dataset: StreamingDataset, job: Job, field: str = "image", **options: Any) -> Stream:
     """Return the dataset's batches."""
     loader = StreamingDataLoader(
-        dataset, batch_size=job.batch_size, num_workers=job.num_workers, persistent_workers=job.num_workers > 0, **options
+        dataset,
+        batch_size=job.batch_size,
+        num_workers=job.num_workers,
+        persistent_workers=job.has_persistent_workers,
+        **options,
     )
+    if "collate_fn" in options:
+        return Stream(batches=loader, payload=lambda batch: batch)
     return Stream(batches=loader, payload=lambda batch: views_of(batch[field]), rows=lambda batch: batch["__row__"].tolist())
 
 
@@ -90,14 +93,21 @@ def views_of(values: Any) -> Any:
     return values.views() if hasattr(values, "views") else values
 
 
+def _bytes(job: Job, cache: Path, **options: Any) -> Stream:
+    if job.as_users:
+        return load(open_dataset(job, cache, transforms=[users.Read()], **options), job, collate_fn=users.listed)
+    return load(open_dataset(job, cache, transforms=[LoadFromDiskTransform(["image"])], **options), job)
+
+
 def warm_bytes(job: Job) -> Stream:
     """Return the bytes of cached photos."""
-    transforms = [LoadFromDiskTransform(["image"])]
-    return load(open_dataset(job, warm_cache(job), transforms=transforms), job)
+    return _bytes(job, warm_cache(job))
 
 
 def warm_tensors(job: Job) -> Stream:
     """Return decoded photos, by our own decoder."""
+    if job.as_users:
+        return load(open_dataset(job, warm_cache(job), transforms=[users.Decode()]), job, collate_fn=users.stacked)
     transforms = [DecodeResizedImageTransform("image", resolution=(256, 256))]
     return load(open_dataset(job, warm_cache(job), transforms=transforms), job)
 
@@ -116,13 +126,14 @@ def warm_same_decoder(job: Job) -> Stream:
 
 def random_access(job: Job) -> Lookup:
     """Return a cached photo by its row."""
-    dataset = open_dataset(job, warm_cache(job), transforms=[LoadFromDiskTransform(["image"])])
+    transform = users.Read() if job.as_users else LoadFromDiskTransform(["image"])
+    dataset = open_dataset(job, warm_cache(job), transforms=[transform])
     return Lookup(get=lambda index: dataset[index]["image"])
 
 
 def cold_loose(job: Job) -> Stream:
     """Return the photos from the server, with an empty cache."""
-    return load(open_dataset(job, job.work_path / "cache", transforms=[LoadFromDiskTransform(["image"])]), job)
+    return _bytes(job, job.work_path / "cache")
 
 
 def squeeze(job: Job) -> Stream:
@@ -132,11 +143,10 @@ def squeeze(job: Job) -> Stream:
 
 def squeeze_belady(job: Job) -> Stream:
     """The same, with the policy that knows the order."""
-    transforms = [LoadFromDiskTransform(["image"])]
-    return load(open_dataset(job, job.work_path / "cache", transforms=transforms, eviction_policy="belady"), job)
+    return _bytes(job, job.work_path / "cache", eviction_policy="belady")
 
 
-def _rows(job: Job) -> StreamingDataset:
+def _rows(job: Job, **options: Any) -> StreamingDataset:
     return StreamingDataset(
         str(rows_path(job.data_path, job.num_rows)),
         job.data_path / "sqlstream-rows",
@@ -144,6 +154,7 @@ def _rows(job: Job) -> StreamingDataset:
         shuffle_seed=job.seed,
         batch_size=job.batch_size,
         show_progress=False,
+        **options,
     )
 
 
@@ -154,6 +165,8 @@ def prepare_rows(job: Job) -> None:
 
 def start(job: Job) -> Stream:
     """Return rows of a table whose index is built."""
+    if job.as_users:
+        return load(_rows(job, transforms=[users.Lower()]), job, collate_fn=users.captions)
     return load(_rows(job), job, "caption")
 
 
@@ -217,11 +230,7 @@ def prepare_entries(job: Job) -> None:
 
 def _add_entries(cache: Cache, refs: Sequence[ObjectRef]) -> None:
     paths = [cache._directory.disk.data_path(ref.key, ref.ext) for ref in refs]
-    for directory in {os.path.dirname(path) for path in paths}:
-        os.makedirs(directory, exist_ok=True)
-    Path(paths[0]).write_bytes(bytes(SMALL_BYTES))
-    for path in paths[1:]:
-        os.link(paths[0], path)
+    write_small_files(paths)
     charge = charged_bytes(SMALL_BYTES)
     with cache._directory.ledger.transaction() as tx:
         tx.connection.executemany(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import webdataset as wds
 
+from benchmarks.peers import users
 from benchmarks.peers.contenders import SHARDS
 from benchmarks.peers.data import once
 from benchmarks.peers.decode import decode_with_pillow
@@ -46,24 +47,35 @@ def _decoded(sample: tuple[bytes]) -> Any:
     return decode_with_pillow(sample[0])
 
 
+def _transformed(transform: users.Read) -> Any:
+    wrapped = users.Wrap(transform)
+    return lambda sample: wrapped(sample[0])
+
+
 def _stream(job: Job, urls: list[str], make: Any, collate: Any = list) -> Stream:
     dataset = wds.WebDataset(urls, shardshuffle=len(urls), workersplitter=wds.split_by_worker, empty_check=False)
     dataset = dataset.shuffle(1000).to_tuple("jpg").map(make).batched(job.batch_size, collation_fn=collate)
-    loader = wds.WebLoader(dataset, batch_size=None, num_workers=job.num_workers, persistent_workers=job.num_workers > 0)
+    loader = wds.WebLoader(dataset, batch_size=None, num_workers=job.num_workers, persistent_workers=job.has_persistent_workers)
     return Stream(batches=loader, payload=lambda batch: batch)
 
 
 def warm_bytes(job: Job) -> Stream:
     """Return the photos' bytes."""
+    if job.as_users:
+        return _stream(job, sorted(map(str, _shards(job).glob("*.tar"))), _transformed(users.Read()), users.listed)
     return _stream(job, sorted(map(str, _shards(job).glob("*.tar"))), _bytes_of)
 
 
 def warm_tensors(job: Job) -> Stream:
     """Return decoded photos."""
+    if job.as_users:
+        return _stream(job, sorted(map(str, _shards(job).glob("*.tar"))), _transformed(users.Decode()), users.stacked)
     return _stream(job, sorted(map(str, _shards(job).glob("*.tar"))), _decoded, torch.stack)
 
 
 def cold_shards(job: Job) -> Stream:
     """Return the photos from shards on the server."""
     urls = [f"{job.endpoint}/bench/tar/{path.name}" for path in sorted(_shards(job).glob("*.tar"))]
+    if job.as_users:
+        return _stream(job, urls, _transformed(users.Read()), users.listed)
     return _stream(job, urls, _bytes_of)
