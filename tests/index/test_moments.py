@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sqlstream.config import JoinOptions
 from sqlstream.index.file.index import Index
 from sqlstream.index.sql.moments import with_whole_moments
 from sqlstream.index.sql.sandbox import run_query
 from tests.index.lazily import open_lazily, rows_of
-from tests.index.sources import build
+from tests.index.sources import all_rows, build
 
 UNITS: list[Any] = ["s", "ms", "us", "ns"]
 MOMENTS = [
@@ -93,3 +94,31 @@ def test_a_lazy_index_and_weights_compare_alike(tmp_path: Path) -> None:
 )
 def test_what_is_no_comparison_with_a_moment_stays_as_it_is(kept: str, index: Index) -> None:
     assert with_whole_moments(kept, index.columns) == kept
+
+
+def mixed(n: int, unit: Any) -> pa.Table:
+    return pa.table({"n": [n, n + 1], "m": pa.array([dt.datetime(2024, 1, 31), dt.datetime(2024, 2, 1)], pa.timestamp(unit))})
+
+
+def equal_and_later(index: Index) -> list[list[int]]:
+    conditions = ("m = '2024-01-31'", "m >= '2024-02-01' AND n IN (SELECT max(n) FROM dataframe GROUP BY m)")
+    return [[n for (n,) in run_query(index, f"SELECT n FROM dataframe WHERE {where} ORDER BY n")[1]] for where in conditions]
+
+
+@pytest.mark.parametrize("units", [("s", "us"), ("ns", "s"), ("ms", "ns")], ids="-".join)
+def test_files_of_other_units_are_compared_by_the_moment(units: tuple[str, str], tmp_path: Path) -> None:
+    index = build(tmp_path, [mixed(0, units[0]), mixed(2, units[1])])
+    assert equal_and_later(index) == [[0, 2], [3]]
+    assert [row["m"] for row in all_rows(index)] == [dt.datetime(2024, 1, 31), dt.datetime(2024, 2, 1)] * 2
+
+
+def test_so_are_those_of_a_source_that_grew_of_a_lazy_index_and_of_a_joined_table(tmp_path: Path) -> None:
+    for n, unit in ((0, "ms"), (2, "us")):
+        pq.write_table(mixed(n, unit), tmp_path / f"{n}.parquet")
+        grown = build(tmp_path, tmp_path / "*.parquet")
+    assert equal_and_later(grown) == [[0, 2], [3]]
+    lazy = open_lazily(tmp_path, tmp_path / "*.parquet", where="m = '2024-01-31'")
+    assert [row["n"] for row in rows_of(lazy)] == [0, 2]
+    own = pa.table({"n": range(4)})
+    join = JoinOptions(tables={"moments": str(tmp_path / "*.parquet")}, on="n")
+    assert equal_and_later(build(tmp_path, own, join=join)) == [[0, 2], [3]]

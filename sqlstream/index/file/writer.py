@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+from pyarrow.types import is_timestamp
 
 from sqlstream import __version__
 from sqlstream.index.file.connection import read_columns
@@ -46,6 +47,7 @@ _PRAGMAS = (
     "cache_size=-16000",
     f"application_id={APPLICATION_ID}",
 )
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _KEYS_AT_A_TIME = 65_536
 _ROWS_A_STATEMENT = 100  # more is not faster, and the statement grows
 _SCHEMA = """
@@ -94,6 +96,8 @@ class IndexWriter:
         self._columns: dict[str, Column] = {}
         self._taken = {identity(ROW)}
         self._sources: list[_Source] = []
+        self._short_moments: set[str] = set()
+        """Columns of moments of which some may have fewer digits than the others."""
         self._last_names: list[str] = []
         """Columns of the source begun last."""
         self._keys = KeyCheck(key_column)
@@ -111,6 +115,8 @@ class IndexWriter:
             self._columns[column.name] = column
             self._taken.add(identity(column.physical))
             self._schema.take(column.field, "the files that were indexed before")
+            if is_timestamp(column.field.type):
+                self._short_moments.add(column.name)
         for url, size_bytes, etag, first_row, digest in db.execute(
             "SELECT url, size_bytes, etag, first_row, identity FROM sources ORDER BY position"
         ):
@@ -165,8 +171,11 @@ class IndexWriter:
         Raises:
             SchemaError: They conflict with those of an earlier file.
         """
+        before = dict(self._schema.fields)
         self._schema.merge(schema, urls.redact(source.url))
         for name, field in self._schema.fields.items():
+            if name in before and is_timestamp(before[name].type) and field.type != before[name].type:
+                self._short_moments.add(name)
             if name not in self._columns:
                 self.add_column(field, declared(field))
         self._sources.append(_Source(source, self.num_rows, digest))
@@ -207,6 +216,7 @@ class IndexWriter:
         """
         columns: dict[str, list[Any]] = {}
         arrays = zip(batch.schema.names, batch.columns, strict=True)
+        self._short_moments |= {name for name in stored or () if is_timestamp(self._schema.fields[name].type)}
         encoded_columns = {name: self._encoded(name, array) for name, array in arrays} | dict(stored or {})
         for name, encoded in encoded_columns.items():
             columns[name] = encoded.values
@@ -221,6 +231,9 @@ class IndexWriter:
         )
 
     def _encoded(self, name: str, array: pa.Array[Any]) -> Encoded:
+        kind = self._schema.fields[name].type
+        if is_timestamp(kind) and array.type != kind:
+            self._short_moments.add(name)
         return encode_named(array, self._schema.fields[name], urls.redact(self._sources[-1].file.url))
 
     def write_values(self, columns: Mapping[str, Sequence[Any]], as_written: Mapping[str, Sequence[Any]] | None = None) -> None:
@@ -282,8 +295,9 @@ class IndexWriter:
         }
         rule = {} if self.row_rule is None else {"row_rule": self.row_rule}
         db.executemany("INSERT INTO meta VALUES (?, ?)", {**own, **rule, **meta}.items())
+        shown = [_shown(column, with_all_digits=column.name in self._short_moments) for column in columns]
         for view in VIEWS:
-            db.execute(f"CREATE VIEW {view} AS SELECT {', '.join([ROW, *map(_shown, columns)])} FROM rows")
+            db.execute(f"CREATE VIEW {view} AS SELECT {', '.join([ROW, *shown])} FROM rows")
         db.execute("COMMIT")
         self.close()
         if self._room is not None:
@@ -312,11 +326,27 @@ def _readable(field: pa.Field[Any]) -> str:
     return "uuid" if own == UUID else "json" if own else str(field.type)
 
 
-def _shown(column: Column) -> str:
-    """Return the column as users' SQL sees it."""
+def _shown(column: Column, *, with_all_digits: bool) -> str:
+    """Return the column as users' SQL sees it.
+
+    Args:
+        column: The column.
+        with_all_digits: Its values are moments, of which some have too few digits: texts of one moment must be equal.
+    """
     name = quote(column.physical)
     wanted = affinity(column.field)
+    if with_all_digits:
+        return f"CAST({_padded(name, _DIGITS[column.field.type.unit])} AS {wanted}) AS {name}"
     value = f"CASE typeof({name}) WHEN 'text' THEN NULL ELSE {name} END" if column.has_nan else name
     if wanted != "BLOB" and (column.has_nan or wanted != column.declared):
         value = f"CAST({value} AS {wanted})"
     return value if value == name else f"{value} AS {name}"
+
+
+def _padded(name: str, num_digits: int) -> str:
+    """Return the expression of texts of moments with so many digits of the second, those of years beyond four digits apart."""
+    bare = len("2024-02-29 12:30:00")
+    have = [digits for digits in _DIGITS.values() if digits < num_digits]
+    cases = [(bare + 1 + digits if digits else bare, ("" if digits else ".") + "0" * (num_digits - digits)) for digits in have]
+    whens = " ".join(f"WHEN {length} THEN {name} || '{zeros}'" for length, zeros in cases)
+    return f"CASE length({name}) {whens} ELSE {name} END" if whens else name
