@@ -25,6 +25,8 @@ def test_examples_in_the_docstrings_hold() -> None:
         ("simplecache::s3://b/k", "simplecache"),
         ("C:weird", "file"),
         ("time 12:30://x", "file"),
+        ("a::b.txt", "file"),
+        ("img::1/x.txt", "file"),
     ],
 )
 def test_scheme_of_a_url(url: str, expected: str) -> None:

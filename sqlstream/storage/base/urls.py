@@ -1,7 +1,7 @@
 """URLs and local paths as text. Pure: nothing here touches disk or network.
 
-A URL is `scheme://…`; whatever has no scheme is a local path. Names are kept as they are spelled (keys of an object store
-may hold any character): only what is said below is cut off.
+A URL is `scheme://…`, or a chain `scheme::scheme://…`; what has no `://` is a local path (`a::b.txt`). Names are kept as they
+are spelled (keys of an object store may hold any character): only what is said below is cut off.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from urllib.parse import unquote
 
 from sqlstream.errors import ConfigError, ObjectNotFoundError
 
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)(?:::|://)", re.IGNORECASE)
-_REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*(?:::|://)", re.IGNORECASE)
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)(?:://|::(?=(?s:.*)://))", re.IGNORECASE)
+_REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*(?:://|::(?=(?s:.*)://))", re.IGNORECASE)
 _USER_INFO = re.compile(r"(?<=://)[^/?#]*@")
 _PASSWORD = re.compile(r"[^/?#@\[]*:(?![0-9]{1,5}(?:/|$))[^@]*@")
 """A user and a password with `/`, `#` or `?` in it: behind the colon stands no port."""
