@@ -85,6 +85,15 @@ def test_an_iterator_of_batches_is_one_source_and_a_list_of_tables_is_several(tm
     assert {row["__source__"] for row in all_rows(build(tmp_path, batches))} == {f"RecordBatch {at}" for at in range(3)}
 
 
+def test_a_slice_of_a_table_finds_the_index_of_its_rows(tmp_path: Path) -> None:
+    table = pa.table(
+        {"index": range(20), "text": [None if n % 3 == 0 else str(n) for n in range(20)], "ok": [n % 2 == 0 for n in range(20)]}
+    )
+    rows = table.slice(5, 9)
+    built = {build(tmp_path, src).path for src in (rows, pa.concat_tables([rows, rows.slice(0, 0)]).combine_chunks())}
+    assert len(built) == 1
+
+
 def test_a_function_is_called_once_for_each_opening_and_other_rows_make_another_index(tmp_path: Path) -> None:
     rows = Rows(*numbered())
     first = build(tmp_path, rows)
