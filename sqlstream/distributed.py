@@ -101,14 +101,26 @@ def have_same(world: World, text: str | None) -> bool:
             f"refresh='epoch' has {world.world_size} ranks agree on the rows of an epoch, and torch.distributed is not "
             "initialised: call torch.distributed.init_process_group first, or leave refresh out"
         )
+    key = _compare(world, store, text)
+    return bool(store.get(f"{key}/all") == b"0")
+
+
+def disagree(world: World) -> None:
+    """Call this in place of `have_same` on a rank that fails before it: the others are told, and this one waits for none."""
+    if world.world_size > 1 and (store := _store()) is not None:
+        _compare(world, store, None)
+
+
+def _compare(world: World, store: Any, text: str | None) -> str:
+    """Tell the other ranks what this one has; return where the result is once all have done so."""
     key = f"sqlstream/same/{next(_comparison_numbers)}"
     if world.rank == 0:
         store.set(f"{key}/text", text or "")
-    is_same = store.get(f"{key}/text") == (text or "").encode() and bool(text)
+    is_same = text is not None and text != "" and store.get(f"{key}/text") == text.encode()
     store.add(f"{key}/others", int(not is_same))
     if store.add(f"{key}/arrived", 1) == world.world_size:  # the last one: it sees what all others have added
         store.set(f"{key}/all", str(store.add(f"{key}/others", 0)))
-    return bool(store.get(f"{key}/all") == b"0")
+    return key
 
 
 def _store() -> Any | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 
-from sqlstream.distributed import have_same
+from sqlstream.distributed import disagree, have_same
 from sqlstream.errors import SqlStreamError
 from sqlstream.index.file.index import Index
 from sqlstream.stream.options import open_any, open_schedule
@@ -40,6 +40,9 @@ def refresh_rows(pipeline: Pipeline, schedule: Schedule) -> None:
             found = index.fingerprint
         except SqlStreamError as error:
             found, problem = None, str(error)
+        except BaseException:  # a rank that ends without a word would have the others wait for it
+            disagree(schedule.layout.whole)
+            raise
         if not have_same(schedule.layout.whole, found):
             logger.warning("%s is not refreshed, this epoch has the rows of the one before: %s", pipeline.index.src, problem)
         elif index is not None and fresh is not None:
