@@ -21,7 +21,7 @@ import pytest
 from sqlstream import StreamingDataset
 from sqlstream.cache import Cache
 from sqlstream.cache.ledger.database import Database
-from sqlstream.errors import CacheError
+from sqlstream.errors import CacheError, ConfigError
 from sqlstream.process import fork, interrupts, locks
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import Fault, FaultyAnswer
@@ -128,6 +128,33 @@ def test_ctrl_c_ends_a_wait_for_a_stopped_process_and_other_handlers_run_in_it(t
     assert handled == [0]
     cache.close()
     other.close()
+    check_invariants(tmp_path / "a", at_rest=True)
+
+
+def test_ctrl_c_ends_the_close_of_one_of_several_caches_whose_pins_go_with_the_next_transaction(
+    photos: Photos, tmp_path: Path
+) -> None:
+    url = f"{photos.server.url}{photos.path(0)}"
+    with Cache(tmp_path / "a") as staying:
+        closing = Cache(tmp_path / "a")
+        pinned = closing.pinned(url)
+        assert pinned.__enter__().exists()
+        closing.session.flush()
+        assert staying.statistics().pinned_entries == 1
+
+        def interrupt() -> None:
+            wait_until(lambda: Session(staying).database._write_lock.turn._holder)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        with stopped_inside(tmp_path / "a"):
+            thread = started(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                closing.close()
+            thread.join()
+        assert staying.statistics().pinned_entries == 0
+        assert staying.clear().removed_entries == 1
+        with pytest.raises(ConfigError, match="closed"):
+            closing.acquire_many([url])
     check_invariants(tmp_path / "a", at_rest=True)
 
 
