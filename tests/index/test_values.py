@@ -137,6 +137,13 @@ def test_a_day_beyond_datetime_comes_back_as_numpy_and_a_time_beyond_a_day_is_re
     days = pa.array([2**31 - 1, 0, None], pa.int32()).cast(pa.date32())
     rows = all_rows(build(tmp_path, pa.table({"index": ["a", "b", "c"], "day": days})))
     assert [row["day"] for row in rows] == [np.datetime64(2**31 - 1, "D"), dt.date(1970, 1, 1), None]
+    rows = all_rows(
+        build(tmp_path, pa.table({"index": ["a", "b", "c"], "day": days}), sql_query="SELECT *, 1 AS one FROM dataframe")
+    )
+    assert [row["day"] for row in rows] == [np.datetime64(2**31 - 1, "D"), dt.date(1970, 1, 1), None], "beside computed columns"
+    query = "SELECT index, CAST(strftime('%Y%m%d', day) AS TEXT) AS day FROM dataframe WHERE index = 'b'"
+    rows = all_rows(build(tmp_path, pa.table({"index": ["a", "b", "c"], "day": days}), sql_query=query))
+    assert [row["day"] for row in rows] == ["19700101"], "a text of its own"
     late = pa.array([86_400_000_000], pa.int64()).cast(pa.time64("us"))
     with pytest.raises(SourceError, match=r"column 'at': .*86400000000 us after midnight is no time of a day"):
         build(tmp_path, pa.table({"index": ["a"], "at": late}))
