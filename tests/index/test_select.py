@@ -176,6 +176,18 @@ def test_a_sources_column_called_row_is_not_shadowed(tmp_path: Path) -> None:
     assert all_rows(index) == [{"index": "b", "row": 8}]
 
 
+@pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
+def test_a_sources_column_called_row_stays_beside_computed_ones(engine: str, tmp_path: Path) -> None:
+    if engine == "duckdb":
+        pytest.importorskip("duckdb")
+    table = pa.table({"index": ["a", "b"], "row": [True, None], "Row": ["x", "y"]})
+    index = build(tmp_path, table, sql_query="SELECT *, 1 AS one FROM dataframe", sql_engine=engine)
+    assert all_rows(index) == [
+        {"index": "a", "row": True, "Row": "x", "one": 1},
+        {"index": "b", "row": None, "Row": "y", "one": 1},
+    ]
+
+
 def test_random_functions_are_spread_evenly_and_always_the_same(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", "index\n" + "".join(f"k{at}\n" for at in range(2000)))
     one = build(tmp_path, path, sql_query="SELECT * FROM dataframe WHERE random_uniform(row, 1) < 0.25")

@@ -194,7 +194,8 @@ class _Filter:
         names, batches = sandbox.run(sandbox.statement, _ROWS_AT_A_TIME)
         names = self._logical(names, sandbox.columns)
         hidden = names[: len(sandbox.columns) + 1] == [ROW, *(column.name for column in self._base.columns)]
-        self._check_columns(names)
+        self._check_columns(names[hidden:])
+        typed = dict(zip(names, known.values(), strict=True)) if known else {}
         kinds = [ResultColumn(name, self._base) for name in names]
         temporary = place.temporary()
         room = IndexRoom(temporary.parent, self._options)
@@ -216,7 +217,7 @@ class _Filter:
             own = {"fingerprint": self.key, "query": self.query, "base": self._base.fingerprint}
             meta = self._base.meta
             same: dict[str, object] = {name: meta[name] for name in ("src", "base_url", "key_column", "layout") if name in meta}
-            writer.finish({**own, **same}, {kind.name: known.get(kind.name) or kind.field() for kind in kinds[hidden:]})
+            writer.finish({**own, **same}, {kind.name: typed.get(kind.name) or kind.field() for kind in kinds[hidden:]})
         path = place.publish(temporary, f"{self.key}.sqlite")
         return Index(path, base_url=self._base.base_url)
 
