@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -151,6 +153,16 @@ def test_the_exceptions_of_the_environment_are_not_those_of_the_user_s_proxy(mon
     assert proxy_for(network_settings({"proxy_url": "http://p:1"}), "http", "far.org") == "http://p:1"
     monkeypatch.setenv("http_proxy", "http://q:1")
     assert proxy_for(network_settings({"proxy_excludes": "own.org"}), "http", "own.org") == ""
+
+
+def test_the_environment_is_asked_for_a_proxy_once_for_each_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Mock(return_value={})
+    monkeypatch.setattr(urllib.request, "getproxies", asked)
+    with FaultyHttpServer({"/bucket/x": DATA}) as server:
+        storage = HttpStorage(StorageOptions())
+        for _ in range(3):
+            assert b"".join(storage.get(f"{server.url}/bucket/x").chunks()) == DATA
+    assert asked.call_count == 1, "many times slower than all else that a request needs in a long environment"
 
 
 def test_a_user_in_a_redirect_is_not_sent_to_the_proxy(make: Make, tmp_path: Path) -> None:

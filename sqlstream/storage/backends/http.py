@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -35,6 +36,7 @@ from sqlstream.storage.base.settings import http_headers
 from sqlstream.storage.base.urls import redact, redact_text
 
 _CHUNK_BYTES = 1 << 18  # the largest read; as much as a socket usually has
+_OWN_HEADERS = {"Accept-Encoding": "identity"}
 _ERROR_BYTES = 1 << 14  # of a body that says why; S3 writes some hundred
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 10  # as curl and reqwest, roughly
@@ -73,6 +75,11 @@ class HttpStorage:
         self._options = options
         self._pools = pools or Pools(options)
         self._is_judged = is_judged
+
+    @cached_property
+    def _headers(self) -> dict[str, str]:
+        """Headers of each first request; made by the first one, which raises what is wrong with the options."""
+        return {**_OWN_HEADERS, **http_headers(self._options.storage_options)}
 
     def head(self, url: str) -> ObjectInfo:
         """Return size and etag of one object."""
@@ -126,9 +133,8 @@ class HttpStorage:
             StorageError: With the number of redirects in its context as `num_extra_requests`.
         """
         num_redirects, is_judged, is_private = 0, self._is_judged, True
-        own = {"Accept-Encoding": "identity"}
         target, user = without_user(url)
-        sent = {**user, **own, **http_headers(self._options.storage_options), **headers}
+        sent = {**user, **self._headers, **headers}
         try:
             while True:
                 response = self._send(method, target, sent, url, deadline=deadline, is_judged=is_judged)
@@ -145,7 +151,7 @@ class HttpStorage:
                 check_redirect(source, target)
                 num_redirects += 1
                 if urlsplit(target)[:2] != urlsplit(source)[:2]:  # another server: what was meant for the first one stays here
-                    sent = {**own, **headers}
+                    sent = {**_OWN_HEADERS, **headers}
             _check_status(response, url, accept)
         except StorageError as error:
             error.context["num_extra_requests"] = num_redirects

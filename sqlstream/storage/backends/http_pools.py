@@ -16,6 +16,7 @@ import time
 import urllib.request
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -96,6 +97,8 @@ class Pools:
     def __init__(self, options: StorageOptions, max_idle: int | None = None) -> None:
         self._options = options
         self._network: Network = network_settings(options.storage_options)
+        # Once for each host: to read the environment takes as long as a tenth of a request.
+        self._proxy_for = lru_cache(MAX_HOSTS)(partial(proxy_for, self._network))
         self._managers: dict[tuple[str, bool], urllib3.PoolManager] = {}
         self._lock = threading.Lock()
         most = min(MAX_IDLE, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4) if max_idle is None else max_idle
@@ -138,7 +141,7 @@ class Pools:
             deadline_of_request.reset(token)
 
     def _manager(self, scheme: str, host: str, *, is_judged: bool) -> urllib3.PoolManager:
-        proxy = proxy_for(self._network, scheme, host)
+        proxy = self._proxy_for(scheme, host)
         if proxy and is_judged:
             check_proxied(host)
         with self._lock:

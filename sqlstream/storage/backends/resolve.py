@@ -147,16 +147,21 @@ def _over(given: Mapping[str, object], granted: Mapping[str, object]) -> dict[st
     return merged
 
 
-@contextmanager
-def explained(url: str, access: Access) -> Iterator[None]:
-    """Say, where a place that got no credentials refuses to answer, how it would get them."""
-    try:
-        yield
-    except StorageError as error:
-        if access.is_signed or error.context.get("status") not in _DENIED:
-            raise
+class explained:  # noqa: N801 - reads as a statement
+    """Says, where a place that got no credentials refuses to answer, how it would get them."""
+
+    __slots__ = ("_access", "_url")
+
+    def __init__(self, url: str, access: Access) -> None:
+        self._url, self._access = url, access
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, StorageError) or self._access.is_signed or error.context.get("status") not in _DENIED:
+            return
         raise type(error)(
             f"{error}. It was asked without credentials, since a row of another place names it: pass "
-            f"storage_options['credential_hosts']=[{redact(place_of(url))!r}] to send yours there",
+            f"storage_options['credential_hosts']=[{redact(place_of(self._url))!r}] to send yours there",
             **error.context,
         ) from error

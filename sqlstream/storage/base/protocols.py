@@ -7,7 +7,6 @@ in the helper process. Both are synchronous; concurrency is threads inside the h
 from __future__ import annotations
 
 import builtins
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -248,19 +247,26 @@ def changed(url: str, fact: str) -> ObjectChangedError:
     return ObjectChangedError(f"{where} {fact}: it changed since it was indexed; rebuild the index", url=where)
 
 
-@contextlib.contextmanager
-def range_of(url: str, stop: int, expected_bytes: int | None) -> Iterator[None]:
-    """Take an object that ends before `stop` for another one, where the index says that it is longer.
+class range_of:  # noqa: N801 - reads as a statement
+    """Takes an object that ends before `stop` for another one, where the index says that it is longer.
 
     Raises:
         ObjectChangedError: It does.
     """
-    try:
-        yield
-    except StorageError as error:
-        if error.context.get("status") != RANGE_BEYOND_END or expected_bytes is None or stop > expected_bytes:
-            raise
-        raise changed(url, f"has fewer than {expected_bytes} bytes") from error
+
+    __slots__ = ("_expected_bytes", "_stop", "_url")
+
+    def __init__(self, url: str, stop: int, expected_bytes: int | None) -> None:
+        self._url, self._stop, self._expected_bytes = url, stop, expected_bytes
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        expected = self._expected_bytes
+        if not isinstance(error, StorageError) or expected is None or self._stop > expected:
+            return
+        if error.context.get("status") == RANGE_BEYOND_END:
+            raise changed(self._url, f"has fewer than {expected} bytes") from error
 
 
 def check_reaches(url: str, start: int, stop: int, size_bytes: int | None) -> None:

@@ -97,7 +97,7 @@ class Transfer:
         """Time of the last bytes of the request that is under way, by the monotonic clock; None while none is."""
         self._permit: WorkPermit | None = None
         self._kept: tuple[int, ObjectInfo] | None = None  # bytes of which version are in the file, for the next try
-        self._md5 = hashlib.md5(usedforsecurity=False)  # of what is in the file, if ETags are checked
+        self._md5: hashlib._Hash | None = None  # of what is in the file, if ETags are checked
         self._wrong_md5 = ""  # of the last try
 
     def grant(self, granted_bytes: int) -> None:
@@ -151,12 +151,13 @@ class Transfer:
         checks_md5 = self.context.checks_etag and stop is None
         try:
             _check_version(request, info)
-            if offset == 0:
+            if checks_md5 and offset == 0:
                 self._md5 = hashlib.md5(usedforsecurity=False)
             if size_bytes is not None:
                 self._wait_for_grant(size_bytes, size_bytes)
             for chunk in self._chunks(stream):
                 if checks_md5:
+                    assert self._md5 is not None, "a part of an object has no MD5"
                     self._md5.update(chunk)
                 within = chunk[max(0, start - offset) : None if stop is None else max(0, stop - offset)]
                 self._write(within, max(start, offset) - start, size_bytes)
@@ -219,6 +220,7 @@ class Transfer:
 
     def _check_md5(self, etag: str | None) -> None:
         """Raise if the bytes have another MD5 than the ETag says; the network does not damage them twice in the same way."""
+        assert self._md5 is not None, "no bytes of the object were seen"
         expected, found = md5_of(etag), self._md5.hexdigest()
         if expected is None or found == expected:
             return
