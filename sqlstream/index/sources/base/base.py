@@ -5,10 +5,11 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -101,17 +102,45 @@ def _plain_array(array: Any) -> Any:
         return _plain_array(pc.call_function("run_end_decode", [array]))
     if not _has_views(array.type):
         return array
+    array = _without_list_views(array)
     if pa.types.is_dictionary(array.type):
         return pa.DictionaryArray.from_arrays(array.indices, _plain_array(array.dictionary))
     kind = normal_type(array.type)
     return array if kind is None else array.cast(kind)  # None: no index can hold it, as its schema says
 
 
+def _without_list_views(array: Any) -> Any:
+    """Return the array with lists in place of list views: Arrow's casts of these lose rows, without an error."""
+    kind = array.type
+    if not _has(kind, _is_list_view):
+        return array
+    if pa.types.is_struct(kind):
+        children = [_without_list_views(child) for child in array.flatten()]
+        return pa.StructArray.from_arrays(children, names=[field.name for field in kind], mask=array.is_null())
+    if pa.types.is_map(kind) or pa.types.is_dictionary(kind):
+        return pa.array(array.to_pylist(), normal_type(kind))
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)  # [n]
+    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int64())
+    return pa.LargeListArray.from_arrays(offsets, _without_list_views(array.flatten()), mask=array.is_null())
+
+
+def _is_list_view(kind: Any) -> bool:
+    return pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+
+
+def _is_view(kind: Any) -> bool:
+    return pa.types.is_string_view(kind) or pa.types.is_binary_view(kind) or _is_list_view(kind)
+
+
 def _has_views(kind: Any) -> bool:
+    return _has(kind, _is_view)
+
+
+def _has(kind: Any, is_one: Callable[[Any], bool]) -> bool:
+    """Return whether a type, or one within it, is such a one."""
     if pa.types.is_dictionary(kind):
-        return _has_views(kind.value_type)
-    is_view = pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
-    return is_view or any(_has_views(kind.field(at).type) for at in range(kind.num_fields))
+        return _has(kind.value_type, is_one)
+    return is_one(kind) or any(_has(kind.field(at).type, is_one) for at in range(kind.num_fields))
 
 
 @contextlib.contextmanager
