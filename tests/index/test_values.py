@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqlstream.errors import SchemaError, SourceError
+from sqlstream.index.export import ExportOptions, export
 from sqlstream.index.file.index import Index
 from sqlstream.index.sql.sandbox import run_query
 from sqlstream.index.types.arrow import arrays_of
@@ -301,3 +302,13 @@ def test_a_duration_beyond_timedelta_comes_back_as_numpy(tmp_path: Path) -> None
     values = pa.array([10**15, 1], pa.int64()).cast(pa.duration("s"))
     got = roundtrip(tmp_path, pa.duration("s"), values)  # type: ignore[arg-type]
     assert got == [np.timedelta64(10**15, "s"), dt.timedelta(seconds=1)]
+
+
+@pytest.mark.parametrize("names", [["text"], ["text", "n"]], ids=["alone", "beside"])
+@pytest.mark.parametrize("extension", [".csv", ".jsonl", ".parquet", ".arrow"])
+def test_texts_come_back_from_an_exported_file(extension: str, names: list[str], tmp_path: Path) -> None:
+    texts = ["", None, "a\rb", "a\nb\r", "\r", 'say "x"', '"', "a,b", " x ", "NULL", "ü\u2028"]
+    table = pa.table({"n": range(len(texts)), "text": texts}).select(names)
+    path = export(build(tmp_path, table), ExportOptions(extension=extension), tmp_path)[""].path
+    wanted = texts if len(names) > 1 or extension != ".csv" else [text or "" for text in texts]  # a blank line is no row
+    assert [row["text"] for row in all_rows(build(tmp_path, path))] == wanted
