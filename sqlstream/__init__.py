@@ -21,15 +21,26 @@ if TYPE_CHECKING:
     from sqlstream.sample_types import DataSampleType
     from sqlstream.stream.dataset import StreamingDataset
     from sqlstream.stream.loader import StreamingDataLoader
+    from sqlstream.stream.transport.packed_collate import PackedCollate
     from sqlstream.world import World
 
 __version__ = "0.1.0"
-__all__ = ["AS_IT_IS", "Cache", "DataSampleType", "StreamingDataLoader", "StreamingDataset", "World", "__version__"]
+__all__ = [
+    "AS_IT_IS",
+    "Cache",
+    "DataSampleType",
+    "PackedCollate",
+    "StreamingDataLoader",
+    "StreamingDataset",
+    "World",
+    "__version__",
+]
 
 _HOMES = {
     "AS_IT_IS": "sqlstream.config",
     "Cache": "sqlstream.cache",
     "DataSampleType": "sqlstream.sample_types",
+    "PackedCollate": "sqlstream.stream.transport.packed_collate",
     "StreamingDataLoader": "sqlstream.stream.loader",
     "StreamingDataset": "sqlstream.stream.dataset",
     "World": "sqlstream.world",

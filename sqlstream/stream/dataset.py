@@ -40,8 +40,6 @@ from sqlstream.stream.run.schedule import Schedule, reweight
 from sqlstream.stream.run.shares import EpochShare, ShareProgress
 from sqlstream.stream.selected_rows import SelectedRows
 from sqlstream.stream.transport.handover import Handover
-from sqlstream.stream.transport.outlet import WorkerOutlet
-from sqlstream.stream.transport.packing import BatchPacker
 from sqlstream.transforms.base import Sample, Transform
 from sqlstream.world import World
 
@@ -127,9 +125,6 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         SourceError: The source cannot be indexed; the message names file, row or column.
         CacheDirectoryError: `dst` cannot be used.
     """
-
-    packing: BatchPacker | None = None
-    """Where a loader's worker puts the bytes of samples, for its trainer."""
 
     def __init__(
         self,
@@ -306,8 +301,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
             begin_epoch(self)
         progress, shares = begun or schedule.begin()
         with self._pipeline.engine(schedule.layout.whole.local_world_size, schedule.batches) as engine:
-            samples = engine.stream(shares, progress, is_endless=schedule.is_endless, note_several=schedule.note_several)
-            yield from samples if self.packing is None else self.packing.gather(samples)
+            yield from engine.stream(shares, progress, is_endless=schedule.is_endless, note_several=schedule.note_several)
 
     def expect_batches(self, options: BatchOptions) -> None:
         """Learn how a loader takes samples (`StreamingDataLoader` calls this).
@@ -421,8 +415,7 @@ def handover_of(dataset: StreamingDataset, loader: object) -> Handover | None:
     return dataset._pipeline.handover_of(loader)
 
 
-def join_loader(dataset: StreamingDataset, outlet: WorkerOutlet) -> None:
+def join_loader(dataset: StreamingDataset, handover: Handover | None) -> None:
     """Make a worker's copy of a dataset that of a loader, which sets where iterations begin."""
     dataset.schedule.is_announced = True
-    dataset.packing = outlet.packing
-    dataset._pipeline.handover = outlet.handover
+    dataset._pipeline.handover = handover

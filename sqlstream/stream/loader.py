@@ -6,11 +6,8 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-import torch
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -23,33 +20,9 @@ from sqlstream.stream.run.delivery import Delivery
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions
 from sqlstream.stream.run.positions import WorkerPosition
 from sqlstream.stream.run.schedule import Schedule
-from sqlstream.stream.transport.outlet import WorkerOutlet
-from sqlstream.stream.transport.packing import BatchPacker
+from sqlstream.stream.transport.handover import Handover
+from sqlstream.stream.transport.packed_collate import PackedCollate, batch_of
 from sqlstream.transforms.base import Sample
-
-_DTYPES = {int: np.int64, float: np.float64}
-_LISTED = (str, bytes)
-
-
-def batch_of(samples: list[Any]) -> Any:
-    """Return what `default_collate` returns."""
-    first = samples[0]
-    if type(first) is not dict:
-        return default_collate(samples)
-    return {field: collated(list(map(itemgetter(field), samples))) for field in first}
-
-
-def collated(values: list[Any]) -> Any:
-    """Return the batch of one field; numpy makes arrays of numbers faster than `torch.tensor`."""
-    kind = type(values[0])
-    if kind in _LISTED:
-        return values
-    if kind in _DTYPES and set(map(type, values)) == {kind}:
-        try:
-            return torch.from_numpy(np.array(values, _DTYPES[kind]))  # [b]
-        except OverflowError:  # torch's message is better
-            pass
-    return default_collate(values)
 
 
 class StreamingDataLoader(DataLoader[Sample]):
@@ -71,9 +44,9 @@ class StreamingDataLoader(DataLoader[Sample]):
         prefetch_factor: Batches that each worker makes ahead; None: 2.
         persistent_workers: Keep the workers from epoch to epoch; they prepare the next one while the last batches are taken.
         pin_memory_device: The device of `pin_memory`.
-        pack_bytes: With workers and torch's own collate, long `bytes` and tensors come by shared memory that is used again.
-            `'views'`: a field of bytes is then a `PackedBytes`, which gives them without a copy; True: it is a list, as without
-            workers. False: all as torch sends it.
+        pack_bytes: With workers, long bytes, texts, tensors and arrays of a batch come by shared memory that is used again,
+            whatever the structure of the batch. `'views'`: a list of `bytes` is then a `PackedBytes`, which gives them without
+            a copy; True: it is a list, as without workers. False: all as torch sends it.
 
     Raises:
         ConfigError: The dataset was given another batch size, or is no StreamingDataset.
@@ -120,9 +93,8 @@ class StreamingDataLoader(DataLoader[Sample]):
         dataset.expect_batches(self._batch_options)
         if pack_bytes not in (True, False, "views"):
             raise ConfigError(f"pack_bytes={pack_bytes!r} is unknown: give True, False or 'views'")
-        self._packs_bytes = bool(pack_bytes) and collate_fn is None and num_workers > 0 and batch_size is not None
-        self._gives_views = pack_bytes == "views"
-        self._packing: BatchPacker | None = None
+        self._pack_bytes = pack_bytes
+        self._packing: PackedCollate | None = None
         self._accelerated: Destination | None = None
         self._num_renewed = dataset.schedule.num_renewed
         super().__init__(
@@ -152,13 +124,11 @@ class StreamingDataLoader(DataLoader[Sample]):
             self._iterator = None
         delivery, loan = schedule.begin_delivery(), GeneratorLoan()
         is_alone = type(self.dataset).__iter__ is StreamingDataset.__iter__  # a subclass may look at samples
-        if self._packs_bytes and self._iterator is None:  # workers are about to start
-            prefetch_factor, batch_size = self.prefetch_factor or TORCH_PREFETCH_FACTOR, self.batch_size or 1
-            self._packing = BatchPacker.new(self.num_workers, prefetch_factor, batch_size, gives_views=self._gives_views)
+        if self._pack_bytes and self.num_workers and self._iterator is None:  # workers are about to start
+            self._packing = self._new_packing()
         self.collate_fn = _CollateWithPlace(self._packing or _quicker(collate_fn), schedule, loan)
         if self.num_workers:
-            outlet = WorkerOutlet(packing=self._packing if is_alone else None, handover=handover_of(self.dataset, self))
-            self.worker_init_fn = _InitWorker(outlet, init_fn)
+            self.worker_init_fn = _InitWorker(handover_of(self.dataset, self), init_fn)
         else:
             schedule.is_announced = True  # torch iterates the dataset in this very call
         try:
@@ -169,6 +139,13 @@ class StreamingDataLoader(DataLoader[Sample]):
             batches = AcceleratedBatches(batches, self, self._accelerated, remainder_of(schedule))  # type: ignore[assignment]  # same
         around = loan if is_alone else contextlib.nullcontext()
         return _CountedBatches(batches, delivery, self._packing, around)  # type: ignore[return-value]  # stands in for torch's
+
+    def _new_packing(self) -> PackedCollate:
+        """Return what packs the batches of workers that are about to start."""
+        if isinstance(self.collate_fn, PackedCollate):
+            return self.collate_fn
+        prefetch_factor = self.prefetch_factor or TORCH_PREFETCH_FACTOR
+        return PackedCollate(self.collate_fn, gives_views=self._pack_bytes == "views", prefetch_factor=prefetch_factor)
 
     @property
     def _is_accelerate_prepared(self) -> bool:
@@ -223,19 +200,19 @@ class _InitWorker:
     """Called in each worker first: gives its copy of the dataset what belongs to this loader, which changed nothing in its own.
 
     Args:
-        outlet: Where batches and pins of the workers go.
+        handover: Takes the pins of a worker that ends; None: there are no objects, or no descriptors left.
         then: The user's `worker_init_fn`.
     """
 
-    def __init__(self, outlet: WorkerOutlet, then: Callable[[int], None] | None) -> None:
-        self._outlet = outlet
+    def __init__(self, handover: Handover | None, then: Callable[[int], None] | None) -> None:
+        self._handover = handover
         self._then = then
 
     def __call__(self, worker: int) -> None:
         info = get_worker_info()
         assert info is not None
         assert isinstance(info.dataset, StreamingDataset)
-        join_loader(info.dataset, self._outlet)
+        join_loader(info.dataset, self._handover)
         if self._then is not None:
             self._then(worker)
 
@@ -274,7 +251,7 @@ class _CountedBatches:
         self,
         batches: _BaseDataLoaderIter,
         delivery: Delivery,
-        packing: BatchPacker | None,
+        packing: PackedCollate | None,
         around: contextlib.AbstractContextManager[None],
     ) -> None:
         self._batches = batches

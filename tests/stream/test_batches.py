@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from sqlstream.stream.loader import batch_of
+from sqlstream.stream.transport.packed_collate import batch_of
 
 FIELDS: dict[str, list[Any]] = {
     "ints": [1, -(2**62)],

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
-import io
 import os
 import pickle
 import subprocess
@@ -21,9 +21,10 @@ from torch.utils.data import DataLoader, default_collate
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError
 from sqlstream.stream.transport.arena import SLOT_BYTES
-from sqlstream.stream.transport.packing import MIN_PACKED_BYTES, NUM_SPARE_SLOTS, BatchPacker, PackedBytes
+from sqlstream.stream.transport.packed_collate import NUM_SPARE_SLOTS, PackedCollate
+from sqlstream.stream.transport.packing import MIN_PACKED_BYTES, PackedBytes
 from sqlstream.transforms.base import Sample
-from tests.stream.packing import Samples
+from tests.stream.packing import Packing, Samples, sent
 from tests.stream.sources import Photos
 from tests.stream.tables import make_table
 
@@ -57,12 +58,11 @@ def sample_of(number: int) -> Sample:
 
 
 def loader_of(context: str, num_samples: int = 24, **options: Any) -> DataLoader[Sample]:
-    packing = BatchPacker(2, PREFETCH, BATCH, gives_views=True)
     return DataLoader(
-        Samples(sample_of, num_samples, packing),
+        Samples(sample_of, num_samples),
         batch_size=BATCH,
         num_workers=2,
-        collate_fn=packing,
+        collate_fn=PackedCollate(gives_views=True, prefetch_factor=PREFETCH),
         multiprocessing_context=context,
         **options,
     )
@@ -76,17 +76,8 @@ def equal(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def packed(packing: BatchPacker, numbers: range) -> list[Sample]:
-    return list(packing.gather(sample_of(number) for number in numbers))
-
-
-def sent(batch: Any) -> Any:
-    """Return a batch as the trainer gets it."""
-    return ForkingPickler.loads(bytes(ForkingPickler.dumps(batch)))
-
-
-def small_batch(packing: BatchPacker, number: int) -> Any:
-    return sent(packing(list(packing.gather({"image": long_bytes(n)} for n in range(number, number + BATCH)))))
+def small_batch(packing: Packing, number: int) -> Any:
+    return sent(packing({"image": long_bytes(n)} for n in range(number, number + BATCH)))
 
 
 def left_behind() -> list[str]:
@@ -117,9 +108,9 @@ def test_a_batch_has_the_values_that_it_has_without(context: str) -> None:
 
 
 def test_long_bytes_and_small_tensors_do_not_weigh_on_the_message() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH, gives_views=True)
+    packing = Packing(PREFETCH, gives_views=True)
     samples = [{"image": long_bytes(n, 1 << 20), "number": n} for n in range(BATCH)]
-    batch = packing(list(packing.gather(iter(samples))))
+    batch = packing(iter(samples))
     message = bytes(ForkingPickler.dumps(batch))
     assert len(message) < 2000
     assert b"rebuild_storage" not in message, "torch opens a file and a socket for each tensor that it shares"
@@ -130,26 +121,26 @@ def test_long_bytes_and_small_tensors_do_not_weigh_on_the_message() -> None:
 
 
 def test_a_field_with_something_else_in_it_stays_a_list() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH, gives_views=True)
+    packing = Packing(PREFETCH, gives_views=True)
     values: list[Any] = ["no file", long_bytes(1), b"", long_bytes(2)]
     for order in (values, values[::-1]):
-        batch = sent(packing(list(packing.gather({"image": value} for value in order))))
+        batch = sent(packing({"image": value} for value in order))
         assert batch["image"] == order
         assert type(batch["image"]) is list
 
 
 def test_a_sample_that_a_transform_keeps_stays_as_it_is() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH, gives_views=True)
+    packing = Packing(PREFETCH, gives_views=True)
     own = {"image": long_bytes(1)}
     for _ in range(3):
-        batch = sent(packing(list(packing.gather([own, own]))))
+        batch = sent(packing([own, own]))
         assert batch["image"] == [long_bytes(1)] * 2
     assert own == {"image": long_bytes(1)}
 
 
 def test_packed_bytes_behave_as_the_list_that_they_stand_for() -> None:
     values = [long_bytes(n) for n in range(BATCH)]
-    got = small_batch(BatchPacker(1, PREFETCH, BATCH, gives_views=True), 0)["image"]
+    got = small_batch(Packing(PREFETCH, gives_views=True), 0)["image"]
     assert (len(got), got[0], got[-1], got[1:3], list(got)) == (BATCH, values[0], values[-1], values[1:3], values)
     assert got == values
     assert got != values[::-1]
@@ -167,26 +158,25 @@ def test_packed_bytes_behave_as_the_list_that_they_stand_for() -> None:
 
 
 def test_a_slot_is_used_again_when_the_last_view_of_it_is_gone_and_not_before() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH, gives_views=True)
+    packing = Packing(PREFETCH, gives_views=True)
     kept = small_batch(packing, 0)["image"].views()[2]
     for number in range(4, 4 * 20, 4):
         assert type(small_batch(packing, number)["image"]) is PackedBytes
         assert bytes(kept) == long_bytes(2)
-    flags = packing._arena.memory[: packing._arena.num_slots]
-    assert flags.count(1) == 1, "the one whose view is kept"
+    assert sum(packing.is_taken()) == 1, "the one whose view is kept"
     del kept
-    assert not any(packing._arena.memory[: packing._arena.num_slots])
+    assert not any(packing.is_taken())
 
 
 def test_bytes_are_a_list_unless_views_are_asked_for_and_leave_their_slot_at_once() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
+    packing = Packing(PREFETCH)
     samples = [{"image": long_bytes(n)} for n in range(BATCH)]
-    message = bytes(ForkingPickler.dumps(packing(list(packing.gather(iter(samples))))))
+    message = bytes(ForkingPickler.dumps(packing(iter(samples))))
     assert len(message) < MIN_PACKED_BYTES, "the bytes are in the slot"
     images = ForkingPickler.loads(message)["image"]
     assert type(images) is list
     assert images == [long_bytes(n) for n in range(BATCH)]
-    assert not any(packing._arena.memory[: packing._arena.num_slots])
+    assert not any(packing.is_taken())
 
 
 def test_an_unknown_way_to_pack_is_refused(photos: Photos, tmp_path: Path) -> None:
@@ -198,8 +188,8 @@ def test_an_unknown_way_to_pack_is_refused(photos: Photos, tmp_path: Path) -> No
 
 
 def test_two_fields_of_a_batch_share_its_slot() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH, gives_views=True)
-    batch = sent(packing(packed(packing, range(BATCH))))
+    packing = Packing(PREFETCH, gives_views=True)
+    batch = sent(packing(map(sample_of, range(BATCH))))
     images, notes = batch["image"], batch["note"]
     del batch
     del notes
@@ -208,7 +198,7 @@ def test_two_fields_of_a_batch_share_its_slot() -> None:
 
 
 def test_bytes_cross_the_pipe_while_the_trainer_keeps_all_slots() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH, gives_views=True)
+    packing = Packing(PREFETCH, gives_views=True)
     kept = [small_batch(packing, number)["image"] for number in range(PREFETCH + NUM_SPARE_SLOTS + 2)]
     assert [type(values) for values in kept] == [PackedBytes] * (PREFETCH + NUM_SPARE_SLOTS) + [list] * 2
     assert all(values == [long_bytes(n) for n in range(at, at + BATCH)] for at, values in enumerate(kept))
@@ -217,20 +207,17 @@ def test_bytes_cross_the_pipe_while_the_trainer_keeps_all_slots() -> None:
 
 
 def test_a_batch_that_is_larger_than_a_slot_crosses_the_pipe() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH, gives_views=True)
+    packing = Packing(PREFETCH, gives_views=True)
     size = SLOT_BYTES // 2 - 1
-    samples = packing([{"image": value} for value in _gathered(packing, [long_bytes(n, size) for n in range(3)])])
-    assert type(samples["image"]) is list
-    assert [len(value) for value in samples["image"]] == [size] * 3
+    batch = sent(packing({"image": long_bytes(n, size)} for n in range(3)))
+    assert type(batch["image"]) is list
+    assert [len(value) for value in batch["image"]] == [size] * 3
+    assert not any(packing.is_taken())
     assert type(small_batch(packing, 0)["image"]) is PackedBytes
 
 
-def _gathered(packing: BatchPacker, values: list[bytes]) -> list[Any]:
-    return [sample["image"] for sample in packing.gather({"image": value} for value in values)]
-
-
 def test_a_child_that_is_forked_later_frees_nothing_of_the_trainers() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH, gives_views=True)
+    packing = Packing(PREFETCH, gives_views=True)
     batch = small_batch(packing, 0)
     pid = os.fork()
     if pid == 0:
@@ -242,9 +229,20 @@ def test_a_child_that_is_forked_later_frees_nothing_of_the_trainers() -> None:
     assert batch["image"] == [long_bytes(n) for n in range(BATCH)]
 
 
-def test_the_memory_of_a_loader_goes_nowhere_but_to_its_workers() -> None:
-    with pytest.raises(TypeError, match="pickle the dataset by itself"):
-        pickle.Pickler(io.BytesIO()).dump(BatchPacker(1, PREFETCH, BATCH, gives_views=True))
+def test_a_copy_of_a_packed_collate_in_the_trainer_has_workers_of_its_own() -> None:
+    first = PackedCollate(gives_views=True, prefetch_factor=PREFETCH)
+    batches = []
+    for collate in (first, copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        loader = DataLoader(Samples(sample_of, BATCH), batch_size=BATCH, num_workers=1, collate_fn=collate)
+        batches += list(loader)
+        del loader
+    for batch in batches:
+        assert equal(batch, default_collate([sample_of(n) for n in range(BATCH)]))
+        assert type(batch["image"]) is PackedBytes
+    del batch, batches, collate
+    assert left_behind(), "the first is still there, and its memory until its next worker"
+    del first
+    assert not left_behind()
 
 
 # -- nothing is left --------------------------------------------------------------------------------------------------

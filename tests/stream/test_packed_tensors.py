@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import weakref
-from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -15,9 +12,10 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from sqlstream.stream.transport.arena import SLOT_BYTES
-from sqlstream.stream.transport.packing import NUM_SPARE_SLOTS, BatchPacker, PackedBytes
+from sqlstream.stream.transport.packed_collate import NUM_SPARE_SLOTS, PackedCollate
+from sqlstream.stream.transport.packing import PackedBytes
 from sqlstream.transforms.base import Sample
-from tests.stream.packing import Samples
+from tests.stream.packing import Packing, Samples, sent
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
@@ -62,24 +60,14 @@ def sample_of(number: int) -> Sample:
 
 
 def loader_of(context: str, num_samples: int) -> DataLoader[Sample]:
-    packing = BatchPacker(2, PREFETCH, BATCH)
-    options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": context, "collate_fn": packing}
-    return DataLoader(Samples(sample_of, num_samples, packing), batch_size=BATCH, **options)
+    options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": context}
+    collate_fn = PackedCollate(prefetch_factor=PREFETCH)
+    return DataLoader(Samples(sample_of, num_samples), batch_size=BATCH, collate_fn=collate_fn, **options)
 
 
-def sent(batch: Any) -> Any:
-    """Return a batch as the trainer gets it."""
-    return ForkingPickler.loads(bytes(ForkingPickler.dumps(batch)))
-
-
-def frames(packing: BatchPacker, number: int) -> torch.Tensor:  # [b, c, h, w]
-    batch = sent(packing(list(packing.gather({"frame": frame(n)} for n in range(number, number + BATCH)))))
+def frames(packing: Packing, number: int) -> torch.Tensor:  # [b, c, h, w]
+    batch = sent(packing({"frame": frame(n)} for n in range(number, number + BATCH)))
     return batch["frame"]  # type: ignore[no-any-return]
-
-
-def is_taken(packing: BatchPacker) -> list[bool]:
-    gc.collect()
-    return [bool(flag) for flag in packing._arena.memory[: packing._arena.num_slots]]
 
 
 def is_shared(tensor: torch.Tensor) -> bool:  # [...]
@@ -115,8 +103,8 @@ def test_a_batch_has_the_values_that_it_has_without(context: str) -> None:
 
 
 def test_long_tensors_weigh_nothing_in_the_message() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
-    message = bytes(ForkingPickler.dumps(packing(list(packing.gather({"frame": frame(n)} for n in range(BATCH))))))
+    packing = Packing(PREFETCH)
+    message = bytes(ForkingPickler.dumps(packing({"frame": frame(n)} for n in range(BATCH))))
     assert len(message) < 1000
     assert b"rebuild_storage" not in message, "torch opens a file and a socket for each tensor that it shares"
     assert torch.equal(ForkingPickler.loads(message)["frame"], torch.stack([frame(n) for n in range(BATCH)]))
@@ -128,16 +116,17 @@ def test_long_tensors_weigh_nothing_in_the_message() -> None:
         [frame(1), frame(2)[:, 1:]],
         [torch.eye(100).to_sparse()] * 2,
         [frame(1), "a path"],
+        [frame(1), b"x" * 5000],
         [None, frame(1)],
     ],
-    ids=["shapes", "sparse", "not a tensor", "None"],
+    ids=["shapes", "sparse", "not a tensor", "bytes", "None"],
 )
 def test_what_cannot_be_stacked_is_refused_as_torch_does(values: list[Any]) -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
+    packing = Packing(PREFETCH)
     with pytest.raises(Exception, match=r".") as theirs:
         default_collate(values)
     with pytest.raises(type(theirs.value)) as ours:
-        packing(list(packing.gather({"frame": value} for value in values)))
+        packing({"frame": value} for value in values)
     assert str(ours.value) == str(theirs.value)
     assert torch.equal(frames(packing, 5)[0], frame(5)), "the next batch is none the worse"
 
@@ -147,39 +136,33 @@ class Marked(torch.Tensor):
 
 
 def test_tensors_that_are_more_than_numbers_go_as_torch_sends_them() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
-    for special in (frame(1).as_subclass(Marked), torch.ones(SHAPE, requires_grad=True)):
-        batch = packing(list(packing.gather({"frame": special} for _ in range(BATCH))))
-        expected = default_collate([special] * BATCH)
-        assert type(batch["frame"]) is type(expected)
-        assert batch["frame"].requires_grad == expected.requires_grad
-        assert torch.equal(batch["frame"], expected)
-    assert not any(is_taken(packing))
+    packing = Packing(PREFETCH)
+    marked = frame(1).as_subclass(Marked)  # [c, h, w]
+    batch = sent(packing({"frame": marked} for _ in range(BATCH)))
+    assert type(batch["frame"]) is type(default_collate([marked] * BATCH))
+    assert torch.equal(batch["frame"], default_collate([marked] * BATCH))
+    leaf = torch.ones(SHAPE, requires_grad=True)  # [c, h, w]
+    got = packing.send({"leaf": leaf})["leaf"]
+    assert got.requires_grad
+    assert torch.equal(got, leaf)
+    with pytest.raises(RuntimeError, match="Cowardly refusing to serialize non-leaf tensor"):
+        packing({"frame": leaf} for _ in range(BATCH))
+    assert not any(packing.is_taken())
 
 
 @pytest.mark.parametrize("chosen", [slice(1, None), slice(None, None, -1), slice(0, None, 2)], ids=["rest", "turned", "some"])
-def test_a_batch_of_other_samples_than_were_gathered_has_their_values(chosen: slice) -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
+def test_a_batch_of_some_samples_in_another_order_has_their_values(chosen: slice) -> None:
+    packing = Packing(PREFETCH)
     for start in range(0, 3 * NUM_SLOTS * BATCH, BATCH):
-        samples = list(packing.gather({"frame": frame(n)} for n in range(start, start + BATCH)))[chosen]
+        samples = [{"frame": frame(n)} for n in range(start, start + BATCH)][chosen]
         expected = torch.stack([frame(n) for n in range(start, start + BATCH)[chosen]])  # [b, c, h, w]
         assert torch.equal(sent(packing(samples))["frame"], expected)
 
 
 def test_more_samples_than_a_batch_has_as_a_rule_are_stacked_all_the_same() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
-    batch = sent(packing(list(packing.gather({"frame": frame(n)} for n in range(BATCH + 1)))))
+    packing = Packing(PREFETCH)
+    batch = sent(packing({"frame": frame(n)} for n in range(BATCH + 1)))
     assert torch.equal(batch["frame"], torch.stack([frame(n) for n in range(BATCH + 1)]))
-
-
-def test_a_field_of_tensors_and_bytes_is_a_list_of_its_own() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
-    values = [frame(1), b"x" * 5000]
-    kept = packing(list(packing.gather({"field": value} for value in values)))["field"]
-    for number in range(2 * NUM_SLOTS):
-        frames(packing, number)
-    assert torch.equal(kept[0], frame(1))
-    assert kept[1] == values[1]
 
 
 # -- lifetime ---------------------------------------------------------------------------------------------------------
@@ -197,51 +180,31 @@ def test_a_field_of_tensors_and_bytes_is_a_list_of_its_own() -> None:
     ids=["views", "numpy", "dlpack", "storage", "memoryview"],
 )
 def test_a_view_of_a_view_keeps_the_slot(view_of: Any) -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
+    packing = Packing(PREFETCH)
     kept = view_of(frames(packing, 0))
     before = np.asarray(kept).copy()
     for number in range(1, 3 * NUM_SLOTS):
         assert not is_shared(frames(packing, number))
         assert np.array_equal(np.asarray(kept), before)
-    assert sum(is_taken(packing)) == 1
+    assert sum(packing.is_taken()) == 1
     del kept
-    assert not any(is_taken(packing))
-
-
-def test_the_memory_of_a_tensor_is_free_before_its_batch_is_full() -> None:
-    alive: list[int] = []
-
-    def samples() -> Iterator[Sample]:
-        made: list[weakref.ref[torch.Tensor]] = []  # [c, h, w] each
-        for number in range(BATCH):
-            tensor = frame(number)  # [c, h, w]
-            made.append(weakref.ref(tensor))
-            sample = {"frame": tensor}
-            del tensor
-            yield sample
-            del sample
-            alive.append(sum(ref() is not None for ref in made))
-
-    packing = BatchPacker(1, PREFETCH, BATCH)
-    batch = packing(list(packing.gather(samples())))
-    assert alive == [1] * BATCH, "each but for the one that the loop has at hand"
-    assert torch.equal(sent(batch)["frame"], torch.stack([frame(n) for n in range(BATCH)]))
+    assert not any(packing.is_taken())
 
 
 def test_tensors_and_bytes_of_a_batch_share_its_slot() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH, gives_views=True)
-    batch = sent(packing(list(packing.gather({"frame": frame(n), "odd": b"y" * 5000} for n in range(BATCH)))))
+    packing = Packing(PREFETCH, gives_views=True)
+    batch = sent(packing({"frame": frame(n), "odd": b"y" * 5000} for n in range(BATCH)))
     assert type(batch["odd"]) is PackedBytes
     tensor = batch["frame"]  # [b, c, h, w]
-    assert sum(is_taken(packing)) == 1
+    assert sum(packing.is_taken()) == 1
     del batch
-    assert sum(is_taken(packing)) == 1
+    assert sum(packing.is_taken()) == 1
     del tensor
-    assert not any(is_taken(packing))
+    assert not any(packing.is_taken())
 
 
 def test_what_the_trainer_writes_into_a_batch_is_not_in_the_next_ones() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
+    packing = Packing(PREFETCH)
     for number in range(2 * NUM_SLOTS):
         batch = frames(packing, number)  # [b, c, h, w]
         assert torch.equal(batch, torch.stack([frame(n) for n in range(number, number + BATCH)]))
@@ -251,9 +214,9 @@ def test_what_the_trainer_writes_into_a_batch_is_not_in_the_next_ones() -> None:
 
 
 def test_a_tensor_that_a_graph_needs_is_kept_until_backward() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
+    packing = Packing(PREFETCH)
     weight = torch.ones(SHAPE, requires_grad=True)  # [c, h, w]
-    batch = sent(packing(list(packing.gather({"frame": frame(n, torch.float32)} for n in range(BATCH)))))
+    batch = sent(packing({"frame": frame(n, torch.float32)} for n in range(BATCH)))
     loss = (batch["frame"] * weight).sum()  # []
     del batch
     for number in range(10, 10 + 2 * NUM_SLOTS):
@@ -262,7 +225,7 @@ def test_a_tensor_that_a_graph_needs_is_kept_until_backward() -> None:
     del loss
     assert weight.grad is not None
     assert torch.equal(weight.grad, torch.full(SHAPE, float(sum(range(BATCH)))))
-    assert not any(is_taken(packing))
+    assert not any(packing.is_taken())
 
 
 def test_batches_that_are_kept_for_ever_do_not_stop_a_loader() -> None:
@@ -277,18 +240,18 @@ def test_batches_that_are_kept_for_ever_do_not_stop_a_loader() -> None:
 
 
 def test_a_batch_that_is_larger_than_a_slot_goes_as_torch_sends_it() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
+    packing = Packing(PREFETCH)
     large = torch.zeros(SLOT_BYTES // 2 + 1, dtype=torch.uint8)  # [n]
-    batch = packing(list(packing.gather({"large": large, "frame": frame(n)} for n in range(2))))
-    assert type(batch["large"]) is torch.Tensor
-    assert type(batch["frame"]) is not torch.Tensor
+    batch = sent(packing({"large": large, "frame": frame(n)} for n in range(2)))
+    assert is_shared(batch["large"])
+    assert not is_shared(batch["frame"])
 
 
 # -- children of the trainer ------------------------------------------------------------------------------------------
 
 
 def test_a_slot_is_not_used_again_while_a_child_has_its_batch() -> None:
-    packing = BatchPacker(1, PREFETCH, BATCH)
+    packing = Packing(PREFETCH)
     batch = frames(packing, 0)  # [b, c, h, w]
     expected = batch.clone().numpy().tobytes()
     told, tell = os.pipe()
@@ -301,8 +264,8 @@ def test_a_slot_is_not_used_again_while_a_child_has_its_batch() -> None:
     del batch
     for number in range(1, 2 * NUM_SLOTS):
         frames(packing, number)
-    assert is_taken(packing) == [True] + [False] * (NUM_SLOTS - 1)
+    assert packing.is_taken() == [True] + [False] * (NUM_SLOTS - 1)
     os.close(tell)
     assert os.waitpid(pid, 0)[1] == 0
     frames(packing, 0)
-    assert not any(is_taken(packing))
+    assert not any(packing.is_taken())

@@ -1,48 +1,37 @@
-"""Sends a batch from a worker to the trainer through memory that both have mapped, instead of the pipe between them.
+"""Sends a batch of any structure from a worker to the trainer through memory that both have mapped, instead of a pipe.
 
 A pipe copies bytes four times, 64 KiB at a time; torch sends each tensor in new memory, whose pages cost more than the copy.
-Here a worker writes each batch into a slot of an arena; the trainer reads the slot, which is then used again:
+Here the worker pickles the batch, and whatever is long in it goes to a slot of its arena in place of the message:
 
-    worker   sample ─ gather: long bytes and tensors ─> slot ─ collate: where they lie ─ pipe ─> trainer
+    worker   batch ─ pickle ─> message: structure, short values, places ─ pipe ─> trainer: unpickles, and finds the places
+                          └──> slot: long bytes, texts, tensors, arrays, buffers of protocol 5 ──┘
 
-Each value is copied as soon as it is made, while it is in the processor's cache. The trainer gets tensors as a tensor in the
-slot's memory, and bytes as a list of bytes or, where it asks for views, as `PackedBytes` in that memory. When all slots are
-taken (the trainer keeps batches), or a batch is too large for one, torch sends it.
+Tensors and arrays come out in the slot's memory, `bytes` and `str` as copies; all with the types that they went in with. When
+all slots are taken (the trainer keeps batches), or a batch is too large for one, values go as torch sends them.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from io import BytesIO
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import default_collate
 
-from sqlstream.stream.transport.arena import ALIGNMENT, SLOT_BYTES, Arena, leased_tensor, leased_view
-from sqlstream.transforms.base import Sample
-
-logger = logging.getLogger(__name__)
+from sqlstream.stream.transport.arena import ALIGNMENT, SLOT_BYTES, Arena, ArenaName, leased_memory, tensor_in
 
 MIN_PACKED_BYTES = 1024
-"""Shorter values are sent in the message; they go to the slot only beside a longer one of their field."""
+"""Shorter bytes and texts are sent in the message."""
 MAX_MESSAGE_BYTES = 1 << 16
-"""Tensors up to this size are sent in the message: torch's file and socket for each cost more than their copies."""
-MIN_PLACED_BYTES = 1 << 14
-"""Tensors from this size on are copied to the slot one by one; shorter ones are stacked at the end."""
-KEPT_FREE_BYTES = 16 << 20
-"""A block of this size, taken and given back, has glibc keep up to twice as much of what batches free.
-
-Else it returns that to the kernel, whose pages the next batch must have anew: 30 µs of the trainer's CPU for a sample of 47 KB,
-and 19 so (m; bar: warm-bytes-2). A trainer that has freed a large array (a batch from a pipe) is there by itself.
-"""
-NUM_SPARE_SLOTS = 3
-"""Slots beside those of waiting batches: the one being written, and those of the last two batches that the trainer took."""
+"""Tensors and arrays up to this size are sent in the message: a label that the trainer keeps keeps no slot."""
 
 
 class PackedBytes(Sequence[bytes]):
-    """One field of a batch in shared memory: a sequence of `bytes`, each made when it is asked for.
+    """A list of bytes in shared memory: a sequence of `bytes`, each made when it is asked for.
 
     Args:
         memory: The memory of the values.
@@ -54,11 +43,6 @@ class PackedBytes(Sequence[bytes]):
         self._memory = memory
         self._starts = starts
         self._stops = stops
-
-    @classmethod
-    def received(cls, token: str, slot: int, starts: list[int], stops: list[int]) -> PackedBytes:
-        """Return the values in a slot of an arena, in the trainer."""
-        return cls(leased_view(token, slot), starts, stops)
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -94,203 +78,240 @@ class PackedBytes(Sequence[bytes]):
         return list, (list(self),)
 
 
-class _BytesAt(NamedTuple):
-    """Place of one value in the slot that is being written."""
+class SlotName(NamedTuple):
+    """Where the trainer finds the slot of a batch."""
 
-    start: int
-    stop: int
-
-
-class _TensorStack:
-    """Memory for the tensors of one field of a batch: one behind the other, as their stack has them."""
-
-    def __init__(self, start: int, stack: torch.Tensor) -> None:  # [b, ...]
-        self.start = start
-        self._stack = stack
-        self._num = 0
-
-    def add(self, value: torch.Tensor) -> torch.Tensor | _TensorRow:  # [...]
-        """Copy a tensor and return its place; return the tensor itself if it does not fit."""
-        stack, number = self._stack, self._num
-        if number == len(stack) or value.dtype != stack.dtype or value.shape != stack.shape[1:]:
-            return value
-        stack[number].copy_(value)
-        self._num += 1
-        return _TensorRow(self, number)
-
-    def __getitem__(self, number: int) -> torch.Tensor:  # [...]
-        return self._stack[number]
+    token: str
+    """The loader's `OpenArenas`."""
+    arena: ArenaName
+    slot: int
 
 
-class _TensorRow(NamedTuple):
-    """Place of one tensor in a stack."""
+class PackedBatch:
+    """A batch on its way: the trainer gets the batch itself as it unpickles this.
 
-    rows: _TensorStack
-    number: int
+    Args:
+        message: The pickled batch, with numbers of values that are not in it.
+        slot: Where those lie; None: there are none.
+        values: What makes each of them: a function of the slot's memory, and its other arguments.
+        buffers: Start, end, and whether it may be written, of each buffer of protocol 5.
+    """
+
+    def __init__(
+        self, message: bytes, slot: SlotName | None, values: list[tuple[Any, ...]], buffers: list[tuple[int, int, bool]]
+    ) -> None:
+        self._parts = (message, slot, values, buffers)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpacked, self._parts
 
 
 class BatchPacker:
-    """Packs the batches of one iteration; in the workers it is the loader's `collate_fn`.
+    """Packs the batches of a worker, one after the other.
 
     Args:
-        num_workers: Number of workers; each has slots of its own.
-        prefetch_factor: Batches of a worker that wait for the trainer.
-        batch_size: Samples of a whole batch.
-        gives_views: Fields of bytes become a `PackedBytes`, else a list of bytes.
+        arena: The worker's own.
+        token: The loader's `OpenArenas`.
+        gives_views: Lists of bytes become a `PackedBytes`, else they are lists of bytes.
     """
 
-    def __init__(self, num_workers: int, prefetch_factor: int, batch_size: int, *, gives_views: bool = False) -> None:
-        self._batch_size = batch_size
-        self._receive = PackedBytes.received if gives_views else _received
-        self._num_slots = prefetch_factor + NUM_SPARE_SLOTS
-        self._arena = Arena(num_workers * self._num_slots)
+    def __init__(self, arena: Arena, token: str, *, gives_views: bool = False) -> None:
+        self._arena = arena
+        self._token = token
+        self._gives_views = gives_views
         self._slot: int | None = None
         self._end = 0
-        self._is_used = False
-        self._rows: dict[str, _TensorStack | None] = {}
-        """Memory for long tensors, by field; None: they are stacked at the end."""
+        self._values: list[tuple[Any, ...]] = []
+        self._buffers: list[tuple[int, int, bool]] = []
+        self._numbers: dict[int, tuple[int, Any]] = {}
+        """Number of each value by its id, and the value, so that no other one gets this id."""
 
-    @classmethod
-    def new(cls, num_workers: int, prefetch_factor: int, batch_size: int, *, gives_views: bool) -> BatchPacker | None:
-        """Return a new one; None, with a warning, if there is no memory for it: then torch sends the batches."""
-        try:
-            if not gives_views:
-                bytes(KEPT_FREE_BYTES)
-            return cls(num_workers, prefetch_factor, batch_size, gives_views=gives_views)
-        except OSError as error:
-            logger.warning(
-                "batches of %d workers do not come through shared memory, but as torch sends them: %s. Raise the limit, or "
-                "pass pack_bytes=False",
-                *(num_workers, error),
-            )
-            return None
-
-    def gather(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """Yield samples whose long values are copied to the slot."""
-        self._begin()
-        for sample in samples:
-            yield self._gathered(sample)
-
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Begin a batch."""
-        self._slot = None
-        self._rows = {}
+        self._slot, self._end = None, 0
+        self._values, self._buffers, self._numbers = [], [], {}
 
-    def _gathered(self, sample: Sample) -> Sample:
-        gathered: Sample = {}
-        for field, value in sample.items():
-            kind = type(value)
-            if kind is bytes and len(value) >= MIN_PACKED_BYTES:
-                gathered[field] = self._put(value)
-            elif kind is torch.Tensor and _is_plain(value) and value.nbytes >= MIN_PLACED_BYTES:
-                if field not in self._rows:
-                    self._rows[field] = self._room_for(value)
-                if (rows := self._rows[field]) is not None:
-                    gathered[field] = rows.add(value)
-        return {**sample, **gathered} if gathered else sample  # never in place: it may be a transform's own
+    def stack(self, tensors: list[torch.Tensor]) -> torch.Tensor:  # n × [...] -> [n, ...]
+        """Return the stack of tensors: where the trainer gets it from, if it is long and there is room.
 
-    def _room_for(self, first: torch.Tensor) -> _TensorStack | None:  # [...]
-        """Return memory for a batch of tensors like the first one; None: there is no slot, or no room in it."""
-        num_bytes, shape = self._batch_size * first.nbytes, (self._batch_size, *first.shape)
-        start = None if num_bytes <= MAX_MESSAGE_BYTES else self._take(num_bytes, ALIGNMENT)
-        if start is None or self._slot is None:
-            return None
-        return _TensorStack(start, self._arena.tensor(self._slot, start, first.dtype, shape))
-
-    def __call__(self, samples: list[Sample]) -> Any:
-        """Return the batch of torch's default, with packed fields that become values in the trainer."""
-        self._is_used = False
-        try:
-            batch = {field: self._collated([sample[field] for sample in samples]) for field in samples[0]}
-            if self._is_used and self._slot is not None:
-                self._arena.seal(self._slot)
-            return batch
-        finally:
-            self._begin()
-
-    def _collated(self, values: list[Any]) -> Any:
-        """Return one field of the batch."""
-        rows = [value for value in values if type(value) is _TensorRow]
-        if rows:
-            first = rows[0].rows[0]  # [...]
-            if [row.number for row in rows] == list(range(len(values))):
-                return self._sent(rows[0].rows.start, first.dtype, (len(values), *first.shape))
-            values = [value.rows[value.number].clone() if type(value) is _TensorRow else value for value in values]
-        if any(type(value) is _BytesAt for value in values):
-            return self._joined(values)
-        first = values[0]
-        if isinstance(first, np.ndarray) and first.dtype.kind in _NUMERIC_KINDS:
-            values = [torch.as_tensor(value) for value in values]
-        batch = self._stacked(values) if all(map(_is_plain, values)) else default_collate(values)
-        return _Unpickled(torch.from_numpy, batch.numpy()) if _is_small(batch) else batch
-
-    def _joined(self, values: list[Any]) -> Any:
-        """Return the packed field, or a list of its values if not all of them fit into the slot."""
-        pieces: list[Any] = [self._put(value) if type(value) is bytes else value for value in values]
-        if not all(type(piece) is _BytesAt for piece in pieces):
-            return [self._read(piece) if type(piece) is _BytesAt else piece for piece in pieces]
-        self._is_used = True
-        return _Unpickled(
-            self._receive, self._arena.token, self._slot, [piece.start for piece in pieces], [piece.stop for piece in pieces]
-        )
-
-    def _stacked(self, tensors: list[torch.Tensor]) -> Any:  # n × [...]
-        """Return the stack of tensors: in the slot if it is long; torch's own if there is no room."""
+        Raises:
+            RuntimeError, TypeError: They cannot be stacked.
+        """
         first = tensors[0]  # [...]
+        if not all(map(_is_plain, tensors)):
+            return default_collate(tensors)  # type: ignore[no-any-return]  # a tensor
         shape, num_bytes = (len(tensors), *first.shape), len(tensors) * first.nbytes
-        if num_bytes <= MAX_MESSAGE_BYTES:
-            return torch.stack(tensors, out=first.new_empty(shape))
-        start = self._take(num_bytes, ALIGNMENT)
+        start = self._take(num_bytes, ALIGNMENT) if num_bytes > MAX_MESSAGE_BYTES else None
         if start is None or self._slot is None:
-            return default_collate(tensors)
-        torch.stack(tensors, out=self._arena.tensor(self._slot, start, first.dtype, shape))
-        return self._sent(start, first.dtype, shape)
+            stack = first.new_empty(shape)  # [n, ...]
+        else:
+            stack = self._arena.tensor(self._slot, start, first.dtype, shape)  # [n, ...]
+        return torch.stack(tensors, out=stack)  # [n, ...]
 
-    def _sent(self, start: int, dtype: torch.dtype, shape: Sequence[int]) -> Any:
-        """Return the packed tensor at a place of the slot."""
-        self._is_used = True
-        return _Unpickled(leased_tensor, self._arena.token, self._slot, start, dtype, shape)
+    def pack(self, batch: Any) -> PackedBatch:
+        """Return a batch on its way; what `stack` returned since `begin` may be in it.
 
-    def _put(self, data: bytes) -> bytes | _BytesAt:
-        """Copy a value into the slot and return its place; return the value if there is no slot, or no room in it."""
-        start = self._take(len(data))
-        if start is None or self._slot is None:
-            return data
-        piece, at = _BytesAt(start, start + len(data)), self._arena.start_of(self._slot)
-        self._arena.memory[at + piece.start : at + piece.stop] = data
-        return piece
+        Raises:
+            Exception: Something in it cannot be pickled.
+        """
+        try:
+            file = BytesIO()
+            _BatchPickler(file, self).dump(batch)
+            slot = None
+            if self._slot is not None and self._end:
+                self._arena.seal(self._slot)
+                slot = SlotName(self._token, self._arena.name, self._slot)
+            return PackedBatch(file.getvalue(), slot, self._values, self._buffers)
+        finally:
+            self.begin()
+
+    def number_of(self, value: Any) -> int | None:
+        """Return the number of a value that is not in the message; None: it goes there."""
+        kind = type(value)
+        if kind in _PLAIN:
+            if len(value) < MIN_PACKED_BYTES:
+                return None
+        elif kind is list:
+            if not (self._gives_views and _is_packable(value)):
+                return None
+        elif not _is_plain(value):
+            return None
+        known = self._numbers.get(id(value))
+        if known is not None:
+            return known[0]
+        if kind in _PLAIN:
+            made = self._bytes_at(value, kind)
+        elif kind is list:
+            made = self._list_at(value)
+        else:
+            made = self._tensor_at(value)
+        if made is None:
+            return None
+        number = len(self._values)
+        self._values.append(made)
+        self._numbers[id(value)] = (number, value)
+        return number
+
+    def keep_in_message(self, buffer: pickle.PickleBuffer) -> bool:
+        """Return whether a buffer of protocol 5 goes into the message; else it has been copied."""
+        data = buffer.raw()
+        start = self._put(data, ALIGNMENT) if data.nbytes > MAX_MESSAGE_BYTES else None
+        if start is None:
+            return True
+        self._buffers.append((start, start + data.nbytes, not data.readonly))
+        return False
+
+    def _bytes_at(self, value: Any, kind: type[Any]) -> tuple[Any, ...] | None:
+        start = self._put(data := value.encode(errors="surrogatepass") if kind is str else value)
+        return None if start is None else (_PLAIN[kind], start, start + len(data))
+
+    def _list_at(self, values: list[bytes]) -> tuple[Any, ...] | None:
+        """Return what makes the list in the trainer; None: not all of it fits."""
+        end = self._end
+        starts = [start for value in values if (start := self._put(value)) is not None]
+        if len(starts) < len(values):
+            self._end = end
+            return None
+        return _packed, starts, [start + len(value) for start, value in zip(starts, values, strict=True)]
+
+    def _tensor_at(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:  # [...]
+        """Return what makes the tensor in the trainer; None: torch sends it."""
+        if tensor.nbytes <= MAX_MESSAGE_BYTES and tensor.dtype in _NUMPY_DTYPES:
+            return _from_array, tensor.numpy()
+        strides = tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
+        start = None if self._slot is None else self._arena.place_of(self._slot, tensor)
+        if start is None or strides != tensor.stride():
+            if tensor.untyped_storage().nbytes() < tensor.nbytes:  # expanded
+                return None
+            start = self._take(tensor.nbytes, ALIGNMENT)
+            if start is None or self._slot is None:
+                return None
+            self._arena.tensor(self._slot, start, tensor.dtype, tensor.shape, strides).copy_(tensor)
+        return tensor_in, start, tensor.dtype, tuple(tensor.shape), strides
+
+    def _put(self, data: bytes | bytearray | memoryview, alignment: int = 1) -> int | None:
+        """Copy bytes into the slot and return their start; None: there is no slot, or no room in it."""
+        start = self._take(len(data), alignment)
+        if start is not None and self._slot is not None:
+            self._arena.write(self._slot, start, data)
+        return start
 
     def _take(self, num_bytes: int, alignment: int = 1) -> int | None:
         """Reserve bytes in the slot and return their start; None: there is no slot, or no room in it."""
         if self._slot is None:
-            info = get_worker_info()
-            first = 0 if info is None else info.id * self._num_slots
-            self._slot, self._end = self._arena.find_free(range(first, first + self._num_slots)), 0
+            self._slot = self._arena.find_free()
         start = -(-self._end // alignment) * alignment
         if self._slot is None or start + num_bytes > SLOT_BYTES:
             return None
         self._end = start + num_bytes
         return start
 
-    def _read(self, piece: _BytesAt) -> bytes:
-        assert self._slot is not None
-        start = self._arena.start_of(self._slot)
-        return self._arena.memory[start + piece.start : start + piece.stop]
+
+class _BatchPickler(ForkingPickler):
+    """Pickles a batch as a queue of torch does, but for what the packer takes."""
+
+    def __init__(self, file: BytesIO, packer: BatchPacker) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL, True, packer.keep_in_message)
+        self._number_of = packer.number_of
+
+    def persistent_id(self, value: Any) -> int | None:
+        """Return the number of a value that is not in the message."""
+        return self._number_of(value) if type(value) in _PACKED_TYPES else None
 
 
-class _Unpickled:
-    """A value of the message that the trainer makes as it unpickles the batch: `make(*arguments)`."""
+class _BatchUnpickler(pickle.Unpickler):
+    """Unpickles a batch in the trainer."""
 
-    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
-        self._make = make
-        self._arguments = arguments
+    def __init__(
+        self, message: bytes, memory: memoryview | None, values: list[tuple[Any, ...]], buffers: list[memoryview]
+    ) -> None:
+        super().__init__(BytesIO(message), buffers=buffers)
+        self._memory = memory
+        self._values = values
+        self._made: dict[int, Any] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self._make, self._arguments
+    def persistent_load(self, number: int) -> Any:
+        """Return a value that is not in the message: each is made once, however often the batch has it."""
+        if number not in self._made:
+            make, *arguments = self._values[number]
+            self._made[number] = make(self._memory, *arguments)
+        return self._made[number]
 
 
-def _received(token: str, slot: int, starts: list[int], stops: list[int]) -> list[bytes]:
-    return list(PackedBytes.received(token, slot, starts, stops))
+def _unpacked(
+    message: bytes, slot: SlotName | None, values: list[tuple[Any, ...]], buffers: list[tuple[int, int, bool]]
+) -> Any:
+    memory = None if slot is None else leased_memory(*slot)
+    views = []
+    for start, stop, is_writable in buffers:
+        assert memory is not None
+        views.append(memory[start:stop] if is_writable else memory[start:stop].toreadonly())
+    return _BatchUnpickler(message, memory, values, views).load()
+
+
+def _bytes(memory: memoryview, start: int, stop: int) -> bytes:
+    return bytes(memory[start:stop])
+
+
+def _bytearray(memory: memoryview, start: int, stop: int) -> bytearray:
+    return bytearray(memory[start:stop])
+
+
+def _text(memory: memoryview, start: int, stop: int) -> str:
+    return str(memory[start:stop], "utf-8", "surrogatepass")
+
+
+def _packed(memory: memoryview, starts: list[int], stops: list[int]) -> PackedBytes:
+    return PackedBytes(memory.toreadonly(), starts, stops)
+
+
+def _from_array(_: memoryview | None, array: np.ndarray[Any, Any]) -> torch.Tensor:  # [...]
+    return torch.from_numpy(array)
+
+
+def _is_packable(values: list[Any]) -> bool:
+    """Return whether a list is one of bytes, of which at least one is long."""
+    return set(map(type, values)) == {bytes} and max(map(len, values)) >= MIN_PACKED_BYTES
 
 
 def _is_plain(value: Any) -> bool:
@@ -303,11 +324,8 @@ def _is_plain(value: Any) -> bool:
     )
 
 
-def _is_small(value: Any) -> bool:
-    return _is_plain(value) and value.nbytes <= MAX_MESSAGE_BYTES and value.dtype in _NUMPY_DTYPES
-
-
-_NUMERIC_KINDS = "biufc"
+_PLAIN: dict[type[Any], Callable[[memoryview, int, int], Any]] = {bytes: _bytes, bytearray: _bytearray, str: _text}
+_PACKED_TYPES = frozenset((*_PLAIN, list, torch.Tensor))
 _NUMPY_DTYPES = frozenset(
     (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
 )

@@ -1,0 +1,133 @@
+"""A `collate_fn` whose batches cross from DataLoader workers to the trainer by shared memory."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate, get_worker_info
+
+from sqlstream.config import check_at_least
+from sqlstream.stream.transport.arena import Arena, OpenArenas
+from sqlstream.stream.transport.packing import BatchPacker
+
+logger = logging.getLogger(__name__)
+
+NUM_SPARE_SLOTS = 3
+"""Slots beside those of waiting batches: the one being written, and those of the last two batches that the trainer took."""
+KEPT_FREE_BYTES = 16 << 20
+"""A block of this size, taken and given back, has glibc keep up to twice as much of what batches free.
+
+Else it returns that to the kernel, whose pages the next batch must have anew: 30 µs of the trainer's CPU for a sample of 47 KB,
+and 19 so (m; bar: warm-bytes-2). A trainer that has freed a large array (a batch from a pipe) is there by itself.
+"""
+_DTYPES = {int: np.int64, float: np.float64}
+_LISTED = (str, bytes)
+_NUMERIC_KINDS = "biufc"
+Stack = Callable[[list[torch.Tensor]], torch.Tensor]
+
+
+def batch_of(samples: list[Any], stack: Stack = default_collate) -> Any:
+    """Return what `default_collate` returns.
+
+    Args:
+        samples: Samples.
+        stack: Stacks the tensors of a field.
+    """
+    first = samples[0]
+    if type(first) is not dict:
+        return default_collate(samples)
+    return {field: _collated(list(map(itemgetter(field), samples)), stack) for field in first}
+
+
+def _collated(values: list[Any], stack: Stack) -> Any:
+    """Return the batch of one field; numpy makes arrays of numbers faster than `torch.tensor`."""
+    first = values[0]
+    kind = type(first)
+    if kind in _LISTED:
+        return values
+    if kind in _DTYPES and set(map(type, values)) == {kind}:
+        try:
+            return torch.from_numpy(np.array(values, _DTYPES[kind]))  # [b]
+        except OverflowError:  # torch's message is better
+            pass
+    if kind is torch.Tensor:
+        return stack(values)
+    if isinstance(first, np.ndarray) and first.dtype.kind in _NUMERIC_KINDS:
+        return stack([torch.as_tensor(value) for value in values])
+    return default_collate(values)
+
+
+class PackedCollate:
+    """Has batches cross from workers to the trainer by shared memory: give it to a torch DataLoader as its `collate_fn`.
+
+    A `StreamingDataLoader` does it by itself. In a process that is no worker, and where there is no memory (one warning), the
+    batch is what `collate_fn` returns.
+
+    Args:
+        collate_fn: From a list of samples to a batch of any structure; None: torch's default.
+        gives_views: A list of `bytes` comes as a `PackedBytes`, which gives them without a copy; False: as a list.
+        prefetch_factor: That of the loader.
+
+    Example:
+        >>> loader = DataLoader(dataset, batch_size=4, num_workers=2, collate_fn=PackedCollate(list))
+    """
+
+    def __init__(
+        self, collate_fn: Callable[[list[Any]], Any] | None = None, *, gives_views: bool = False, prefetch_factor: int = 2
+    ) -> None:
+        check_at_least("prefetch_factor", prefetch_factor, 1)
+        self._collate_fn = None if collate_fn is default_collate else collate_fn
+        self._gives_views = gives_views
+        self._num_slots = prefetch_factor + NUM_SPARE_SLOTS
+        self._arenas: OpenArenas | None = OpenArenas()
+        self._token = self._arenas.token
+        self._maker = os.getpid()
+        self._packer: BatchPacker | None = None
+        self._packs_in = 0
+        """Id of the worker process that has looked for memory."""
+        if not gives_views:
+            bytes(KEPT_FREE_BYTES)
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Return the batch, in a worker on its way to the trainer."""
+        packer = self._packer_of_worker()
+        if packer is None:
+            return batch_of(samples) if self._collate_fn is None else self._collate_fn(samples)
+        packer.begin()
+        return packer.pack(batch_of(samples, packer.stack) if self._collate_fn is None else self._collate_fn(samples))
+
+    def _packer_of_worker(self) -> BatchPacker | None:
+        """Return what packs the batches of this worker; None: this process is none, or there is no memory."""
+        info = get_worker_info()
+        if info is None or os.getpid() == self._maker or getattr(info, "worker_method", "") == "thread":
+            return None  # the trainer; or made in a worker, for a loader in it that has none
+        if self._packs_in != os.getpid():
+            self._packs_in, self._packer = os.getpid(), None
+            try:
+                arena = Arena(self._num_slots, info.num_workers)
+                self._packer = BatchPacker(arena, self._token, gives_views=self._gives_views)
+            except OSError as error:
+                if info.id == 0:
+                    logger.warning(
+                        "batches of %d workers do not come through shared memory, but as torch sends them: %s. Raise the "
+                        "limit, or pass pack_bytes=False",
+                        *(info.num_workers, error),
+                    )
+        return self._packer
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle for a worker that is being started, without what belongs to a process."""
+        return {**self.__dict__, "_arenas": None, "_packer": None, "_packs_in": 0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Unpickle; a copy in the trainer has workers of its own."""
+        self.__dict__.update(state)
+        if self._maker == os.getpid():
+            self._arenas = OpenArenas()
+            self._token = self._arenas.token
