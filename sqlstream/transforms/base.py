@@ -5,17 +5,16 @@ goes through the rest of the chain by itself.
 
 The randomness of a chain depends on (seed, epoch, position) alone. `rng(sample)` draws from the sample's own generator. For
 code that draws from the global generators of python, numpy and torch, these are seeded from the same key while the chain runs,
-and restored afterwards: the trainer's own draws do not change. That costs more than reading a small file
-(`stream/chain/global_rng.py`), so it is left out for chains of our own transforms, which draw from `rng(sample)` alone.
+and restored afterwards: the trainer's own draws do not change (`stream/chain/global_rng.py`). Chains of our own transforms,
+which draw from `rng(sample)` alone, do without.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import count
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from sqlstream.errors import SqlStreamError, TransformError
 from sqlstream.transforms.reading import LENT, OpenFiles
@@ -23,20 +22,18 @@ from sqlstream.transforms.rng import GENERATOR, PRIVATE_FIELDS, RNG_KEY, begin_p
 
 Sample = dict[str, Any]
 Transform = Callable[[Sample], Sample | Iterable[Sample]]
-_UNSEEDED = contextlib.nullcontext()
+Made = TypeVar("Made")
 
 
 class SeededGenerators(Protocol):
-    """The global generators while a sample is made; a context manager that may be entered again."""
+    """The global generators while a sample is made."""
 
-    goes_on: bool
-    """It will be entered again."""
     was_drawn_from: bool
     """The transforms drew from them."""
 
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def run(self, make: Callable[[], Made], goes_on: Callable[[Made], bool]) -> Made:
+        """Return what `make` returns; where that `goes_on`, the next run draws from where this one ends."""
+        ...
 
 
 class Seeding(Protocol):
@@ -95,13 +92,11 @@ class Chain:
         if self._generators_of is None:
             outcome = apply(self._transforms, sample)
             if not isinstance(outcome, dict):
-                return _each(outcome, _UNSEEDED)
+                return _each(outcome, None)
             self.drew = GENERATOR in outcome
         else:
             generators = self._generators_of(key_of_stage, watches=watches)
-            with generators:
-                outcome = apply(self._transforms, sample)
-                generators.goes_on = not isinstance(outcome, dict)
+            outcome = generators.run(partial(apply, self._transforms, sample), _is_several)
             if not isinstance(outcome, dict):
                 return _each(outcome, generators)
             self.drew = GENERATOR in outcome or generators.was_drawn_from
@@ -110,15 +105,23 @@ class Chain:
         return outcome
 
 
-def _each(outcome: Iterator[Sample], generators: contextlib.AbstractContextManager[None]) -> Iterator[Sample]:
+def _is_several(outcome: Sample | Iterator[Sample]) -> bool:
+    return not isinstance(outcome, dict)
+
+
+def _each(outcome: Iterator[Sample], generators: SeededGenerators | None) -> Iterator[Sample]:
     """Yield the samples of one; each is made when it is asked for, and the generators go on where they were."""
+    take_next = partial(next, outcome, None)
     while True:
-        with generators:
-            piece = next(outcome, None)
+        piece = take_next() if generators is None else generators.run(take_next, _is_sample)
         if piece is None:
             return
         end(piece)
         yield piece
+
+
+def _is_sample(piece: Sample | None) -> bool:
+    return piece is not None
 
 
 def apply(transforms: Sequence[Transform], sample: Sample) -> Sample | Iterator[Sample]:

@@ -7,10 +7,11 @@ import logging
 import multiprocessing
 import os
 import random
-import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ import torch
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError
-from sqlstream.stream.chain.global_rng import GlobalGenerators, Turns
+from sqlstream.stream.chain.global_rng import GeneratorLoan, GlobalGenerators, Turns
 from sqlstream.transforms import rng
 from sqlstream.transforms.cached import CacheTransform
+from tests.handlers import HandlerError, raised_everywhere
 from tests.stream.kit import global_states, whole
 from tests.stream.tables import make_table
 
@@ -64,21 +66,24 @@ def test_loaders_in_several_threads_each_put_back_what_the_trainer_had(tmp_path:
         assert global_states() == before
 
 
-def take_and_give_back(turns: Turns) -> None:
-    turns.take()
-    turns.give_back()
+@contextlib.contextmanager
+def taken(turns: Turns) -> Iterator[None]:
+    """Have a turn as a sample has it."""
+    with turns.lock:
+        turns.begin()
+        yield
+        turns.is_taken = False
 
 
 def test_that_threads_take_turns_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     turns = Turns()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            turns.take()
-            other = threading.Thread(target=take_and_give_back, args=(turns,))
-            other.start()
-            while not turns._has_warned:
-                pass
-            turns.give_back()
+            with taken(turns):
+                other = threading.Thread(target=turns.wait)
+                other.start()
+                while not turns._has_warned:
+                    pass
             other.join()
     assert [record.message for record in caplog.records if "run one at a time" in record.message] == [caplog.messages[0]]
 
@@ -88,17 +93,16 @@ def test_a_transform_that_waits_for_a_thread_that_draws_ends_in_an_error(tmp_pat
 
     def draw_in_another_thread() -> None:
         try:
-            turns.take()
+            turns.wait()
         except ConfigError as error:
             errors.append(str(error))
 
-    turns.take()
-    other = threading.Thread(target=draw_in_another_thread)
-    other.start()
-    other.join()
-    turns.give_back()
+    with taken(turns):
+        other = threading.Thread(target=draw_in_another_thread)
+        other.start()
+        other.join()
     assert "must not wait for a thread that makes samples" in errors[0]
-    take_and_give_back(turns)
+    turns.wait()
 
 
 def test_a_child_forked_while_another_thread_draws_makes_samples_of_its_own(tmp_path: Path) -> None:
@@ -127,19 +131,20 @@ def test_a_child_forked_while_another_thread_draws_makes_samples_of_its_own(tmp_
 
 
 def test_a_forking_transform_has_the_generators_in_its_child_too(tmp_path: Path) -> None:
-    with GlobalGenerators((1, 2, 3)):
-        expected = np.random.rand()  # Python seeds its own anew in a child
-    with GlobalGenerators((1, 2, 3)):
+    def fork_and_draw() -> tuple[float, float]:
         receiver, sender = os.pipe()
         child = os.fork()
         if not child:
             os.write(sender, repr(np.random.rand()).encode())
             os._exit(0)
         os.waitpid(child, 0)
-        assert float(os.read(receiver, 100)) == expected
+        drawn = float(os.read(receiver, 100))
         os.close(receiver)
         os.close(sender)
-        assert np.random.rand() == expected
+        return drawn, np.random.rand()
+
+    expected = drawn_by(np.random.rand)  # Python seeds its own anew in a child
+    assert drawn_by(fork_and_draw) == (expected, expected)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -187,36 +192,68 @@ def test_ctrl_c_in_a_transform_lets_other_threads_draw(tmp_path: Path) -> None:
         assert global_states() == before
 
 
-class HandlerError(Exception):
-    """Raised by a signal handler."""
+@pytest.mark.parametrize("is_lent", [False, True])
+def test_a_handler_that_raises_anywhere_as_a_sample_is_made_keeps_no_turn_and_no_generator(is_lent: bool) -> None:
+    expected, before = drawn_by(draws), global_states()
+    with ThreadPoolExecutor(1) as pool, GeneratorLoan() if is_lent else contextlib.nullcontext():
+        for _ in raised_everywhere(HandlerError, None, partial(drawn_by, draws)):
+            assert is_lent or global_states() == before
+            if is_lent:
+                GeneratorLoan().put_back()
+                assert global_states() == before
+            assert pool.submit(drawn_by, draws).result(60) == expected
+            assert drawn_by(draws) == expected
 
 
-@pytest.mark.parametrize("place", ["begin", "end"])
-def test_a_handler_that_raises_as_a_sample_takes_or_gives_back_the_generators_keeps_no_turn(
-    monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    def raise_error(*_: object) -> None:
-        raise HandlerError
+def draws() -> list[float]:
+    return [random.random(), random.gauss(), np.random.randn(), np.random.rand(), float(torch.rand(()))]
 
-    original = getattr(GlobalGenerators, f"_{place}")
 
-    def interrupted(generators: GlobalGenerators) -> None:
-        os.kill(os.getpid(), signal.SIGUSR1)  # handed over as the section ends
-        original(generators)
+def drawn_by(make: Callable[[], Any]) -> Any:
+    """Return what a sample draws."""
+    return GlobalGenerators((4, 5, 6)).run(make, lambda _: False)
 
-    before, handler = global_states(), signal.signal(signal.SIGUSR1, raise_error)
+
+def test_the_trainers_second_normal_number_and_its_own_kind_of_generator_come_back() -> None:
+    original = np.random.mtrand.get_bit_generator()
     try:
-        monkeypatch.setattr(GlobalGenerators, f"_{place}", interrupted)
-        with pytest.raises(HandlerError), GlobalGenerators((1, 2, 3)):
-            random.random()
-        monkeypatch.undo()
+        for kind in (np.random.MT19937, np.random.PCG64):
+            np.random.mtrand.set_bit_generator(kind(3))
+            alone = [np.random.randn() for _ in range(5)]
+            np.random.mtrand.set_bit_generator(kind(3))
+            samples, own = [], []
+            for _ in range(5):
+                own.append(np.random.randn())
+                samples.append(drawn_by(draws))
+            assert own == alone
+            assert samples == [samples[0]] * 5
+            assert type(np.random.mtrand.get_bit_generator()) is kind
     finally:
-        signal.signal(signal.SIGUSR1, handler)
+        np.random.mtrand.set_bit_generator(original)
+
+
+def test_a_transform_that_first_draws_at_its_last_sample_draws_what_it_draws_if_all_do(tmp_path: Path) -> None:
+    def draw_at_last(sample: dict[str, Any]) -> dict[str, Any]:
+        return draw_slowly(sample) if sample["__row__"] == 999 else sample
+
+    in_worker: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "fork"}
+    last: list[Any] = []
+    for transform, options in ((draw_slowly, {}), (draw_at_last, {}), (draw_at_last, in_worker)):
+        with make_dataset(tmp_path, 1000, transforms=[transform]) as dataset:
+            batches = iter(StreamingDataLoader(dataset, 32, collate_fn=whole, **options))  # torch draws here
+            before = global_states()
+            last.append([sample for batch in batches for sample in batch][999])
+            assert global_states() == before
+    assert last == [last[0]] * 3
+
+
+def test_in_a_thread_worker_of_torch_the_trainers_generators_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = torch.utils.data._utils.worker.WorkerInfo(
+        id=0, num_workers=1, seed=3, dataset=torch.utils.data.Dataset(), worker_method="thread"
+    )
+    monkeypatch.setattr(torch.utils.data._utils.worker, "_worker_info", info)
+    before = global_states()
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(takes_its_turn).result(60)
+        expected = pool.submit(drawn_by, draws).result()
+        assert pool.submit(drawn_by, draws).result() == expected
     assert global_states() == before
-
-
-def takes_its_turn() -> bool:
-    with GlobalGenerators((4, 5, 6)):
-        return True

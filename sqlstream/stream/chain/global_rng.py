@@ -4,9 +4,12 @@ A process has one of each, whatever its number of threads. So samples take turns
 restored one thread has the generators, and other threads that make samples wait. Not guaranteed: a thread of the user that
 draws meanwhile, outside of a sample, draws from a sample's numbers.
 
-To restore the state costs several times what a small sample costs (numpy copies its 624 words one by one). So a loader without
-workers restores it once for a batch (`GeneratorLoan`), and a DataLoader worker never: no trainer draws there. Rejected: numpy's
-`set_bit_generator`, which would swap states in a microsecond, but forgets the second of a pair of normal numbers.
+Whether a transform draws is known when it has drawn, so each sample of a foreign transform is seeded. What else is paid for:
+- the main thread of a worker process restores nothing, since no trainer draws there;
+- a loader without workers saves and restores once for a batch (`GeneratorLoan`);
+- other samples save and restore: python's and torch's states are copied; numpy's generator is exchanged, for a copy of its
+  state takes longer than the sample (624 words, one by one). What numpy keeps beside its generator, the second of a pair of
+  normal numbers, is read and written through a generator without words.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections.abc import Callable
 from hashlib import blake2b
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 300.0
 """Longest wait for one sample of another thread: after it a deadlock is more likely than a slow transform."""
+Made = TypeVar("Made")
 
 
 class Turns:
@@ -40,11 +45,14 @@ class Turns:
 
     def __init__(self, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self.patience_seconds = patience_seconds
-        self.depth = 0
-        """Samples that are being made, each within the transforms of the one before."""
-        self.lent: tuple[Any, ...] | None = None
+        self.lock = threading.RLock()
+        """Taken by `with`, after `wait`: Python looks for signals nowhere between the lock and what follows."""
+        self.is_taken = False
+        """A thread has them, as far as is known without a lock."""
+        self.lent: _States | None = None
         """The trainer's state, until loaders without workers restore it."""
-        self._lock = threading.RLock()
+        self.spare: np.random.BitGenerator | None = None
+        """A generator that is not in use: to make one takes longer than a sample."""
         self._num_taken = 0
         self._has_warned = False
         fork.call_in_child(self, fork.Stage.LOCKS)
@@ -52,28 +60,30 @@ class Turns:
     def after_fork_in_child(self) -> None:
         """Take the turn away from a thread that the child does not have."""
         if not self.is_ours:
-            self._lock, self.depth = threading.RLock(), 0
+            self.lock, self.is_taken = threading.RLock(), False
 
     @property
     def is_ours(self) -> bool:
         """This thread has the generators."""
-        return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]  # what threading.Condition asks, too
+        return self.lock._is_owned()  # type: ignore[attr-defined, no-any-return]  # what threading.Condition asks, too
 
-    def take(self) -> None:
-        """Wait for the generators; inside `locks.uninterrupted()`.
+    def wait(self) -> None:
+        """Wait until another thread has given the generators back.
 
         Raises:
             ConfigError: One sample of another thread has had them for too long: it may wait for this thread.
         """
-        if not self._lock.acquire(blocking=False):
-            self._wait()
-        self.depth += 1
-        self._num_taken += 1
+        while self.is_taken and not self.is_ours:
+            with locks.uninterrupted():
+                if not self.lock.acquire(blocking=False):
+                    self._wait()
+                self.is_taken = False  # else a signal handler of the other thread has raised in its last step
+                self.lock.release()
 
-    def give_back(self) -> None:
-        """Let the next thread have them."""
-        self.depth -= 1
-        self._lock.release()
+    def begin(self) -> None:
+        """Note that this thread has them, and began a sample."""
+        self.is_taken = True
+        self._num_taken += 1
 
     def _wait(self) -> None:
         if not self._has_warned:
@@ -86,7 +96,7 @@ class Turns:
         num_taken = -1
         while num_taken != self._num_taken:
             num_taken = self._num_taken
-            if interrupts.acquire(self._lock, self.patience_seconds):
+            if interrupts.acquire(self.lock, self.patience_seconds):
                 return
         raise ConfigError(
             f"the transforms of a sample in another thread have had the global generators for {self.patience_seconds:.0f} s: "
@@ -106,30 +116,32 @@ class GeneratorLoan:
 
     def __init__(self) -> None:
         self._outer: GeneratorLoan | None = None
-        self._states: tuple[Any, ...] | None = None
+        self._states: _States | None = None
         """State of the outer sample, if this loader makes samples within the transforms of one."""
 
-    def take(self) -> None:
-        """Save the state of the generators, if they have not been taken; in this thread's turn."""
-        if _turns.depth > 1:
-            self._states = self._states or _states()
-        elif _turns.lent is None:
-            _turns.lent = _states()
+    def has_taken(self, *, is_nested: bool) -> bool:
+        """Return whether the state is saved; in this thread's turn."""
+        return (self._states if is_nested else _turns.lent) is not None
+
+    def take(self, *, is_nested: bool) -> None:
+        """Save the state of the generators; in this thread's turn."""
+        if is_nested:
+            self._states = _States.exchanged()
+        else:
+            _turns.lent = _States.exchanged()
 
     def put_back(self) -> None:
         """Restore the saved state; the generators may be taken again."""
         if self._states is not None:
-            _restore(self._states)
-            self._states = None
-        elif _turns.lent is not None and not _turns.is_ours:
             with locks.uninterrupted():
-                _turns.take()
-                try:
-                    if _turns.lent is not None:
-                        _restore(_turns.lent)
-                        _turns.lent = None
-                finally:
-                    _turns.give_back()
+                self._states.restore()
+                self._states = None
+        elif _turns.lent is not None and not _turns.is_ours:
+            _turns.wait()
+            with _turns.lock, locks.uninterrupted():
+                if _turns.lent is not None:
+                    _turns.lent.restore()
+                    _turns.lent = None
 
     def __enter__(self) -> None:
         self._outer, _here.loan = _here.loan, self
@@ -149,7 +161,7 @@ _here = _ThreadGenerators()
 
 
 class GlobalGenerators:
-    """The state of the three global generators that belongs to one sample; a context manager that may be entered again.
+    """The state of the three global generators that belongs to one sample.
 
     Args:
         key: The sample: (seed, epoch, position, stage).
@@ -159,31 +171,53 @@ class GlobalGenerators:
     def __init__(self, key: tuple[int, ...], *, watches: bool = False) -> None:
         self._seed = int.from_bytes(blake2b(repr(key).encode(), digest_size=8).digest(), "little")
         self._own: tuple[Any, ...] | None = None
-        self._others: tuple[Any, ...] | None = None
-        self._loan: GeneratorLoan | None = None
-        self._is_taken = False
         self._watches = watches
         self._fresh = ""
-        self.goes_on = False
-        """It will be entered again: its end saves the state of the generators."""
         self.was_drawn_from = False
+        """The transforms drew from them."""
 
-    def __enter__(self) -> None:
-        try:
-            with locks.uninterrupted():  # a turn that is half taken would stop all other threads
-                _turns.take()
-                self._is_taken, self._loan = True, _here.loan
+    def run(self, make: Callable[[], Made], goes_on: Callable[[Made], bool]) -> Made:
+        """Return what `make` returns; it draws from the generators of this sample.
+
+        Args:
+            make: Runs the transforms, or goes on with them.
+            goes_on: Given what `make` returned, says whether they go on: then the next run draws from where this one ends.
+
+        Raises:
+            ConfigError: One sample of another thread has had the generators for too long.
+        """
+        _turns.wait()
+        is_nested, loan = _turns.is_ours, _here.loan
+        with _turns.lock:
+            others: _States | None = None
+            try:
+                _turns.begin()
+                _here.loan = None  # a dataset that a transform reads restores the state of the transform
+                if not (_is_workers() and not is_nested if loan is None else loan.has_taken(is_nested=is_nested)):
+                    with locks.uninterrupted():
+                        if loan is None:
+                            others = _States.exchanged()
+                        else:
+                            loan.take(is_nested=is_nested)
                 self._begin()
-        except BaseException:
-            self._give_back()
-            raise
+                made = make()
+                if goes_on(made):
+                    self._own = _copied()
+                if self._watches:
+                    self.was_drawn_from = _fingerprint() != self._fresh
+                return made
+            finally:
+                _here.loan, _turns.is_taken = loan, is_nested
+                if others is not None:
+                    try:
+                        with locks.uninterrupted():
+                            others.restore()
+                    except BaseException:  # of a handler, perhaps before the section began
+                        with locks.uninterrupted():
+                            others.restore()
+                        raise
 
     def _begin(self) -> None:
-        _here.loan = None  # a dataset that a transform reads restores the state of the transform
-        if self._loan is not None:
-            self._loan.take()
-        elif _turns.depth > 1 or get_worker_info() is None:
-            self._others = _states()
         if self._own is not None:
             _restore(self._own)
             return
@@ -194,43 +228,68 @@ class GlobalGenerators:
         if self._watches:
             self._fresh = _fingerprint()
 
+
+class _States(NamedTuple):
+    """The states of the trainer's generators, or of those of the sample around one."""
+
+    python: tuple[Any, ...]
+    torch: torch.Tensor  # [n]
+    numpy: np.random.BitGenerator
+    beside: dict[str, Any]
+    """What numpy keeps beside its generator."""
+
+    @classmethod
+    def exchanged(cls) -> _States:
+        """Return the states, and give numpy another generator; in a section."""
+        numpy = np.random.mtrand.get_bit_generator()
+        with _WithoutWords(numpy):
+            beside = np.random.get_state(legacy=False)
+        states = cls(random.getstate(), torch.default_generator.get_state(), numpy, beside)
+        spare, _turns.spare = _turns.spare, None
+        np.random.mtrand.set_bit_generator(spare or np.random.MT19937())
+        return states
+
+    def restore(self) -> None:
+        """Restore them; in a section. A second time changes nothing."""
+        random.setstate(self.python)
+        torch.default_generator.set_state(self.torch)
+        if (spare := np.random.mtrand.get_bit_generator()) is not self.numpy:
+            np.random.mtrand.set_bit_generator(self.numpy)
+            _turns.spare = spare if isinstance(spare, np.random.MT19937) else None
+        with _WithoutWords(self.numpy):
+            np.random.set_state(self.beside)
+
+
+class _WithoutWords:
+    """While it is entered, `get_state` and `set_state` of numpy read and write what is beside its generator; in a section.
+
+    Args:
+        generator: The global one.
+    """
+
+    def __init__(self, generator: np.random.BitGenerator) -> None:
+        self._generator = generator
+        self.state: dict[str, Any] = {"bit_generator": "MT19937", "state": {}}
+
+    def __enter__(self) -> None:
+        np.random.mtrand._rand._bit_generator = self  # type: ignore[assignment]  # numpy asks it for its state alone
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            with locks.uninterrupted():
-                if self.goes_on:
-                    self._own = _states()
-                if self._watches:
-                    self.was_drawn_from = _fingerprint() != self._fresh
-                self._end()
-        except BaseException:
-            self._give_back()
-            raise
-
-    def _give_back(self) -> None:
-        """Give the turn back after an error, such as that of a signal handler at the begin or end of a section."""
-        with locks.uninterrupted():
-            if self._is_taken:
-                self._end()
-
-    def _end(self) -> None:
-        """Restore the state of the trainer or of the outer sample, and give the generators to the next thread."""
-        try:
-            if self._others is not None:
-                _restore(self._others)
-                self._others = None
-            _here.loan = self._loan
-        finally:
-            self._is_taken = False
-            _turns.give_back()
+        np.random.mtrand._rand._bit_generator = self._generator
 
 
-def _states() -> tuple[Any, ...]:
+def _is_workers() -> bool:
+    """Return whether this is the main thread of a DataLoader's worker process, where no trainer draws."""
+    return get_worker_info() is not None and threading.current_thread() is threading.main_thread()
+
+
+def _copied() -> tuple[Any, ...]:
     return random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
 
 
 def _fingerprint() -> str:
     """Return a text that changes when a number is drawn from one of the three."""
-    python, numpy, own = _states()
+    python, numpy, own = _copied()
     state = numpy["state"]
     return repr((hash(python), state["pos"], numpy["has_gauss"], hash(state["key"].tobytes()), hash(own.numpy().tobytes())))
 
