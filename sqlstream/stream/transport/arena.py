@@ -71,7 +71,7 @@ class Arena:
         weakref.finalize(self, os.close, self._fd)
         os.ftruncate(self._fd, num_bytes)
         self.memory = mmap.mmap(self._fd, num_bytes)
-        self._address = torch.frombuffer(self.memory, dtype=torch.uint8, count=1).data_ptr()
+        self._address = tensor_in(self.memory, 0, torch.uint8, (1,)).data_ptr()
         self.name = ArenaName(os.getpid(), self._fd, os.stat(_path(os.getpid(), self._fd)).st_ino)
 
     def find_free(self) -> int | None:
