@@ -132,6 +132,11 @@ class LazyOptions:
     num_ahead: int = 3
     """Chunks that a process fetches before they are needed; 3 as in `sds`."""
 
+    @classmethod
+    def of(cls, chunk_rows: int | None, num_threads: int, num_ahead: int) -> LazyOptions | None:
+        """Return the options that users give as `lazy_index_…`; None: the index is built whole."""
+        return None if chunk_rows is None else cls(chunk_rows=chunk_rows, num_threads=num_threads, num_ahead=num_ahead)
+
     def __post_init__(self) -> None:
         """Check ranges."""
         check_at_least("lazy_index_chunk_size", self.chunk_rows, 1)
@@ -279,6 +284,8 @@ class IndexOptions(SourceOptions):
     """Hosts and buckets whose tables a remote list may have read with credentials."""
     join: JoinOptions | None = None
     """Tables whose columns the rows get, by key; None: none."""
+    largest_content_bytes: int = 512 << 20
+    """Content of a row group of Parquet, beyond which it is copied: who reads one row has all of it in memory."""
 
     def __post_init__(self) -> None:
         """Check texts, words and marks, and read sizes."""
@@ -366,6 +373,8 @@ class SampleOptions:
 
     columns_to_download: tuple[str, ...] = ()
     """Columns whose values are URLs or paths; in the sample they hold local paths."""
+    content_columns: tuple[str, ...] | None = None
+    """Columns of content in Parquet files that samples get; None: all of them."""
     allow_missing_columns: bool = False
     """True: a row without a value in a downloaded column has None there; False: it fails."""
     allowed_roots: tuple[str, ...] = ()

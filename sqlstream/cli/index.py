@@ -19,7 +19,7 @@ from sqlstream.config import IndexOptions, JoinOptions, LazyOptions, StorageOpti
 from sqlstream.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sqlstream.index.types.models import IndexInfo, JoinedTable
+    from sqlstream.index.types.models import Column, IndexInfo, JoinedTable
 
 _SPELLING = {
     "index_col_name": "--key-column",
@@ -284,12 +284,16 @@ def _print_info(info: IndexInfo) -> None:
             ("rows", f"{info.num_selected:,}" + (f" selected of {info.num_rows:,}" if is_selection else _where(info))),
             *([("query", info.query)] if info.query else []),
             ("key column", info.key_column or "none: row numbers are the keys"),
-            ("columns", ", ".join(f"{column.name} ({column.type})" for column in info.columns)),
+            ("columns", ", ".join(map(_column, info.columns))),
             ("size", str(Size(info.size_bytes))),
             ("created", info.created_at),
             ("file", info.path),
         ]
     )
+
+
+def _column(column: Column) -> str:
+    return f"{column.name} ({column.type}{', stays in its files' if column.is_in_place else ''})"
 
 
 def _files(join: JoinedTable) -> str:

@@ -71,12 +71,12 @@ def explain(index: Index, query: str) -> list[SourceCount]:
 
 def column_ranges(index: Index) -> list[ColumnRange]:
     """Return nulls, least and greatest value of each column."""
-    parts = [f"count(*) - count({name}), min({name}), max({name})" for name in (quote(c.physical) for c in index.columns)]
+    parts = [f"count(*) - count({name}), min({name}), max({name})" for name in (quote(c.physical) for c in index.sql_columns)]
     with reading(index.path) as connection:
         found: list[Any] = []
         for start in range(0, len(parts), 500):  # SQLite gives at most 2000 columns
             found += connection.execute(f"SELECT {', '.join(parts[start : start + 500])} FROM dataframe").fetchone()
     return [
         ColumnRange(name=column.name, num_nulls=found[3 * at], least=found[3 * at + 1], greatest=found[3 * at + 2])
-        for at, column in enumerate(index.columns)
+        for at, column in enumerate(index.sql_columns)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from sqlstream.index.weights import WeightTable
 from sqlstream.order import Shuffled
 from sqlstream.order.permute import Int64Array
 from sqlstream.order.weights import WeightedRows
+
+logger = logging.getLogger(__name__)
 
 _ROWS_AT_A_TIME = 16_384
 
@@ -81,7 +84,14 @@ def export(index: Index, options: ExportOptions, directory: Path, weights: Weigh
     Raises:
         ConfigError: A split has no row, or a column a type that this kind of file cannot hold.
     """
-    schema = schema_of(index.columns, physical=False)
+    columns = index.sql_columns
+    if left := [column.name for column in index.columns if column.is_in_place]:
+        logger.warning(
+            "the content of %s stays in the Parquet files of %s, and is not exported: the files have the other columns",
+            ", ".join(map(repr, left)),
+            index.src,
+        )
+    schema = schema_of(columns, physical=False)
     names = [*options.splits, REST] if options.splits else [""]
     paths = {name: directory / f"{name or 'all'}{options.extension}" for name in names}
     counts = dict.fromkeys(names, 0)
@@ -91,7 +101,7 @@ def export(index: Index, options: ExportOptions, directory: Path, weights: Weigh
             ids = index.row_ids(positions).tolist()
             stored = index.stored_rows(ids)
             for name, rows in _by_split(index, options, ids, stored, counts).items():
-                writers[name].write(pa.Table.from_arrays(arrays_of(index.columns, rows), schema=schema))
+                writers[name].write(pa.Table.from_arrays(arrays_of(columns, rows), schema=schema))
     if empty := [name for name, count in counts.items() if not count]:
         raise ConfigError(f"split {empty[0]!r} has no row: the index has too few ({len(index)}), give a larger share")
     return {name: Exported(path, counts[name]) for name, path in paths.items()}
@@ -117,7 +127,7 @@ def _by_split(
     if not options.splits:
         counts[""] += len(rows)
         return {"": list(rows)}
-    key = next((column.position for column in index.columns if column.name == index.key_column), None)
+    key = next((at for at, column in enumerate(index.sql_columns) if column.name == index.key_column), None)
     planned = plan_splits(options.splits)
     stops = [split.stop for split in planned]
     found: dict[str, list[tuple[Any, ...]]] = {}

@@ -57,7 +57,7 @@ def query_rows(index: Index, sql: str, options: IndexOptions, directory: Path) -
             sandbox = sandbox_of(_on_selected_rows(index, sql, options.sql_engine))
         known = sandbox.result_fields()
         names, batches = sandbox.run(sandbox.statement, _ROWS_AT_A_TIME)
-        logical = {column.physical.lower(): column.name for column in index.columns}
+        logical = {column.physical.lower(): column.name for column in index.sql_columns}
         kinds = [ResultColumn(logical.get(name.lower(), name), index) for name in names]
         rows = list(chain.from_iterable(batches))
     for kind, values in zip(kinds, zip(*rows, strict=True), strict=False):  # of an empty result there are none

@@ -180,7 +180,7 @@ def _evaluate(index: Index, expression: str, path: Path, place: Workplace, *, sh
     """Write the weight of each row id, NaN where no weight is known, as float64."""
     by_row = np.memmap(path, np.float64, "w+", shape=(index.num_rows,))  # [num_rows]; the disk's, not ours
     by_row[:] = np.nan
-    column = next((column for column in index.columns if column.name == expression), None)
+    column = next((column for column in index.sql_columns if column.name == expression), None)
     wanted = expression if column is None else quote(column.physical)
     with (
         contextlib.closing(_sandbox(index, wanted, place)) as sandbox,

@@ -63,7 +63,8 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         shuffle_window: Blocks whose rows are mixed.
         transforms: Callables from sample to sample, or to several samples.
         predownload_transforms: The same, on the bare row, before its URLs are read.
-        columns_to_download: Columns whose values are URLs or paths; samples hold local paths there. May be empty.
+        columns_to_download: Columns whose values are URLs or paths (samples hold local paths there), or content of Parquet;
+            None: all content.
         num_downloading_workers: Downloads at a time for each reading process; None: by object size and latency.
         prefetch: Samples planned ahead in each reading process; None: 256, within 1 GiB.
         num_downloading_retries: Tries of a download after the first one.
@@ -199,11 +200,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
             num_threads="auto" if num_downloading_workers is None else num_downloading_workers,
             providers={} if providers is None else providers,
         )
-        lazy = None
-        if lazy_index_chunk_size is not None:
-            lazy = LazyOptions(
-                chunk_rows=lazy_index_chunk_size, num_threads=lazy_index_num_threads, num_ahead=lazy_index_prefetch_factor
-            )
+        lazy = LazyOptions.of(lazy_index_chunk_size, lazy_index_num_threads, lazy_index_prefetch_factor)
         options = DatasetOptions(
             name=name,
             show_progress=show_progress,
@@ -233,6 +230,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
             ),
             samples=SampleOptions(
                 columns_to_download=columns,
+                content_columns=None if columns_to_download is None else columns,
                 allow_missing_columns=allow_missing_columns,
                 none_to_empty_str=none_to_empty_str,
                 data_type=self.data_type,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from sqlstream.config import (
 )
 from sqlstream.errors import ConfigError
 from sqlstream.index.build.build import open_index
+from sqlstream.index.build.content import ContentIndex
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_build import open_lazy_index
 from sqlstream.index.file.index import Index
@@ -37,6 +39,8 @@ from sqlstream.stream.run.state import RunIdentity
 from sqlstream.stream.run.weighting import Weighting, weighting_of
 from sqlstream.transforms.base import Transform
 from sqlstream.transforms.cached import CacheTransform, split_at_points
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +242,21 @@ def open_schedule(options: OrderOptions, seed: int | None, index: Index, directo
         content=index.content,
     )
     return Schedule(steps, weighting, options, identity=identity, reseeded=seeded)
+
+
+def warn_of_whole_shuffle(options: DatasetOptions, index: Index) -> None:
+    """Say that a whole shuffle of content in remote row groups fetches one for each sample, if that is asked for."""
+    order, wanted = options.order, options.samples.content_columns
+    if not isinstance(index, ContentIndex) or order.shuffle_seed is None or order.shuffle_block_size is not None:
+        return
+    if wanted is not None and not any(column.name in wanted for column in index.content_columns):
+        return
+    if index.is_remote:
+        logger.warning(
+            "%s is shuffled as a whole, and the content of its samples comes by row groups of %d rows: unless the cache has "
+            "room for all of them, one is fetched for each sample; give shuffle_block_size=%d to keep row groups together",
+            *(index.src, index.group_rows, index.group_rows),
+        )
 
 
 def compose(

@@ -13,11 +13,14 @@ from torch.utils.data import get_worker_info
 
 from sqlstream.cache import Cache
 from sqlstream.config import DEFAULT_RETAINED, LazyOptions
+from sqlstream.index.build.content import ContentIndex
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.file.index import Index
 from sqlstream.process import interrupts
 from sqlstream.storage.base.access import Rules
 from sqlstream.stream.chain.global_rng import GlobalGenerators
+from sqlstream.stream.engine.chunk_objects import ChunkObjects
+from sqlstream.stream.engine.content import ContentReader
 from sqlstream.stream.engine.engine import Engine
 from sqlstream.stream.engine.lazy_rows import LazyRows
 from sqlstream.stream.engine.row_source import IndexRows, RowSource
@@ -151,10 +154,14 @@ class Pipeline:
                 dataset=self.dataset_id,
                 identity=self.cache.identity,
                 listed=self.index.listed if self.index.has_listing else None,
+                in_place=frozenset(column.name for column in self.index.columns if column.is_in_place),
             ),
         )
         chain = CachedChain(self.options.transforms, self.cache, options, seed=self.seed, dataset=self.dataset_id)
-        return Recipe(name=self.name, session=self.cache.session, rows=self.rows(), reader=reader, chain=chain)
+        content = None
+        if isinstance(self.index, ContentIndex):
+            content = ContentReader(self.index, ChunkObjects(self.cache, self.dataset_id), options)
+        return Recipe(name=self.name, session=self.cache.session, rows=self.rows(), reader=reader, chain=chain, content=content)
 
     def rows(self) -> RowSource:
         """Return the rows of the index, for this process."""

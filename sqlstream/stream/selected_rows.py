@@ -23,7 +23,7 @@ from sqlstream.index.types.arrow import schema_of, table_of
 from sqlstream.index.weights import weights_of_part
 from sqlstream.stream.engine.row_source import RowSource
 from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
-from sqlstream.stream.options import DatasetOptions, open_schedule
+from sqlstream.stream.options import DatasetOptions, open_schedule, warn_of_whole_shuffle
 from sqlstream.stream.pipeline import Pipeline
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.transport.handover import Handover
@@ -96,7 +96,9 @@ class SelectedRows:
         return schema_of(self.index.columns, physical=False)
 
     def head(self, num_rows: int = 5) -> pa.Table:
-        """Return the first selected rows as a table; nothing is downloaded but, of a lazy index, their chunks.
+        """Return the first selected rows as a table, as SQL sees them: without content that stays in its files.
+
+        Nothing is downloaded but, of a lazy index, their chunks.
 
         Args:
             num_rows: At most so many.
@@ -108,7 +110,7 @@ class SelectedRows:
             stored = rows.stored_rows(_first_ids(rows, num_rows))
         finally:
             rows.close()
-        return table_of([column.field for column in self.index.columns], stored)
+        return table_of([column.field for column in self.index.sql_columns], stored)
 
     def query(self, sql: str) -> pa.Table:
         """Return the result of a SELECT on the selected rows: `SELECT label, count(*) AS n FROM dataframe GROUP BY label`.
@@ -218,6 +220,7 @@ class SelectedRows:
         try:
             seed = options.order.agreed_seed()
             index = open_rows(cache)
+            warn_of_whole_shuffle(options, index)
             self._schedule = open_schedule(options.order, seed, index, cache.path / "index")
         except BaseException:
             cache.close()

@@ -151,7 +151,7 @@ def test_columns_of_content_go_through_the_image_preset(files: Path, tmp_path: P
     struct = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     column = pa.array([{"bytes": data, "path": "a.jpg"}, {"bytes": data, "path": None}], struct)
     pq.write_table(pa.table({"index": [0, 1], "image": column, "plain": [data, data]}), tmp_path / "rows.parquet")
-    for field, downloaded in (("image", []), ("plain", []), ("image", ["image"]), ("plain", ["plain", "image"])):
+    for field, downloaded in (("image", None), ("plain", []), ("image", ["image"]), ("plain", ["plain", "image"])):
         with StreamingDataset(
             tmp_path / "rows.parquet",
             tmp_path / "cache",

@@ -19,6 +19,7 @@ from sqlstream.config import IndexOptions, check_at_least
 from sqlstream.errors import SchemaError, SourceError
 from sqlstream.index.build import select
 from sqlstream.index.build.checks import check_downloads, check_key, no_column, no_key_column
+from sqlstream.index.build.content import open_part, with_content
 from sqlstream.index.build.join import JoinedTables, TableRows, open_joins
 from sqlstream.index.build.shared import build_shared, check_shareable
 from sqlstream.index.build.target import Target, find_grown, target_of
@@ -79,6 +80,7 @@ def open_index(
         index.provenance = base.provenance
     else:
         index = base
+    index = with_content(index, plan)
     check_key(index, options)
     check_downloads(index, options)
     index.hold()
@@ -134,7 +136,7 @@ def _open_base(
     def find() -> Index | None:
         if not index.is_usable():
             return None
-        if index.meta.get("layout") == plan.layout:
+        if index.meta.get("layout") in (plan.layout, _content_layout(plan)):
             return index
         index.close()  # an earlier version, which gave directories fewer columns, built it
         return None
@@ -143,6 +145,11 @@ def _open_base(
         find_grown(plan, options, target, directory)
 
     return build_shared(store, options, (directory, target.key), find, build, check=check, show_progress=show_progress)
+
+
+def _content_layout(plan: SourcePlan) -> str:
+    """Return the layout of an index whose content stays in place: earlier versions, which would miss it, build theirs."""
+    return "content in place" if plan.layout is None else f"content in place, {plan.layout}"
 
 
 def _start_from_relative(plan: SourcePlan, options: IndexOptions, target: Target, directory: Path, temporary: Path) -> int:
@@ -186,11 +193,16 @@ def _build(
         for part, digest in zip(plan.joined_parts, target.digests[:num_joined], strict=True):
             writer.add_source(part.source, digest)
         with progress(max_size, " rows", f"indexing {plan.src}", show_progress) as bar:
-            for part, digest in zip(plan.parts[num_known:], target.digests[num_joined + num_known :], strict=True):
-                with part.open(place.temporary, remote) as table:
-                    names = begin_source(part.source, table, writer, options, (plan.key_column, digest), joins)
+            for number, part in enumerate(plan.parts[num_known:], num_known):
+                with open_part(part, plan, options, place.temporary, remote) as (table, content):
+                    key_and_digest = (plan.key_column, target.digests[num_joined + number])
+                    names = begin_source(part.source, table, writer, options, key_and_digest, joins)
                     first_row = writer.num_rows
+                    if content is not None:
+                        writer.leave_in_place(content.names, content.footer)
                     _copy_rows(table, names, writer, max_size, bar, joins)
+                    if content is not None:
+                        content.write(writer, number, first_row, joins)
                     if isinstance(table, DirectoryTable | DerivedTable):
                         writer.row_rule = writer.row_rule or table.row_rule
                         if options.path_prefix is None:  # of the very files that the rows name
@@ -213,7 +225,9 @@ def finish(writer: IndexWriter, plan: SourcePlan, options: IndexOptions, target:
         why = " with a partner in every table of join" if plan.joins else ""
         raise SourceError(f"{plan.src} has no rows{why}: an index needs one at least")
     own: dict[str, object] = {"fingerprint": target.key, "lineage": target.lineage, "src": plan.src}
-    if plan.layout is not None:
+    if writer.leaves_content:
+        own |= {"lineage": target.content_lineage, "layout": _content_layout(plan)}
+    elif plan.layout is not None:
         own["layout"] = plan.layout
     writer.finish({**own, **more, "base_url": urls.redact(plan.base_url), "key_column": plan.key_column})
 

@@ -17,7 +17,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,7 @@ from sqlstream.sample_types import SAMPLE_FIELDS
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader
 
+T = TypeVar("T")
 _PRAGMAS = ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE", "cache_size=-64000")
 _MOST_BYTES = 16 << 20
 """Joined values in memory at a time, by the average row; arbitrary: as many rows as a batch has, unless rows are large."""
@@ -295,7 +296,7 @@ class JoinedTables:
                 if table.base_url is not None and name in self._options.columns_to_download and is_text(column.field.type):
                     stored[name], before[name] = _made_absolute(column, values, table.base_url, table.src), values
         rows = TableRows(batch, before, stored)
-        if self._missing is not Missing.DROP:
+        if not self.leaves_out:
             return rows
         self._kept_bits.append((np.packbits(is_kept), len(is_kept)))
         return rows if is_kept.all() else _filtered(rows, is_kept)
@@ -315,9 +316,14 @@ class JoinedTables:
         kept = [[name for name in names.values() if self._keeps(name)] for names in named]
         return json.dumps([[join.name, len(join.parts), names] for join, names in zip(joins, kept, strict=True)])
 
-    def kept(self, listed: Iterator[str]) -> Iterator[str]:
+    @property
+    def leaves_out(self) -> bool:
+        """Rows without a partner are left out."""
+        return self._missing is Missing.DROP
+
+    def kept(self, listed: Iterator[T]) -> Iterator[T]:
         """Return of something for each row of the file begun last what belongs to rows that were not left out."""
-        if self._missing is not Missing.DROP:
+        if not self.leaves_out:
             return listed
         bits = (np.unpackbits(packed, count=count).tolist() for packed, count in self._kept_bits)
         return compress(listed, chain.from_iterable(bits))

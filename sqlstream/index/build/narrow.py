@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sqlstream.config import IndexOptions
+from sqlstream.index.build.content import ContentIndex
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_build import with_filter
 from sqlstream.index.build.select import open_selection
@@ -52,5 +53,7 @@ def narrowed(
     with contextlib.closing(index.whole()) as base:
         part = open_selection(base, wanted, directory, show_progress=show_progress)
     part.provenance = index.provenance
+    if isinstance(index, ContentIndex):
+        part = index.like(part)
     part.hold()
     return part

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b
@@ -17,7 +17,14 @@ import pyarrow.parquet as pq
 
 from sqlstream.errors import SourceError
 from sqlstream.index.build.chunks import ChunkPlace, ChunkStore
-from sqlstream.index.build.row_groups import RowGroupTable, group_spans, parse_footer, read_footer
+from sqlstream.index.build.row_groups import (
+    RowGroupTable,
+    WithoutBytes,
+    group_spans,
+    parse_footer,
+    read_footer,
+    without_bytes,
+)
 from sqlstream.index.file.connection import damaged
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.access import named_errors
@@ -36,21 +43,29 @@ CREATE TABLE IF NOT EXISTS footers (source INTEGER PRIMARY KEY, footer BLOB NOT 
 CREATE TABLE IF NOT EXISTS chunks (chunk INTEGER PRIMARY KEY, source INTEGER NOT NULL, first_group INTEGER NOT NULL,
     num_groups INTEGER NOT NULL, first_row INTEGER NOT NULL, num_rows INTEGER NOT NULL) STRICT;
 """
+PLACES = "places"
+"""Table of the place of a row among those of all chunks, where its number does not say it: rows between were left out."""
 
 
 class ParquetChunks:
     """Neighbouring row groups of one file are a chunk.
 
     Args:
-        parts: The files, in the order of the index: their URLs may hold credentials, which its file does not.
+        parts: The files, in the order of the index: their URLs may hold credentials, which its file does not. None: another
+            part of the source, which has no chunks.
     """
 
-    def __init__(self, parts: Sequence[ParquetPart]) -> None:
+    def __init__(self, parts: Sequence[ParquetPart | None]) -> None:
         self._parts = tuple(parts)
         self._footers: OrderedDict[int, pq.FileMetaData] = OrderedDict()
 
-    def __reduce__(self) -> tuple[type[ParquetChunks], tuple[Sequence[ParquetPart]]]:
+    def __reduce__(self) -> tuple[type[ParquetChunks], tuple[Sequence[ParquetPart | None]]]:
         return (ParquetChunks, (self._parts,))
+
+    @property
+    def are_remote(self) -> bool:
+        """Some files are not on this machine."""
+        return any(part is not None and urls.is_remote(part.source.url) for part in self._parts)
 
     def bounds(self, store: ChunkStore) -> Int64Array:
         """Return the first row of each chunk, and the end: [num_chunks + 1]."""
@@ -60,7 +75,7 @@ class ParquetChunks:
     def place_of(self, number: int, store: ChunkStore) -> ChunkPlace:
         """Return where the bytes of a chunk are."""
         source, groups = self._groups(number, store)
-        file = self._parts[source].source
+        file = self._part(source).source
         if not urls.is_remote(file.url):
             return ChunkPlace(file=file, spans=())
         assert file.size_bytes is not None  # see read_footer
@@ -72,15 +87,27 @@ class ParquetChunks:
             version += f" {blake2b(footer, digest_size=16).hexdigest()}"
         return ChunkPlace(file=file, spans=spans, version=version, ending=footer)
 
+    def may_lack_bytes(self, number: int, name: str, store: ChunkStore) -> bool:
+        """Return whether rows of a chunk may have no bytes in a column of content: a struct then may have a path."""
+        source, groups = self._groups(number, store)
+        footer = self._footer(source, store)
+        is_there = name in footer.schema.to_arrow_schema().names
+        return is_there and any(without_bytes(footer, group, name) is not WithoutBytes.NONE for group in groups)
+
     def read(self, number: int, files: Sequence[Path], store: ChunkStore) -> pa.RecordBatch:
         """Return the rows of a chunk, with those columns of the index that its file has."""
         source, groups = self._groups(number, store)
-        place, part = self.place_of(number, store), self._parts[source]
+        place, part = self.place_of(number, store), self._part(source)
         name = urls.redact(place.file.url)
         with place.opened(files) as opened:
             table = part.over(RowGroupTable(self._footer(source, store), name, opened, groups))
             own = set(table.schema().names)
             return as_one(table.batches([column.name for column in store.columns if column.name in own]), name)
+
+    def _part(self, source: int) -> ParquetPart:
+        part = self._parts[source]
+        assert part is not None, "a part without chunks has none"
+        return part
 
     def _groups(self, number: int, store: ChunkStore) -> tuple[int, range]:
         ((source, first, num_groups),) = store.stored(
@@ -96,7 +123,7 @@ class ParquetChunks:
         """Return what the footer of a file says; the last ones are kept, as chunks of a window ask for the same."""
         if (known := self._footers.get(source)) is not None:
             return known
-        name = f"the footer of {urls.redact(self._parts[source].source.url)}"
+        name = f"the footer of {urls.redact(self._part(source).source.url)}"
         try:
             metadata = parse_footer(self._footer_bytes(source, store), name)
         except SourceError as error:  # it was whole when it was written here
@@ -118,7 +145,10 @@ class ChunkTables:
         self._connection = connection
         for statement in filter(str.strip, _SCHEMA.split(";")):
             connection.execute(statement)
-        (self._num_chunks,) = connection.execute("SELECT count(*) FROM chunks").fetchone()
+        self._num_chunks, self.end = connection.execute(
+            "SELECT count(*), ifnull(max(first_row + num_rows), 0) FROM chunks"
+        ).fetchone()
+        """The end of the rows of all chunks so far."""
 
     def add_footer(self, number: int, footer: bytes) -> None:
         """Keep the footer of a file, by the position of the file in the source."""
@@ -130,12 +160,19 @@ class ChunkTables:
         Args:
             number: Position of the file in the source.
             groups: The row groups.
-            first_row: Row of the index that their rows begin with.
+            first_row: Row of the index that their rows begin with, or a place (`add_places`).
             num_rows: How many they are.
         """
         chunk = (self._num_chunks, number, groups.start, len(groups), first_row, num_rows)
         self._connection.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?)", chunk)
         self._num_chunks += 1
+
+    def add_places(self, first_row: int, places: Iterable[int]) -> None:
+        """Note for rows of the index, from the first on, which of the rows of all chunks they are."""
+        self._connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {PLACES} (row INTEGER PRIMARY KEY, place INTEGER NOT NULL) STRICT"
+        )
+        self._connection.executemany(f"INSERT INTO {PLACES} VALUES (?, ?)", enumerate(places, first_row))
 
 
 def write_parquet_chunks(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sqlstream.errors import SourceError
+from sqlstream.index.sources.base.access import named_errors, reader_for
 from sqlstream.index.sources.base.base import arrow_errors, plain_schema
-from sqlstream.index.sources.base.byte_source import ByteSource, Span, bytes_of
+from sqlstream.index.sources.base.byte_source import ByteSource, Pieces, Span, bytes_of
 from sqlstream.index.sources.base.unfold import parquet_batches
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
@@ -22,6 +27,11 @@ _TAIL_BYTES = 8  # length of the footer, PAR1
 _PADDING_BYTES = 100  # Arrow reads so much behind a column that old writers made: they gave its length too short (PARQUET-816)
 _WHOLE_SHARE = 0.5  # a group of which more is wanted is fetched as it is: one request
 _MAX_GAP_BYTES = 1 << 20  # between two columns: cheaper than one more request (100 ms at 10 MB/s)
+_GROUPS_AT_A_TIME = 64
+_BYTES_AT_A_TIME = 64 << 20  # of some columns of row groups, in memory; arbitrary: some row groups of captions
+_REQUESTS_AT_A_TIME = 16
+_MEDIA = frozenset(("Image", "Audio", "Video"))
+"""Features of Hugging Face's `datasets` that are files."""
 _CURE = "If it was cut short while it was written or copied, write it again"
 
 
@@ -108,6 +118,130 @@ class RowGroupTable:
     def _opened(self, folded: list[str]) -> pq.ParquetFile:
         assert self._source is not None, "rows are read of bytes"
         return pq.ParquetFile(self._source.open(), metadata=self._metadata, pre_buffer=False, read_dictionary=folded)
+
+
+class RangedTable:
+    """A remote Parquet file of which the column chunks that are asked for are read, and nothing else.
+
+    Args:
+        metadata: What its footer says.
+        file: The file.
+        remote: Reads it.
+    """
+
+    def __init__(self, metadata: pq.FileMetaData, file: SourceFile, remote: RemoteReader) -> None:
+        self._metadata, self._file = metadata, file
+        self._name = urls.redact(file.url)
+        self._reader = reader_for(remote, file.access)
+
+    def schema(self) -> pa.Schema:
+        """Return the columns as the footer says."""
+        return RowGroupTable(self._metadata, self._name).schema()
+
+    def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows; the column chunks of some row groups are in memory at a time."""
+        with ThreadPoolExecutor(_REQUESTS_AT_A_TIME, thread_name_prefix="columns") as pool:
+            for groups in self._rounds(names):
+                for group, pieces in zip(groups, pool.map(partial(self._pieces, names), groups), strict=True):
+                    yield from RowGroupTable(self._metadata, self._name, pieces, range(group, group + 1)).batches(names)
+
+    def _rounds(self, names: Sequence[str]) -> Iterator[list[int]]:
+        """Yield row groups that are read together."""
+        groups, num_bytes = list[int](), 0
+        for group in range(self._metadata.num_row_groups):
+            if not self._metadata.row_group(group).num_rows:
+                continue
+            size = sum(stop - start for start, stop in self._spans(names, group))
+            if groups and (len(groups) == _GROUPS_AT_A_TIME or num_bytes + size > _BYTES_AT_A_TIME):
+                yield groups
+                groups, num_bytes = [], 0
+            groups.append(group)
+            num_bytes += size
+        if groups:
+            yield groups
+
+    def _spans(self, names: Sequence[str], group: int) -> list[tuple[int, int]]:
+        assert self._file.size_bytes is not None
+        return group_spans(self._metadata, range(group, group + 1), names, self._file.size_bytes)
+
+    def _pieces(self, names: Sequence[str], group: int) -> Pieces:
+        assert self._file.size_bytes is not None
+        spans = self._spans(names, group)
+        with named_errors(self._file.url):
+            data = self._reader.get_ranges(self._file.url, spans, self._file.size_bytes)
+        return Pieces(spans, data, self._file.size_bytes)
+
+
+def content_columns(metadata: pq.FileMetaData, named: Collection[str]) -> tuple[str, ...]:
+    """Return the columns of a file that hold content: pictures, sound and videos, and what else is read as a file.
+
+    These are structs of bytes and path; columns of bytes that are images, audio or videos to Hugging Face's `datasets`, which
+    says so in the metadata; and columns of bytes that are named. A column in which all bytes are NULL holds none.
+
+    Args:
+        metadata: Of the file.
+        named: Columns that the user calls content.
+    """
+    schema = metadata.schema.to_arrow_schema()
+    media = _media_columns(schema)
+    found = [
+        field.name
+        for field in schema
+        if _is_struct(field.type) or (_is_bytes(field.type) and (field.name in media or field.name in named))
+    ]
+    once = [name for name in found if schema.names.count(name) == 1]
+    groups = range(metadata.num_row_groups)
+    return tuple(name for name in once if any(without_bytes(metadata, group, name) is not WithoutBytes.ALL for group in groups))
+
+
+def largest_group_bytes(metadata: pq.FileMetaData, name: str) -> int:
+    """Return what a column takes in the row group where it takes most, decompressed."""
+    leaves = [number for number, owner in enumerate(_owners(metadata)) if owner == name]
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    return max((sum(group.column(leaf).total_uncompressed_size for leaf in leaves) for group in groups), default=0)
+
+
+def _media_columns(schema: pa.Schema) -> set[str]:
+    """Return the columns that `datasets` decodes; none where its metadata makes no sense."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {name for name, feature in features.items() if isinstance(feature, dict) and feature.get("_type") in _MEDIA}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return set()
+
+
+def _is_struct(kind: Any) -> bool:
+    if not pa.types.is_struct(kind) or {kind.field(at).name for at in range(kind.num_fields)} != {"bytes", "path"}:
+        return False
+    return kind.num_fields == 2 and _is_bytes(kind.field("bytes").type) and _is_text(kind.field("path").type)
+
+
+def _is_bytes(kind: Any) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+
+
+def _is_text(kind: Any) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+class WithoutBytes(StrEnum):
+    """How many rows of a row group have no bytes in a column of content, as the footer says."""
+
+    NONE = "none"
+    SOME = "some"
+    """Or it is not said."""
+    ALL = "all"
+
+
+def without_bytes(metadata: pq.FileMetaData, group: int, name: str) -> WithoutBytes:
+    """Return how many rows of a row group have no bytes in a column of content."""
+    paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
+    leaf = next(number for number, owner in enumerate(_owners(metadata)) if owner == name and paths[number] != f"{name}.path")
+    chunk = metadata.row_group(group).column(leaf)
+    num_nulls = None if chunk.statistics is None else chunk.statistics.null_count
+    if num_nulls == chunk.num_values:
+        return WithoutBytes.ALL
+    return WithoutBytes.NONE if num_nulls == 0 else WithoutBytes.SOME
 
 
 def _owners(metadata: pq.FileMetaData) -> list[str]:

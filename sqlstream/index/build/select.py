@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from sqlstream.config import IndexOptions
 from sqlstream.errors import EmptySelectionError, QueryError, SchemaError
+from sqlstream.index.build.content import ContentOfResult
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.intact import is_there
 from sqlstream.index.file.key_check import find_duplicate
@@ -27,7 +28,7 @@ from sqlstream.index.sql.dialect import has_word, shortened
 from sqlstream.index.sql.expressions import given_names, keeps_rows
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types import values
-from sqlstream.index.types.models import ANY, ENCODING, FORMAT_VERSION, ROW, SelectionInfo, fingerprint
+from sqlstream.index.types.models import ANY, ENCODING, FORMAT_VERSION, ROW, Column, SelectionInfo, fingerprint
 from sqlstream.progress import Progress, progress
 from sqlstream.sample_types import SAMPLE_FIELDS
 
@@ -193,8 +194,8 @@ class _Filter:
         known = sandbox.result_fields()
         names, batches = sandbox.run(sandbox.statement, _ROWS_AT_A_TIME)
         names = self._logical(names, sandbox.columns)
-        hidden = names[: len(sandbox.columns) + 1] == [ROW, *(column.name for column in self._base.columns)]
-        self._check_columns(names[hidden:])
+        hidden = names[: len(sandbox.columns) + 1] == [ROW, *(column.name for column in self._base.sql_columns)]
+        self._check_columns(names[hidden:], self._base.columns if hidden else ())
         typed = dict(zip(names, known.values(), strict=True)) if known else {}
         kinds = [ResultColumn(name, self._base) for name in names]
         temporary = place.temporary()
@@ -202,18 +203,23 @@ class _Filter:
         with contextlib.closing(IndexWriter(temporary, self._base.wanted_key, room=room)) as writer:
             for name in names[hidden:]:
                 writer.add_column(pa.field(name, pa.null()), "BLOB")
-            missing = [name for name in self._options.columns_to_download if name not in names]
+            has_content = hidden and any(column.is_in_place for column in self._base.columns)
+            content = ContentOfResult(self._base, writer) if has_content else None
+            missing = [name for name in self._options.columns_to_download if name not in writer.columns]
             for name in missing:  # allowed, see _check_columns
                 writer.add_column(pa.field(name, pa.null()), "BLOB")
             for rows in _limited(batches, self._options.max_size, bar):
                 columns = list(zip(*rows, strict=True))
-                if hidden:
-                    self._row_ids(columns[0])
+                row_ids = self._row_ids(columns[0]) if hidden else ()
+                if content is not None:
+                    content.add(list(map(int, row_ids)))
                 for kind, column in zip(kinds, columns, strict=True):
                     kind.look_at(column)
                 writer.write_values(dict(zip(names[hidden:], columns[hidden:], strict=True)))
             if not writer.num_rows:
                 raise self._empty()
+            if content is not None:
+                content.finish()
             own = {"fingerprint": self.key, "query": self.query, "base": self._base.fingerprint}
             meta = self._base.meta
             same: dict[str, object] = {name: meta[name] for name in ("src", "base_url", "key_column", "layout") if name in meta}
@@ -223,10 +229,11 @@ class _Filter:
 
     def _logical(self, names: list[str], physical: list[str]) -> list[str]:
         """Return the result's names with those of source columns as the source spells them."""
-        logical = {p.lower(): column.name for p, column in zip(physical, self._base.columns, strict=True)}
+        logical = {p.lower(): column.name for p, column in zip(physical, self._base.sql_columns, strict=True)}
         return [logical.get(name.lower(), name) for name in names]
 
-    def _check_columns(self, names: list[str]) -> None:
+    def _check_columns(self, names: list[str], kept: Sequence[Column]) -> None:
+        """Look at what the query gives, beside content of the columns that are kept with it."""
         if twice := [name for name in names if names.count(name) > 1]:
             raise QueryError(f"{self._shown} gives {twice[0]!r} more than once: name one of them with AS")
         if taken := [name for name in names if name in SAMPLE_FIELDS]:
@@ -239,8 +246,15 @@ class _Filter:
             () if key is None else (key,),
             () if self._options.allow_missing_columns else self._options.columns_to_download,
         ]
+        in_place = {column.name for column in self._base.columns if column.is_in_place}
+        given = {*names, *(column.name for column in kept if column.is_in_place)}
         for name in chain.from_iterable(wanted):
-            if name not in names:
+            if name not in given and name in in_place:
+                raise SchemaError(
+                    f"{self._shown} gives no {name!r}, whose content stays in its Parquet files: begin it with 'SELECT *', "
+                    "which keeps all content, and put what it computes behind that"
+                )
+            if name not in given:
                 what = "the index column" if name == key else "a column of columns_to_download"
                 raise SchemaError(
                     f"{self._shown} gives no {name!r}, which is {what}: select it as well "

@@ -24,6 +24,8 @@ class Target:
     """Its fingerprint."""
     lineage: str | None
     """Names source and options, whatever the version; None: its content has no versions."""
+    content_lineage: str | None
+    """The same of an index whose content stays in place, from which earlier versions may not go on."""
     digests: tuple[str, ...]
     """Of the parts."""
     max_size: int | None
@@ -75,6 +77,7 @@ def target_of(
     return Target(
         key=fingerprint({**key, "source": digests}),
         lineage=fingerprint(lineage) if plan.has_versions else None,
+        content_lineage=fingerprint({**lineage, "content": "in place"}) if plan.has_versions else None,
         digests=tuple(digests),
         max_size=max_size,
     )
@@ -108,7 +111,8 @@ def find_grown(plan: SourcePlan, options: IndexOptions, target: Target, director
     Raises:
         SourceChangedError: The source changed other than by growing, and that is what was asked for.
     """
-    relatives = [] if target.lineage is None else versions.find_relatives(directory, target.lineage)
+    lineages = {lineage for lineage in (target.lineage, target.content_lineage) if lineage is not None}
+    relatives = versions.find_relatives(directory, lineages) if lineages else []
     is_copied = options.lazy is None
     if is_copied:
         relatives = [relative for relative in relatives if relative.path.stem != target.key]  # that one is damaged

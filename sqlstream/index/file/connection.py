@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from sqlstream.index.types.models import Column
 
 DAMAGE = (sqlite3.DatabaseError, UnicodeError)
 """How SQLite says that a file is damaged; the latter of a name that is no UTF-8."""
+IN_PLACE = "in_place"
+"""Key in `meta` of the names of columns whose values stay in the source's files (JSON)."""
 _SCAN_CACHE_KIB = 8192  # pages that a scan, or a sort of user SQL, keeps
 
 
@@ -45,11 +48,13 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 def read_columns(connection: sqlite3.Connection) -> tuple[Column, ...]:
     """Return the columns that the file lists."""
+    left = connection.execute(f"SELECT value FROM meta WHERE key = '{IN_PLACE}'").fetchone()
+    in_place = frozenset[str](json.loads(left[0])) if left else frozenset[str]()
     records = connection.execute(
         "SELECT position, name, physical, arrow_field, type, declared, has_nan FROM columns ORDER BY position"
     )
     return tuple(
-        Column(position=p, name=n, physical=ph, arrow_field=f, type=t, declared=d, has_nan=bool(nan))
+        Column(position=p, name=n, physical=ph, arrow_field=f, type=t, declared=d, has_nan=bool(nan), is_in_place=n in in_place)
         for p, n, ph, f, t, d, nan in records
     )
 

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import compress, repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from sqlstream.errors import IndexDatabaseError
-from sqlstream.index.file.connection import DAMAGE, connect, damage_named, damaged, read_columns
+from sqlstream.index.file.connection import DAMAGE, IN_PLACE, connect, damage_named, damaged, read_columns
 from sqlstream.index.file.intact import check_plain, is_there
 from sqlstream.index.file.npy import load_npy, unload, unreadable
 from sqlstream.index.file.selection import positions_path, selection_files
@@ -140,7 +140,7 @@ class Index:
         return Content(
             columns=tuple(ColumnType(column.name, column.type) for column in opened.columns),
             num_rows=opened.num_rows,
-            values=str(digest),
+            values=f"{IN_PLACE} {digest}" if any(column.is_in_place for column in opened.columns) else str(digest),
             query=named_query(query),
             engine=None if chosen is None else chosen.engine,
             max_size=None if chosen is None else chosen.max_size,
@@ -178,6 +178,11 @@ class Index:
     def columns(self) -> tuple[Column, ...]:
         """The columns of a row, in the source's order."""
         return self._opened().columns
+
+    @property
+    def sql_columns(self) -> tuple[Column, ...]:
+        """Those of them that SQL sees: content that stays in its files is none of them."""
+        return tuple(column for column in self._opened().columns if not column.is_in_place)
 
     @property
     def base_url(self) -> str:
@@ -248,13 +253,16 @@ class Index:
         return rows
 
     def stored_rows(self, row_ids: Sequence[int]) -> list[tuple[Any, ...]]:
-        """Return rows as the file has them, in the order asked; see `arrow.arrays_of`.
+        """Return the `sql_columns` of rows as the file has them, in the order asked; see `arrow.arrays_of`.
 
         Raises:
             KeyError: No row has one of these ids.
         """
-        records = self._records(row_ids)[1]
-        return [records[row_id][:-1] for row_id in row_ids]
+        opened, records = self._records(row_ids)
+        if not any(is_left := [column.is_in_place for column in opened.columns]):
+            return [records[row_id][:-1] for row_id in row_ids]
+        is_here = [not is_in_place for is_in_place in is_left]
+        return [tuple(compress(records[row_id], is_here)) for row_id in row_ids]
 
     def stored(self, statement: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return what a statement finds in the file: in tables beside the rows."""

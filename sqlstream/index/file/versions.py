@@ -7,7 +7,7 @@ about to build looks at the relatives: one whose parts are the first of ours is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,14 +29,14 @@ class Relative:
     """Redacted."""
 
 
-def find_relatives(directory: Path, lineage: str) -> list[Relative]:
-    """Return the indexes of this lineage, the oldest first; those that cannot be read are left out: they were not asked for."""
+def find_relatives(directory: Path, lineages: Collection[str]) -> list[Relative]:
+    """Return the indexes of these lineages, the oldest first, without those that cannot be read: they were not asked for."""
     found = []
     for path in directory.glob("*.sqlite"):
         try:
             with reading(path) as connection:
                 meta = dict(connection.execute("SELECT key, value FROM meta WHERE key IN ('lineage', 'created_at')").fetchall())
-                if meta.get("lineage") != lineage:
+                if meta.get("lineage") not in lineages:
                     continue
                 sources = connection.execute("SELECT identity, url FROM sources ORDER BY position").fetchall()
         except IndexDatabaseError as error:

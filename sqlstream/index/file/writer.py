@@ -7,6 +7,7 @@ multi-row VALUES (1.5 times `executemany`, measured on 10^6 rows of 8 columns), 
 from __future__ import annotations
 
 import datetime as dt
+import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ import pyarrow as pa
 from pyarrow.types import is_timestamp
 
 from sqlstream import __version__
-from sqlstream.index.file.connection import read_columns
+from sqlstream.index.file.connection import IN_PLACE, read_columns
 from sqlstream.index.file.intact import stamp_sqlite
 from sqlstream.index.file.key_check import KeyCheck
 from sqlstream.index.file.room import IndexRoom
@@ -102,6 +103,7 @@ class IndexWriter:
         """Columns of the source begun last."""
         self._keys = KeyCheck(key_column)
         self._content = RunningContent()
+        self._in_place: set[str] = set()
         self.num_rows = 0
         self.row_rule: str | None = None
         """What a source says of its rows (`DirectoryTable.row_rule`)."""
@@ -113,6 +115,7 @@ class IndexWriter:
         db = self._connection
         for column in read_columns(db):
             self._columns[column.name] = column
+            self._in_place |= {column.name} if column.is_in_place else set()
             self._taken.add(identity(column.physical))
             self._schema.take(column.field, "the files that were indexed before")
             if is_timestamp(column.field.type):
@@ -154,6 +157,21 @@ class IndexWriter:
     def add_content(self, content: bytes) -> None:
         """Say what stands for the rows of the source begun last that stay where they are, see `Content.values`."""
         self._content.add_elsewhere(content)
+
+    def leave_in_place(self, names: Iterable[str], content: bytes) -> None:
+        """Note columns of the source begun last whose values stay in its file, and are written as NULL.
+
+        Args:
+            names: The columns.
+            content: What stands for their values, see `Content.values`.
+        """
+        self._in_place.update(names)
+        self._content.add_elsewhere(content)
+
+    @property
+    def leaves_content(self) -> bool:
+        """Some values stay in files of the source."""
+        return bool(self._in_place)
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -294,8 +312,10 @@ class IndexWriter:
             "created_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         }
         rule = {} if self.row_rule is None else {"row_rule": self.row_rule}
-        db.executemany("INSERT INTO meta VALUES (?, ?)", {**own, **rule, **meta}.items())
-        shown = [_shown(column, with_all_digits=column.name in self._short_moments) for column in columns]
+        left = {IN_PLACE: json.dumps(sorted(self._in_place))} if self._in_place else {}
+        db.executemany("INSERT INTO meta VALUES (?, ?)", {**own, **rule, **left, **meta}.items())
+        seen = [column for column in columns if column.name not in self._in_place]
+        shown = [_shown(column, with_all_digits=column.name in self._short_moments) for column in seen]
         for view in VIEWS:
             db.execute(f"CREATE VIEW {view} AS SELECT {', '.join([ROW, *shown])} FROM rows")
         db.execute("COMMIT")

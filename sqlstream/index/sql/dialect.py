@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sqlstream.errors import QueryError
-from sqlstream.index.types.models import ROW, VIEWS
+from sqlstream.index.types.models import ROW, VIEWS, Column
 
 _BLANK = re.compile(r"\s+|--[^\n]*|/\*.*?\*/", re.DOTALL)
 _BLANKS = re.compile(r"\s+")
@@ -263,9 +263,16 @@ def _named(query: str) -> Iterator[None]:
         raise QueryError(f"the query {shortened(query)!r} is no single SELECT: {error}", query=query) from error
 
 
-def does_not_run(query: str, why: str, columns: Sequence[str], engine: str = "") -> QueryError:
+def does_not_run(query: str, why: str, columns: Sequence[Column], engine: str = "") -> QueryError:
     """Return the error of a query that does not run, with the columns at hand."""
-    listed = ", ".join([ROW, *columns[:50]]) + (", …" if len(columns) > 50 else "")
+    seen = [column.physical for column in columns if not column.is_in_place]
+    listed = ", ".join([ROW, *seen[:50]]) + (", …" if len(seen) > 50 else "")
+    left = (column.name for column in columns if column.is_in_place)
+    if (named := next((name for name in left if re.search(rf"\b{re.escape(name)}\b", why, re.IGNORECASE)), None)) is not None:
+        why += (
+            f" (the content of {named!r} stays in its Parquet files, where no query reads it: do not name it; samples have it "
+            "where the query begins with 'SELECT *')"
+        )
     unknown = _UNKNOWN_COLUMN.search(why)
     if unknown is not None and f'"{unknown[1]}"' in query:
         why += f" (text needs single quotes: '{unknown[1]}')"

@@ -80,7 +80,7 @@ class DuckdbEngine:
 
     def __init__(self, index: Index, query: str, statement: str, scratch: Path, *, memory_bytes: int, spill_bytes: int) -> None:
         self._query, self.statement = query, statement
-        self.columns = [column.physical for column in index.columns]
+        self._columns = index.columns
         self._duckdb: Any = importlib.import_module("duckdb")
         settings = {
             "memory_limit": f"{memory_bytes}B",
@@ -166,7 +166,7 @@ class DuckdbEngine:
         try:
             yield
         except (self._duckdb.Error, pa.ArrowException, OSError) as error:  # batches come through Arrow: its errors, or OSError
-            raise does_not_run(self._query, " ".join(str(error).split())[:500], self.columns, " in DuckDB") from error
+            raise does_not_run(self._query, " ".join(str(error).split())[:500], self._columns, " in DuckDB") from error
 
 
 def _has_type(kind: Any, wanted: frozenset[str]) -> bool:
@@ -183,7 +183,7 @@ def _uuids(texts: Sequence[str | None]) -> list[bytes | None]:
 
 def _read(index: Index) -> pa.RecordBatchReader:
     """Return all rows of the index file."""
-    columns = index.columns
+    columns = index.sql_columns
     schema = schema_of(columns, physical=True)
     names = ", ".join([ROW, *(quote(column.physical) for column in columns)])
 

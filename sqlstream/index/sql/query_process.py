@@ -208,7 +208,7 @@ class QueryProcess:
 
     def _error(self, why: str) -> QueryError:
         engine = " in DuckDB" if self._job.engine == "duckdb" else ""
-        return does_not_run(self._job.query, why, [column.physical for column in self._job.index.columns], engine)
+        return does_not_run(self._job.query, why, self._job.index.columns, engine)
 
 
 def remove_scratch(scratch: Path) -> None:

@@ -86,7 +86,7 @@ class Sandbox:
         self._shared, self._is_shared = shared or SharedProcess(), shared is not None
         self._process: QueryProcess | None = None
         self._here: SqliteEngine | None = None
-        self.columns = [column.physical for column in index.columns]
+        self.columns = [column.physical for column in index.sql_columns]
         if engine == "duckdb":
             self.statement = duckdb_select(query)
         check_repeatable(query, [column.name for column in index.columns], engine)

@@ -58,7 +58,7 @@ class SqliteEngine:
 
     def __init__(self, index: Index, query: str, *, budget_seconds: float, statement: str | None = None) -> None:
         self._index, self._query, self._budget = index, query, budget_seconds
-        self.columns = [column.physical for column in index.columns]
+        self.columns = [column.physical for column in index.sql_columns]
         self.statement = statement or with_whole_moments(to_sqlite(query, self.columns), index.columns)
         self.functions: set[str] = set()
         """Functions that the statements so far call, in lower case."""
@@ -92,7 +92,7 @@ class SqliteEngine:
                     f"it compares or computes with {column.name!r}, of which row {found[0]} is no number to SQLite "
                     f"({column.type}), so that rows would be wrong: use sql_engine='duckdb', or {way}"
                 )
-                raise does_not_run(self._query, why, self.columns)
+                raise does_not_run(self._query, why, self._index.columns)
 
     def describe(self) -> list[str]:
         """Return the names of the query's result columns (doubles get a number); runs nothing."""
@@ -198,7 +198,7 @@ class SqliteEngine:
                 why += ": its temporary files, for what it sorts or groups, have no room"
             elif "syntax error" in why or "no such function" in why or "unrecognized token" in why:
                 why += " (what only DuckDB knows needs sql_engine='duckdb')"
-            raise does_not_run(self._query, why, self.columns) from error
+            raise does_not_run(self._query, why, self._index.columns) from error
 
 
 def _num_bytes(rows: list[tuple[Any, ...]]) -> int:

@@ -33,7 +33,8 @@ class Content:
     """In their order."""
     num_rows: int
     values: str
-    """Digest of the values of all rows in their order, paths and URLs as the table has them; of a lazy index of its footers."""
+    """Digest of the values of all rows in their order, paths and URLs as the table has them; of a lazy index of its footers.
+    Where content stays in place, of the other values and of footers, behind the word `in_place`."""
     query: str | None = None
     """What selects rows, in SQL; of a long one the start, and a digest."""
     engine: str | None = None
@@ -62,6 +63,11 @@ class Content:
     def to_dict(self) -> dict[str, object]:
         """Return it as plain values."""
         return {**asdict(self), "columns": [list(column) for column in self.columns]}
+
+    @property
+    def is_in_place(self) -> bool:
+        """Some of its columns stay in their files: `values` goes by the footers of these, too."""
+        return " " in self.values
 
     def differences(self, other: Content) -> list[str]:
         """Return what `other` has otherwise than this one, in words; nothing if they are equal."""

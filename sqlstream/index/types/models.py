@@ -7,7 +7,9 @@ An index file is one immutable SQLite database:
     sources   position, url (redacted), size_bytes, etag, first_row
     meta      key, value
     listed    row, what a listing said of the objects that the row names (JSON); only where a source is a remote directory
-    dataframe, samples   views over `rows` as users' SQL sees it (NaN reads as NULL, widened columns have one type)
+    footers, chunks   of Parquet files whose content stays in place, and of lazy indexes (`build/parquet_chunks.py`)
+    dataframe, samples   views over `rows` as users' SQL sees it (NaN reads as NULL, widened columns have one type, columns
+                         in place are left out)
 """
 
 from __future__ import annotations
@@ -64,6 +66,8 @@ class Column:
     """Its type in `rows`: INTEGER, TEXT or BLOB (none)."""
     has_nan: bool = False
     """True: some value is NaN, which `rows` holds as the text 'NaN' (SQLite would store NULL)."""
+    is_in_place: bool = False
+    """True: its values stay in the Parquet files of the source, `rows` has NULL, and SQL does not see it."""
 
     @cached_property
     def field(self) -> pa.Field[Any]:

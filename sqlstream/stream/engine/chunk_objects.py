@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from sqlstream.cache import Cache
 from sqlstream.cache.session import ObjectRef
@@ -38,6 +39,24 @@ class ChunkObjects:
             )
             for span in place.spans
         ]
+
+    @contextlib.contextmanager
+    def brought(self, place: ChunkPlace, refs: Sequence[ObjectRef]) -> Iterator[list[Path]]:
+        """Give the files of a chunk's objects, which are held meanwhile; waits for them.
+
+        Raises:
+            SourceChangedError: The chunk's file is another version.
+            StorageError: It cannot be read.
+        """
+        if not refs:
+            yield []
+            return
+        hold = self._cache.hold(refs)
+        try:
+            self.check_unchanged(place, refs)
+            yield [self._cache.path_of(ref, hold) for ref in refs]
+        finally:
+            self._cache.session.release(hold)
 
     def check_unchanged(self, place: ChunkPlace, refs: Sequence[ObjectRef]) -> None:
         """Compare a chunk's file with what was indexed; the bytes of another version do not stay in the cache.

@@ -189,14 +189,9 @@ class LazyRows:
         return rows
 
     def _read(self, chunk: int) -> ChunkRows:
-        refs = self._refs(chunk)
-        if not refs:
-            return self._index.read(chunk, [])
-        hold = self._cache.hold(refs)
         try:
-            self._objects.check_unchanged(self._index.place_of(chunk), refs)
-            return self._index.read(chunk, [self._cache.path_of(ref, hold) for ref in refs])
+            with self._objects.brought(self._index.place_of(chunk), self._refs(chunk)) as files:
+                return self._index.read(chunk, files)
         finally:
-            self._session.release(hold)
             if (ahead := self._ahead.pop(chunk, None)) is not None:
                 self._session.release(ahead)

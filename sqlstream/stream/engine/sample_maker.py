@@ -68,8 +68,8 @@ class SampleMaker:
         try:
             sample = slot.sample
             if slot.found is None:
-                if hold is not None:
-                    sample.update(zip(slot.refs, hold.paths, strict=True))
+                if hold is not None or slot.content is not None:
+                    slot.fill(() if hold is None else hold.paths)
                 if len(slot.refs) < recipe.num_columns:
                     recipe.reader.check_local(slot)
             if recipe.has_points:

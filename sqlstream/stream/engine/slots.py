@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlstream.cache.session import AnyHold, CacheSession, ListedObject, ObjectRef
 from sqlstream.config import SampleOptions
-from sqlstream.errors import AccessDeniedError, MissingFieldError, ObjectChangedError, ObjectNotFoundError, SampleError
+from sqlstream.errors import (
+    AccessDeniedError,
+    MissingFieldError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    SampleError,
+    SourceChangedError,
+    StorageError,
+)
 from sqlstream.index.types.origins import Origins
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import OWN, Allowed, Rules, is_below
@@ -21,6 +29,7 @@ from sqlstream.transforms.base import Chain, Sample
 from sqlstream.transforms.content import is_content, is_struct
 
 if TYPE_CHECKING:
+    from sqlstream.stream.engine.content import ContentReader, RowContent
     from sqlstream.stream.engine.stored_samples import CachedChain
 
 _Listing: TypeAlias = dict[str, tuple[object, ListedObject]]
@@ -67,18 +76,43 @@ class PlannedSample:
     """No other slot of its position follows."""
     is_single: bool = False
     """Transforms have made exactly one sample of it."""
+    content: RowContent | None = None
+    """Where the content is that stays in a Parquet file; None: it has none."""
     access: list[AnyHold] | None = None
     """Holds that keep the paths of the access that asked for it; None: it is one of a stream."""
 
+    @property
+    def content_refs(self) -> tuple[ObjectRef, ...]:
+        """The objects that its content is read from."""
+        return () if self.content is None else self.content.refs
+
     def want(self) -> None:
         """Set what it wants, after a change of its objects or of the stored sample that was found."""
-        self.wanted = tuple(self.refs.values()) if self.found is None else (self.stored_refs[self.found],)
+        if self.found is not None:
+            self.wanted = (self.stored_refs[self.found],)
+        else:
+            self.wanted = (*self.refs.values(), *self.content_refs)
+
+    def fill(self, paths: Sequence[str]) -> None:
+        """Put into the sample what its objects give: paths, and the content of Parquet files.
+
+        Args:
+            paths: Of all that it wants.
+        """
+        self.sample.update(zip(self.refs, paths, strict=False))
+        if self.content is not None:
+            self.content.fill(self.sample, paths[len(self.refs) :])
 
     def with_own_text(self, error: Exception) -> Exception:
         """Return the error of one of its objects, with the row's own text where an object that cannot be had has another URL.
 
         A path `/mnt/x.jpg` in a remote table is read below the table's directory, which the URL alone does not explain.
         """
+        where = error.context.get("url") if isinstance(error, StorageError) else None
+        if isinstance(error, ObjectChangedError) and any(redact(ref.url) == where for ref in self.content_refs):
+            changed = SourceChangedError(f"{where} changed since it was indexed: open the dataset again")
+            changed.__cause__ = error  # no other row stands in for those of another version
+            return changed
         if not isinstance(error, ObjectNotFoundError | AccessDeniedError):
             return error
         for column, ref in self.refs.items():
@@ -100,6 +134,8 @@ class KnownObjects:
     """Id of their dataset in the ledger."""
     identity: Identity | None = None
     """Options that identify them, beside the URL; None: none."""
+    in_place: frozenset[str] = frozenset()
+    """Columns whose content stays in Parquet files: there is nothing to be downloaded for it."""
     listed: Callable[[Sequence[int]], Mapping[int, str]] | None = None
     """Returns entries of listings for the objects of some rows (`Index.listed`); None: there was no listing."""
 
@@ -167,7 +203,7 @@ class RowReader:
         self._roots = options.allowed_roots
         self._predownload = predownload
         self._is_plain = predownload.is_empty
-        self._dataset, self._identity = known.dataset, known.identity
+        self._dataset, self._identity, self._in_place = known.dataset, known.identity, known.in_place
         self.listed = known.listed
         """Returns entries of listings (`KnownObjects.listed`)."""
         downloaded = set(options.columns_to_download)
@@ -228,6 +264,8 @@ class RowReader:
                 if is_struct(value):
                     value = value["path"]
             if value is None or value == "":
+                if column in self._in_place:
+                    continue
                 if not self._options.allow_missing_columns:
                     raise MissingFieldError(
                         f"row {row_id} (sample {sample['__sample_key__']!r}) has no value in column {column!r}: "
@@ -279,6 +317,8 @@ class Recipe:
     """From rows to slots."""
     chain: CachedChain
     """The transforms of every sample."""
+    content: ContentReader | None = None
+    """Content that stays in Parquet files; None: the rows have all values."""
     num_columns: int = field(init=False)
     """Columns that name objects."""
     has_points: bool = field(init=False)
@@ -297,7 +337,12 @@ class Recipe:
             positions: Position of each in its dataset.
             epochs: Epoch of each; both seed its generators.
         """
-        planned = self.reader.slots(self.rows.rows(row_ids), row_ids, positions, epochs, self)
+        rows = self.rows.rows(row_ids)
+        if self.content is not None:
+            self.content.put_paths(rows, row_ids)
+        planned = self.reader.slots(rows, row_ids, positions, epochs, self)
+        if self.content is not None:
+            self.content.plan(planned)
         if self.has_points:
             self.chain.look_up(planned)
         if self.reader.listed is not None:

@@ -149,6 +149,8 @@ class CachedChain:
         identities = {column: _object_identity(ref) for column, ref in slot.refs.items()} | {
             column: _identity(str(row[column])) for column in self._columns if row.get(column) is not None
         }
+        if slot.content is not None:
+            identities |= slot.content.identities
         content = json.dumps([row, identities], default=describe)
         return tuple(
             ObjectRef(

@@ -87,12 +87,12 @@ def local_copy(file: SourceFile, temporary: Path, remote: RemoteReader) -> Itera
     if not urls.is_remote(file.url):
         yield Path(file.url)
         with named_errors(file.url):
-            _check_same(file, local_file(Path(file.url)))
+            check_same(file, local_file(Path(file.url)))
         return
     try:
         with named_errors(file.url):
             info = reader_for(remote, file.access).download(file.url, temporary)
-        _check_same(file, SourceFile(url=file.url, size_bytes=info.size_bytes, etag=info.version))
+        check_same(file, SourceFile(url=file.url, size_bytes=info.size_bytes, etag=info.version))
         if file.is_private and not info.is_private:
             raise SourceChangedError(f"{urls.redact(file.url)} was found in a private network and came from a public one")
         yield temporary
@@ -100,7 +100,8 @@ def local_copy(file: SourceFile, temporary: Path, remote: RemoteReader) -> Itera
         temporary.unlink(missing_ok=True)
 
 
-def _check_same(before: SourceFile, now: SourceFile) -> None:
+def check_same(before: SourceFile, now: SourceFile) -> None:
+    """Raise SourceChangedError if a file is known to be another version than it was before."""
     etags = (before.etag, now.etag) if has_own_version(before.etag) == has_own_version(now.etag) else (None, None)
     for was, is_now in (etags, (before.size_bytes, now.size_bytes)):
         if None not in (was, is_now) and was != is_now:
