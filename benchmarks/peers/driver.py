@@ -144,6 +144,8 @@ def in_group(command: Sequence[str], limit_seconds: float) -> Ended:
     Its output goes to a file: a pipe would be held open by whatever it leaves running.
     """
     environment = os.environ | {"PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    # Some containers have it. Then our package alone, installed in place, would be compiled anew by every process of a run.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryFile("w+") as written:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=written, stderr=subprocess.STDOUT, start_new_session=True

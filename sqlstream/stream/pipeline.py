@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy.random  # noqa: F401 - numpy brings it when it is first named: torch's worker loop would, in each worker
 from torch.utils.data import get_worker_info
 
 from sqlstream.cache import Cache
