@@ -59,7 +59,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         name: Name in `cache stats`; default: the last three parts of `src`.
         shuffle_seed: None: as written; -1: random, agreed by all ranks; else the seed.
         shuffle_block_size: Rows that stay together, for shards: blocks of so many are shuffled, then the rows of
-            `shuffle_window` blocks among themselves (docs/determinism.md). None: a whole shuffle.
+            `shuffle_window` blocks among themselves (docs/determinism.md). `'auto'`: row groups, if they have content.
         shuffle_window: Blocks whose rows are mixed.
         transforms: Callables from sample to sample, or to several samples.
         predownload_transforms: The same, on the bare row, before its URLs are read.
@@ -179,7 +179,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         min_free_bytes: int | str = 0,
         index_limit: int | str | None = "auto",
         cache_namespace: str | None = None,
-        shuffle_block_size: int | None = None,
+        shuffle_block_size: int | str | None = None,
         shuffle_window: int = 64,
         retained_samples: int | None = None,
         verify_reads: VerifyReads | str = VerifyReads.NEVER,

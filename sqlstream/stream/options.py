@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from sqlstream.cache import Cache
 from sqlstream.cache.session import VerifyReads
 from sqlstream.config import (
@@ -33,7 +35,7 @@ from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import check_providers
 from sqlstream.storage.base.settings import check_options_of_sources
 from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS
-from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions, OrderOptions
+from sqlstream.stream.run.order_options import AUTO_BLOCKS, TORCH_PREFETCH_FACTOR, BatchOptions, OrderOptions
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.run.state import RunIdentity
 from sqlstream.stream.run.weighting import Weighting, weighting_of
@@ -254,8 +256,8 @@ def warn_of_whole_shuffle(options: DatasetOptions, index: Index) -> None:
     if index.is_remote:
         logger.warning(
             "%s is shuffled as a whole, and the content of its samples comes by row groups of %d rows: unless the cache has "
-            "room for all of them, one is fetched for each sample; give shuffle_block_size=%d to keep row groups together",
-            *(index.src, index.group_rows, index.group_rows),
+            "room for all of them, one is fetched for each sample; give shuffle_block_size='auto' to keep row groups together",
+            *(index.src, index.group_rows),
         )
 
 
@@ -278,10 +280,12 @@ def blocks_of(index: Index, options: OrderOptions, num_positions: int) -> BlockL
         ConfigError: These blocks cannot be, or there are parts of fixed size, which a lazy filter cannot give.
     """
     if not isinstance(index, LazyIndex):
+        if isinstance(options.shuffle_block_size, str):
+            return _row_groups(index, options, num_positions)
         if options.shuffle_block_size is None:
             return None
         return BlockLayout.of_size(options.shuffle_block_size, num_rows=num_positions, window=options.shuffle_window)
-    if options.shuffle_block_size is not None:
+    if options.shuffle_block_size not in (None, AUTO_BLOCKS):
         raise ConfigError("chunks of a lazy index are its blocks: leave shuffle_block_size or lazy_index_chunk_size out")
     if index.condition is None:
         return BlockLayout(bounds=index.bounds, window=WINDOW_CHUNKS)
@@ -291,3 +295,17 @@ def blocks_of(index: Index, options: OrderOptions, num_positions: int) -> BlockL
             "finds out on the way: use 1, or leave the filter or lazy_index_chunk_size out"
         )
     return None
+
+
+def _row_groups(index: Index, options: OrderOptions, num_positions: int) -> BlockLayout | None:
+    """Return the row groups of content as blocks; None: the rows have none, or are not shuffled.
+
+    With weights, or an epoch of another size, a block has its rows' share of the positions.
+    """
+    if not isinstance(index, ContentIndex) or options.shuffle_seed is None:
+        return None
+    bounds = index.block_bounds()  # [num_blocks + 1]
+    if num_positions != len(index):
+        bounds = (bounds * (num_positions / len(index))).round().astype(np.int64)
+        bounds[-1] = num_positions
+    return BlockLayout(bounds=bounds, window=options.shuffle_window)

@@ -16,7 +16,7 @@ import pytest
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.config import SampleOptions
-from sqlstream.errors import MissingFieldError, SourceChangedError
+from sqlstream.errors import ConfigError, MissingFieldError, SourceChangedError, StateError
 from sqlstream.index.build.content import ContentIndex
 from sqlstream.stream.engine.chunk_objects import ChunkObjects
 from sqlstream.stream.engine.content import ContentReader
@@ -300,7 +300,43 @@ def test_a_whole_shuffle_of_remote_content_is_said(src: str, tmp_path: Path, cap
         assert caplog.messages == []
         opened(src, tmp_path, shuffle_seed=1).close()
     (message,) = caplog.messages
-    assert "give shuffle_block_size=10" in message
+    assert "give shuffle_block_size='auto'" in message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"where": "label > 2"}, {"weights": "label", "epoch_size": 50}, {"sql_query": "SELECT *, -row AS n FROM dataframe"}],
+    ids=["all", "some", "weighted", "computed"],
+)
+def test_row_groups_are_blocks_by_themselves(options: dict[str, Any], tmp_path: Path) -> None:
+    chosen: dict[str, Any] = {"shuffle_seed": 1, "shuffle_block_size": "auto", "shuffle_window": 2, **options}
+    with opened(write(tmp_path / "t.parquet"), tmp_path, **chosen) as dataset:
+        groups = [sample["__row__"] // GROUP_ROWS for sample in dataset]
+        assert len(groups) == dataset.epoch_size
+        come = list(dict.fromkeys(groups))
+        windows = [set(come[start : start + 2]) for start in range(0, len(come), 2)]
+        if "weights" not in options:  # else a block may end within a row group
+            for group in range(NUM_GROUPS):
+                (window,) = [window for window in windows if group in window]
+                first, last = groups.index(group), len(groups) - 1 - groups[::-1].index(group)
+                assert set(groups[first : last + 1]) <= window
+        state = dataset.state_dict()
+        dataset.load_state_dict(state)
+    with opened(tmp_path / "t.parquet", tmp_path, **{**chosen, "shuffle_block_size": None}) as whole:
+        assert [sample["__row__"] // GROUP_ROWS for sample in whole] != groups
+        with pytest.raises(StateError, match="blocks"):
+            whole.load_state_dict(state)
+
+
+def test_other_tables_are_shuffled_as_a_whole(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": range(40)}), tmp_path / "t.parquet", row_group_size=10)
+    found = []
+    for size in ("auto", None):
+        with opened(tmp_path / "t.parquet", tmp_path, shuffle_seed=1, shuffle_block_size=size) as dataset:
+            found.append([sample["n"] for sample in dataset])
+    assert found[0] == found[1]
+    with pytest.raises(ConfigError, match="shuffle_block_size='Auto' is unknown: give a number of rows, 'auto' or None"):
+        opened(tmp_path / "t.parquet", tmp_path, shuffle_seed=1, shuffle_block_size="Auto")
 
 
 def test_a_cache_too_small_for_a_row_group_says_what_it_needs(src: str, tmp_path: Path) -> None:

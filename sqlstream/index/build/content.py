@@ -44,6 +44,7 @@ from sqlstream.storage.base.protocols import RemoteReader
 
 logger = logging.getLogger(__name__)
 
+_ROWS_AT_A_TIME = 65_536
 _WHOLE_BYTES = 1 << 20  # a remote file of so many is downloaded as it is: that costs less than a second request
 
 
@@ -229,6 +230,16 @@ class ContentIndex(Index):
     def group_rows(self) -> int:
         """Rows of a usual row group."""
         return int(np.median(self.bounds[:, 2] - self.bounds[:, 1]))
+
+    def block_bounds(self) -> Int64Array:
+        """Return where runs of selected rows begin that lie in one row group, and the end of the last: [num_runs + 1]."""
+        found, last = [np.zeros(1, np.int64)], None
+        for start in range(0, len(self), _ROWS_AT_A_TIME):
+            row_ids = self.row_ids(np.arange(start, min(start + _ROWS_AT_A_TIME, len(self))))
+            chunks = self.chunks_of(row_ids.tolist())[:, 0]  # [n]
+            found.append(start + np.flatnonzero(np.diff(chunks, prepend=chunks[0] if last is None else last)))
+            last = chunks[-1]
+        return np.append(np.concatenate(found), len(self))
 
     @property
     def is_remote(self) -> bool:

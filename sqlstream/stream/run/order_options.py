@@ -17,6 +17,9 @@ from sqlstream.world import World
 TORCH_PREFETCH_FACTOR = 2
 """Batches that each worker of a DataLoader makes ahead, unless it is given another number."""
 
+AUTO_BLOCKS = "auto"
+"""`shuffle_block_size` of blocks that are what a source is read by."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions:
@@ -75,8 +78,9 @@ class OrderOptions:
 
     shuffle_seed: int | None = None
     """Seed of the order; None: as written; -1: random, agreed by all ranks."""
-    shuffle_block_size: int | None = None
-    """Rows of a block that stay together; None: a whole shuffle, or the chunks of a lazy index."""
+    shuffle_block_size: int | str | None = None
+    """Rows of a block that stay together; `'auto'`: those of the row groups of content in Parquet; None: a whole shuffle. A
+    lazy index has its chunks."""
     shuffle_window: int = 64
     """Blocks whose rows are shuffled together."""
     weights: WeightsSpec | None = None
@@ -99,7 +103,13 @@ class OrderOptions:
     def __post_init__(self) -> None:
         """Check the seed, and that blocks have one."""
         object.__setattr__(self, "shuffle_seed", _whole_seed(self.shuffle_seed))
-        if self.shuffle_block_size is not None:
+        if isinstance(self.shuffle_block_size, str):
+            if self.shuffle_block_size != AUTO_BLOCKS:
+                raise ConfigError(
+                    f"shuffle_block_size={self.shuffle_block_size!r} is unknown: give a number of rows, 'auto' or None"
+                )
+            check_at_least("shuffle_window", self.shuffle_window, 1)
+        elif self.shuffle_block_size is not None:
             check_at_least("shuffle_block_size", self.shuffle_block_size, 1)
             check_at_least("shuffle_window", self.shuffle_window, 1)
             if self.shuffle_seed is None:
