@@ -73,8 +73,8 @@ $(BENCH_STAMP): benchmarks/peers/requirements.txt benchmarks/peers/requirements-
 	@touch $@
 
 ROUNDS ?= 5
-PROFILED := warm-bytes-0 random cold-s3-20 squeeze start-1000000 lazy resume flat-1000000
+PROFILED := users-warm-bytes-0 users-random warm-bytes-0 random cold-s3-20 squeeze start-1000000 lazy resume flat-1000000
 bench: $(BENCH_STAMP) servers  ## Measure against the peers, write docs/benchmarks.md; ONLY="warm random", ROUNDS=3, SDS=path
 	@$(BENCH)/bin/python -m benchmarks.peers --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY)) $(if $(SDS),--sds $(SDS)) $(ARGS)
 	@$(if $(ONLY)$(ARGS),:,$(BENCH)/bin/python -m benchmarks.peers.profile $(PROFILED))
-	@$(if $(ONLY)$(ARGS),:,$(BENCH)/bin/python -m benchmarks.peers.profile --num-workers 2 warm-bytes-2 warm-tensors)
+	@$(if $(ONLY)$(ARGS),:,$(BENCH)/bin/python -m benchmarks.peers.profile --num-workers 2 users-warm-bytes-2 users-cold-http-20-2000 warm-bytes-2 warm-tensors)

@@ -5,6 +5,7 @@ A reason is shown only where its bar fails. It says what the time goes to, never
 
 from __future__ import annotations
 
+from benchmarks.peers.as_users import COLD_SAMPLES
 from benchmarks.peers.workloads import VIEWS
 
 _ENGINE = (
@@ -23,7 +24,26 @@ _FILE = (
     "each object is written under a lock, renamed and entered in the ledger, in the process that also runs the trainer, on the "
     "two cores that the server uses too (`benchmarks/results/profiles/cold-s3-20.txt`)"
 )
+_HELPER = "each worker starts a helper process of its own at its first miss: 0.15 s of imports, without a download"
+_HTTP = f"{_HELPER}; then urllib3 and http.client take most of a sample, in Python, and check each answer"
+_SEEDS = "a transform of one's own may draw, so the generators of Python, numpy and torch are seeded for each sample"
+_RESTORES = f"{_SEEDS}, and those of the trainer come back after it"
+_FIRST = [(latency, num) for num in COLD_SAMPLES for latency in (20, 50)]
 REASONS: dict[tuple[str, str], str] = {
+    ("users-warm-bytes-2", "1.5 times the best with loose samples"): f"{_SEEDS}; {_ENGINE}",
+    ("users-warm-bytes-0", "at least 0.75 of plain torch"): f"{_RESTORES}; {_ENGINE}",
+    ("users-warm-bytes-0", "at least LitData raw, which keeps files"): f"{_RESTORES}; {_ENGINE}",
+    **{
+        (f"users-cold-s3-{latency}-{num}", "1.5 times the best with loose files"): f"{_HELPER}; {_FILE}"
+        for latency, num in _FIRST
+    },
+    **{(f"users-cold-http-{latency}-{num}", "1.2 times the best with loose files"): _HTTP for latency, num in _FIRST},
+    ("users-random", "p50 at most 4 times plain torch's"): f"{_LOOKUP}; {_RESTORES}",
+    (
+        "users-random",
+        "p99 at most 5 times plain torch's",
+    ): f"{_LOOKUP}; {_RESTORES}; the ledger's uses are written in a thread",
+    ("users-cpu", "at most 1.6 times plain torch's"): f"{_SEEDS}; {_ENGINE}",
     ("cold-s3-20", "1.5 times the best with loose files"): _FILE,
     ("cold-s3-50", "1.5 times the best with loose files"): _FILE,
     (
@@ -69,6 +89,9 @@ REASONS: dict[tuple[str, str], str] = {
 """By case and text of the bar; shown only where it does not hold."""
 
 NOT_COMPARABLE = [
+    "As users write it, LitData raw and plain torch take bytes over HTTP from the same server: LitData by its S3 client, plain "
+    "torch by threads that keep nothing on the disk. A first batch of LitData raw is one of small files, that of the others "
+    "one of rows. Plain torch has no second epoch of its own: its files are local in both.",
     "Loose files and shards are different things: a shard is one request for hundreds of samples, and cannot be filtered, "
     "reweighted or shuffled sample by sample. Shards are shown beside, not against, loose files; bars are about loose files.",
     "WebDataset's order is a buffer over shuffled shards, LitData's chunks are shuffled within chunks; sqlstream, "
@@ -77,7 +100,8 @@ NOT_COMPARABLE = [
     "limit, nothing that may be evicted.",
     "HF datasets has no cache of remote objects of its own, WebDataset's caches whole shards without a limit: neither is "
     "in the squeeze.",
-    "Over HTTP only WebDataset and bare obstore take part: MosaicML, LitData raw and LitData's chunks have no client for it.",
+    "Over HTTP only WebDataset and bare obstore take part, but for cases as users write them: MosaicML, LitData raw and "
+    "LitData's chunks have no client for it.",
     "Rates of cold cases begin with the first batch, so they leave out how workers start, but count what is prefetched by then "
     "as free: up to a tenth for sqlstream, nothing for raw obstore. Seconds from opening to the end have neither fault.",
     "WebDataset takes no part in random access; raw obstore is no dataset: it is what the storage floor could do at most.",
