@@ -34,6 +34,7 @@ from sqlstream.order import BlockLayout, Filtered, Order, Steps, Weighted, shuff
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import check_providers
 from sqlstream.storage.base.settings import check_options_of_sources
+from sqlstream.stream.engine.content import MEMORY_BYTES
 from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS
 from sqlstream.stream.run.order_options import AUTO_BLOCKS, TORCH_PREFETCH_FACTOR, BatchOptions, OrderOptions
 from sqlstream.stream.run.schedule import Schedule
@@ -246,17 +247,24 @@ def open_schedule(options: OrderOptions, seed: int | None, index: Index, directo
     return Schedule(steps, weighting, options, identity=identity, reseeded=seeded)
 
 
-def warn_of_whole_shuffle(options: DatasetOptions, index: Index) -> None:
-    """Say that a whole shuffle of content in remote row groups fetches one for each sample, if that is asked for."""
+def warn_of_whole_shuffle(options: DatasetOptions, index: Index, memory_bytes: int = MEMORY_BYTES) -> None:
+    """Say that a whole shuffle of content reads a row group for each sample, if that is asked for.
+
+    Args:
+        options: Order, and which content is wanted.
+        index: The rows.
+        memory_bytes: What a process keeps of row groups; local files of fewer bytes are read once.
+    """
     order, wanted = options.order, options.samples.content_columns
     if not isinstance(index, ContentIndex) or order.shuffle_seed is None or order.shuffle_block_size is not None:
         return
     if wanted is not None and not any(column.name in wanted for column in index.content_columns):
         return
-    if index.is_remote:
+    if index.is_remote or index.num_bytes > memory_bytes:
         logger.warning(
-            "%s is shuffled as a whole, and the content of its samples comes by row groups of %d rows: unless the cache has "
-            "room for all of them, one is fetched for each sample; give shuffle_block_size='auto' to keep row groups together",
+            "%s is shuffled as a whole, and the content of its samples is read by row groups of %d rows: mostly one for each "
+            "sample, remote ones again when the cache has no room for all; give shuffle_block_size='auto' to keep row groups "
+            "together",
             *(index.src, index.group_rows),
         )
 

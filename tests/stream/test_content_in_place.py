@@ -7,6 +7,7 @@ import logging
 import pickle
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from sqlstream.errors import ConfigError, MissingFieldError, SourceChangedError,
 from sqlstream.index.build.content import ContentIndex
 from sqlstream.stream.engine.chunk_objects import ChunkObjects
 from sqlstream.stream.engine.content import ContentReader
+from sqlstream.stream.options import warn_of_whole_shuffle
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.transforms.base import Sample
 from sqlstream.transforms.presets import CacheTransform
@@ -228,17 +230,15 @@ def test_stored_samples_need_no_row_group_and_know_its_version(server: FaultyHtt
     def length(sample: Sample) -> Sample:
         return {"first": sample.pop("image")["bytes"][0], "__row__": sample["__row__"]}
 
-    def firsts() -> list[int]:
-        transforms = [CacheTransform("length", [length], version="1")]
-        with opened(src, tmp_path, transforms=transforms) as dataset:
-            return [sample["first"] for sample in dataset]
-
-    assert firsts() == [picture(number)[0] for number in range(NUM_ROWS)]
-    num_before = len(ranges(server))
-    assert firsts() == [picture(number)[0] for number in range(NUM_ROWS)]
-    assert len(ranges(server)) == num_before
+    options: dict[str, Any] = {"transforms": [CacheTransform("length", [length], version="1")]}
+    with opened(src, tmp_path, **options) as dataset:
+        assert [sample["first"] for sample in dataset] == [picture(number)[0] for number in range(NUM_ROWS)]
+        num_before = len(ranges(server))
+        assert [sample["first"] for sample in dataset] == [picture(number)[0] for number in range(NUM_ROWS)]
+        assert len(ranges(server)) == num_before
     server.objects[PATH] = write(tmp_path / "later.parquet", seed=1).read_bytes()
-    assert firsts() == [picture(number, seed=1)[0] for number in range(NUM_ROWS)]
+    with opened(src, tmp_path, **options) as dataset:
+        assert [sample["first"] for sample in dataset] == [picture(number, seed=1)[0] for number in range(NUM_ROWS)]
 
 
 # -- versions ---------------------------------------------------------------------------------------------------------
@@ -293,14 +293,32 @@ def test_refresh_takes_the_content_of_the_new_version(server: FaultyHttpServer, 
 
 
 def test_a_whole_shuffle_of_remote_content_is_said(src: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "sqlstream"):
-        opened(tmp_path / "pictures.parquet", tmp_path, shuffle_seed=1).close()
-        opened(src, tmp_path, shuffle_seed=1, shuffle_block_size=GROUP_ROWS).close()
-        opened(src, tmp_path, shuffle_seed=1, columns_to_download=[]).close()
+    with caplog.at_level(logging.WARNING, "sqlstream"), opened(src, tmp_path, shuffle_seed=1) as dataset:
+        (message,) = caplog.messages
+        assert "give shuffle_block_size='auto'" in message
+        options, order = dataset._pipeline.options, dataset._pipeline.options.order
+        for other in (
+            replace(options, order=replace(order, shuffle_block_size=GROUP_ROWS)),
+            replace(options, order=replace(order, shuffle_seed=None)),
+            replace(options, samples=replace(options.samples, content_columns=())),
+        ):
+            warn_of_whole_shuffle(other, dataset.index)
+        assert len(caplog.messages) == 1
+
+
+def test_a_whole_shuffle_of_local_content_that_no_process_keeps_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        opened(write(tmp_path / "t.parquet"), tmp_path, shuffle_seed=1) as dataset,
+        caplog.at_level(logging.WARNING, "sqlstream"),
+    ):
+        options = dataset._pipeline.options
+        warn_of_whole_shuffle(options, dataset.index, memory_bytes=NUM_ROWS * BYTES * 2)
         assert caplog.messages == []
-        opened(src, tmp_path, shuffle_seed=1).close()
-    (message,) = caplog.messages
-    assert "give shuffle_block_size='auto'" in message
+        warn_of_whole_shuffle(options, dataset.index, memory_bytes=NUM_ROWS * BYTES // 2)
+        (message,) = caplog.messages
+        assert "read by row groups of 10 rows: mostly one for each sample" in message
 
 
 @pytest.mark.parametrize(

@@ -246,6 +246,11 @@ class ContentIndex(Index):
         """Some content is not on this machine."""
         return self._chunks.are_remote
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of its Parquet files, which is about that of the content."""
+        return self._chunks.num_bytes
+
     def chunks_of(self, row_ids: Sequence[int]) -> Int64Array:
         """Return for each row its chunk, and which of the chunk's rows it is; a chunk of -1: nothing of the row is in place.
 

@@ -67,6 +67,11 @@ class ParquetChunks:
         """Some files are not on this machine."""
         return any(part is not None and urls.is_remote(part.source.url) for part in self._parts)
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files."""
+        return sum(part.source.size_bytes or 0 for part in self._parts if part is not None)
+
     def bounds(self, store: ChunkStore) -> Int64Array:
         """Return the first row of each chunk, and the end: [num_chunks + 1]."""
         table = np.array(store.stored("SELECT first_row, num_rows FROM chunks ORDER BY chunk"), np.int64)  # [num_chunks, 2]
