@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +109,26 @@ def test_workers_start_anew_where_whole_epochs_are_counted(settings: Settings) -
     assert jobs["users-cpu"].has_persistent_workers
     assert jobs["warm-bytes-2"].has_persistent_workers
     assert {case.group for case in CASES if case.options.get("as_users")} == {"users"}
+
+
+_ORPHAN = """
+import os, subprocess, sys, time
+from benchmarks.peers.processes import cpu_seconds, keep_orphans
+keep_orphans()
+burn = "import time\\nwhile time.process_time() < 0.3: pass\\nprint(end='x', flush=True)"
+worker = f"import subprocess, sys; subprocess.Popen([sys.executable, '-S', '-c', {burn!r}])"
+before = cpu_seconds()
+process = subprocess.Popen([sys.executable, "-S", "-c", worker], stdout=subprocess.PIPE)
+assert process.stdout.read(1) == b"x"
+process.wait()
+print(cpu_seconds() - before)
+"""
+
+
+def test_what_the_helper_of_an_ended_worker_has_used_counts() -> None:
+    ran = subprocess.run([sys.executable, "-c", _ORPHAN], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert float(ran.stdout) >= 0.25
 
 
 @needs_nginx

@@ -13,6 +13,7 @@ from benchmarks.peers.contenders import MODULES, load
 from benchmarks.peers.contenders.torchvision_ops import declare
 from benchmarks.peers.job import Job
 from benchmarks.peers.measures import MEASURES
+from benchmarks.peers.processes import keep_orphans
 
 MARK = "figures: "
 """What the line begins with: peers print things of their own."""
@@ -27,6 +28,7 @@ def main() -> None:
     if "--prepare" in sys.argv[2:]:
         getattr(contender, job.workload)(job)
         return
+    keep_orphans()
     started = time.perf_counter()
     figures = MEASURES[job.measure](job, getattr(contender, job.workload))
     figures["run_seconds"] = time.perf_counter() - started
