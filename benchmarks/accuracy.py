@@ -31,10 +31,10 @@ NUM_TRAINED, NUM_TESTED, NUM_CLASSES, SIDE = 20_000, 2_000, 10, 16
 BATCH_SIZE = 64
 NOISE = 1.6
 """Strength of the noise on a picture, whose pattern has strength 1: so that no order reaches 100 %."""
-BLOCK_ROWS, WINDOW = 250, 16
 ORDERS: dict[str, dict[str, Any]] = {
     "whole shuffle": {},
-    f"blocks of {BLOCK_ROWS} rows, {WINDOW} at a time": {"shuffle_block_size": BLOCK_ROWS, "shuffle_window": WINDOW},
+    "blocks of 100 rows, 64 at a time": {"shuffle_block_size": 100},
+    "blocks of 250 rows, 16 at a time": {"shuffle_block_size": 250, "shuffle_window": 16},
     "8 canonical nodes": {"num_canonical_nodes": 8},
 }
 """Options of the dataset, by the order's name."""
