@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -212,6 +213,52 @@ def test_a_forked_child_opens_its_own_connection_and_harms_nothing(path: Path) -
     assert count(database) == 3
     assert database.read("PRAGMA integrity_check") == [("ok",)]
     database.close()
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Return the process id of a child that works and ends."""
+    pid = os.fork()
+    if not pid:
+        try:
+            work()
+        except BaseException as error:
+            os.write(2, f"{error!r}\n".encode())
+            os._exit(1)
+        os._exit(0)
+    return pid
+
+
+@pytest.mark.parametrize("opens_first", [True, False], ids=["opened before", "opened after"])
+def test_a_child_keeps_what_it_writes_when_its_parent_closes_and_others_open_the_ledger(path: Path, opens_first: bool) -> None:
+    """SQLite tells the child that it has the locks, which are its parent's: the WAL was removed under it."""
+    database = Database(path)
+    add(database, "before")
+    (opened, say_opened), (go, say_go) = os.pipe(), os.pipe()
+
+    def write_around_the_close() -> None:
+        if opens_first:
+            add(database, "child, while the parent has it open")
+        os.write(say_opened, b"x")
+        os.read(go, 1)
+        add(database, "child, after the parent closed it")
+        database.read("PRAGMA wal_checkpoint(TRUNCATE)")
+        database.close()
+
+    pid = forked(write_around_the_close)
+    os.read(opened, 1)
+    database.close()
+    add(database, "parent, which opened it again")
+    database.close()
+    os.write(say_go, b"x")
+    assert os.waitpid(pid, 0)[1] == 0
+    for fd in (opened, say_opened, go, say_go):
+        os.close(fd)
+    names = {name for (name,) in database.read("SELECT name FROM stat")}
+    database.close()
+    assert len(names) == 3 + opens_first, names
+    assert database.read("PRAGMA integrity_check") == [("ok",)]
+    database.close()
+    assert not path.with_name(f"{path.name}-wal").exists(), "the last one removes it"
 
 
 def test_a_fork_without_hooks_is_noticed_by_the_process_id(path: Path) -> None:

@@ -8,7 +8,7 @@ Promises:
   must be free in the child, and for no other process either.
 - SQLite's own busy handler is not used for that: it polls, and starves writers (p99 of the wait 114 times longer).
 - The same lock keeps commits and checkpoints apart, which avoids SQLite's WAL-reset bug (before 3.51.3).
-- A connection is never carried over a fork: the child leaks it on purpose and opens its own.
+- A connection is never carried over a fork: the child leaks it on purpose and opens its own (and inherits `shared_locks`).
 - A damaged file is renamed aside and filled anew by its owner, under the write lock and the marker REBUILD: while that file
   exists, the next process that opens the ledger starts the rebuild again.
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sqlstream.cache.ledger import damage
+from sqlstream.cache.ledger import damage, shared_locks
 from sqlstream.cache.ledger.write_lock import WriteLock, same_file, write_durably
 from sqlstream.errors import CacheDamagedError, CacheDirectoryError, CacheDiskError, CacheError, MigrationError, SqlStreamError
 from sqlstream.process import fork, interrupts, locks
@@ -107,6 +107,8 @@ class Database:
         """Write transactions, for tests and tuning."""
         self._write_lock = WriteLock(path.parent, when_replaced=self._close_files)
         self._connection: sqlite3.Connection | None = None
+        self._shared: list[int] = []
+        """`shared_locks` of the connection."""
         self._inode: os.stat_result | None = None
         self._refill = refill
         self._on_full = on_full
@@ -227,6 +229,7 @@ class Database:
         with self._using:
             try:
                 if self._connection is not None:
+                    shared_locks.close(self._shared)
                     self._connection.close()
                     self._connection = None
             finally:
@@ -264,6 +267,11 @@ class Database:
                 self._reopen_later()
                 raise
         self._damaged = None
+        try:
+            self._shared = shared_locks.share(self.path)
+        except OSError:
+            self._reopen_later()
+            raise
         self._inode = os.stat(self.path)
         self.generation += 1
 
@@ -292,7 +300,7 @@ class Database:
         """Let go of a connection without closing it: its file was renamed or deleted, or it is the parent's."""
         if self._connection is not None:
             locks.leak(self._connection)
-            self._connection = None
+            self._connection, self._shared = None, []  # its locks stay: SQLite goes by what it has in memory
 
     def _raise_named(self, error: sqlite3.DatabaseError | OSError) -> NoReturn:
         """Raise what `error` means for a user, and leave the database fit for the next use."""
@@ -334,6 +342,7 @@ class Database:
     def _reopen_later(self) -> None:
         """Give up a connection that failed: its files may have been deleted under it."""
         if self._connection is not None:
+            shared_locks.close(self._shared)
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
             self._connection = None
