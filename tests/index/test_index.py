@@ -12,9 +12,11 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from sqlstream.errors import IndexDatabaseError
@@ -183,3 +185,31 @@ def test_the_file_cannot_be_written_through_an_index(path: Path, tmp_path: Path)
     connection.close()
     assert index.path.read_bytes() == before
     assert sorted(os.listdir(tmp_path / "index")) == [index.path.name]  # no -wal, no -journal
+
+
+def test_a_fork_waits_for_a_read_of_another_thread(tmp_path: Path) -> None:
+    """SQLite's mutexes that the thread holds would be held in the child for ever."""
+    index = build(tmp_path, pa.table({"index": ["a"]}))
+    inside, forking, told = threading.Event(), threading.Event(), list[str]()
+
+    def in_the_middle() -> None:
+        inside.set()
+        forking.wait(60)
+        time.sleep(0.3)  # a fork that does not wait is over by then
+        told.append("read")
+
+    def fork() -> None:
+        inside.wait(60)
+        forking.set()
+        if not (pid := os.fork()):
+            os._exit(int(index.rows([0]) != [{"index": "a"}]))
+        told.extend(["forked", str(os.waitpid(pid, 0)[1])])
+
+    assert index.rows([0]) == [{"index": "a"}]
+    index._opened().connection.create_function("in_the_middle", 0, in_the_middle)
+    thread = threading.Thread(target=fork)
+    thread.start()
+    index.stored("SELECT in_the_middle()")
+    thread.join()
+    assert told == ["read", "forked", "0"]
+    index.close()

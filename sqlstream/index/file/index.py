@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import sqlite3
-import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,7 +85,8 @@ class Index:
         self._base_url = base_url
         self._max_mapped_bytes = max_mapped_bytes
         self.provenance: Provenance | None = None  # who wrote its tables; None: what their URLs in the file tell
-        self._lock = threading.RLock()
+        self._lock = locks.ForkLock()
+        """Held while SQLite is used: a thread that forks waits for it, since SQLite's mutexes must be free in the child."""
         self._open: _Open | None = None
         self._mapped: np.ndarray | None = None
         self._in_use: list[int] = []
@@ -193,7 +193,7 @@ class Index:
         """Return who wrote which rows."""
         statement = "SELECT url, first_row FROM sources ORDER BY position"
         joined = JoinedColumns.of(self._opened().meta)
-        return Origins(lambda: self._opened().connection.execute(statement).fetchall(), self.provenance, self.src, joined)
+        return Origins(lambda: self.stored(statement), self.provenance, self.src, joined)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -328,7 +328,6 @@ class Index:
             locks.leak(self._open.connection)
         self._open = None
         self._in_use.clear()  # closed by the fork
-        self._lock = threading.RLock()  # another thread of the parent may have held it
 
     def _opened(self) -> _Open:
         if (opened := self._open) is not None:
