@@ -34,7 +34,7 @@ from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
 from sqlstream.stream.options import CacheOptions, DatasetOptions, names_of, open_any
 from sqlstream.stream.refresh import refresh_rows
 from sqlstream.stream.run.checkpoint import load_state, save_state
-from sqlstream.stream.run.order_options import BatchOptions, Layout, OrderOptions
+from sqlstream.stream.run.order_options import AUTO_BLOCKS, BatchOptions, Layout, OrderOptions
 from sqlstream.stream.run.positions import JobPosition, RunPosition
 from sqlstream.stream.run.schedule import Schedule, reweight
 from sqlstream.stream.run.shares import EpochShare, ShareProgress
@@ -59,7 +59,8 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         name: Name in `cache stats`; default: the last three parts of `src`.
         shuffle_seed: None: as written; -1: random, agreed by all ranks; else the seed.
         shuffle_block_size: Rows that stay together, for shards: blocks of so many are shuffled, then the rows of
-            `shuffle_window` blocks among themselves (docs/determinism.md). `'auto'`: row groups, if they have content.
+            `shuffle_window` blocks among themselves (docs/determinism.md). `'auto'`: row groups, where they have content, else
+            none; None: none.
         shuffle_window: Blocks whose rows are mixed.
         transforms: Callables from sample to sample, or to several samples.
         predownload_transforms: The same, on the bare row, before its URLs are read.
@@ -179,7 +180,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         min_free_bytes: int | str = 0,
         index_limit: int | str | None = "auto",
         cache_namespace: str | None = None,
-        shuffle_block_size: int | str | None = None,
+        shuffle_block_size: int | str | None = AUTO_BLOCKS,
         shuffle_window: int = 64,
         retained_samples: int | None = None,
         verify_reads: VerifyReads | str = VerifyReads.NEVER,

@@ -247,26 +247,36 @@ def open_schedule(options: OrderOptions, seed: int | None, index: Index, directo
     return Schedule(steps, weighting, options, identity=identity, reseeded=seeded)
 
 
-def warn_of_whole_shuffle(options: DatasetOptions, index: Index, memory_bytes: int = MEMORY_BYTES) -> None:
-    """Say that a whole shuffle of content reads a row group for each sample, if that is asked for.
+def warn_of_reading_again(options: DatasetOptions, index: Index, memory_bytes: int = MEMORY_BYTES) -> None:
+    """Say that an order has row groups of content decoded again for most samples, if it has.
 
     Args:
         options: Order, and which content is wanted.
         index: The rows.
-        memory_bytes: What a process keeps of row groups; local files of fewer bytes are read once.
+        memory_bytes: What a process keeps of row groups.
     """
     order, wanted = options.order, options.samples.content_columns
-    if not isinstance(index, ContentIndex) or order.shuffle_seed is None or order.shuffle_block_size is not None:
+    if not isinstance(index, ContentIndex) or order.shuffle_seed is None:
         return
     if wanted is not None and not any(column.name in wanted for column in index.content_columns):
         return
-    if index.is_remote or index.num_bytes > memory_bytes:
-        logger.warning(
-            "%s is shuffled as a whole, and the content of its samples is read by row groups of %d rows: mostly one for each "
-            "sample, remote ones again when the cache has no room for all; give shuffle_block_size='auto' to keep row groups "
-            "together",
-            *(index.src, index.group_rows),
-        )
+    group_bytes = max(1, index.num_bytes // len(index.bounds))
+    if order.shuffle_block_size is None:
+        if index.is_remote or index.num_bytes > memory_bytes:
+            logger.warning(
+                "%s is shuffled as a whole, and the content of its samples is read by row groups of %d rows: mostly one for "
+                "each sample, remote ones again when the cache has no room for all; leave shuffle_block_size out to keep row "
+                "groups together",
+                *(index.src, index.group_rows),
+            )
+    elif order.shuffle_block_size == AUTO_BLOCKS:
+        num_mixed, num_kept = min(order.shuffle_window, len(index.bounds)), max(1, memory_bytes // group_bytes)
+        if num_mixed > num_kept:
+            logger.warning(
+                "the rows of %d row groups of %s are mixed, and a process keeps %d of them decoded (%d MiB each): most samples "
+                "decode one again. Give shuffle_window=%d, or write smaller row groups",
+                *(num_mixed, index.src, num_kept, max(1, group_bytes >> 20), num_kept),
+            )
 
 
 def compose(

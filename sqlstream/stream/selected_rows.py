@@ -23,7 +23,7 @@ from sqlstream.index.types.arrow import schema_of, table_of
 from sqlstream.index.weights import weights_of_part
 from sqlstream.stream.engine.row_source import RowSource
 from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
-from sqlstream.stream.options import DatasetOptions, open_schedule, warn_of_whole_shuffle
+from sqlstream.stream.options import DatasetOptions, open_schedule, warn_of_reading_again
 from sqlstream.stream.pipeline import Pipeline
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.transport.handover import Handover
@@ -220,7 +220,7 @@ class SelectedRows:
         try:
             seed = options.order.agreed_seed()
             index = open_rows(cache)
-            warn_of_whole_shuffle(options, index)
+            warn_of_reading_again(options, index)
             self._schedule = open_schedule(options.order, seed, index, cache.path / "index")
         except BaseException:
             cache.close()

@@ -14,6 +14,7 @@ from tests.pins.pinned import pinned
 HEDGING = "hedging is gone: its benchmark showed no gain, and two readers of one object are two ways to wrong bytes"
 LIMIT = "left out it is 'as it is': who opens a shared cache without a limit must not evict it (DESIGN 4.3 rule 13)"
 KEY = "left out it is `index` where that can name samples, else the row number; given it must be there (issue 16, DESIGN 5)"
+BLOCKS = "row groups of content are blocks unless None asks for a whole shuffle (DESIGN 6); tables keep their order"
 PACKING = (
     "never documented: the loader's workers kept their transport there, which packs what `collate_fn` returns now (issue 17)"
 )
@@ -24,6 +25,7 @@ CHANGED = {
     "sqlstream:Cache(limit)": LIMIT,
     "sqlstream.cache:Cache(limit)": LIMIT,
     "sqlstream.config:StorageOptions(hedge_factor)": HEDGING,
+    "sqlstream:StreamingDataset(shuffle_block_size)": BLOCKS,
     "sqlstream:StreamingDataset.packing": PACKING,
 }
 """Parameters and members that are gone, or have another default, with the reason."""

@@ -21,13 +21,14 @@ from sqlstream.errors import ConfigError, MissingFieldError, SourceChangedError,
 from sqlstream.index.build.content import ContentIndex
 from sqlstream.stream.engine.chunk_objects import ChunkObjects
 from sqlstream.stream.engine.content import ContentReader
-from sqlstream.stream.options import warn_of_whole_shuffle
+from sqlstream.stream.options import warn_of_reading_again
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.transforms.base import Sample
 from sqlstream.transforms.presets import CacheTransform
 
 GROUP_ROWS, NUM_GROUPS, BYTES = 10, 8, 20_000
 NUM_ROWS = GROUP_ROWS * NUM_GROUPS
+WHOLE: dict[str, Any] = {"shuffle_seed": 1, "shuffle_block_size": None}
 PATH = "/data/pictures.parquet"
 PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
@@ -293,16 +294,16 @@ def test_refresh_takes_the_content_of_the_new_version(server: FaultyHttpServer, 
 
 
 def test_a_whole_shuffle_of_remote_content_is_said(src: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "sqlstream"), opened(src, tmp_path, shuffle_seed=1) as dataset:
+    with caplog.at_level(logging.WARNING, "sqlstream"), opened(src, tmp_path, **WHOLE) as dataset:
         (message,) = caplog.messages
-        assert "give shuffle_block_size='auto'" in message
+        assert "leave shuffle_block_size out" in message
         options, order = dataset._pipeline.options, dataset._pipeline.options.order
         for other in (
             replace(options, order=replace(order, shuffle_block_size=GROUP_ROWS)),
             replace(options, order=replace(order, shuffle_seed=None)),
             replace(options, samples=replace(options.samples, content_columns=())),
         ):
-            warn_of_whole_shuffle(other, dataset.index)
+            warn_of_reading_again(other, dataset.index)
         assert len(caplog.messages) == 1
 
 
@@ -310,15 +311,35 @@ def test_a_whole_shuffle_of_local_content_that_no_process_keeps_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
-        opened(write(tmp_path / "t.parquet"), tmp_path, shuffle_seed=1) as dataset,
+        opened(write(tmp_path / "t.parquet"), tmp_path, **WHOLE) as dataset,
         caplog.at_level(logging.WARNING, "sqlstream"),
     ):
         options = dataset._pipeline.options
-        warn_of_whole_shuffle(options, dataset.index, memory_bytes=NUM_ROWS * BYTES * 2)
+        warn_of_reading_again(options, dataset.index, memory_bytes=NUM_ROWS * BYTES * 2)
         assert caplog.messages == []
-        warn_of_whole_shuffle(options, dataset.index, memory_bytes=NUM_ROWS * BYTES // 2)
+        warn_of_reading_again(options, dataset.index, memory_bytes=NUM_ROWS * BYTES // 2)
         (message,) = caplog.messages
         assert "read by row groups of 10 rows: mostly one for each sample" in message
+
+
+def test_a_window_of_more_row_groups_than_a_process_keeps_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.WARNING, "sqlstream"),
+        opened(write(tmp_path / "t.parquet"), tmp_path, shuffle_seed=1) as dataset,
+    ):
+        options, index = dataset._pipeline.options, dataset.index
+        assert isinstance(index, ContentIndex)
+        num_groups = NUM_ROWS // GROUP_ROWS
+        assert options.order.shuffle_block_size == "auto"
+        warn_of_reading_again(options, index, memory_bytes=index.num_bytes)
+        assert caplog.messages == []
+        warn_of_reading_again(options, index, memory_bytes=index.num_bytes // 2)
+        (message,) = caplog.messages
+        assert message.startswith(f"the rows of {num_groups} row groups of")
+        assert f"Give shuffle_window={num_groups // 2}," in message
+        chosen = replace(options, order=replace(options.order, shuffle_window=num_groups // 2))
+        warn_of_reading_again(chosen, index, memory_bytes=index.num_bytes // 2)
+        assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,9 @@ class OrderOptions:
 
     shuffle_seed: int | None = None
     """Seed of the order; None: as written; -1: random, agreed by all ranks."""
-    shuffle_block_size: int | str | None = None
-    """Rows of a block that stay together; `'auto'`: those of the row groups of content in Parquet; None: a whole shuffle. A
-    lazy index has its chunks."""
+    shuffle_block_size: int | str | None = AUTO_BLOCKS
+    """Rows of a block that stay together; `'auto'`: those of the row groups of content in Parquet, and else a whole shuffle;
+    None: a whole shuffle of all. A lazy index has its chunks."""
     shuffle_window: int = 64
     """Blocks whose rows are shuffled together."""
     weights: WeightsSpec | None = None
