@@ -177,15 +177,17 @@ class ContentReader:
             files: The files of its objects; None: they are waited for, if it is not in memory.
         """
         number, loaded = chunk.number, self._loaded
-        if (batch := loaded.pop(number, None)) is None:
-            if files is None:
-                with self._objects.brought(chunk.place, chunk.refs) as own:
-                    batch = self._index.read(number, own, self.names)
-            else:
-                if chunk.refs:
-                    self._objects.check_unchanged(chunk.place, chunk.refs)
-                batch = self._index.read(number, files, self.names)
-        loaded[number] = batch  # as the last one used
+        if (batch := loaded.pop(number, None)) is not None:
+            loaded[number] = batch  # as the last one used
+            return batch
+        if files is None:
+            with self._objects.brought(chunk.place, chunk.refs) as own:
+                batch = self._index.read(number, own, self.names)
+        else:
+            if chunk.refs:
+                self._objects.check_unchanged(chunk.place, chunk.refs)
+            batch = self._index.read(number, files, self.names)
+        loaded[number] = batch
         total = sum(some.nbytes for some in list(loaded.values()))
         while total > self._memory_bytes and len(loaded) > 1:
             try:
