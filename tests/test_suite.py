@@ -7,6 +7,7 @@ import importlib
 import numbers
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -173,10 +174,16 @@ def test_no_test_patches_what_is_private_to_a_module_or_a_number_of_it() -> None
     assert patched("patch.setattr('sqlstream.index.file.sums.NUM_KEYS', 1)") == {"NUM_KEYS"}
 
 
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="an unpacked source has no list of what is committed")
 def test_nothing_is_committed_beside_the_folders_of_the_project() -> None:
     """A trial that ran at the root once left a cache directory, with paths of its machine, in a commit."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("no list of what is committed: an unpacked source, or no git")
+    done = subprocess.run(
+        ["git", "-c", f"safe.directory={ROOT}", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"git does not list what is committed: {done.stderr}")
     folders = {"benchmarks", "docs", "examples", "migrations", "scripts", "sqlstream", "tests", ".ci"}
     files = {".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md"}
-    assert {name.partition("/")[0] for name in listed} <= folders | files | {"constraints.txt", "pyproject.toml"}
+    found = {name.partition("/")[0] for name in done.stdout.splitlines()}
+    assert found <= folders | files | {"constraints.txt", "pyproject.toml"}
