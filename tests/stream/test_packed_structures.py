@@ -19,7 +19,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from sqlstream.stream.transport.arena import SLOT_BYTES, OpenArena
+from sqlstream.stream.transport.arena import MAX_SLOTS, SLOT_BYTES, Arena, OpenArena, leased_memory
 from sqlstream.stream.transport.packed_collate import NUM_SPARE_SLOTS, PackedCollate
 from sqlstream.stream.transport.packing import MAX_MESSAGE_BYTES, MIN_PACKED_BYTES, PackedBytes
 from sqlstream.transforms.base import Sample
@@ -287,6 +287,17 @@ def test_batches_without_workers_are_as_collate_makes_them() -> None:
     samples = [sample_of(number) for number in range(BATCH)]
     assert equal(collate(samples), as_made(samples))
     assert pickle.loads(pickle.dumps(collate))(samples).more["keys"] == tuple(range(BATCH))
+
+
+def test_no_flag_of_a_slot_lies_in_a_slot_however_many_batches_wait() -> None:
+    arena = Arena(3 * MAX_SLOTS)
+    arena.write(0, 0, b"x" * 100)
+    for _ in range(MAX_SLOTS):
+        slot = arena.find_free()
+        assert slot is not None
+        arena.seal(slot)
+    assert arena.find_free() is None
+    assert bytes(leased_memory("", arena.name, 0)[:100]) == b"x" * 100
 
 
 def test_memory_of_a_worker_that_is_gone_is_one_clear_error() -> None:

@@ -36,7 +36,9 @@ ALIGNMENT = 64
 """Alignment of tensors in bytes: a cache line, as torch has it."""
 LIMITED_SHARE = 4
 """The memory of all workers takes at most one part in so many of a limited address space (`ulimit -v`)."""
-_SLOTS_AT = mmap.PAGESIZE  # behind a flag for each slot
+MAX_SLOTS = mmap.PAGESIZE
+"""Most slots of an arena: the flags of all, a byte each, are its first page."""
+_SLOTS_AT = mmap.PAGESIZE
 
 
 class ArenaName(NamedTuple):
@@ -54,7 +56,7 @@ class Arena:
     """The slots of a worker, in the worker.
 
     Args:
-        num_slots: Number of batches that lie in it at a time.
+        num_slots: Number of batches that lie in it at a time; of more than `MAX_SLOTS`, so many.
         num_workers: Number of workers that have one each.
 
     Raises:
@@ -62,6 +64,7 @@ class Arena:
     """
 
     def __init__(self, num_slots: int, num_workers: int = 1) -> None:
+        num_slots = min(num_slots, MAX_SLOTS)
         num_bytes = _SLOTS_AT + num_slots * SLOT_BYTES
         most_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
         if most_bytes != resource.RLIM_INFINITY and num_workers * num_bytes > most_bytes // LIMITED_SHARE:
