@@ -152,7 +152,6 @@ BARS = [
     ],
 ]
 
-_FIRST = [(latency, num) for num in COLD_SAMPLES for latency in (20, 50)]
 HEADLINES = [
     (
         "a second epoch of bytes, 2 workers",
@@ -172,16 +171,15 @@ HEADLINES = [
         "{:.2f} times the best peer",
         (("users-warm-tensors", "at least the best peer"),),
     ),
-    (
-        "a first epoch over S3: 20 and 50 ms of latency, 2 000 samples; the same, 20 000 samples",
-        "{:.1f}, {:.1f}; {:.1f} and {:.1f} times the best peer with loose objects",
-        tuple((f"users-cold-s3-{latency}-{num}", "1.5 times the best with loose files") for latency, num in _FIRST),
-    ),
-    (
-        "the same over HTTP",
-        "{:.1f}, {:.1f}; {:.1f} and {:.1f} times",
-        tuple((f"users-cold-http-{latency}-{num}", "1.2 times the best with loose files") for latency, num in _FIRST),
-    ),
+    *[
+        (
+            f"a first epoch of {num} samples over {scheme.upper()}, 20 and 50 ms of latency",
+            "{:.2f} and {:.2f} times the best peer with loose files",
+            tuple((f"users-cold-{scheme}-{latency}-{num}", f"{least} times the best with loose files") for latency in (20, 50)),
+        )
+        for num in COLD_SAMPLES
+        for scheme, least in (("s3", 1.5), ("http", 1.2))
+    ],
     (
         "random access to a cached sample",
         "{:.1f} times plain torch's median; {:.1f} times its 99th percentile",

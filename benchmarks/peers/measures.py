@@ -126,7 +126,7 @@ def first_epoch(job: Job, begin: Callable[[Job], Stream]) -> Figures:
 
 
 def second_epoch(job: Job, begin: Callable[[Job], Stream]) -> Figures:
-    """The same, of epochs after a first one that brought all data, each from `iter` to its end."""
+    """The same, of epochs after a first one that fetched all data, each from `iter` to its end."""
     stream = begin(job)
     run_epoch(stream)
     return whole_epochs(job, stream, job.seconds)
