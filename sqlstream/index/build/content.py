@@ -1,7 +1,7 @@
 """Content that stays in its Parquet files: columns of pictures, sound and videos, of which an index file has no copy.
 
 As rows are indexed the column chunks of content are not read. The index file has the footers of the files, and says which rows
-are in which row group (`ChunkTables`); whoever wants the content of a row asks which bytes of its row group it is in
+are in which row group (`ChunkTables`); a reader of the content of a row asks which bytes of its row group it is in
 (`place_of`), brings these, and gives them back to `read`, as with a lazy index. Smaller pieces were rejected: most writers
 say nowhere in which page a row is.
 """

@@ -41,7 +41,7 @@ class ChunkObjects:
         ]
 
     @contextlib.contextmanager
-    def brought(self, place: ChunkPlace, refs: Sequence[ObjectRef]) -> Iterator[list[Path]]:
+    def fetched(self, place: ChunkPlace, refs: Sequence[ObjectRef]) -> Iterator[list[Path]]:
         """Give the files of a chunk's objects, which are held meanwhile; waits for them.
 
         Raises:

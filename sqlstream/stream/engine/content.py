@@ -181,7 +181,7 @@ class ContentReader:
             loaded[number] = batch  # as the last one used
             return batch
         if files is None:
-            with self._objects.brought(chunk.place, chunk.refs) as own:
+            with self._objects.fetched(chunk.place, chunk.refs) as own:
                 batch = self._index.read(number, own, self.names)
         else:
             if chunk.refs:

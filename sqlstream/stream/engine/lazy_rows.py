@@ -190,7 +190,7 @@ class LazyRows:
 
     def _read(self, chunk: int) -> ChunkRows:
         try:
-            with self._objects.brought(self._index.place_of(chunk), self._refs(chunk)) as files:
+            with self._objects.fetched(self._index.place_of(chunk), self._refs(chunk)) as files:
                 return self._index.read(chunk, files)
         finally:
             if (ahead := self._ahead.pop(chunk, None)) is not None:
