@@ -33,6 +33,7 @@ EXTRAS = {
     "image": {"PIL.Image": "pillow"},
     "fast": {"simplejpeg": "simplejpeg"},
     "latent": {"safetensors.torch": "safetensors"},
+    "shards": {"cbor2": "cbor2", "msgpack": "msgpack", "xxhash": "xxhash"},
     "video": {"av": "av", "decord": "decord", "PIL.Image": "pillow"},
     "torchcodec": {"torchcodec.decoders": "torchcodec"},
     "audio": {"av": "av", "soundfile": "soundfile", "soxr": "soxr"},

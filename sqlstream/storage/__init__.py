@@ -8,7 +8,8 @@
 
 `Helpers` gives the fetchers of one server and identity one client; `ReadOptions` say with each request how its fetcher reads.
 
-`client`, `protocol`, `worker` and `backends` are the columns of the drawing; `base` is below all of them.
+`client`, `protocol`, `worker` and `backends` are the columns of the drawing; `members` reads formats of shards, from bytes;
+`base` is below all of them.
 
 Pure planners in `base`: `coalesce` (which ranges become one request), `concurrency` (how many downloads at a time), `retry`
 (what is tried again, and when), `access` (what an index may name), `settings`; in `client`: `outstanding` (which requests are
