@@ -189,6 +189,17 @@ class JoinOptions:
         return cls(tables=named, on=on, missing=what)
 
 
+class DamagedShards(StrEnum):
+    """What becomes of the samples of a shard that is damaged (`damaged_shards`)."""
+
+    RAISE = "raise"
+    """The damage is an error."""
+    SKIP = "skip"
+    """None of its samples are used."""
+    UNTIL_DAMAGE = "until_damage"
+    """Those before the damage are used, but for one that the damage may have cut."""
+
+
 DEFAULT_KEY_COLUMN = "index"
 """The column that names samples, as in `sds`, where `index_col_name` is left out and the column can."""
 
