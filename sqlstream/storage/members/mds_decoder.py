@@ -9,7 +9,6 @@ is an empty list (there an error), and pickles are refused unless they are allow
 from __future__ import annotations
 
 import json
-import math
 import pickle
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sqlstream.errors import DecodeError, MissingDependencyError, SqlStreamError
+from sqlstream.errors import DecodeError, MissingDependencyError
 from sqlstream.storage.members.mds import MdsColumn
 
 if TYPE_CHECKING:
@@ -56,11 +55,10 @@ class MdsDecoder:
         self._allow_pickle = allow_pickle
         self.refused = () if allow_pickle else tuple(column.name for column in columns if column.encoding == "pkl")
         """Names of the columns of pickles that are not decoded."""
-        self._variable = [number for number, column in enumerate(columns) if column.size is None]
-        self._head = struct.Struct(f"<{len(self._variable)}I")
-        self._sizes = [self._head.size, *(column.size or 0 for column in columns)]
-        self._decoders = [(column.name, decoder_of(column.encoding, allow_pickle)) for column in columns]
-        self._numbers = {column.name: number for number, column in enumerate(columns)}
+        self._head = struct.Struct(f"<{sum(column.size is None for column in columns)}I")
+        self._least = self._head.size + sum(column.size or 0 for column in columns)
+        self._plan = [(column.name, column.size, decoder_of(column.encoding, allow_pickle)) for column in columns]
+        self._decoders = {name: decoder for name, _, decoder in self._plan}
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle what it is made of: a Struct does not pickle."""
@@ -81,8 +79,13 @@ class MdsDecoder:
         Raises:
             DecodeError: The sizes do not add up to the sample's.
         """
-        bounds = self._bounds(head, len(head) if length is None else length)
-        return {column.name: (bounds[n], bounds[n + 1]) for n, column in enumerate(self.columns)}
+        lengths = iter(self._lengths(head, len(head) if length is None else length))
+        found, start = {}, self._head.size
+        for column in self.columns:
+            stop = start + (column.size or next(lengths))
+            found[column.name] = (start, stop)
+            start = stop
+        return found
 
     def decode(self, data: Buffer, wanted: Sequence[str] | None = None) -> dict[str, Any]:
         """Return the values of a sample by column.
@@ -95,18 +98,18 @@ class MdsDecoder:
             DecodeError: The sample or a value is damaged; or a column is refused, or not there.
             MissingDependencyError: The column holds images, and Pillow is not installed.
         """
-        bounds = self._bounds(data, len(data))
-        numbers = range(len(self._decoders)) if wanted is None else self._numbers_of(wanted)
-        sample = {}
-        name = ""
+        if wanted is not None:
+            spans = self.spans(data)
+            return {name: self.decode_value(name, data[slice(*spans[self._there(name)])]) for name in wanted}
+        lengths = iter(self._lengths(data, len(data)))
+        sample, name, start = {}, "", self._head.size
         try:
-            for number in numbers:
-                name, decoder = self._decoders[number]
-                sample[name] = decoder(data[bounds[number] : bounds[number + 1]])
-        except MissingDependencyError:
-            raise
+            for name, size, decode in self._plan:
+                stop = start + (size or next(lengths))
+                sample[name] = decode(data[start:stop])
+                start = stop
         except Exception as error:
-            raise self._undecodable(name, error) from error
+            raise self._named(name, error) from error
         return sample
 
     def decode_value(self, name: str, data: Buffer) -> Any:
@@ -120,34 +123,33 @@ class MdsDecoder:
             DecodeError: As of `decode`.
             MissingDependencyError: As of `decode`.
         """
-        number = self._numbers_of([name])[0]
+        decode = self._decoders[self._there(name)]
         try:
-            return self._decoders[number][1](data)
-        except MissingDependencyError:
-            raise
+            return decode(data)
         except Exception as error:
-            raise self._undecodable(name, error) from error
+            raise self._named(name, error) from error
 
-    def _bounds(self, head: Buffer, length: int) -> list[int]:
-        """Return where the first value begins, and where each ends."""
-        sizes = self._sizes.copy()
-        if len(head) >= sizes[0]:
-            for number, size in zip(self._variable, self._head.unpack_from(head), strict=True):
-                sizes[number + 1] = size
-        bounds = list(accumulate(sizes))
-        if len(head) < sizes[0] or bounds[-1] != length:
-            raise DecodeError(f"the sample has {length} bytes, its columns {bounds[-1]}: the shard, or its index, is damaged")
-        return bounds
+    def _there(self, name: str) -> str:
+        if name not in self._decoders:
+            raise DecodeError(f"there is no column {name!r}: the shard has {', '.join(self._decoders)}")
+        return name
 
-    def _numbers_of(self, names: Sequence[str]) -> list[int]:
-        try:
-            return [self._numbers[name] for name in names]
-        except KeyError as error:
-            raise DecodeError(f"there is no column {error.args[0]!r}: the shard has {', '.join(self._numbers)}") from None
+    def _lengths(self, head: Buffer, length: int) -> tuple[int, ...]:
+        """Return the bytes of each value whose column has no fixed size."""
+        if len(head) < self._head.size:
+            raise DecodeError(f"the sample has {length} bytes, fewer than its columns: the shard, or its index, is damaged")
+        lengths = self._head.unpack_from(head)
+        if self._least + sum(lengths) != length:
+            raise DecodeError(
+                f"the sample has {length} bytes, its columns {self._least + sum(lengths)}: the shard, or its index, is damaged"
+            )
+        return lengths
 
-    def _undecodable(self, name: str, error: Exception) -> DecodeError:
-        text = str(error) if isinstance(error, SqlStreamError) else f"{type(error).__name__}: {error}"
-        encoding = self.columns[self._numbers[name]].encoding
+    def _named(self, name: str, error: Exception) -> Exception:
+        if isinstance(error, MissingDependencyError):
+            return error
+        encoding = next(column.encoding for column in self.columns if column.name == name)
+        text = str(error) if isinstance(error, DecodeError) else f"{type(error).__name__}: {error}"
         return DecodeError(f"column {name!r} of encoding {encoding!r}: {text}", column=name)
 
 
@@ -232,17 +234,18 @@ def _decode_array(data: Buffer) -> npt.NDArray[Any]:
 
 def _decode_shaped(dtype: np.dtype[Any], at: int, data: Buffer) -> npt.NDArray[Any]:
     """Return an array whose shape is at a place, before its values."""
-    num_dimensions, code = divmod(data[at], 4)
-    dimensions = struct.Struct(f"<{num_dimensions}{_DIMENSIONS[code]}")
-    return _decode_values(dtype, dimensions.unpack_from(data, at + 1), at + 1 + dimensions.size, data)
+    num_dimensions, at = data[at] >> 2, at + 1
+    code = data[at - 1] & 3
+    stop = at + (num_dimensions << code)
+    if code == 0:
+        return _decode_values(dtype, tuple(data[at:stop]), stop, data)
+    return _decode_values(dtype, struct.unpack(f"<{num_dimensions}{_DIMENSIONS[code]}", data[at:stop]), stop, data)
 
 
 def _decode_values(dtype: np.dtype[Any], shape: tuple[int, ...], at: int, data: Buffer) -> npt.NDArray[Any]:
-    """Return an array whose values are behind a place: read-only, and of these bytes alone."""
-    if len(data) - at != math.prod(shape) * dtype.itemsize:
-        raise DecodeError(f"{dtype.name} of shape {list(shape)} does not have {len(data) - at} bytes")
-    values = data if isinstance(data, bytes) else bytes(data)
-    return np.frombuffer(values, dtype, offset=at).reshape(shape)
+    """Return an array whose values are behind a place: read-only, and of these bytes alone; numpy compares the sizes."""
+    values = np.frombuffer(data if isinstance(data, bytes) else bytes(data), dtype, -1, at)
+    return values if values.shape == shape else values.reshape(shape)
 
 
 # -- images -----------------------------------------------------------------------------------------------------------
