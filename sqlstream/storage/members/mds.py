@@ -281,9 +281,18 @@ def offsets(table: bytes | memoryview, shard: MdsShard, name: str) -> npt.NDArra
         )
     if found[-1] != shard.raw.bytes:
         raise SourceError(f"{name}: its last sample ends at {found[-1]}, the file at {shard.raw.bytes}" + _wrapped(shard))
-    if found[0] < (wanted if shard.meta is None else 0):
-        raise SourceError(f"{name}: sample 0 begins at {found[0]}, within the table of {wanted} bytes")
+    if shard.meta is None:
+        if found[0] < wanted:
+            raise SourceError(f"{name}: sample 0 begins at {found[0]}, within the table of {wanted} bytes")
+    elif found[0] != _header_bytes(shard):
+        raise SourceError(f"{name}: row 0 begins at {found[0]}, the header ends at {_header_bytes(shard)}")
     return found
+
+
+def _header_bytes(shard: MdsShard) -> int:
+    """Return the size of the line of names before the rows of a split format; JSONL has none."""
+    names = shard.separator.join(column.name for column in shard.columns)
+    return len((names + shard.newline).encode()) if shard.separator else 0
 
 
 def _wrapped(shard: MdsShard) -> str:
