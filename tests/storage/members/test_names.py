@@ -115,7 +115,7 @@ def test_of_a_damaged_shard_samples_are_used_up_to_the_damage_none_or_an_error_i
         assert [key for key, _ in usable(samples_of(damaged()), rule, noted.append)] == keys, "b may have more parts"
         assert len(noted) == 1
         assert "the last good member is 'b.txt'" in str(noted[0])
-    noted: list[SourceError] = []
+    noted = []
     with pytest.raises(SourceError, match="byte 3072: its checksum is wrong"):
         list(usable(samples_of(damaged()), DamagedShards.RAISE, noted.append))
     assert noted == []
