@@ -372,6 +372,17 @@ class OnError(StrEnum):
     """It is left out: ranks may then make different numbers of steps."""
 
 
+class ShardUnit(StrEnum):
+    """What of a shard is fetched, and kept in the cache."""
+
+    AUTO = "auto"
+    """Whichever suits index, order and limit."""
+    MEMBERS = "members"
+    """The parts that samples want."""
+    WHOLE = "whole"
+    """The whole shard, whichever of its samples are wanted."""
+
+
 DEFAULT_RETAINED = 192
 """Samples of a DataLoader worker of which nothing is known: (prefetch_factor 2 + 1) × a batch of 64."""
 DEFAULT_PREFETCH = 256
@@ -386,6 +397,8 @@ class SampleOptions:
     """Columns whose values are URLs or paths; in the sample they hold local paths."""
     content_columns: tuple[str, ...] | None = None
     """Columns of content in Parquet files that samples get; None: all of them."""
+    shards: ShardUnit | str = ShardUnit.AUTO
+    """What of shards is fetched."""
     allow_missing_columns: bool = False
     """True: a row without a value in a downloaded column has None there; False: it fails."""
     allowed_roots: tuple[str, ...] = ()
@@ -425,3 +438,4 @@ class SampleOptions:
         if self.retained_samples is not None:
             check_at_least("retained_samples", self.retained_samples, 1)
         object.__setattr__(self, "on_error", word_of("on_error", self.on_error, OnError))
+        object.__setattr__(self, "shards", word_of("shards", self.shards, ShardUnit))

@@ -62,7 +62,7 @@ def query_rows(index: Index, sql: str, options: IndexOptions, directory: Path) -
         rows = list(chain.from_iterable(batches))
     for kind, values in zip(kinds, zip(*rows, strict=True), strict=False):  # of an empty result there are none
         kind.look_at(values)
-    return table_of([known.get(kind.name) or kind.field() for kind in kinds], rows)
+    return table_of([known.get(kind.name) or kind.field(None) for kind in kinds], rows)
 
 
 def _on_selected_rows(index: Index, sql: str, engine: str) -> str:

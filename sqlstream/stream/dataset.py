@@ -21,6 +21,7 @@ from sqlstream.config import (
     OnCacheError,
     OnError,
     SampleOptions,
+    ShardUnit,
     SourceOptions,
     StorageOptions,
     check_at_least,
@@ -52,8 +53,8 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
 
     Args:
         src: What to index: a table file (`.csv`, `.json`, `.jsonl`, `.parquet`, …), a wildcard, a `.txt` of paths, a directory
-            of samples, a database, a table in memory, rows that a function or an iterable gives, or a list of these
-            (docs/index.md); local or `s3://`, `http(s)://`, …
+            of samples, shards (`.tar`), a database, a table in memory, rows that a function or an iterable gives, or a list of
+            these (docs/index.md); local or `s3://`, `http(s)://`, …
         dst: Cache directory, node-local; several datasets and jobs may share it. None: the user's cache directory.
         data_type: For a directory source, which files make a sample (`'image'`, `'video'`, …); put into samples.
         name: Name in `cache stats`; default: the last three parts of `src`.
@@ -64,8 +65,8 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         shuffle_window: Blocks whose rows are mixed.
         transforms: Callables from sample to sample, or to several samples.
         predownload_transforms: The same, on the bare row, before its URLs are read.
-        columns_to_download: Columns whose values are URLs or paths (samples hold local paths there), or content of Parquet;
-            None: all content.
+        columns_to_download: Columns whose values are URLs or paths (samples hold local paths there), or content of Parquet
+            and shards; None: all content.
         num_downloading_workers: Downloads at a time for each reading process; None: by object size and latency.
         prefetch: Samples planned ahead in each reading process; None: 256, within 1 GiB.
         num_downloading_retries: Tries of a download after the first one.
@@ -121,6 +122,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         join: Tables whose columns the rows get, by a name for each: `{'latents': 's3://…/latents.parquet'}` (docs/index.md).
         on: The column by which they are joined: the source and each table have it, and in a table no value comes twice.
         missing: Of a row without a partner in a table: `'raise'`, `'null'` (None in its columns), or `'drop'` the row.
+        shards: What of remote shards is fetched: `'members'` (parts that samples want), `'whole'` shards, or `'auto'`.
 
     Raises:
         ConfigError: An option is wrong.
@@ -191,6 +193,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         on: str | None = None,
         missing: str = "raise",
         refresh: str | None = None,
+        shards: ShardUnit | str = ShardUnit.AUTO,
     ) -> None:
         self.data_type = None if data_type is None else DataSampleType.from_str(data_type).value
         columns = names_of("columns_to_download", columns_to_download)
@@ -232,6 +235,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
             samples=SampleOptions(
                 columns_to_download=columns,
                 content_columns=None if columns_to_download is None else columns,
+                shards=shards,
                 allow_missing_columns=allow_missing_columns,
                 none_to_empty_str=none_to_empty_str,
                 data_type=self.data_type,

@@ -24,7 +24,8 @@ from sqlstream.config import (
 )
 from sqlstream.errors import ConfigError
 from sqlstream.index.build.build import open_index
-from sqlstream.index.build.content import ContentIndex
+from sqlstream.index.build.content import RowGroupIndex
+from sqlstream.index.build.content_index import ContentIndex
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_build import open_lazy_index
 from sqlstream.index.file.index import Index
@@ -256,7 +257,7 @@ def warn_of_reading_again(options: DatasetOptions, index: Index, memory_bytes: i
         memory_bytes: What a process keeps of row groups.
     """
     order, wanted = options.order, options.samples.content_columns
-    if not isinstance(index, ContentIndex) or order.shuffle_seed is None:
+    if not isinstance(index, RowGroupIndex) or order.shuffle_seed is None:
         return
     if wanted is not None and not any(column.name in wanted for column in index.content_columns):
         return
@@ -299,7 +300,7 @@ def blocks_of(index: Index, options: OrderOptions, num_positions: int) -> BlockL
     """
     if not isinstance(index, LazyIndex):
         if isinstance(options.shuffle_block_size, str):
-            return _row_groups(index, options, num_positions)
+            return _blocks_of_content(index, options, num_positions)
         if options.shuffle_block_size is None:
             return None
         return BlockLayout.of_size(options.shuffle_block_size, num_rows=num_positions, window=options.shuffle_window)
@@ -315,8 +316,8 @@ def blocks_of(index: Index, options: OrderOptions, num_positions: int) -> BlockL
     return None
 
 
-def _row_groups(index: Index, options: OrderOptions, num_positions: int) -> BlockLayout | None:
-    """Return the row groups of content as blocks; None: the rows have none, or are not shuffled.
+def _blocks_of_content(index: Index, options: OrderOptions, num_positions: int) -> BlockLayout | None:
+    """Return the row groups or shards of content as blocks; None: the rows have none, or are not shuffled.
 
     With weights, or an epoch of another size, a block has its rows' share of the positions.
     """

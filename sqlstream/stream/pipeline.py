@@ -13,9 +13,10 @@ import numpy.random  # noqa: F401 - numpy brings it when it is first named: torc
 from torch.utils.data import get_worker_info
 
 from sqlstream.cache import Cache
-from sqlstream.config import DEFAULT_RETAINED, LazyOptions
-from sqlstream.index.build.content import ContentIndex
+from sqlstream.config import DEFAULT_RETAINED, LazyOptions, SampleOptions
+from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.index.build.lazy import LazyIndex
+from sqlstream.index.build.shards import ShardIndex
 from sqlstream.index.file.index import Index
 from sqlstream.process import interrupts
 from sqlstream.storage.base.access import Rules
@@ -24,6 +25,8 @@ from sqlstream.stream.engine.chunk_objects import ChunkObjects
 from sqlstream.stream.engine.content import ContentReader
 from sqlstream.stream.engine.engine import Engine
 from sqlstream.stream.engine.lazy_rows import LazyRows
+from sqlstream.stream.engine.members import MemberReader
+from sqlstream.stream.engine.row_content import ContentSource
 from sqlstream.stream.engine.row_source import IndexRows, RowSource
 from sqlstream.stream.engine.slots import KnownObjects, Recipe, RowJudge, RowReader
 from sqlstream.stream.engine.stored_samples import CachedChain
@@ -156,13 +159,26 @@ class Pipeline:
                 identity=self.cache.identity,
                 listed=self.index.listed if self.index.has_listing else None,
                 in_place=frozenset(column.name for column in self.index.columns if column.is_in_place),
+                in_shards=frozenset(column.name for column in self.index.columns if column.is_member),
             ),
         )
         chain = CachedChain(self.options.transforms, self.cache, options, seed=self.seed, dataset=self.dataset_id)
-        content = None
-        if isinstance(self.index, ContentIndex):
-            content = ContentReader(self.index, ChunkObjects(self.cache, self.dataset_id), options)
-        return Recipe(name=self.name, session=self.cache.session, rows=self.rows(), reader=reader, chain=chain, content=content)
+        return Recipe(
+            name=self.name,
+            session=self.cache.session,
+            rows=self.rows(),
+            reader=reader,
+            chain=chain,
+            content=self._content(options),
+        )
+
+    def _content(self, options: SampleOptions) -> ContentSource | None:
+        """Return the reader of content that is not in the rows; None: they have all values."""
+        if isinstance(self.index, RowGroupIndex):
+            return ContentReader(self.index, ChunkObjects(self.cache, self.dataset_id), options)
+        if isinstance(self.index, ShardIndex):
+            return MemberReader(self.index, self.dataset_id, self.cache.identity, options)
+        return None
 
     def rows(self) -> RowSource:
         """Return the rows of the index, for this process."""

@@ -17,7 +17,7 @@ import pytest
 
 from sqlstream.config import JoinOptions
 from sqlstream.errors import QueryError, SchemaError, SourceChangedError
-from sqlstream.index.build.content import ContentIndex
+from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.index.build.row_groups import content_columns
 from sqlstream.index.export import ExportOptions, export
 from sqlstream.index.file.index import Index
@@ -47,7 +47,7 @@ def write(path: Path, rows: pa.Table | None = None) -> Path:
 
 def content_of(index: Index, row_ids: list[int]) -> list[Any]:
     """The content of rows of a local source; "value" where the index file has it."""
-    assert isinstance(index, ContentIndex)
+    assert isinstance(index, RowGroupIndex)
     found: list[Any] = []
     for chunk, row in index.chunks_of(row_ids).tolist():
         found.append("value" if chunk < 0 else index.read(chunk, [], ["image"]).column("image")[row].as_py())
@@ -113,7 +113,7 @@ def test_a_small_remote_file_comes_with_one_request(tmp_path: Path) -> None:
     remote = FolderReader(tmp_path / "bucket")
     index = build(tmp_path, "s3://bucket/t.parquet", remote)
     assert remote.count == {"head": 1, "download": 1}
-    assert isinstance(index, ContentIndex)
+    assert isinstance(index, RowGroupIndex)
 
 
 def test_a_remote_file_that_changes_while_it_is_indexed_is_an_error(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_other_sources_in_a_list_keep_their_values(tmp_path: Path) -> None:
     assert content_of(index, [0, 2]) == ["value", "value"]
     assert index.rows([2])[0]["image"] == {"bytes": picture(2), "path": "2.jpg"}
     assert numbers(index, [3, 14]) == [3, 14]
-    assert not isinstance(build(tmp_path, tmp_path / "t.arrow"), ContentIndex)
+    assert not isinstance(build(tmp_path, tmp_path / "t.arrow"), RowGroupIndex)
 
 
 def test_rows_that_a_join_leaves_out_do_not_shift_content(tmp_path: Path) -> None:
@@ -202,13 +202,13 @@ def test_duckdb_sees_no_content_either(tmp_path: Path) -> None:
 def test_a_query_may_put_another_column_in_the_place_of_content(tmp_path: Path) -> None:
     index = build(tmp_path, write(tmp_path / "t.parquet"), sql_query="SELECT *, n || '.png' AS image FROM dataframe")
     assert index.rows([3])[0]["image"] == "3.png"
-    assert not isinstance(index, ContentIndex)
+    assert not isinstance(index, RowGroupIndex)
 
 
 def test_content_that_is_a_key_or_is_not_kept_is_none(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet")
-    assert not isinstance(build(tmp_path, path, columns_to_keep=("n",)), ContentIndex)
-    assert isinstance(build(tmp_path, path, columns_to_keep=("n", "image")), ContentIndex)
+    assert not isinstance(build(tmp_path, path, columns_to_keep=("n",)), RowGroupIndex)
+    assert isinstance(build(tmp_path, path, columns_to_keep=("n", "image")), RowGroupIndex)
     keys = write(tmp_path / "k.parquet", pa.table({"key": [b"a", b"b"]}))
     index = build(tmp_path, keys, key_column="key", columns_to_download=("key",))
     assert [row["key"] for row in all_rows(index)] == [b"a", b"b"]
@@ -227,7 +227,7 @@ def test_an_index_grows_also_from_one_that_has_copies(tmp_path: Path) -> None:
     write(tmp_path / "d/1.parquet", table(0, 12))
     before = build(tmp_path, tmp_path / "d/*.parquet", largest_content_bytes=0)  # as earlier versions
     assert build(tmp_path, tmp_path / "d/*.parquet").path == before.path, "it is as good"
-    assert not isinstance(before, ContentIndex)
+    assert not isinstance(before, RowGroupIndex)
     write(tmp_path / "d/2.parquet", table(12, 12))
     second = build(tmp_path, tmp_path / "d/*.parquet")
     assert second.rows([11])[0]["image"] == {"bytes": picture(11), "path": "11.jpg"}
@@ -271,7 +271,7 @@ def test_the_digest_tells_content_apart_by_footers(tmp_path: Path) -> None:
 
 def test_places_of_many_rows_are_found_at_once(tmp_path: Path) -> None:
     index = build(tmp_path, write(tmp_path / "t.parquet"))
-    assert isinstance(index, ContentIndex)
+    assert isinstance(index, RowGroupIndex)
     found = index.chunks_of(np.arange(NUM_ROWS).tolist())  # [n, 2]
     assert found[:, 0].tolist() == [row // GROUP_ROWS for row in range(NUM_ROWS)]
     assert found[:, 1].tolist() == [row % GROUP_ROWS for row in range(NUM_ROWS)]

@@ -18,7 +18,7 @@ import pytest
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.config import SampleOptions
 from sqlstream.errors import ConfigError, MissingFieldError, SourceChangedError, StateError
-from sqlstream.index.build.content import ContentIndex
+from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.stream.engine.chunk_objects import ChunkObjects
 from sqlstream.stream.engine.content import ContentReader
 from sqlstream.stream.options import warn_of_reading_again
@@ -74,7 +74,7 @@ def are_right(samples: Iterator[Sample] | list[Sample], seed: int = 0) -> bool:
     )
 
 
-class Counting(ContentIndex):
+class Counting(RowGroupIndex):
     """An index that notes which chunks are read."""
 
     numbers: list[int]
@@ -135,8 +135,8 @@ def test_workers_read_the_same(src: str, tmp_path: Path) -> None:
 
 def test_a_few_row_groups_stay_in_memory_by_their_bytes(tmp_path: Path) -> None:
     with opened(write(tmp_path / "t.parquet"), tmp_path) as dataset:
-        assert isinstance(dataset.index, ContentIndex)
-        index = Counting.of(dataset.index, dataset.index._chunks)
+        assert isinstance(dataset.index, RowGroupIndex)
+        index = Counting.of(dataset.index, dataset.index._files)
         assert isinstance(index, Counting)
         options = SampleOptions()
         reader = ContentReader(index, ChunkObjects(dataset.cache, None), options, memory_bytes=3 * GROUP_ROWS * BYTES)
@@ -194,7 +194,7 @@ def test_paths_in_structs_without_bytes_are_downloaded_as_ever(
     pq.write_table(pa.table({"image": pa.array(images, PICTURE)}), tmp_path / "t.parquet")
     server.objects["/t.parquet"] = (tmp_path / "t.parquet").read_bytes()
     with opened(f"{server.url}/t.parquet", tmp_path, columns_to_download=["image"]) as dataset:
-        assert isinstance(dataset.index, ContentIndex) is has_bytes
+        assert isinstance(dataset.index, RowGroupIndex) is has_bytes
         samples = list(dataset)
         assert Path(dataset[0]["image"]).read_bytes() == b"a picture"
     assert [sample["image"] for sample in samples[1:]] == images[1:]
@@ -328,7 +328,7 @@ def test_a_window_of_more_row_groups_than_a_process_keeps_is_said(tmp_path: Path
         opened(write(tmp_path / "t.parquet"), tmp_path, shuffle_seed=1) as dataset,
     ):
         options, index = dataset._pipeline.options, dataset.index
-        assert isinstance(index, ContentIndex)
+        assert isinstance(index, RowGroupIndex)
         num_groups = NUM_ROWS // GROUP_ROWS
         assert options.order.shuffle_block_size == "auto"
         warn_of_reading_again(options, index, memory_bytes=index.num_bytes)

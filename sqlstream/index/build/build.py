@@ -194,12 +194,12 @@ def _build(
             writer.add_source(part.source, digest)
         with progress(max_size, " rows", f"indexing {plan.src}", show_progress) as bar:
             for number, part in enumerate(plan.parts[num_known:], num_known):
-                with open_part(part, plan, options, place.temporary, remote) as (table, content):
+                with open_part(part, number, plan, options, place.temporary, remote) as (table, content):
                     key_and_digest = (plan.key_column, target.digests[num_joined + number])
                     names = begin_source(part.source, table, writer, options, key_and_digest, joins)
                     first_row = writer.num_rows
                     if content is not None:
-                        writer.leave_in_place(content.names, content.footer)
+                        writer.leave_in_place(content.names, content.digest)
                     _copy_rows(table, names, writer, max_size, bar, joins)
                     if content is not None:
                         content.write(writer, number, first_row, joins)

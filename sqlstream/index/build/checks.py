@@ -42,7 +42,7 @@ def check_key(index: Index, options: IndexOptions) -> None:
     if problem is None:
         return
     if options.key_column is None:
-        if options.wanted_key in names:
+        if index.wanted_key == options.wanted_key and options.wanted_key in names:
             logger.warning("%s: %s, so samples are named by the numbers of their rows", index.src, problem)
         return
     if options.key_column not in names:

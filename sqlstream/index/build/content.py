@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -25,16 +25,18 @@ import pyarrow.parquet as pq
 from sqlstream.config import IndexOptions
 from sqlstream.errors import SourceChangedError
 from sqlstream.index.build.chunks import ChunkPlace
+from sqlstream.index.build.content_index import ContentIndex
 from sqlstream.index.build.join import JoinedTables
 from sqlstream.index.build.parquet_chunks import PLACES, ChunkTables, ParquetChunks
 from sqlstream.index.build.row_groups import RangedTable, content_columns, largest_group_bytes, parse_footer, read_footer
+from sqlstream.index.build.shards import PlacesOfResult, PlacesOfShard, ShardIndex, Shards, has_members
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.access import check_same, local_copy, local_file, named_errors, stat_file
 from sqlstream.index.sources.base.base import BATCH_ROWS, PLAIN, TableFile
 from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.formats.by_extension import open_table
-from sqlstream.index.sources.plan.parts import SourcePart, Temporary, parquet_part
+from sqlstream.index.sources.plan.parts import ShardPart, SourcePart, Temporary, innermost, over, parquet_part
 from sqlstream.index.sources.plan.plan import SourcePlan
 from sqlstream.index.types.models import Column
 from sqlstream.index.types.schema import normal_type
@@ -44,7 +46,6 @@ from sqlstream.storage.base.protocols import RemoteReader
 
 logger = logging.getLogger(__name__)
 
-_ROWS_AT_A_TIME = 65_536
 _WHOLE_BYTES = 1 << 20  # a remote file of so many is downloaded as it is: that costs less than a second request
 
 
@@ -53,20 +54,14 @@ class ContentInPlace:
     """The content columns of a Parquet file, which stay there."""
 
     names: tuple[str, ...]
-    footer: bytes
+    digest: bytes
+    """The footer of the file."""
     metadata: pq.FileMetaData
 
     def write(self, writer: IndexWriter, number: int, first_row: int, joins: JoinedTables | None) -> None:
-        """Note in an index file where the content of rows is that have been written.
-
-        Args:
-            writer: Of the index file.
-            number: Position of the file in the source.
-            first_row: The first of its rows, of which as many as were asked for (`max_size`) were written.
-            joins: What was joined to them; rows may have been left out for it.
-        """
+        """Note in an index file where the content of rows is that have been written; see `LeftContent`."""
         tables = ChunkTables(writer.connection)
-        tables.add_footer(number, self.footer)
+        tables.add_footer(number, self.digest)
         row = start = max(first_row, tables.end)
         for group in range(self.metadata.num_row_groups):
             if num_rows := self.metadata.row_group(group).num_rows:
@@ -76,23 +71,49 @@ class ContentInPlace:
             tables.add_places(first_row, islice(joins.kept(iter(range(start, row))), writer.num_rows - first_row))
 
 
+class LeftContent(Protocol):
+    """Content of a part of a source that stays in its files."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Columns that no query sees: rows have NULL there."""
+        ...
+
+    @property
+    def digest(self) -> bytes:
+        """What stands for their values, see `Content.values`."""
+        ...
+
+    def write(self, writer: IndexWriter, number: int, first_row: int, joins: JoinedTables | None) -> None:
+        """Note in an index file where the content of rows is that have been written.
+
+        Args:
+            writer: Of the index file.
+            number: Position of the part in the source.
+            first_row: The first of its rows, of which as many as were asked for (`max_size`) were written.
+            joins: What was joined to them; rows may have been left out for it.
+        """
+        ...
+
+
 class OpenPart(NamedTuple):
     """A part of a source, to be copied into an index."""
 
     table: TableFile
     """Its rows; content that stays in place is NULL in them."""
-    content: ContentInPlace | None
+    content: LeftContent | None
     """What stays in place; None: nothing."""
 
 
 @contextlib.contextmanager
 def open_part(
-    part: SourcePart, plan: SourcePlan, options: IndexOptions, temporary: Temporary, remote: RemoteReader
+    part: SourcePart, number: int, plan: SourcePlan, options: IndexOptions, temporary: Temporary, remote: RemoteReader
 ) -> Iterator[OpenPart]:
     """Give a part of a source; of a remote Parquet file with content, only the footer and what is copied is read.
 
     Args:
         part: The part.
+        number: Its position in the source.
         plan: The source.
         options: What is kept of it, and which columns are called content.
         temporary: Gives paths for what is downloaded.
@@ -101,6 +122,10 @@ def open_part(
     Raises:
         SourceChangedError: The file changed meanwhile.
     """
+    if isinstance(shard := innermost(part), ShardPart):
+        samples = shard.layout.samples(shard.source, remote).at(number, len(plan.joined_parts) + number)
+        yield OpenPart(over(part, samples), PlacesOfShard(samples))
+        return
     parquet = parquet_part(part)
     if parquet is None:
         with part.open(temporary, remote) as table:
@@ -113,7 +138,7 @@ def open_part(
             footer = read_footer(file, remote)
         if (content := _content_of(footer, name, plan, options)) is not None:
             ranged = RangedTable(content.metadata, file, remote)
-            yield OpenPart(parquet.over(_WithoutContent(ranged, content)), content)
+            yield OpenPart(over(part, _WithoutContent(ranged, content)), content)
             now = stat_file(file.url, remote, file.access)
             check_same(file, now)
             if now.content != file.content:
@@ -123,7 +148,7 @@ def open_part(
         whole = open_table(LocalBytes(path), file.url, PLAIN)
         known = file.size_bytes is not None or not urls.is_remote(file.url)  # else nothing can be asked for by range later
         content = _content_of(read_footer(local_file(path), remote), name, plan, options) if known else None
-        yield OpenPart(parquet.over(whole if content is None else _WithoutContent(whole, content)), content)
+        yield OpenPart(over(part, whole if content is None else _WithoutContent(whole, content)), content)
 
 
 def _content_of(footer: bytes, name: str, plan: SourcePlan, options: IndexOptions) -> ContentInPlace | None:
@@ -150,7 +175,7 @@ def _content_of(footer: bytes, name: str, plan: SourcePlan, options: IndexOption
             )
             continue
         names.append(column)
-    return ContentInPlace(names=tuple(names), footer=footer, metadata=metadata) if names else None
+    return ContentInPlace(names=tuple(names), digest=footer, metadata=metadata) if names else None
 
 
 class _WithoutContent:
@@ -186,39 +211,10 @@ class _WithoutContent:
             yield pa.RecordBatch.from_arrays([pa.nulls(num_rows)], names=[""])
 
 
-class ContentIndex(Index):
-    """An index of which some columns stay in the Parquet files of its source.
+class RowGroupIndex(ContentIndex):
+    """An index of which some columns stay in the Parquet files of its source: rows are read by row groups."""
 
-    Args:
-        path: The file with all other columns, and with the footers.
-        chunks: Where the content is.
-        options: What else an index takes.
-    """
-
-    def __init__(self, path: Path, *, chunks: ParquetChunks, **options: Any) -> None:
-        super().__init__(path, **options)
-        self._chunks = chunks
-
-    @classmethod
-    def of(cls, index: Index, chunks: ParquetChunks) -> ContentIndex:
-        """Return an index as one whose content is read."""
-        state = index.__getstate__()
-        provenance = state.pop("provenance")
-        made = cls(**{**state, "chunks": chunks})
-        made.provenance = provenance
-        return made
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "chunks": self._chunks}
-
-    def like(self, index: Index) -> ContentIndex:
-        """Return other rows of the same source with the content that they have."""
-        return ContentIndex.of(index, self._chunks)
-
-    @property
-    def content_columns(self) -> tuple[Column, ...]:
-        """The columns that stay in their files."""
-        return tuple(column for column in self.columns if column.is_in_place)
+    _files: ParquetChunks
 
     @cached_property
     def bounds(self) -> Int64Array:
@@ -230,26 +226,6 @@ class ContentIndex(Index):
     def group_rows(self) -> int:
         """Rows of a usual row group."""
         return int(np.median(self.bounds[:, 2] - self.bounds[:, 1]))
-
-    def block_bounds(self) -> Int64Array:
-        """Return where runs of selected rows begin that lie in one row group, and the end of the last: [num_runs + 1]."""
-        found, last = [np.zeros(1, np.int64)], None
-        for start in range(0, len(self), _ROWS_AT_A_TIME):
-            row_ids = self.row_ids(np.arange(start, min(start + _ROWS_AT_A_TIME, len(self))))
-            chunks = self.chunks_of(row_ids.tolist())[:, 0]  # [n]
-            found.append(start + np.flatnonzero(np.diff(chunks, prepend=chunks[0] if last is None else last)))
-            last = chunks[-1]
-        return np.append(np.concatenate(found), len(self))
-
-    @property
-    def is_remote(self) -> bool:
-        """Some content is not on this machine."""
-        return self._chunks.are_remote
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of its Parquet files, which is about that of the content."""
-        return self._chunks.num_bytes
 
     def chunks_of(self, row_ids: Sequence[int]) -> Int64Array:
         """Return for each row its chunk, and which of the chunk's rows it is; a chunk of -1: nothing of the row is in place.
@@ -269,7 +245,7 @@ class ContentIndex(Index):
 
     def place_of(self, number: int, names: Sequence[str]) -> ChunkPlace:
         """Return where the content of a chunk is, of some columns."""
-        return self._chunks.place_of(number, self._left(names))
+        return self._files.place_of(number, self._left(names))
 
     def read(self, number: int, files: Sequence[Path], names: Sequence[str]) -> pa.RecordBatch:
         """Return the content of the rows of a chunk, with those of the columns that its file has.
@@ -282,7 +258,7 @@ class ContentIndex(Index):
         Raises:
             SourceError: They are not what was indexed; a local file changed.
         """
-        return self._chunks.read(number, files, self._left(names))
+        return self._files.read(number, files, self._left(names))
 
     @cached_property
     def _has_places(self) -> bool:
@@ -290,7 +266,7 @@ class ContentIndex(Index):
 
     def may_lack_bytes(self, number: int, name: str) -> bool:
         """Return whether some rows of a chunk may have a path in place of bytes."""
-        return self._chunks.may_lack_bytes(number, name, self._left([name]))
+        return self._files.may_lack_bytes(number, name, self._left([name]))
 
     def _left(self, names: Sequence[str]) -> _LeftColumns:
         columns = tuple(column for column in self.content_columns if column.name in names)
@@ -351,6 +327,13 @@ class ContentOfResult:
             self._writer.leave_in_place(self.names, b"" if content is None else content.values.encode())
 
 
+def content_of_result(base: Index, writer: IndexWriter) -> ContentOfResult | PlacesOfResult | None:
+    """Return what notes where the content of a query's rows is, see `ContentOfResult`; None: they have none."""
+    if has_members(base):
+        return PlacesOfResult(base, writer)
+    return ContentOfResult(base, writer) if any(column.is_in_place for column in base.columns) else None
+
+
 def with_content(index: Index, plan: SourcePlan) -> Index:
     """Return an index with its content, as far as that is in place.
 
@@ -358,7 +341,10 @@ def with_content(index: Index, plan: SourcePlan) -> Index:
         index: All rows of the source, or some of them.
         plan: The source.
     """
+    if has_members(index):
+        index.close()
+        return ShardIndex.of(index, Shards.of(plan.parts, len(plan.joined_parts)))
     if not any(column.is_in_place for column in index.columns):
         return index
     index.close()  # the other one opens the file itself
-    return ContentIndex.of(index, ParquetChunks([parquet_part(part) for part in plan.parts]))
+    return RowGroupIndex.of(index, ParquetChunks([parquet_part(part) for part in plan.parts]))

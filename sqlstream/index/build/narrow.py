@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sqlstream.config import IndexOptions
-from sqlstream.index.build.content import ContentIndex
+from sqlstream.index.build.content_index import ContentIndex
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_build import with_filter
 from sqlstream.index.build.select import open_selection

@@ -30,7 +30,7 @@ from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.access import named_errors
 from sqlstream.index.sources.base.base import TableFile
 from sqlstream.index.sources.base.unfold import together as as_one
-from sqlstream.index.sources.plan.parts import DerivedPart, FilePart, parquet_part
+from sqlstream.index.sources.plan.parts import DerivedPart, FilePart, over, parquet_part
 from sqlstream.order.permute import Int64Array
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader, has_own_version
@@ -105,7 +105,7 @@ class ParquetChunks:
         place, part = self.place_of(number, store), self._part(source)
         name = urls.redact(place.file.url)
         with place.opened(files) as opened:
-            table = part.over(RowGroupTable(self._footer(source, store), name, opened, groups))
+            table = over(part, RowGroupTable(self._footer(source, store), name, opened, groups))
             own = set(table.schema().names)
             return as_one(table.batches([column.name for column in store.columns if column.name in own]), name)
 
@@ -200,7 +200,7 @@ def write_parquet_chunks(
     for number, (part, footer) in enumerate(zip(parts, _footers(parts, remote), strict=True)):
         name = urls.redact(part.source.url)
         metadata = parse_footer(footer, name)
-        begin(number, part.over(RowGroupTable(metadata, name)))
+        begin(number, over(part, RowGroupTable(metadata, name)))
         writer.add_content(footer)
         tables.add_footer(number, footer)
         sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sqlstream.config import IndexOptions
 from sqlstream.errors import EmptySelectionError, QueryError, SchemaError
-from sqlstream.index.build.content import ContentOfResult
+from sqlstream.index.build.content import content_of_result
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.intact import is_there
 from sqlstream.index.file.key_check import find_duplicate
@@ -203,8 +203,7 @@ class _Filter:
         with contextlib.closing(IndexWriter(temporary, self._base.wanted_key, room=room)) as writer:
             for name in names[hidden:]:
                 writer.add_column(pa.field(name, pa.null()), "BLOB")
-            has_content = hidden and any(column.is_in_place for column in self._base.columns)
-            content = ContentOfResult(self._base, writer) if has_content else None
+            content = content_of_result(self._base, writer) if hidden else None
             missing = [name for name in self._options.columns_to_download if name not in writer.columns]
             for name in missing:  # allowed, see _check_columns
                 writer.add_column(pa.field(name, pa.null()), "BLOB")
@@ -223,7 +222,7 @@ class _Filter:
             own = {"fingerprint": self.key, "query": self.query, "base": self._base.fingerprint}
             meta = self._base.meta
             same: dict[str, object] = {name: meta[name] for name in ("src", "base_url", "key_column", "layout") if name in meta}
-            writer.finish({**own, **same}, {kind.name: typed.get(kind.name) or kind.field() for kind in kinds[hidden:]})
+            writer.finish({**own, **same}, {kind.name: kind.field(typed.get(kind.name)) for kind in kinds[hidden:]})
         path = place.publish(temporary, f"{self.key}.sqlite")
         return Index(path, base_url=self._base.base_url)
 
@@ -246,6 +245,12 @@ class _Filter:
             () if key is None else (key,),
             () if self._options.allow_missing_columns else self._options.columns_to_download,
         ]
+        members = [column.name for column in self._base.columns if column.is_member]
+        if not kept and (named := [name for name in names if name in members]):
+            raise SchemaError(
+                f"{self._shown} gives {named[0]!r}, whose content lies in shards, beside columns of its own: begin it with "
+                "'SELECT *', which keeps all content, and put what it computes behind that"
+            )
         in_place = {column.name for column in self._base.columns if column.is_in_place}
         given = {*names, *(column.name for column in kept if column.is_in_place)}
         for name in chain.from_iterable(wanted):
@@ -298,10 +303,16 @@ class ResultColumn:
         if self._source is not None and not values.could_be(self._source.field, column):
             self._source = None
 
-    def field(self) -> pa.Field[Any]:
-        """Return name and type."""
-        if self._source is not None:
+    def field(self, said: pa.Field[Any] | None) -> pa.Field[Any]:
+        """Return name and type.
+
+        Args:
+            said: What the engine of the query says of it; None: nothing.
+        """
+        if self._source is not None and (said is None or self._source.is_member):
             return self._source.field
+        if said is not None:
+            return said
         if self._kinds == {int, float}:
             return pa.field(self.name, pa.float64())
         if len(self._kinds) > 1:

@@ -24,7 +24,7 @@ from sqlstream.index.file.npy import load_npy, unload, unreadable
 from sqlstream.index.file.selection import positions_path, selection_files
 from sqlstream.index.types import values
 from sqlstream.index.types.content import ColumnType, Content, named_query
-from sqlstream.index.types.models import APPLICATION_ID, ROW, Column, SelectionInfo, quote, ruled
+from sqlstream.index.types.models import APPLICATION_ID, ROW, Column, SelectionInfo, ruled
 from sqlstream.index.types.origins import JoinedColumns, Origins, Provenance
 from sqlstream.process import fork, locks
 from sqlstream.storage.base import urls
@@ -394,7 +394,7 @@ def _described(connection: sqlite3.Connection) -> _Open:
     """Return what the file says of itself."""
     meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
     columns = read_columns(connection)
-    physical = ", ".join([*(quote(column.physical) for column in columns), ROW])
+    selected = ", ".join([*(column.expression for column in columns), ROW])
     return _Open(
         connection=connection,
         meta=meta,
@@ -402,7 +402,7 @@ def _described(connection: sqlite3.Connection) -> _Open:
         columns=columns,
         names=tuple(column.name for column in columns),
         decoders=tuple((c.name, decode) for c in columns if (decode := values.decoder(c)) is not None),
-        select=f"SELECT {physical} FROM rows WHERE {ROW} IN",
+        select=f"SELECT {selected} FROM rows WHERE {ROW} IN",
         max_ids=connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER),
         listed=_LISTED if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'listed'").fetchone() else None,
     )

@@ -26,10 +26,11 @@ from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.file.workplace import sync
 from sqlstream.index.types.content import RunningContent
 from sqlstream.index.types.models import (
+    ANY,
     APPLICATION_ID,
     FORMAT_VERSION,
+    JSON,
     ROW,
-    UUID,
     VIEWS,
     Column,
     SourceFile,
@@ -343,7 +344,7 @@ def _typed(column: Column, field: pa.Field[Any]) -> Column:
 
 def _readable(field: pa.Field[Any]) -> str:
     own = encoding(field)
-    return "uuid" if own == UUID else "json" if own else str(field.type)
+    return "json" if own in (JSON, ANY) else own.decode() or str(field.type)
 
 
 def _shown(column: Column, *, with_all_digits: bool) -> str:
@@ -354,6 +355,8 @@ def _shown(column: Column, *, with_all_digits: bool) -> str:
         with_all_digits: Its values are moments, of which some have too few digits: texts of one moment must be equal.
     """
     name = quote(column.physical)
+    if column.expression != name:
+        return column.expression
     wanted = affinity(column.field)
     if with_all_digits:
         return f"CAST({_padded(name, _DIGITS[column.field.type.unit])} AS {wanted}) AS {name}"

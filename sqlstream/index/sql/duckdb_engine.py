@@ -185,7 +185,7 @@ def _read(index: Index) -> pa.RecordBatchReader:
     """Return all rows of the index file."""
     columns = index.sql_columns
     schema = schema_of(columns, physical=True)
-    names = ", ".join([ROW, *(quote(column.physical) for column in columns)])
+    names = ", ".join([ROW, *(column.expression for column in columns)])
 
     def batches() -> Iterator[pa.RecordBatch]:
         with contextlib.closing(connect(index.path)) as connection:

@@ -38,6 +38,7 @@ _LIMITS = {
 _LEAST_LENGTH, _MOST_LENGTH = 1 << 20, 64 << 20
 """Bounds of a value's or a sorted row's bytes: no value is longer than the file of its table, but a computed one may be."""
 _SLICE_ROWS, _SLICE_BYTES = 256, 16 << 20  # fetched before their bytes are counted; a batch
+_WITHIN_VIEWS = ("rows", "sources")
 _TABLE_FUNCTIONS = ("json_each", "json_tree")
 SELECTED = "selected_rows"
 """Name, in statements of ours, of the rows that a filter keeps; no table has it."""
@@ -152,9 +153,9 @@ class SqliteEngine:
         if action == sqlite3.SQLITE_SELECT:
             return sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_READ:
-            # `rows` only through the views; a read of no column at all (count(*)) names no view.
+            # `rows`, and URLs of shards, only through the views; a read of no column at all (count(*)) names no view.
             names_no_column = two == "" and one in ("rows", SELECTED)
-            if one in VIEWS or one in _TABLE_FUNCTIONS or names_no_column or (one == "rows" and within in VIEWS):
+            if one in VIEWS or one in _TABLE_FUNCTIONS or names_no_column or (one in _WITHIN_VIEWS and within in VIEWS):
                 if one in VIEWS and two:
                     self.columns_read.add(two)
                 return sqlite3.SQLITE_OK

@@ -9,7 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from sqlstream.index.types import values
-from sqlstream.index.types.models import ROW, UUID, Column
+from sqlstream.index.types.models import ANY, JSON, ROW, SHARD_URL, UUID, Column
+
+_TEXTS = (JSON, ANY, SHARD_URL)
+"""Encodings whose values are texts in Arrow."""
 
 
 def schema_of(columns: Sequence[Column], *, physical: bool) -> pa.Schema:
@@ -47,12 +50,12 @@ def _arrays(fields: Sequence[pa.Field[Any]], stored: Sequence[Sequence[Any]]) ->
 
 def _kind(field: pa.Field[Any]) -> pa.DataType:
     own = values.encoding(field)
-    return pa.uuid() if own == UUID else pa.string() if own else field.type
+    return pa.uuid() if own == UUID else pa.string() if own in _TEXTS else field.type
 
 
 def _array(field: pa.Field[Any], stored: Sequence[Any]) -> Any:
     own = values.encoding(field)
-    if own not in (b"", UUID):
+    if own in _TEXTS:
         return pa.array([None if value is None else str(value) for value in stored], pa.string())
     decode = values.codec(field).decoder(field.type)
     if decode is None or own == UUID:

@@ -7,6 +7,7 @@ An index file is one immutable SQLite database:
     sources   position, url (redacted), size_bytes, etag, first_row
     meta      key, value
     listed    row, what a listing said of the objects that the row names (JSON); only where a source is a remote directory
+    members   row, shard, where the parts of the sample lie in it (`storage/members/places.py`); of shards only
     footers, chunks   of Parquet files whose content stays in place, and of lazy indexes (`build/parquet_chunks.py`)
     dataframe, samples   views over `rows` as users' SQL sees it (NaN reads as NULL, widened columns have one type, columns
                          in place are left out)
@@ -46,6 +47,10 @@ OPAQUE = "arrow.opaque"
 """Arrow's name of the extension type whose values are another system's own bytes."""
 ANY = b"any"
 """A computed column with values of several SQLite types, given back as SQLite has them."""
+MEMBER = b"member"
+"""Content that lies in shards: rows have its size in bytes, or what it says, and samples the content."""
+SHARD_URL = b"shard_url"
+"""Position of a shard among the files of the index, which reads as the shard's URL."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +73,17 @@ class Column:
     """True: some value is NaN, which `rows` holds as the text 'NaN' (SQLite would store NULL)."""
     is_in_place: bool = False
     """True: its values stay in the Parquet files of the source, `rows` has NULL, and SQL does not see it."""
+
+    @property
+    def is_member(self) -> bool:
+        """Samples have the content of a part of a shard in place of its value."""
+        return self.type == MEMBER.decode()
+
+    @property
+    def expression(self) -> str:
+        """Its value in `rows`, as SQL."""
+        name = quote(self.physical)
+        return name if self.type != SHARD_URL.decode() else f"(SELECT url FROM sources WHERE position = {name}) AS {name}"
 
     @cached_property
     def field(self) -> pa.Field[Any]:

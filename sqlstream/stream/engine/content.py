@@ -20,7 +20,7 @@ from sqlstream.cache.session import ObjectRef
 from sqlstream.config import SampleOptions
 from sqlstream.errors import MissingFieldError
 from sqlstream.index.build.chunks import ChunkPlace
-from sqlstream.index.build.content import ContentIndex
+from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.stream.engine.chunk_objects import ChunkObjects
 from sqlstream.transforms.base import Sample
 
@@ -66,7 +66,7 @@ class RowContent:
         """What names the content of each column, as `CachedChain` names objects."""
         return {name: [*self.chunk.identity, self.row] for name in self.reader.names}
 
-    def fill(self, sample: Sample, files: Sequence[str | Path]) -> None:
+    def fill(self, sample: Sample, files: Sequence[str]) -> None:
         """Put the content into a sample, where the row has none that was copied.
 
         Args:
@@ -91,7 +91,7 @@ class ContentReader:
     """
 
     def __init__(
-        self, index: ContentIndex, objects: ChunkObjects, options: SampleOptions, memory_bytes: int = MEMORY_BYTES
+        self, index: RowGroupIndex, objects: ChunkObjects, options: SampleOptions, memory_bytes: int = MEMORY_BYTES
     ) -> None:
         self._index = index
         self._objects = objects
@@ -107,8 +107,9 @@ class ContentReader:
         self._chunks: OrderedDict[int, _Chunk] = OrderedDict()
         self._loaded: OrderedDict[int, pa.RecordBatch] = OrderedDict()
 
-    def plan(self, slots: Sequence[PlannedSample]) -> None:
+    def plan(self, slots: Sequence[PlannedSample], prepared: None) -> None:
         """Note in slots where their content is, and leave out the columns that are not wanted."""
+        del prepared
         for slot in slots if self._unwanted else ():
             for name in self._unwanted:
                 slot.sample.pop(name, None)
@@ -120,7 +121,7 @@ class ContentReader:
                 slot.content = RowContent(self, self._chunk(chunk), row)
                 slot.want()
 
-    def put_paths(self, rows: Sequence[Sample], row_ids: Sequence[int]) -> None:
+    def prepare(self, rows: Sequence[Sample], row_ids: Sequence[int]) -> None:
         """Put structs without bytes, but with a path, into rows where that is downloaded: their row groups are read for it.
 
         Args:

@@ -29,7 +29,7 @@ from sqlstream.transforms.base import Chain, Sample
 from sqlstream.transforms.content import is_content, is_struct
 
 if TYPE_CHECKING:
-    from sqlstream.stream.engine.content import ContentReader, RowContent
+    from sqlstream.stream.engine.row_content import ContentSource, SampleContent
     from sqlstream.stream.engine.stored_samples import CachedChain
 
 _Listing: TypeAlias = dict[str, tuple[object, ListedObject]]
@@ -76,8 +76,8 @@ class PlannedSample:
     """No other slot of its position follows."""
     is_single: bool = False
     """Transforms have made exactly one sample of it."""
-    content: RowContent | None = None
-    """Where the content is that stays in a Parquet file; None: it has none."""
+    content: SampleContent | None = None
+    """Where the content is that stays in a Parquet file or a shard; None: it has none."""
     access: list[AnyHold] | None = None
     """Holds that keep the paths of the access that asked for it; None: it is one of a stream."""
 
@@ -94,7 +94,7 @@ class PlannedSample:
             self.wanted = (*self.refs.values(), *self.content_refs)
 
     def fill(self, paths: Sequence[str]) -> None:
-        """Put into the sample what its objects give: paths, and the content of Parquet files.
+        """Put into the sample what its objects give: paths, and content that is not in its row.
 
         Args:
             paths: Of all that it wants.
@@ -136,6 +136,8 @@ class KnownObjects:
     """Options that identify them, beside the URL; None: none."""
     in_place: frozenset[str] = frozenset()
     """Columns whose content stays in Parquet files: there is nothing to be downloaded for it."""
+    in_shards: frozenset[str] = frozenset()
+    """Columns whose content lies in shards: they name no object."""
     listed: Callable[[Sequence[int]], Mapping[int, str]] | None = None
     """Returns entries of listings for the objects of some rows (`Index.listed`); None: there was no listing."""
 
@@ -197,7 +199,7 @@ class RowReader:
         self._judge = None if judge.allows_all else judge
         self._key_column = key_column
         self._options = options
-        self._columns = options.columns_to_download
+        self._columns = tuple(name for name in options.columns_to_download if name not in known.in_shards)
         self.num_columns = len(self._columns)
         """Columns that name objects."""
         self._roots = options.allowed_roots
@@ -206,7 +208,7 @@ class RowReader:
         self._dataset, self._identity, self._in_place = known.dataset, known.identity, known.in_place
         self.listed = known.listed
         """Returns entries of listings (`KnownObjects.listed`)."""
-        downloaded = set(options.columns_to_download)
+        downloaded = set(self._columns)
         self._empty_columns = [c for c in text_columns if c not in downloaded] if options.none_to_empty_str else []
 
     def slots(
@@ -317,8 +319,8 @@ class Recipe:
     """From rows to slots."""
     chain: CachedChain
     """The transforms of every sample."""
-    content: ContentReader | None = None
-    """Content that stays in Parquet files; None: the rows have all values."""
+    content: ContentSource | None = None
+    """Content that stays in Parquet files or shards; None: the rows have all values."""
     num_columns: int = field(init=False)
     """Columns that name objects."""
     has_points: bool = field(init=False)
@@ -338,11 +340,11 @@ class Recipe:
             epochs: Epoch of each; both seed its generators.
         """
         rows = self.rows.rows(row_ids)
-        if self.content is not None:
-            self.content.put_paths(rows, row_ids)
+        content = self.content
+        prepared = None if content is None else content.prepare(rows, row_ids)
         planned = self.reader.slots(rows, row_ids, positions, epochs, self)
-        if self.content is not None:
-            self.content.plan(planned)
+        if content is not None:
+            content.plan(planned, prepared)
         if self.has_points:
             self.chain.look_up(planned)
         if self.reader.listed is not None:

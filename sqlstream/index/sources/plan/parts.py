@@ -23,6 +23,8 @@ from sqlstream.index.sources.places.database import DatabaseTable
 from sqlstream.index.sources.places.directory import DirectoryTable
 from sqlstream.index.sources.places.listing import Listing
 from sqlstream.index.sources.places.memory import MemoryTable, SpooledTable
+from sqlstream.index.sources.shards.layout import ShardLayout
+from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.types.models import SourceFile, fingerprint
 from sqlstream.sample_types import DataSampleType
 from sqlstream.storage.base import urls
@@ -77,10 +79,6 @@ class FilePart:
         """Read it in place, or download it."""
         with local_copy(self.source, temporary("download"), remote) as path:
             yield open_table(LocalBytes(path), self.source.url, self.reading)
-
-    def over(self, table: TableFile) -> TableFile:
-        """Return a piece of the file as a piece of the part: as it is."""
-        return table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +193,23 @@ class DatabasePart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPart:
+    """One shard."""
+
+    source: SourceFile
+    layout: ShardLayout
+
+    def identity(self) -> object:
+        """Return its version, and what it is read as."""
+        return {"shard": FilePart(source=self.source).identity(), "layout": self.layout.identity()}
+
+    @contextlib.contextmanager
+    def open(self, temporary: Temporary, remote: RemoteReader) -> Iterator[ShardSamples]:  # noqa: ARG002 - nothing is copied
+        """Read its table."""
+        yield self.layout.samples(self.source, remote)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DerivedPart:
     """A part whose rows get constants, and whose paths are made absolute."""
 
@@ -219,14 +234,10 @@ class DerivedPart:
     def open(self, temporary: Temporary, remote: RemoteReader) -> Iterator[TableFile]:
         """Open the part and add to it."""
         with self.part.open(temporary, remote) as table:
-            yield self._derived(table)
+            yield self.derived(table)
 
-    def over(self, table: TableFile) -> TableFile:
-        """Return a piece of the file, with what is added."""
-        assert isinstance(self.part, FilePart | DerivedPart)
-        return self._derived(self.part.over(table))
-
-    def _derived(self, table: TableFile) -> TableFile:
+    def derived(self, table: TableFile) -> TableFile:
+        """Return a table with what is added."""
         constants: dict[str, Any] = {name: _scalar(value) for name, value in self.constants.items()}
         rewrites = {}
         if self.base_url is not None:
@@ -239,6 +250,11 @@ def innermost(part: SourcePart) -> SourcePart:
     while isinstance(part, DerivedPart):
         part = part.part
     return part
+
+
+def over(part: SourcePart, table: TableFile) -> TableFile:
+    """Return a table that a part reads, or a piece of it, with all that is added to the part."""
+    return part.derived(over(part.part, table)) if isinstance(part, DerivedPart) else table
 
 
 def parquet_part(part: SourcePart) -> FilePart | DerivedPart | None:

@@ -28,10 +28,13 @@ from sqlstream.index.sources.plan.parts import (
     FilePart,
     MemoryPart,
     MetadataPart,
+    ShardPart,
     SourcePart,
     Temporary,
     innermost,
 )
+from sqlstream.index.sources.shards.by_name import layout_of
+from sqlstream.index.sources.shards.samples import KEY as SHARD_KEY
 from sqlstream.index.types.models import SourceFile, fingerprint
 from sqlstream.index.types.origins import Provenance, is_local_database
 from sqlstream.sample_types import DataSampleType
@@ -135,6 +138,7 @@ def plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteRead
                 else part
             )
     has_database = any(isinstance(item, str) and is_database(item) for item in items)
+    _check_kinds(plans, labels)
     keys = {plan.key_column for plan in plans}
     assert len(keys) == 1  # a directory refuses another key column than its own
     return SourcePlan(
@@ -152,6 +156,16 @@ def plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteRead
             for name, plan in joined.items()
         ),
     )
+
+
+def _check_kinds(plans: Sequence[SourcePlan], labels: Sequence[str]) -> None:
+    """Raise ConfigError if some sources are shards, and others are none."""
+    are_shards = [any(isinstance(innermost(part), ShardPart) for part in plan.parts) for plan in plans]
+    if len(set(are_shards)) > 1:
+        shard, other = labels[are_shards.index(True)], labels[are_shards.index(False)]
+        raise ConfigError(
+            f"src has shards ({shard}) beside {other}, whose rows have no content in shards: give them to two datasets"
+        )
 
 
 def _plan_joins(options: IndexOptions, temporary: Temporary, remote: RemoteReader, room: IndexRoom) -> dict[str, SourcePlan]:
@@ -239,15 +253,22 @@ def _new_spool(temporary: Temporary, room: IndexRoom) -> Spool:
 
 def _plan_item(item: Any, options: IndexOptions, temporary: Temporary, remote: RemoteReader, room: IndexRoom) -> SourcePlan:
     """Return the plan of one source."""
-    if not isinstance(item, str):
-        table = as_table(item, partial(_new_spool, temporary, room), _called(item))
-        return _plan(item, options, os.getcwd(), [MemoryPart(table=table, digest=table.digest())], has_versions=False)
+    if isinstance(item, str):
+        return _plan_named(item, options, temporary, remote)
+    table = as_table(item, partial(_new_spool, temporary, room), _called(item))
+    return _plan(item, options, os.getcwd(), [MemoryPart(table=table, digest=table.digest())], has_versions=False)
+
+
+def _plan_named(item: str, options: IndexOptions, temporary: Temporary, remote: RemoteReader) -> SourcePlan:
+    """Return the plan of one source that is a path, a URL or a wildcard."""
     if is_database(item):
         if options.sql_query is None:
             raise ConfigError(f"{urls.redact(item)} is a database: give sql_query, which it runs: 'SELECT … FROM …'")
         part = DatabasePart(url=item, query=options.sql_query, version=options.source_version)
         return _plan(item, options, os.getcwd(), [part], has_versions=False)
     src = _absolute(item)
+    if layout_of(src) is not None:
+        return _shards(item, src, options, remote)
     if wildcard.has_wildcard(src):
         by_extension.check_table(src, src)
         root = wildcard.fixed_part(src)
@@ -264,6 +285,15 @@ def _plan_item(item: Any, options: IndexOptions, temporary: Temporary, remote: R
         return _tables(item, options, files, urls.parent(src), listed=listed)
     by_extension.check_table(src, src)
     return _tables(item, options, [stat_file(src, remote)], urls.parent(src))
+
+
+def _shards(item: str, src: str, options: IndexOptions, remote: RemoteReader) -> SourcePlan:
+    """Return the plan of shards; their own keys name samples, if they can."""
+    files = wildcard.match_files(src, remote) if wildcard.has_wildcard(src) else [stat_file(src, remote)]
+    layouts = ((file, layout_of(file.url)) for file in files[: options.max_index_files])
+    parts = [ShardPart(source=file, layout=layout) for file, layout in layouts if layout is not None]
+    plan = _plan(item, options, urls.parent(src), parts)
+    return plan if options.key_column is not None else replace(plan, key_column=SHARD_KEY)
 
 
 def _absolute(src: str) -> str:

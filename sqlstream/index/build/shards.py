@@ -1,0 +1,225 @@
+"""Rows whose content lies in shards: where, in the file of their index.
+
+The index file has the sizes of a sample's parts among its rows, for SQL, and in a table beside them which bytes of which shard
+each part is (`storage/members/places.py`). Another table than `rows`, since no query and no export has anything to do with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from sqlstream.errors import IndexDatabaseError
+from sqlstream.index.build.content_index import ContentIndex
+from sqlstream.index.build.join import JoinedTables
+from sqlstream.index.file.connection import damaged
+from sqlstream.index.file.index import Index
+from sqlstream.index.file.writer import IndexWriter
+from sqlstream.index.sources.plan.parts import ShardPart, SourcePart, innermost
+from sqlstream.index.sources.shards.layout import ShardLayout
+from sqlstream.index.sources.shards.samples import ShardSamples
+from sqlstream.index.types.models import Column, SourceFile
+from sqlstream.order.permute import Int64Array
+from sqlstream.storage.base import urls
+from sqlstream.storage.members import places
+from sqlstream.storage.members.places import Place
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS member_columns (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
+CREATE TABLE IF NOT EXISTS members (row INTEGER PRIMARY KEY, shard INTEGER NOT NULL, place BLOB NOT NULL) STRICT;
+"""
+_PLACES = "SELECT row, shard, place FROM members WHERE row IN (SELECT value FROM json_each(?))"
+_NAMES = "SELECT name FROM member_columns ORDER BY number"
+
+
+class Shard(NamedTuple):
+    """A shard of an index."""
+
+    file: SourceFile
+    layout: ShardLayout
+
+
+class Shards:
+    """The shards of an index, as its source names them: their URLs may hold credentials, which its file does not.
+
+    Args:
+        shards: In the order of the index; None: another part of the source.
+        num_joined: Files of joined tables, which the index file has before them.
+    """
+
+    def __init__(self, shards: Sequence[Shard | None], num_joined: int) -> None:
+        self.shards = tuple(shards)
+        self.num_joined = num_joined
+
+    def __reduce__(self) -> tuple[type[Shards], tuple[Sequence[Shard | None], int]]:
+        return (Shards, (self.shards, self.num_joined))
+
+    @classmethod
+    def of(cls, parts: Sequence[SourcePart], num_joined: int) -> Shards:
+        """Return the shards among the parts of a source."""
+        shards = [Shard(part.source, part.layout) if isinstance(part, ShardPart) else None for part in map(innermost, parts)]
+        return cls(shards, num_joined)
+
+    @property
+    def are_remote(self) -> bool:
+        """Some are not on this machine."""
+        return any(shard is not None and urls.is_remote(shard.file.url) for shard in self.shards)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all."""
+        return sum(shard.file.size_bytes or 0 for shard in self.shards if shard is not None)
+
+
+class SamplePlace(NamedTuple):
+    """Where the content of a row is."""
+
+    shard: int
+    """Number of its shard in the source."""
+    place: Place
+
+
+class ShardIndex(ContentIndex):
+    """An index of samples that lie in shards."""
+
+    _files: Shards
+
+    @property
+    def shards(self) -> Sequence[Shard | None]:
+        """The shards, by their number in the source."""
+        return self._files.shards
+
+    @property
+    def content_columns(self) -> tuple[Column, ...]:
+        """The columns whose content is in the shards."""
+        return tuple(column for column in self.columns if column.is_member or column.is_in_place)
+
+    @cached_property
+    def member_names(self) -> tuple[str, ...]:
+        """Names of the columns of parts, by the number that a place has of them."""
+        return tuple(name for (name,) in self.stored(_NAMES))
+
+    def places_of(self, row_ids: Sequence[int]) -> list[SamplePlace]:
+        """Return where the content of rows is, in the order asked.
+
+        Raises:
+            IndexDatabaseError: The file does not say it.
+        """
+        found = {row: (shard, place) for row, shard, place in self.stored(_PLACES, (json.dumps(list(map(int, row_ids))),))}
+        try:
+            return [SamplePlace(shard, places.unpack(place)) for shard, place in map(found.__getitem__, map(int, row_ids))]
+        except (KeyError, ValueError) as error:
+            raise self._damaged(error) from error
+
+    def chunks_of(self, row_ids: Sequence[int]) -> Int64Array:
+        """Return for each row the number of its shard, and its place there: [n, 2]."""
+        wanted = np.asarray(row_ids, np.int64)  # [n]
+        first_rows, numbers = self._runs
+        at = np.searchsorted(first_rows, wanted, side="right") - 1  # [n]
+        return np.stack([numbers[at], wanted - first_rows[at]], axis=1)
+
+    @cached_property
+    def _runs(self) -> tuple[Int64Array, Int64Array]:
+        """The first row of each run of rows of one shard, and the number of that shard: [num_runs] each."""
+        found = self.stored("SELECT first_row FROM sources ORDER BY position LIMIT -1 OFFSET ?", (self._files.num_joined,))
+        if found:
+            return np.array(found, np.int64)[:, 0], np.arange(len(found), dtype=np.int64)
+        numbers = np.array(self.stored("SELECT shard FROM members ORDER BY row"), np.int64).reshape(-1)  # [num_rows]
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1)).astype(
+            np.int64
+        )  # [num_runs]; what a query gives has its own order
+        return starts, numbers[starts]
+
+    def _damaged(self, error: Exception) -> IndexDatabaseError:
+        return damaged(self.path, f"it does not say where the content of a row is: {error!r}")
+
+
+class PlacesOfShard:
+    """Where the content of a shard's samples is, to be written beside their rows.
+
+    Args:
+        samples: What the shard has.
+    """
+
+    def __init__(self, samples: ShardSamples) -> None:
+        self._samples = samples
+        self.names = tuple(samples.typed)
+        """Columns that no query sees."""
+        self.digest = b""
+        """What stands for their values."""
+
+    def write(self, writer: IndexWriter, number: int, first_row: int, joins: JoinedTables | None) -> None:
+        """Note where the content of rows is that have been written; see `ContentInPlace.write`."""
+        samples = self._samples
+        tables = MemberTables(writer)
+        numbers = {name: tables.number_of(name) for name in (*samples.member_columns, *samples.typed) if name in writer.columns}
+        packed = (
+            places.pack(entries, [part._replace(column=numbers[name]) for name, part in parts.items() if name in numbers])
+            for parts, entries in zip(samples.parts, samples.entries(), strict=True)
+        )
+        kept = packed if joins is None or not joins.leaves_out else joins.kept(packed)
+        rows = zip(range(first_row, writer.num_rows), kept, strict=False)
+        tables.write((row, number, place) for row, place in rows)
+
+
+class MemberTables:
+    """The tables of an index file that say where content lies in shards, while the file is written.
+
+    Args:
+        writer: Of the file, which may have the tables already: then they go on.
+    """
+
+    def __init__(self, writer: IndexWriter) -> None:
+        self._connection = writer.connection
+        for statement in filter(str.strip, _SCHEMA.split(";")):
+            self._connection.execute(statement)
+        self._numbers = {name: number for number, (name,) in enumerate(self._connection.execute(_NAMES))}
+
+    def number_of(self, name: str) -> int:
+        """Return the number of a column of parts, a new one if it has none."""
+        if (number := self._numbers.get(name)) is None:
+            number = self._numbers[name] = len(self._numbers)
+            self._connection.execute("INSERT INTO member_columns VALUES (?, ?)", (number, name))
+        return number
+
+    def write(self, found: Iterable[tuple[int, int, bytes]]) -> None:
+        """Note (row, shard, place) of rows."""
+        self._connection.executemany("INSERT INTO members VALUES (?, ?, ?)", found)
+
+
+def has_members(index: Index) -> bool:
+    """Return whether the rows of an index lie in shards."""
+    return bool(index.stored("SELECT 1 FROM sqlite_master WHERE name = 'members'"))
+
+
+class PlacesOfResult:
+    """Where the content is of the rows that a query gives, while the index file of its result is written.
+
+    Args:
+        base: The index that is queried.
+        writer: Of the result, whose own columns are there already.
+    """
+
+    def __init__(self, base: Index, writer: IndexWriter) -> None:
+        self._base, self._writer = base, writer
+        columns = [column for column in base.columns if column.is_in_place and column.name not in writer.columns]
+        self.names = tuple(column.name for column in columns)
+        """Columns that no query sees."""
+        for column in columns:
+            writer.add_column(column.field, column.declared)
+        self._tables = MemberTables(writer)
+        for (name,) in base.stored(_NAMES):
+            self._tables.number_of(name)
+
+    def add(self, row_ids: Sequence[int]) -> None:
+        """Note which rows of the base are written next."""
+        found = {row: rest for row, *rest in self._base.stored(_PLACES, (json.dumps(row_ids),))}
+        self._tables.write((at, *found[row]) for at, row in enumerate(row_ids, self._writer.num_rows))
+
+    def finish(self) -> None:
+        """Note what stays in its files, once there are rows."""
+        self._writer.leave_in_place(self.names, b"")

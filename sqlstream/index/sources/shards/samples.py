@@ -1,0 +1,69 @@
+"""The samples of a shard, by its own table: which there are, and where their parts lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from sqlstream.index.sources.base.base import BATCH_ROWS
+from sqlstream.index.types.models import ENCODING, MEMBER, SHARD_URL
+from sqlstream.storage.members.entries import cut
+from sqlstream.storage.members.places import SamplePart
+
+KEY, SHARD, URL = "__key__", "__shard__", "__url__"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSamples:
+    """What the table of a shard says, in its order."""
+
+    keys: Sequence[str] | None
+    """What the shard calls its samples; None: it has no names for them."""
+    parts: Sequence[dict[str, SamplePart]]
+    """The parts of each sample, by the name of their column; the `column` of a part is not known here."""
+    typed: dict[str, pa.DataType] = field(default_factory=dict)
+    """Columns whose values are in the samples' only part, with their types: no query sees them."""
+    position: int = 0
+    """Position of the shard among the files of the index: that is what `__url__` holds."""
+    number: int = 0
+    """Number of the shard in its source."""
+
+    def at(self, number: int, position: int) -> ShardSamples:
+        """Return them as those of a shard of this number, at this position."""
+        return replace(self, number=number, position=position)
+
+    @property
+    def member_columns(self) -> list[str]:
+        """Columns of parts, in the order of their first appearance."""
+        return [] if self.typed else list(dict.fromkeys(name for parts in self.parts for name in parts))
+
+    def schema(self) -> pa.Schema:
+        """Return the columns of its rows: key, shard, and the size of each part."""
+        fields: list[pa.Field[Any]] = [] if self.keys is None else [pa.field(KEY, pa.string())]
+        fields += [pa.field(SHARD, pa.int64()), pa.field(URL, pa.int64(), metadata={ENCODING: SHARD_URL})]
+        fields += [pa.field(name, pa.int64(), metadata={ENCODING: MEMBER}) for name in self.member_columns]
+        return pa.schema([*fields, *(pa.field(name, kind) for name, kind in self.typed.items())])
+
+    def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows."""
+        schema = self.schema()
+        for start in range(0, len(self.parts), BATCH_ROWS):
+            some = self.parts[start : start + BATCH_ROWS]
+            columns = [self._column(name, schema.field(name).type, some, start) for name in names]
+            yield pa.RecordBatch.from_arrays(columns, names=list(names))
+
+    def entries(self) -> list[list[tuple[int, int]]]:
+        """Return the objects of the cache that hold each sample."""
+        return cut([[(part.offset, part.offset + part.size) for part in parts.values()] for parts in self.parts])
+
+    def _column(self, name: str, kind: Any, some: Sequence[dict[str, SamplePart]], start: int) -> Any:
+        if name == KEY and self.keys is not None:
+            return pa.array(self.keys[start : start + len(some)], pa.string())
+        if name in (SHARD, URL):
+            return pa.repeat(pa.scalar(self.number if name == SHARD else self.position, pa.int64()), len(some))
+        if name in self.typed:
+            return pa.nulls(len(some), kind)
+        return pa.array([None if (part := parts.get(name)) is None else part.size for parts in some], pa.int64())

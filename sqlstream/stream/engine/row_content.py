@@ -1,0 +1,52 @@
+"""Content that is not in the rows of an index: what the engine asks of it, wherever it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sqlstream.cache.session import ObjectRef
+from sqlstream.transforms.base import Sample
+
+if TYPE_CHECKING:
+    from sqlstream.stream.engine.slots import PlannedSample
+
+
+class SampleContent(Protocol):
+    """Where the content of a row is."""
+
+    @property
+    def refs(self) -> tuple[ObjectRef, ...]:
+        """The objects that it is read from."""
+        ...
+
+    @property
+    def identities(self) -> dict[str, object]:
+        """What names the content of each column, as `CachedChain` names objects."""
+        ...
+
+    def fill(self, sample: Sample, files: Sequence[str]) -> None:
+        """Put the content into a sample, whose objects are in `files`."""
+        ...
+
+
+class ContentSource(Protocol):
+    """The content of the rows of one index, in this process."""
+
+    def prepare(self, rows: Sequence[Sample], row_ids: Sequence[int]) -> Any:
+        """Return what `plan` needs of rows, before predownload transforms see them.
+
+        Args:
+            rows: The rows.
+            row_ids: Their ids.
+        """
+        ...
+
+    def plan(self, slots: Sequence[PlannedSample], prepared: Any) -> None:
+        """Note in slots where their content is.
+
+        Args:
+            slots: Of rows that were prepared.
+            prepared: What `prepare` has returned.
+        """
+        ...

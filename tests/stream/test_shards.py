@@ -1,0 +1,247 @@
+"""Samples that lie in TAR shards: rows, content, order and requests, by members and by whole shards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sqlstream import StreamingDataLoader, StreamingDataset, World
+from sqlstream.errors import ConfigError, MissingFieldError, SchemaError, SourceChangedError, SourceError
+from sqlstream.index.build.shards import ShardIndex
+from sqlstream.testing.servers import FaultyHttpServer
+from sqlstream.transforms.base import Sample
+from tests.processes import ROOT
+from tests.stream.shards import samples, serve, tar_of
+
+WDS = ROOT / "tests/fixtures/wds"
+UNITS = ("members", "whole")
+
+
+def opened(src: Any, folder: Path, **options: Any) -> StreamingDataset:
+    given: dict[str, Any] = {"show_progress": False, "cache_limit": "100mb"} | options
+    return StreamingDataset(src, folder / "cache", **given)
+
+
+def content(sample: Mapping[str, Any]) -> dict[str, bytes]:
+    """Key and parts of a sample, as `shards.serve` returns them."""
+    parts = {name: value for name, value in sample.items() if isinstance(value, bytes)}
+    return {"__key__": sample["__key__"].encode(), **parts}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three local shards of eight samples."""
+    for shard in range(3):
+        (tmp_path / f"s-{shard:03}.tar").write_bytes(tar_of(samples(shard, 8)))
+    return tmp_path
+
+
+def ranges(server: FaultyHttpServer, shard: int) -> list[int]:
+    """How many bytes of a shard each request asked for; 0: all."""
+    asked = [request for request in server.requests(f"/data/s-{shard:03}.tar") if request.method == "GET"]
+    spans = [str(request.range).removeprefix("bytes=").split("-") for request in asked]
+    return [int(span[1]) + 1 - int(span[0]) if span[0] != "None" else 0 for span in spans]
+
+
+def all_samples(num_shards: int, num_samples: int) -> list[dict[str, bytes]]:
+    return [{"__key__": key.encode(), **parts} for shard in range(num_shards) for key, parts in samples(shard, num_samples)]
+
+
+def test_samples_of_webdataset_shards_are_those_that_webdataset_reads(tmp_path: Path) -> None:
+    expected = json.loads((WDS / "raw.expected.json").read_text())
+    dataset = opened(str(WDS / "shard-*.tar"), tmp_path)
+    assert len(dataset) == len(expected["samples"] if isinstance(expected, dict) else expected)
+    theirs = expected["samples"] if isinstance(expected, dict) else expected
+    for ours, sample in zip((dataset[number] for number in range(len(dataset))), theirs, strict=True):
+        parts = {
+            name: value["sha256"] for name, value in sample.items() if isinstance(value, dict) and value.get("$") == "bytes"
+        }
+        assert {name: hashlib.sha256(ours[name]).hexdigest() for name in parts} == parts
+        assert {name for name, value in ours.items() if isinstance(value, bytes)} == set(parts)
+        assert ours["__key__"] == sample["__key__"]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_s1_a_sample_is_equal_by_members_from_a_whole_shard_and_from_a_local_one(
+    unit: str, server: FaultyHttpServer, folder: Path
+) -> None:
+    expected = serve(server, 3, 8)
+    urls = [f"{server.url}/data/s-{shard:03}.tar" for shard in range(3)]
+    streamed = opened(urls, folder / "remote", shards=unit)
+    local = opened(str(folder / "s-*.tar"), folder / "local")
+    assert [content(sample) for sample in streamed] == expected == [content(sample) for sample in local]
+    assert [content(streamed[number]) for number in (23, 0, 11)] == [expected[number] for number in (23, 0, 11)]
+
+
+def test_sql_sees_keys_shards_urls_and_the_size_of_each_part(folder: Path) -> None:
+    everything = opened(str(folder / "s-*.tar"), folder)
+    expected = all_samples(3, 8)
+    selected = {
+        "__shard__ = 1 AND txt IS NOT NULL": [sample for sample in expected[8:16] if "txt" in sample],
+        "__url__ LIKE '%/s-002.tar' AND jpg > 3004": [sample for sample in expected[16:] if len(sample["jpg"]) > 3004],
+        "__key__ LIKE 'dir0/%'": expected[:8],
+    }
+    for where, wanted in selected.items():
+        assert [content(sample) for sample in everything.select(where)] == wanted
+    assert everything[0]["__url__"] == str(folder / "s-000.tar")
+    assert everything[0]["txt"] == b"sample 0 of 0"
+    assert everything[1]["txt"] is None
+    assert everything[5]["__sample_key__"] == "dir0/00005"
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
+def test_a_query_with_columns_of_its_own_keeps_content_and_order(engine: str, folder: Path) -> None:
+    query = "SELECT *, upper(__key__) AS loud FROM dataframe WHERE cls = 1 ORDER BY __key__ DESC"
+    dataset = opened(str(folder / "s-*.tar"), folder, sql_query=query, source_options={"sql_engine": engine})
+    assert isinstance(dataset.index, ShardIndex)
+    assert [content(sample) for sample in dataset] == all_samples(3, 8)[::-1]
+    assert dataset[0]["loud"] == "DIR2/00007"
+    assert dataset[0]["__url__"] == str(folder / "s-002.tar")
+    with pytest.raises(SchemaError, match=r"'jpg'.*SELECT \*"):
+        opened(str(folder / "s-*.tar"), folder, sql_query="SELECT jpg, cls + 1 AS more FROM dataframe")
+    bare = opened(str(folder / "s-*.tar"), folder, sql_query="SELECT __key__, length(__key__) AS size FROM dataframe")
+    assert {name for name in bare[0] if not name.startswith("__")} == {"size"}
+
+
+def test_only_wanted_columns_are_in_samples_and_missing_ones_fail_by_name(folder: Path) -> None:
+    src = str(folder / "s-*.tar")
+    assert {name for name in opened(src, folder, columns_to_download=["cls"])[0] if not name.startswith("__")} == {"cls"}
+    assert {name for name in opened(src, folder, columns_to_download=[])[0] if not name.startswith("__")} == set()
+    dataset = opened(src, folder, columns_to_download=["txt"])
+    assert dataset[3]["txt"] == b"sample 3 of 0"
+    with pytest.raises(MissingFieldError, match=r"row 1 .*'txt'.*IS NOT NULL"):
+        dataset[1]
+    assert opened(src, folder, columns_to_download=["txt"], allow_missing_columns=True)[1]["txt"] is None
+    with pytest.raises(SchemaError, match="'png'"):
+        opened(src, folder, columns_to_download=["png"])
+
+
+def test_s2_members_ask_for_the_bytes_of_the_plan_alone(server: FaultyHttpServer, tmp_path: Path) -> None:
+    expected = serve(server, 1, 6, num_bytes=70_000)
+    dataset = opened(f"{server.url}/data/s-000.tar", tmp_path, shards="members", shuffle_seed=3)
+    before = len(ranges(server, 0))
+    assert sorted(map(str, map(content, dataset))) == sorted(map(str, expected))
+    sizes = ranges(server, 0)[before:]
+    assert len(sizes) == len(expected)
+    assert sum(sizes) <= sum(len(part) for sample in expected for part in sample.values()) + 6 * 4 * 512
+
+
+def test_whole_shards_are_fetched_once_each(server: FaultyHttpServer, tmp_path: Path) -> None:
+    expected = serve(server, 3, 8)
+    urls = [f"{server.url}/data/s-{shard:03}.tar" for shard in range(3)]
+    dataset = opened(urls, tmp_path, shards="whole", shuffle_seed=3)
+    before = [len(ranges(server, shard)) for shard in range(3)]
+    for _ in range(2):
+        assert sorted(map(str, map(content, dataset))) == sorted(map(str, expected))
+    assert [len(ranges(server, shard)) - num for shard, num in enumerate(before)] == [1, 1, 1]
+
+
+def test_shards_are_shuffled_and_the_rows_of_a_window_of_them_mixed(folder: Path) -> None:
+    dataset = opened(str(folder / "s-*.tar"), folder, shuffle_seed=5, shuffle_window=1)
+    order = [sample["__shard__"] for sample in dataset]
+    assert [len(set(order[start : start + 8])) for start in (0, 8, 16)] == [1, 1, 1]
+    mixed = [sample["__row__"] for sample in opened(str(folder / "s-*.tar"), folder, shuffle_seed=5)]
+    whole = [sample["__row__"] for sample in opened(str(folder / "s-*.tar"), folder, shuffle_seed=5, shuffle_block_size=None)]
+    assert sorted(mixed) == sorted(whole) == list(range(24))
+
+
+def test_two_nodes_with_other_limits_and_units_take_the_same_rows(server: FaultyHttpServer, tmp_path: Path) -> None:
+    expected = serve(server, 4, 6)
+    urls = [f"{server.url}/data/s-{shard:03}.tar" for shard in range(4)]
+    options: dict[str, Any] = {"shuffle_seed": 9, "shuffle_window": 2, "batch_size": 3}
+    found = Counter[str]()
+    for rank, (limit, unit) in enumerate([("1mb", "whole"), ("60kb", "members")]):
+        world = World(rank=rank, world_size=2)
+        node = opened(urls, tmp_path / str(rank), cache_limit=limit, shards=unit, world=world, **options)
+        found.update(str(content(sample)) for sample in node)
+    assert found == Counter(map(str, expected))
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_state_of_every_step_goes_on_under_another_limit(unit: str, server: FaultyHttpServer, tmp_path: Path) -> None:
+    serve(server, 3, 5)
+    urls = [f"{server.url}/data/s-{shard:03}.tar" for shard in range(3)]
+
+    def loader(limit: str, unit: str) -> StreamingDataLoader:
+        dataset = opened(urls, tmp_path / limit, cache_limit=limit, shards=unit, shuffle_seed=2, shuffle_window=2)
+        return StreamingDataLoader(dataset, batch_size=2, collate_fn=list)
+
+    def rows(batches: Iterable[list[Sample]]) -> list[list[int]]:
+        return [[sample["__row__"] for sample in batch] for batch in batches]
+
+    whole = loader("1mb", unit)
+    states, seen = [], []
+    for batch in whole:
+        seen += rows([batch])
+        states.append(whole.state_dict())
+    for number, state in enumerate(states[:-1], start=1):
+        other = loader("50kb", UNITS[unit == "members"])
+        other.load_state_dict(state)
+        assert rows(other) == seen[number:]
+
+
+def test_workers_read_local_shards_and_survive_a_fork(folder: Path) -> None:
+    dataset = opened(str(folder / "s-*.tar"), folder, shuffle_seed=1)
+    assert dataset[0]["cls"] == b"0"  # opens a shard before the fork
+    loader = StreamingDataLoader(dataset, batch_size=4, num_workers=2, collate_fn=list)
+    assert sorted(str(content(sample)) for batch in loader for sample in batch) == sorted(map(str, all_samples(3, 8)))
+
+
+def test_a_local_shard_that_changed_is_an_error(folder: Path) -> None:
+    dataset = opened(str(folder / "s-000.tar"), folder, on_error="raise")
+    (folder / "s-000.tar").write_bytes(tar_of(samples(7, 8)))
+    with pytest.raises(SourceChangedError, match=r"s-000\.tar changed since it was indexed"):
+        dataset[0]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_remote_shard_that_changed_is_an_error_and_nothing_is_mixed(
+    unit: str, server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    serve(server, 1, 8)
+    dataset = opened(f"{server.url}/data/s-000.tar", tmp_path, on_error="raise", shards=unit)
+    server.objects["/data/s-000.tar"] = tar_of(samples(7, 8))
+    with pytest.raises(SourceChangedError, match=r"s-000\.tar changed since it was indexed"):
+        list(dataset)
+
+
+def test_s4_an_archive_that_ends_early_is_never_taken_for_a_short_one(folder: Path) -> None:
+    (folder / "cut.tar").write_bytes(tar_of(samples(0, 8))[:9000])
+    with pytest.raises(SourceError, match=r"cut\.tar"):
+        opened(str(folder / "cut.tar"), folder)
+
+
+def test_new_shards_at_the_end_are_added_to_the_index(folder: Path) -> None:
+    src = str(folder / "s-*.tar")
+    assert len(opened(src, folder)) == 24
+    more = [("dir9/a", {"jpg": b"x" * 5000, "json": b"{}"})]
+    (folder / "s-003.tar").write_bytes(tar_of(more))
+    grown = opened(src, folder)
+    assert [content(sample) for sample in grown] == [*all_samples(3, 8), {"__key__": b"dir9/a", **more[0][1]}]
+
+
+def test_shards_beside_tables_are_refused(folder: Path) -> None:
+    (folder / "t.csv").write_text("a\n1\n")
+    with pytest.raises(ConfigError, match=r"shards .*s-000\.tar.* beside .*t\.csv"):
+        opened([str(folder / "s-000.tar"), str(folder / "t.csv")], folder)
+
+
+def test_a_predownload_transform_sees_sizes_and_may_leave_parts_out(server: FaultyHttpServer, tmp_path: Path) -> None:
+    serve(server, 1, 4, num_bytes=300_000)
+    seen: list[Any] = []
+
+    def without_pictures(sample: Sample) -> Sample:
+        seen.append(sample.pop("jpg"))
+        return sample
+
+    dataset = opened(f"{server.url}/data/s-000.tar", tmp_path, shards="members", predownload_transforms=[without_pictures])
+    before = len(ranges(server, 0))
+    assert [sample["cls"] for sample in dataset] == [b"0", b"1", b"2", b"3"]
+    assert seen == [300_000, 300_001, 300_002, 300_003]
+    assert max(ranges(server, 0)[before:]) < 300_000
