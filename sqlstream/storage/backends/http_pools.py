@@ -99,7 +99,8 @@ class Pools:
         self._network: Network = network_settings(options.storage_options)
         # Once for each host: to read the environment takes as long as a tenth of a request.
         self._proxy_for = lru_cache(MAX_HOSTS)(partial(proxy_for, self._network))
-        self._managers: dict[tuple[str, bool], urllib3.PoolManager] = {}
+        self._managers: dict[tuple[str, bool, bool], urllib3.PoolManager] = {}
+        """By proxy, whether connections are judged, and whether some are encrypted."""
         self._lock = threading.Lock()
         most = min(MAX_IDLE, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4) if max_idle is None else max_idle
         idle = _IdleConnections(most, IDLE_SECONDS)
@@ -144,14 +145,16 @@ class Pools:
         proxy = self._proxy_for(scheme, host)
         if proxy and is_judged:
             check_proxied(host)
+        is_encrypted = "https" in (scheme, urlsplit(proxy).scheme)
+        key = (proxy, is_judged, is_encrypted)
         with self._lock:
-            if (proxy, is_judged) not in self._managers:
-                self._managers[proxy, is_judged] = self._open(proxy, is_judged=is_judged)
-            return self._managers[proxy, is_judged]
+            if key not in self._managers:
+                self._managers[key] = self._open(proxy, is_judged=is_judged, is_encrypted=is_encrypted)
+            return self._managers[key]
 
-    def _open(self, proxy: str, *, is_judged: bool) -> urllib3.PoolManager:
+    def _open(self, proxy: str, *, is_judged: bool, is_encrypted: bool) -> urllib3.PoolManager:
         num_threads = self._options.num_threads
-        context = tls_context(self._network)
+        context = tls_context(self._network) if is_encrypted else None  # it reads all certificates: a fifth of a start
         shared: dict[str, Any] = {
             "num_pools": MAX_HOSTS,
             "maxsize": MOST_THREADS if num_threads == "auto" else num_threads,
