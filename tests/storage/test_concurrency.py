@@ -35,6 +35,13 @@ def test_small_far_objects_get_many_threads_and_near_or_huge_ones_few() -> None:
     assert auto_threads(size_bytes=100_000, latency_seconds=0.05, num_processes=64) == 4
 
 
+def test_a_client_in_the_interpreter_gets_no_more_threads_than_that_can_serve() -> None:
+    seen = Observations()
+    for _ in range(16):
+        seen.add(DownloadTiming(latency_seconds=0.02, size_bytes=50_000, is_python=True))
+    assert LEAST_THREADS < seen.threads(1) < auto_threads(size_bytes=50_000, latency_seconds=0.02) // 3
+
+
 def test_the_lowest_latencies_count_not_those_that_our_own_load_made() -> None:
     calm, loaded = Observations(), Observations()
     for i in range(64):

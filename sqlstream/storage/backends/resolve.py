@@ -77,6 +77,10 @@ class Resolver:
             return RenewedStorage(self._credentials, lambda granted: self._backend(url, access, granted))
         return self._backend(url, access, _AS_GIVEN)
 
+    def is_by_urllib3(self, url: str) -> bool:
+        """Return whether the URL itself is read by urllib3; False for what a provider may return for it."""
+        return SCHEMES.get(scheme(url)) == "http" and self.providers.of(url) is None and not self._has_file_system
+
     @contextmanager
     def _followed(self, url: str, access: Access) -> Iterator[Storage]:
         """Give the backend for a URL that a provider returned."""

@@ -17,26 +17,34 @@ MOST_THREADS = 128
 """Most threads of one helper process: at 50 ms 2500 requests/s, about all of one interpreter's CPU; no slower than 16."""
 MOST_THREADS_OF_NODE = 256
 """Most threads of all helpers of a node: where LitData starts for small objects; a bucket's prefix takes 5500 requests/s."""
-_CPU_SECONDS_PER_REQUEST = 0.3e-3  # (m), with the write to disk
+_CPU_SECONDS_PER_REQUEST = 0.3e-3  # (m) of a compiled client, with the write to disk
+_CPU_SECONDS_PER_PYTHON_REQUEST = 0.6e-3  # (m) of urllib3, with the write to disk
 _CPU_SECONDS_PER_BYTE = 1e-9  # an estimate: a copy out of the socket and one into the page cache
 _BYTES_PER_SECOND_OF_STREAM = 50e6  # of one connection to an object store; S3's own guide says 85 to 90 MB/s at best
 _BYTES_IN_FLIGHT = 512 << 20  # large objects: do not begin all of them
 _CORES = 2.0  # what one helper can use: one core in the interpreter, about one in the client below it
+_PYTHON_CORES = 1.0  # the interpreter's alone: threads beyond what it serves only hand its lock to each other
 
 
-def auto_threads(*, size_bytes: float, latency_seconds: float, num_processes: int = 1) -> int:
+def auto_threads(*, size_bytes: float, latency_seconds: float, num_processes: int = 1, is_python: bool = False) -> int:
     """Return how many downloads one process should have under way.
 
     Args:
         size_bytes: Mean size of an object.
         latency_seconds: From a request to its first byte, when nothing is in the way.
         num_processes: Processes of this node that read, this one included: they share the node's threads.
+        is_python: The client runs in the interpreter.
 
     Example:
         >>> auto_threads(size_bytes=100_000, latency_seconds=0.05), auto_threads(size_bytes=100_000, latency_seconds=0.0005)
         (128, 12)
+        >>> auto_threads(size_bytes=100_000, latency_seconds=0.02, is_python=True)
+        31
     """
-    rate = _CORES / (_CPU_SECONDS_PER_REQUEST + size_bytes * _CPU_SECONDS_PER_BYTE)
+    cores, request_seconds = (
+        (_PYTHON_CORES, _CPU_SECONDS_PER_PYTHON_REQUEST) if is_python else (_CORES, _CPU_SECONDS_PER_REQUEST)
+    )
+    rate = cores / (request_seconds + size_bytes * _CPU_SECONDS_PER_BYTE)
     wanted = rate * (latency_seconds + size_bytes / _BYTES_PER_SECOND_OF_STREAM)
     in_memory = max(LEAST_THREADS, _BYTES_IN_FLIGHT / max(size_bytes, 1.0))
     of_node = max(1, MOST_THREADS_OF_NODE // max(num_processes, 1))
@@ -50,6 +58,8 @@ class DownloadTiming:
     latency_seconds: float
     """Time from the request to the head of its answer."""
     size_bytes: int
+    is_python: bool = False
+    """The client runs in the interpreter (urllib3), not in compiled code beside it (obstore)."""
 
 
 class Observations:
@@ -72,7 +82,10 @@ class Observations:
         if not self._seen:
             return min(START_THREADS, max(1, MOST_THREADS_OF_NODE // max(num_processes, 1)))
         size = sum(seen.size_bytes for seen in self._seen) / len(self._seen)
-        return auto_threads(size_bytes=size, latency_seconds=self.latency(0.05), num_processes=num_processes)
+        is_python = self._seen[-1].is_python
+        return auto_threads(
+            size_bytes=size, latency_seconds=self.latency(0.05), num_processes=num_processes, is_python=is_python
+        )
 
     def latency(self, quantile: float) -> float:
         """Return the latency that so large a share of the downloads stayed below; 0 before there is any."""

@@ -176,7 +176,8 @@ class Transfer:
         check_size(request.url, num_bytes, request.expected_bytes)
         if checks_md5:
             self._check_md5(info.etag)
-        self.context.observe(DownloadTiming(latency_seconds=latency, size_bytes=num_bytes))
+        is_python = self.context.resolver.is_by_urllib3(request.url)
+        self.context.observe(DownloadTiming(latency_seconds=latency, size_bytes=num_bytes, is_python=is_python))
         return info, num_bytes
 
     def _chunks(self, stream: ObjectStream) -> Iterator[memoryview]:
