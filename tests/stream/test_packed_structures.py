@@ -93,6 +93,12 @@ STRUCTURES: dict[str, Any] = {
     "tensors": [ROWS, torch.tensor(3), torch.zeros(0, 7), torch.ones(3, dtype=torch.bfloat16)],
     "a turned tensor": ROWS.T,
     "a tensor of channels last": torch.arange(120_000.0).view(1, 3, 200, 200).to(memory_format=torch.channels_last),
+    "empty tensors that numpy has no type for": [
+        torch.zeros(0, dtype=torch.bfloat16),
+        torch.zeros(2, 0, 3).to(torch.complex64).mT,
+    ],
+    "conjugated numbers": [torch.randn(n, dtype=torch.complex64).conj() for n in (10, 20_000)],
+    "negated numbers": [torch._neg_view(torch.randn(n)) for n in (10, 40_000)],
     "long complex numbers": torch.arange(20_000).to(torch.complex64),
     "an array": ARRAY,
     "a short array": ARRAY[:3, :4].copy(),
@@ -192,6 +198,29 @@ def test_an_expanded_tensor_is_sent_with_the_memory_that_it_has() -> None:
     packing.packer.begin()
     assert torch.equal(sent(packing.packer.pack(expanded)), expanded)
     assert not any(packing.arena.memory[: packing.arena.num_slots])
+
+
+def test_a_tensor_that_torch_has_no_operations_for_is_sent_as_torch_does() -> None:
+    four_bits: torch.dtype = vars(torch)["uint4"]  # which its types do not name
+    got = Packing(PREFETCH).send([torch.empty(5, dtype=four_bits), ROWS])
+    assert got[0].dtype == four_bits
+    assert equal(got[1], ROWS)
+
+
+def test_conjugated_numbers_that_find_no_room_are_sent_resolved() -> None:
+    packing = Packing(PREFETCH)
+    kept = [packing.send(ROWS) for _ in range(NUM_SLOTS)]
+    assert all(packing.is_taken())
+    numbers = torch.randn(20_000, dtype=torch.complex64).conj()  # [n]
+    assert torch.equal(packing.send(numbers), numbers)
+    assert len(kept) == NUM_SLOTS
+
+
+def test_bytes_in_an_array_of_objects_are_no_list_that_views_are_given_of() -> None:
+    objects = np.array([[LONG, LONG + b"x"], [b"", LONG]], dtype=object)
+    got = Packing(PREFETCH, gives_views=True).send({"objects": objects, "image": [LONG]})
+    assert equal(got["objects"], objects)
+    assert type(got["image"]) is PackedBytes
 
 
 def test_views_are_given_of_lists_of_bytes_wherever_they_are() -> None:

@@ -248,6 +248,8 @@ def tensor_in(
         shape: Its shape.
         strides: Its strides, in elements; dense, so that they lie within as many elements as it has. None: in rows.
     """
+    if not prod(shape):  # torch makes no empty tensor from a buffer
+        return torch.empty(shape, dtype=dtype) if strides is None else torch.empty_strided(shape, strides, dtype=dtype)
     flat = torch.frombuffer(memory, dtype=dtype, count=prod(shape), offset=start)  # [n]
     return flat.view(shape) if strides is None else flat.as_strided(shape, strides)
 

@@ -118,18 +118,19 @@ class BatchPacker:
     def __init__(self, arena: Arena, token: str, *, gives_views: bool = False) -> None:
         self._arena = arena
         self._token = token
-        self._gives_views = gives_views
+        self.gives_views = gives_views
         self._slot: int | None = None
         self._end = 0
         self._values: list[tuple[Any, ...]] = []
         self._buffers: list[tuple[int, int, bool]] = []
         self._numbers: dict[int, tuple[int, Any]] = {}
         """Number of each value by its id, and the value, so that no other one gets this id."""
+        self._kept_lists: dict[int, list[Any]] = {}
 
     def begin(self) -> None:
         """Begin a batch."""
         self._slot, self._end = None, 0
-        self._values, self._buffers, self._numbers = [], [], {}
+        self._values, self._buffers, self._numbers, self._kept_lists = [], [], {}, {}
 
     def stack(self, tensors: list[torch.Tensor]) -> torch.Tensor:  # n × [...] -> [n, ...]
         """Return the stack of tensors: where the trainer gets it from, if it is long and there is room.
@@ -156,7 +157,7 @@ class BatchPacker:
         """
         try:
             file = BytesIO()
-            _BatchPickler(file, self).dump(batch)
+            (_ViewsPickler if self.gives_views else _BatchPickler)(file, self).dump(batch)
             slot = None
             if self._slot is not None and self._end:
                 self._arena.seal(self._slot)
@@ -172,7 +173,7 @@ class BatchPacker:
             if len(value) < MIN_PACKED_BYTES:
                 return None
         elif kind is list:
-            if not (self._gives_views and _is_packable(value)):
+            if not (self.gives_views and id(value) not in self._kept_lists and _is_packable(value)):
                 return None
         elif not _is_plain(value):
             return None
@@ -191,6 +192,10 @@ class BatchPacker:
         self._values.append(made)
         self._numbers[id(value)] = (number, value)
         return number
+
+    def keep_list(self, values: list[Any]) -> None:
+        """Leave a list as it is: what unpickles the object that it is a part of takes nothing else."""
+        self._kept_lists[id(values)] = values
 
     def keep_in_message(self, buffer: pickle.PickleBuffer) -> bool:
         """Return whether a buffer of protocol 5 goes into the message; else it has been copied."""
@@ -216,6 +221,9 @@ class BatchPacker:
 
     def _tensor_at(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:  # [...]
         """Return what makes the tensor in the trainer; None: torch sends it."""
+        if tensor.is_conj() or tensor.is_neg():  # torch sends the memory, and not that it is to be conjugated or negated
+            plain = tensor.resolve_conj().resolve_neg()  # [...]
+            return self._tensor_at(plain) or (_as_sent, plain)
         if tensor.nbytes <= MAX_MESSAGE_BYTES and tensor.dtype in _NUMPY_DTYPES:
             return _from_array, tensor.numpy()
         strides = tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
@@ -226,7 +234,10 @@ class BatchPacker:
             start = self._take(tensor.nbytes, ALIGNMENT)
             if start is None or self._slot is None:
                 return None
-            self._arena.tensor(self._slot, start, tensor.dtype, tensor.shape, strides).copy_(tensor)
+            try:
+                self._arena.tensor(self._slot, start, tensor.dtype, tensor.shape, strides).copy_(tensor)
+            except NotImplementedError:  # of numbers of less than a byte, which torch has no operations for
+                return None
         return tensor_in, start, tensor.dtype, tuple(tensor.shape), strides
 
     def _put(self, data: bytes | bytearray | memoryview, alignment: int = 1) -> int | None:
@@ -252,11 +263,27 @@ class _BatchPickler(ForkingPickler):
 
     def __init__(self, file: BytesIO, packer: BatchPacker) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL, True, packer.keep_in_message)
-        self._number_of = packer.number_of
+        self._packer = packer
 
     def persistent_id(self, value: Any) -> int | None:
         """Return the number of a value that is not in the message."""
-        return self._number_of(value) if type(value) in _PACKED_TYPES else None
+        return self._packer.number_of(value) if type(value) in _PACKED_TYPES else None
+
+
+class _ViewsPickler(_BatchPickler):
+    """Pickles a batch whose lists of bytes become views, but for those that are the inside of an array."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how an array of objects is pickled (numpy makes it from a list), and nothing of any other object."""
+        if not isinstance(value, np.ndarray) or type(value).__reduce__ is not np.ndarray.__reduce__:
+            return NotImplemented
+        if not value.dtype.hasobject:
+            return NotImplemented
+        reduced = value.__reduce__()
+        for part in reduced[2]:
+            if type(part) is list:
+                self._packer.keep_list(part)
+        return reduced
 
 
 class _BatchUnpickler(pickle.Unpickler):
@@ -309,6 +336,10 @@ def _from_array(_: memoryview | None, array: np.ndarray[Any, Any]) -> torch.Tens
     return torch.from_numpy(array)
 
 
+def _as_sent(_: memoryview | None, tensor: torch.Tensor) -> torch.Tensor:  # [...]
+    return tensor
+
+
 def _is_packable(values: list[Any]) -> bool:
     """Return whether a list is one of bytes, of which at least one is long."""
     return set(map(type, values)) == {bytes} and max(map(len, values)) >= MIN_PACKED_BYTES
@@ -320,7 +351,7 @@ def _is_plain(value: Any) -> bool:
         type(value) is torch.Tensor
         and value.layout is torch.strided
         and value.device.type == "cpu"
-        and not (value.requires_grad or value.is_quantized or value.is_nested or value.is_conj() or value.is_neg())
+        and not (value.requires_grad or value.is_quantized or value.is_nested)
     )
 
 
