@@ -3,6 +3,7 @@
 Nothing here opens a file or a connection. What a format's own table, checksums and sizes can tell is checked: damage is an
 error that names shard and place, never a short listing. A name in an archive is data, never a path.
 
-`source` is what archives are read from: bytes by range. `tar` walks headers; `names` groups members to samples as WebDataset
-does; `damage` says what becomes of the samples of a damaged shard.
+`source` is what archives are read from: bytes by range. `tar` walks headers, `zip_directory` reads the directory at the end;
+`zip` turns a member's record into its content; `names` groups members to samples as WebDataset does; `damage` says what becomes
+of the samples of a damaged shard.
 """
