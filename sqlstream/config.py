@@ -225,9 +225,16 @@ class SourceOptions:
     new files at the end of a wildcard or list are no change, they are added."""
     sql_engine: str = "sqlite"
     """What runs `sql_query` and `where`: `'sqlite'`, or `'duckdb'` (extra) for functions that SQLite lacks."""
+    decode: bool = True
+    """Values of MDS shards are decoded as their index says; False: samples have the bytes of each value."""
+    allow_pickle: bool = False
+    """Decode pickles in shards, which run whatever code their writer put there."""
 
     def __post_init__(self) -> None:
         """Check words and marks."""
+        for name, flag in (("decode", self.decode), ("allow_pickle", self.allow_pickle)):
+            if not isinstance(flag, bool):
+                raise ConfigError(f"{name}={flag!r} is no bool: give True or False")
         for name, value, words in (
             ("sql_engine", self.sql_engine, ("sqlite", "duckdb")),
             ("on_source_change", self.on_source_change, ("rebuild", "raise")),

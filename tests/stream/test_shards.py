@@ -165,12 +165,12 @@ def test_two_nodes_with_other_limits_and_units_take_the_same_rows(server: Faulty
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_state_of_every_step_goes_on_under_another_limit(unit: str, server: FaultyHttpServer, tmp_path: Path) -> None:
-    serve(server, 3, 5)
+    serve(server, 3, 4)
     urls = [f"{server.url}/data/s-{shard:03}.tar" for shard in range(3)]
 
     def loader(limit: str, unit: str) -> StreamingDataLoader:
         dataset = opened(urls, tmp_path / limit, cache_limit=limit, shards=unit, shuffle_seed=2, shuffle_window=2)
-        return StreamingDataLoader(dataset, batch_size=2, collate_fn=list)
+        return StreamingDataLoader(dataset, batch_size=3, collate_fn=list)
 
     def rows(batches: Iterable[list[Sample]]) -> list[list[int]]:
         return [[sample["__row__"] for sample in batch] for batch in batches]

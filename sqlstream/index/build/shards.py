@@ -156,7 +156,7 @@ class PlacesOfShard:
         """Note where the content of rows is that have been written; see `ContentInPlace.write`."""
         samples = self._samples
         tables = MemberTables(writer)
-        numbers = {name: tables.number_of(name) for name in (*samples.member_columns, *samples.typed) if name in writer.columns}
+        numbers = {name: tables.number_of(name) for name in samples.part_names(writer.columns)}
         packed = (
             places.pack(entries, [part._replace(column=numbers[name]) for name, part in parts.items() if name in numbers])
             for parts, entries in zip(samples.parts, samples.entries(), strict=True)

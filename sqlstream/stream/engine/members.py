@@ -20,6 +20,7 @@ from sqlstream.errors import MissingFieldError, SourceChangedError
 from sqlstream.index.build.shards import SamplePlace, Shard, ShardIndex
 from sqlstream.index.sources.base.access import local_file
 from sqlstream.index.sources.shards.layout import ReadPart
+from sqlstream.index.sources.shards.samples import SAMPLE
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.identity import Identity
 from sqlstream.storage.members.entries import Span
@@ -117,12 +118,9 @@ class MemberReader:
         wanted = options.content_columns
         self._columns = tuple(name for name in columns if wanted is None or name in wanted)
         self._unwanted = tuple(name for name in columns if name not in self._columns)
-        self._named = (
-            ()
-            if options.allow_missing_columns
-            else tuple(name for name in self._columns if name in options.columns_to_download)
-        )
-        self._names = [name if name in self._columns else None for name in index.member_names]
+        must_be = [column.name for column in index.content_columns if column.is_member and not options.allow_missing_columns]
+        self._named = tuple(name for name in must_be if name in options.columns_to_download)
+        self._names = [name if name in self._columns or name == SAMPLE else None for name in index.member_names]
         self._is_whole = options.shards is ShardUnit.WHOLE
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
 
@@ -174,7 +172,7 @@ class MemberReader:
         spans: list[Span] = []
         for part in parts:
             name = names[part.column]
-            if name is None or name not in sample:
+            if name is None or not (name in sample or (name == SAMPLE and self._lacking(sample))):
                 continue
             if not is_remote or self._is_whole:
                 found.append(ColumnPart(name, 0, part.offset, part))
@@ -184,6 +182,10 @@ class MemberReader:
                 spans.append(span)
             found.append(ColumnPart(name, spans.index(span), part.offset - span[0], part))
         return MemberContent(self, place.shard, tuple(found), self._refs(shard, spans) if is_remote and found else ())
+
+    def _lacking(self, sample: Sample) -> list[str]:
+        """Return the columns that a sample has no value for yet."""
+        return [name for name in self._columns if sample.get(name, SAMPLE) is None]
 
     def _refs(self, shard: Shard, spans: Sequence[Span]) -> tuple[ObjectRef, ...]:
         file = shard.file
@@ -216,7 +218,7 @@ class MemberReader:
                 )
             read.append(ReadPart(name, data, part))
         if read:
-            sample.update(layout.values(read, [name for name in self._columns if name in sample], urls.redact(file.url)))
+            sample.update(layout.values(read, self._lacking(sample), urls.redact(file.url)))
 
     def _local(self, number: int) -> OpenShard:
         """Return a local shard, open; the last ones used stay so.

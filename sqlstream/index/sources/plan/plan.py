@@ -21,6 +21,7 @@ from sqlstream.index.sources.places.database import is_database
 from sqlstream.index.sources.places.directory import KEY, LAYOUT
 from sqlstream.index.sources.places.listing import Listing
 from sqlstream.index.sources.places.memory import as_table, is_function
+from sqlstream.index.sources.plan import described
 from sqlstream.index.sources.plan.parts import (
     DatabasePart,
     DerivedPart,
@@ -267,8 +268,8 @@ def _plan_named(item: str, options: IndexOptions, temporary: Temporary, remote: 
         part = DatabasePart(url=item, query=options.sql_query, version=options.source_version)
         return _plan(item, options, os.getcwd(), [part], has_versions=False)
     src = _absolute(item)
-    if layout_of(src) is not None:
-        return _shards(item, src, options, remote)
+    if (plan := _plan_shards(item, src, options, remote)) is not None:
+        return plan
     if wildcard.has_wildcard(src):
         by_extension.check_table(src, src)
         root = wildcard.fixed_part(src)
@@ -287,8 +288,12 @@ def _plan_named(item: str, options: IndexOptions, temporary: Temporary, remote: 
     return _tables(item, options, [stat_file(src, remote)], urls.parent(src))
 
 
-def _shards(item: str, src: str, options: IndexOptions, remote: RemoteReader) -> SourcePlan:
-    """Return the plan of shards; their own keys name samples, if they can."""
+def _plan_shards(item: str, src: str, options: IndexOptions, remote: RemoteReader) -> SourcePlan | None:
+    """Return the plan of shards; their own keys name samples, if they can. None: the source is none of them."""
+    if (index := described.find_index(src, options.data_type, remote)) is not None:
+        return _plan(item, options, urls.parent(index.file.url), described.shard_parts(index, options, remote))
+    if layout_of(src) is None:
+        return None
     files = wildcard.match_files(src, remote) if wildcard.has_wildcard(src) else [stat_file(src, remote)]
     layouts = ((file, layout_of(file.url)) for file in files[: options.max_index_files])
     parts = [ShardPart(source=file, layout=layout) for file, layout in layouts if layout is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,8 @@ from sqlstream.storage.members.entries import cut
 from sqlstream.storage.members.places import SamplePart
 
 KEY, SHARD, URL = "__key__", "__shard__", "__url__"
+SAMPLE = ""
+"""The part that a sample of typed columns is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,10 @@ class ShardSamples:
     def member_columns(self) -> list[str]:
         """Columns of parts, in the order of their first appearance."""
         return [] if self.typed else list(dict.fromkeys(name for parts in self.parts for name in parts))
+
+    def part_names(self, columns: Collection[str]) -> list[str]:
+        """Return the parts that hold some columns."""
+        return [SAMPLE] if self.typed else [name for name in self.member_columns if name in columns]
 
     def schema(self) -> pa.Schema:
         """Return the columns of its rows: key, shard, and the size of each part."""

@@ -1,0 +1,84 @@
+"""Shards of MosaicML Streaming as a source: by their index, or the directory that holds it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sqlstream import StreamingDataLoader, StreamingDataset
+from sqlstream.errors import ConfigError, DecodeError, SourceError
+from sqlstream.testing.servers import FaultyHttpServer
+from sqlstream.transforms.base import Sample
+from tests.goldens import FIXTURES, as_json, expected
+
+MDS = FIXTURES / "mds"
+NAMES = ["plain", "empty_shard", "fixed_only", "bypass", "merged", "jsonl", "csv", "tsv", "xsv"]
+
+
+def opened(src: str | Path, folder: Path, **options: Any) -> StreamingDataset:
+    given: dict[str, Any] = {"show_progress": False, "cache_limit": "10mb"} | options
+    return StreamingDataset(src, folder / "cache", **given)
+
+
+def values(sample: Sample) -> Any:
+    return as_json({name: value for name, value in sample.items() if not (name.startswith("__") and name.endswith("__"))})
+
+
+def serve(server: FaultyHttpServer, name: str) -> str:
+    files = [path for path in (MDS / name).rglob("*") if path.is_file()]
+    server.objects |= {f"/{name}/{path.relative_to(MDS / name)}": path.read_bytes() for path in files}
+    return f"{server.url}/{name}/"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_of_a_directory_are_those_of_mosaicml(name: str, tmp_path: Path) -> None:
+    assert [values(sample) for sample in opened(MDS / name, tmp_path)] == expected(f"mds/{name}.expected.json")["samples"]
+
+
+@pytest.mark.parametrize("unit", ["members", "whole"])
+@pytest.mark.parametrize("name", ["plain", "jsonl"])
+def test_s1_samples_over_http_are_equal_in_both_units(name: str, unit: str, server: FaultyHttpServer, tmp_path: Path) -> None:
+    src = serve(server, name)
+    dataset = opened(src, tmp_path, shards=unit)
+    there = expected(f"mds/{name}.expected.json")["samples"]
+    assert [values(sample) for sample in dataset] == there
+    assert [values(dataset[number]) for number in (len(there) - 1, 0)] == [there[-1], there[0]]
+
+
+def test_samples_shuffled_in_workers_are_the_same(tmp_path: Path) -> None:
+    loader = StreamingDataLoader(opened(MDS / "plain", tmp_path, shuffle_seed=4), batch_size=3, num_workers=2, collate_fn=list)
+    found = sorted((sample["__row__"], json.dumps(values(sample))) for batch in loader for sample in batch)
+    assert [text for _, text in found] == [json.dumps(some) for some in expected("mds/plain.expected.json")["samples"]]
+
+
+def test_some_columns_and_bytes_in_place_of_values(tmp_path: Path) -> None:
+    assert set(values(opened(MDS / "plain", tmp_path, columns_to_download=["i32", "bytes"])[0])) == {"i32", "bytes"}
+    raw = opened(MDS / "csv", tmp_path, source_options={"decode": False})[0]
+    assert raw["n"] == expected("mds/csv.expected.json")["samples"][0]["n"], "rows of text have no bytes of their own"
+    assert opened(MDS / "plain", tmp_path, source_options={"decode": False})[0]["B"] == b"upper case sorts first"
+
+
+def test_pickles_are_refused_unless_they_are_allowed(tmp_path: Path) -> None:
+    with pytest.raises(DecodeError, match="allow_pickle"):
+        opened(MDS / "pickle", tmp_path)[0]
+    allowed = opened(MDS / "pickle", tmp_path, source_options={"allow_pickle": True})
+    assert [values(sample) for sample in allowed] == expected("mds/pickle.expected.json")["samples"]
+    with pytest.raises(ConfigError, match="allow_pickle='yes'"):
+        opened(MDS / "pickle", tmp_path, source_options={"allow_pickle": "yes"})
+
+
+def test_a_shard_of_another_size_than_the_index_says_is_an_error(tmp_path: Path) -> None:
+    shutil.copytree(MDS / "plain", tmp_path / "plain")
+    with open(tmp_path / "plain/shard.00002.mds", "ab") as file:
+        file.write(b"x")
+    with pytest.raises(SourceError, match=r"shard\.00002\.mds has .* bytes, and .*index\.json says"):
+        opened(tmp_path / "plain", tmp_path)
+
+
+def test_json_tables_are_still_tables(tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text('[{"a": 1}, {"a": 2}]')
+    assert [sample["a"] for sample in opened(tmp_path / "index.json", tmp_path)] == [1, 2]
