@@ -18,6 +18,7 @@ from sqlstream.transforms.audio import (
 )
 from sqlstream.transforms.base import Transform
 from sqlstream.transforms.cached import CacheTransform
+from sqlstream.transforms.decode_by_extension import DecodeByExtension
 from sqlstream.transforms.field import BaseTransform
 from sqlstream.transforms.fields import (
     AddConstantFieldTransform,
@@ -83,6 +84,7 @@ __all__ = [
     "ConvertImageToByteTensorTransform",
     "ConvertVideoToByteTensorTransform",
     "DecodeAudioTransform",
+    "DecodeByExtension",
     "DecodeImageTransform",
     "DecodeResizedImageTransform",
     "DecodeVideoAndAudioTransform",

@@ -85,7 +85,7 @@ def test_pipelines_are_lists_and_can_be_joined_and_wrapped(image: str) -> None:
     assert through(chain, url=image).keys() == {"image"}
 
 
-OPTIONAL = "PIL simplejpeg soundfile soxr av torchcodec decord torchaudio safetensors".split()
+OPTIONAL = "PIL simplejpeg soundfile soxr av torchcodec decord torchaudio safetensors msgpack cbor2".split()
 
 
 def test_without_any_optional_package_presets_import_and_errors_name_the_extra() -> None:
@@ -103,6 +103,7 @@ calls = {{
     "video": lambda: apply(presets.create_standard_video_pipeline("x", 8, (8, 8)), {{"x": b"1"}}),
     "audio": lambda: apply(presets.create_standard_audio_pipeline("x", 1.0), {{"x": b"1"}}),
     "latent": lambda: encode_sample({{"x": torch.zeros(1)}}),
+    "shards": lambda: presets.DecodeByExtension()({{"mp": b"1"}}),
 }}
 for extra, call in calls.items():
     try:
