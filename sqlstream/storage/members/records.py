@@ -27,9 +27,6 @@ _CBOR_MAPS = frozenset(range(0xA0, 0xE0))
 """First bytes of maps, and of tags, which may stand before them."""
 
 
-_OPTIONS: Mapping[str, bool] = MappingProxyType({"strict_map_key": False})  # maps within a record may have numbers as keys
-
-
 class RecordFormat(StrEnum):
     """How records are written."""
 
@@ -56,13 +53,20 @@ class RecordPlace(NamedTuple):
     length: int
 
 
-def record_places(data: bytes | memoryview | Iterable[bytes], layout: RecordFormat, name: str) -> Iterator[RecordPlace]:
+def record_places(
+    data: bytes | memoryview | Iterable[bytes],
+    layout: RecordFormat,
+    name: str,
+    *,
+    max_record_bytes: int = MAX_RECORD_BYTES,
+) -> Iterator[RecordPlace]:
     """Yield the place of each record; together they are the whole file.
 
     Args:
         data: The file, or its chunks in order, which are dropped when they were looked through.
         layout: How it is written.
         name: The file's name in messages.
+        max_record_bytes: Largest record.
 
     Raises:
         SourceError: A record is damaged, cut off, too large, or no map.
@@ -71,7 +75,7 @@ def record_places(data: bytes | memoryview | Iterable[bytes], layout: RecordForm
     is_message_pack = layout is RecordFormat.MSGPACK
     skipper = partial(_MessagePackSkipper if is_message_pack else _CborSkipper, _package(layout))
     chunks = _steps((data,) if isinstance(data, bytes | memoryview) else data)
-    return _places(skipper, _MESSAGE_PACK_MAPS if is_message_pack else _CBOR_MAPS, chunks, name)
+    return _places(skipper, _MESSAGE_PACK_MAPS if is_message_pack else _CBOR_MAPS, chunks, name, max_record_bytes)
 
 
 class RecordDecoder:
@@ -102,7 +106,8 @@ class RecordDecoder:
         """
         package = _package(self.layout)
         try:
-            record = package.unpackb(data, **_OPTIONS) if self.layout is RecordFormat.MSGPACK else package.loads(data)
+            is_message_pack = self.layout is RecordFormat.MSGPACK
+            record = package.unpackb(data, strict_map_key=False) if is_message_pack else package.loads(data)
         except Exception as error:
             raise DecodeError(f"{len(data)} bytes are no record of {self.layout}: {type(error).__name__}: {error}") from error
         if not isinstance(record, dict) or not all(isinstance(key, str) for key in record):
@@ -166,7 +171,7 @@ class _CborSkipper:
 
 
 def _places(
-    skipper: Callable[[bytes], _Skipper], maps: frozenset[int], chunks: Iterator[memoryview], name: str
+    skipper: Callable[[bytes], _Skipper], maps: frozenset[int], chunks: Iterator[memoryview], name: str, max_bytes: int
 ) -> Iterator[RecordPlace]:
     number = start = wanted = 0
     rest = b""
@@ -188,8 +193,8 @@ def _places(
             number, start, at = number + 1, start + stop - at, stop
         rest = rest[at:]
         wanted = 2 * len(rest)  # a long record that is tried at each of its n chunks would be read n² times
-        if len(rest) > MAX_RECORD_BYTES:
-            raise SourceError(f"{_at(name, number, start)} is damaged, or larger than {MAX_RECORD_BYTES} bytes")
+        if len(rest) > max_bytes:
+            raise SourceError(f"{_at(name, number, start)} is damaged, or larger than {max_bytes} bytes")
     if rest:
         raise SourceError(f"{_at(name, number, start)} is cut off: the file ends at byte {start + len(rest)}")
 

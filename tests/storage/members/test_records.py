@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import random
 import sys
 from collections.abc import Iterator
@@ -132,10 +133,7 @@ def test_a_deep_nest_is_an_error(layout: RecordFormat) -> None:
 
 
 @BOTH
-def test_a_length_that_promises_too_much_does_not_fill_the_memory(
-    layout: RecordFormat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(records, "MAX_RECORD_BYTES", 4 << 20)
+def test_a_length_that_promises_too_much_does_not_fill_the_memory(layout: RecordFormat) -> None:
     head = written(layout, {"a": 1})[:3] + (
         b"\xc6\xff\xff\xff\xff" if layout is RecordFormat.MSGPACK else b"\x5b" + b"\x7f" * 8
     )
@@ -149,7 +147,7 @@ def test_a_length_that_promises_too_much_does_not_fill_the_memory(
             yield bytes(1 << 20)
 
     with pytest.raises(SourceError, match="record 0 at byte 0 is damaged, or larger"):
-        list(record_places(endless(), layout, "x"))
+        list(record_places(endless(), layout, "x", max_record_bytes=4 << 20))
     assert given < 10
 
 
@@ -165,3 +163,7 @@ def test_a_missing_package_is_named(layout: RecordFormat, monkeypatch: pytest.Mo
 
 def test_extensions_name_formats() -> None:
     assert {EXTENSIONS[".mp"], EXTENSIONS[".cbor"]} == set(RecordFormat)
+
+
+def test_examples_of_docstrings_hold() -> None:
+    assert doctest.testmod(records) == (0, 1)
