@@ -5,5 +5,5 @@ error that names shard and place, never a short listing. A name in an archive is
 
 `source` is what archives are read from: bytes by range. `tar` walks headers, `zip_directory` reads the directory at the end;
 `zip` turns a member's record into its content; `names` groups members to samples as WebDataset does; `damage` says what becomes
-of the samples of a damaged shard.
+of the samples of a damaged shard; `braces` expands what names shards; `unpack` decompresses shards.
 """
