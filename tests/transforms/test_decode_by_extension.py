@@ -236,4 +236,4 @@ def test_images_are_whole_when_they_leave() -> None:
 
 
 def test_examples_of_docstrings_hold() -> None:
-    assert doctest.testmod(decode_by_extension) == (0, 1)
+    assert doctest.testmod(decode_by_extension) == (0, 2)
