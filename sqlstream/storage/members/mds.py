@@ -157,10 +157,11 @@ class _Object:
 
 
 class _IndexParser:
-    """Parses the shards of one index; equal columns of theirs are one object: an index may name 10^5 shards."""
+    """Parses the shards of one index, of which there may be 10^5: columns equal to those of the shard before are one object."""
 
     def __init__(self) -> None:
-        self._columns: dict[tuple[MdsColumn, ...], tuple[MdsColumn, ...]] = {}
+        self._written: list[object] = []
+        self._columns: tuple[MdsColumn, ...] = ()
 
     def shard(self, given: _Object) -> MdsShard:
         """Return one shard."""
@@ -169,11 +170,10 @@ class _IndexParser:
         if layout not in FORMATS:
             raise given.wrong("format", f"one of {', '.join(FORMATS)}")
         is_split = layout != "mds"
-        columns = _columns(given, layout)
         shard = MdsShard(
             format=layout,
             samples=given.count("samples"),
-            columns=self._columns.setdefault(columns, columns),
+            columns=self._columns_of(given, layout),
             raw=_required_file(given, "raw_data"),
             zip=_file(given, "zip_data"),
             meta=_required_file(given, "raw_meta") if is_split else None,
@@ -188,6 +188,13 @@ class _IndexParser:
         if table_bytes(shard) > (shard.meta or shard.raw).bytes:
             raise SourceError(f"{given.where}: `samples` is {shard.samples}: their table is longer than its file")
         return shard
+
+    def _columns_of(self, given: _Object, layout: str) -> tuple[MdsColumn, ...]:
+        keys = ("columns", "column_names", "column_encodings", "column_sizes")
+        written = [layout, *map(given.value.get, keys)]
+        if written != self._written:
+            self._columns, self._written = _columns(given, layout), written
+        return self._columns
 
 
 def _file(given: _Object, key: str) -> ShardFile | None:
