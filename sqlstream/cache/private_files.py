@@ -372,5 +372,7 @@ def _request(ref: ObjectRef, file: PrivateFile) -> FetchRequest:
         expected_bytes=ref.size_bytes,
         expected_etag=ref.etag,
         span=ref.span,
+        whole_bytes=ref.whole_bytes,
+        unpack=ref.unpack,
         access=ref.access,
     )

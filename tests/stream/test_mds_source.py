@@ -17,6 +17,7 @@ from tests.goldens import FIXTURES, as_json, expected
 
 MDS = FIXTURES / "mds"
 NAMES = ["plain", "empty_shard", "fixed_only", "bypass", "merged", "jsonl", "csv", "tsv", "xsv"]
+PACKED = ["zstd", "gz", "br", "bz2", "snappy", "jsonl_zstd"]
 
 
 def opened(src: str | Path, folder: Path, **options: Any) -> StreamingDataset:
@@ -28,6 +29,10 @@ def values(sample: Sample) -> Any:
     return as_json({name: value for name, value in sample.items() if not (name.startswith("__") and name.endswith("__"))})
 
 
+def document(name: str) -> Any:
+    return json.loads((MDS / name / "index.json").read_text())
+
+
 def serve(server: FaultyHttpServer, name: str) -> str:
     files = [path for path in (MDS / name).rglob("*") if path.is_file()]
     server.objects |= {f"/{name}/{path.relative_to(MDS / name)}": path.read_bytes() for path in files}
@@ -37,6 +42,25 @@ def serve(server: FaultyHttpServer, name: str) -> str:
 @pytest.mark.parametrize("name", NAMES)
 def test_samples_of_a_directory_are_those_of_mosaicml(name: str, tmp_path: Path) -> None:
     assert [values(sample) for sample in opened(MDS / name, tmp_path)] == expected(f"mds/{name}.expected.json")["samples"]
+
+
+def test_compressed_shards_are_unpacked_once_into_the_cache(tmp_path: Path) -> None:
+    for name in PACKED:
+        dataset = opened(MDS / name, tmp_path, on_error="raise", shuffle_seed=1)
+        found = sorted((sample["__row__"], json.dumps(values(sample))) for sample in dataset)
+        assert [json.loads(text) for _, text in found] == expected(f"mds/{name}.expected.json")["samples"]
+    raw = [shard["raw_data"]["bytes"] for name in PACKED for shard in document(name)["shards"]]
+    assert sorted(path.stat().st_size for path in (tmp_path / "cache/data").rglob("*") if path.is_file()) == sorted(raw)
+
+
+def test_a_compressed_shard_that_is_damaged_or_another_one_is_an_error(server: FaultyHttpServer, tmp_path: Path) -> None:
+    src = serve(server, "zstd")
+    name = document("zstd")["shards"][0]["zip_data"]["basename"]
+    good = server.objects[f"/zstd/{name}"]
+    for number, damage in enumerate((good[:-40] + bytes(40), good[:40] + b"x" + good[41:])):
+        server.objects[f"/zstd/{name}"] = damage
+        with pytest.raises(SourceError, match=name.replace(".", r"\.")):
+            opened(src, tmp_path / str(number), on_error="raise")[0]
 
 
 @pytest.mark.parametrize("unit", ["members", "whole"])

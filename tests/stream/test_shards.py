@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
 import json
+import lzma
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -215,6 +218,37 @@ def test_s4_an_archive_that_ends_early_is_never_taken_for_a_short_one(folder: Pa
     (folder / "cut.tar").write_bytes(tar_of(samples(0, 8))[:9000])
     with pytest.raises(SourceError, match=r"cut\.tar"):
         opened(str(folder / "cut.tar"), folder)
+
+
+COMPRESS: dict[str, Any] = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+
+
+def test_compressed_archives_are_told_by_their_bytes_and_fetched_once(server: FaultyHttpServer, tmp_path: Path) -> None:
+    expected: list[dict[str, bytes]] = []
+    for shard, (name, compress) in enumerate([*COMPRESS.items(), ("lying", gzip.compress)]):
+        made = samples(shard, 4)
+        server.objects[f"/data/{name}.tar" + ("" if name == "lying" else f".{name}")] = compress(tar_of(made))
+        expected += [{"__key__": key.encode(), **parts} for key, parts in made]
+    paths = [*(f"/data/{name}.tar.{name}" for name in COMPRESS), "/data/lying.tar"]
+    dataset = opened([server.url + path for path in paths], tmp_path, shuffle_seed=1, on_error="raise")
+    before = len(server.requests())
+    for _ in range(2):
+        assert sorted(map(str, map(content, dataset))) == sorted(map(str, expected))
+    assert sorted(request.path for request in server.requests()[before:]) == sorted(paths)
+
+
+def test_a_local_compressed_archive_is_unpacked_once_and_a_changed_one_is_an_error(folder: Path) -> None:
+    path = folder / "s.tar.gz"
+    path.write_bytes(gzip.compress(tar_of(samples(0, 8))))
+    assert [content(sample) for sample in opened(str(path), folder)] == all_samples(1, 8)
+    dataset = opened(str(path), folder, on_error="raise")
+    path.write_bytes(gzip.compress(tar_of(samples(9, 8))))
+    with pytest.raises(SourceChangedError, match=r"s\.tar\.gz changed since it was indexed"):
+        dataset[0]
+    cut = folder / "cut.tar.gz"
+    cut.write_bytes(gzip.compress(tar_of(samples(0, 8)))[:-20])
+    with pytest.raises(SourceError, match=r"cut\.tar\.gz"):
+        opened(str(cut), folder)
 
 
 def test_new_shards_at_the_end_are_added_to_the_index(folder: Path) -> None:

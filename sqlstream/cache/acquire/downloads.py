@@ -366,5 +366,6 @@ def _request(lead: Lead) -> FetchRequest:
         expected_etag=lead.ref.etag,
         span=lead.ref.span,
         whole_bytes=lead.ref.whole_bytes,
+        unpack=lead.ref.unpack,
         access=lead.ref.access,
     )

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import OWN, Access
 from sqlstream.storage.base.identity import Identity, object_name
+from sqlstream.storage.base.protocols import Unpack
 
 KEY_BYTES = 16
 _KEY = struct.Struct(f"{KEY_BYTES}s")
@@ -74,7 +75,9 @@ class ObjectRef:
     span: tuple[int, int] | None = None
     """Which bytes of the object it is, half open; None: all."""
     whole_bytes: int | None = field(default=None, compare=False)
-    """Size of the object that `span` is a part of, if the index knows it."""
+    """Size of the object at `url` that `span` is a part of, or that is unpacked, if the index knows it."""
+    unpack: Unpack | None = field(default=None, compare=False)
+    """How its content is made of what is stored at `url`; None: that is the content."""
     is_stored_sample: bool = False
     """It was made on this node and cannot be fetched: a hold on it is void if it is not in the cache."""
     access: Access = field(default=OWN, compare=False)
@@ -148,5 +151,45 @@ class ObjectRef:
             dataset=dataset,
             span=span,
             whole_bytes=whole_bytes,
+            access=access,
+        )
+
+    @classmethod
+    def unpacked(
+        cls,
+        url: str,
+        unpack: Unpack,
+        whole_bytes: int | None = None,
+        *,
+        etag: str | None = None,
+        version: str | None = None,
+        dataset: int | None = None,
+        identity: Identity | None = None,
+        access: Access = OWN,
+    ) -> ObjectRef:
+        """Return the reference of the content of the object at `url`, which is stored compressed; see `part_of`.
+
+        Args:
+            url: Which object.
+            unpack: How its content is made.
+            whole_bytes: Size of what is stored; None: any.
+            etag: The version that a server must give.
+            version: What tells it from another version; None: `etag`.
+            dataset: Id of the dataset in the ledger.
+            identity: What else than its URL identifies it; None: nothing.
+            access: On whose word it is read.
+        """
+        if identity is not None:
+            identity = identity.with_access(access)
+        told = f"{etag or '' if version is None else version}\0unpacked {unpack.compression}"
+        return cls(
+            url=url,
+            key=object_key(url, told, "" if identity is None else identity.prefix(url)),
+            ext=urls.extension(url),
+            size_bytes=unpack.raw_bytes,
+            etag=etag,
+            dataset=dataset,
+            whole_bytes=whole_bytes,
+            unpack=unpack,
             access=access,
         )

@@ -123,7 +123,7 @@ def open_part(
         SourceChangedError: The file changed meanwhile.
     """
     if isinstance(shard := innermost(part), ShardPart):
-        samples = shard.layout.samples(shard.source, remote).at(number, len(plan.joined_parts) + number)
+        samples = shard.layout.samples(shard.source, remote, temporary).at(number, len(plan.joined_parts) + number)
         yield OpenPart(over(part, samples), PlacesOfShard(samples))
         return
     parquet = parquet_part(part)

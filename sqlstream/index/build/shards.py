@@ -25,14 +25,17 @@ from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.types.models import Column, SourceFile
 from sqlstream.order.permute import Int64Array
 from sqlstream.storage.base import urls
+from sqlstream.storage.base.protocols import Unpack
 from sqlstream.storage.members import places
 from sqlstream.storage.members.places import Place
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS member_columns (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
+CREATE TABLE IF NOT EXISTS packed_shards (shard INTEGER PRIMARY KEY, unpack TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS members (row INTEGER PRIMARY KEY, shard INTEGER NOT NULL, place BLOB NOT NULL) STRICT;
 """
 _PLACES = "SELECT row, shard, place FROM members WHERE row IN (SELECT value FROM json_each(?))"
+_PACKED = "SELECT shard, unpack FROM packed_shards"
 _NAMES = "SELECT name FROM member_columns ORDER BY number"
 
 
@@ -103,6 +106,11 @@ class ShardIndex(ContentIndex):
         """Names of the columns of parts, by the number that a place has of them."""
         return tuple(name for (name,) in self.stored(_NAMES))
 
+    @cached_property
+    def unpacks(self) -> dict[int, Unpack]:
+        """How the shards are unpacked that are compressed as a whole."""
+        return {shard: _unpack_of(text) for shard, text in self.stored(_PACKED)}
+
     def places_of(self, row_ids: Sequence[int]) -> list[SamplePlace]:
         """Return where the content of rows is, in the order asked.
 
@@ -138,6 +146,12 @@ class ShardIndex(ContentIndex):
         return damaged(self.path, f"it does not say where the content of a row is: {error!r}")
 
 
+def _unpack_of(text: str) -> Unpack:
+    compression, raw_bytes, *hashes = json.loads(text)
+    stored, raw = (tuple((algorithm, digest) for algorithm, digest in some) for some in hashes)
+    return Unpack(compression, raw_bytes, stored, raw)
+
+
 class PlacesOfShard:
     """Where the content of a shard's samples is, to be written beside their rows.
 
@@ -161,6 +175,8 @@ class PlacesOfShard:
             places.pack(entries, [part._replace(column=numbers[name]) for name, part in parts.items() if name in numbers])
             for parts, entries in zip(samples.parts, samples.entries(), strict=True)
         )
+        if samples.unpack is not None:
+            tables.note_packed(number, json.dumps(samples.unpack))
         kept = packed if joins is None or not joins.leaves_out else joins.kept(packed)
         rows = zip(range(first_row, writer.num_rows), kept, strict=False)
         tables.write((row, number, place) for row, place in rows)
@@ -185,6 +201,10 @@ class MemberTables:
             number = self._numbers[name] = len(self._numbers)
             self._connection.execute("INSERT INTO member_columns VALUES (?, ?)", (number, name))
         return number
+
+    def note_packed(self, shard: int, unpack: str) -> None:
+        """Note how a shard is unpacked."""
+        self._connection.execute("INSERT INTO packed_shards VALUES (?, ?)", (shard, unpack))
 
     def write(self, found: Iterable[tuple[int, int, bytes]]) -> None:
         """Note (row, shard, place) of rows."""
@@ -214,6 +234,8 @@ class PlacesOfResult:
         self._tables = MemberTables(writer)
         for (name,) in base.stored(_NAMES):
             self._tables.number_of(name)
+        for packed in base.stored(_PACKED):
+            self._tables.note_packed(*packed)
 
     def add(self, row_ids: Sequence[int]) -> None:
         """Note which rows of the base are written next."""

@@ -10,7 +10,7 @@ import builtins
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from sqlstream.errors import ConfigError, ObjectChangedError, StorageError, TransientStorageError
 from sqlstream.storage.base.access import Access
@@ -229,6 +229,19 @@ def writer_of(storage: Storage, url: str) -> WritableStorage:
         where = redact(url)
         raise ConfigError(f"{where} can only be read: write to an object store (s3://, gs://, az://) or a directory", url=where)
     return storage
+
+
+class Unpack(NamedTuple):
+    """How the content of an object that is compressed as a whole is made."""
+
+    compression: str
+    """As `members/unpack.py` and `members/packed.py` name it; empty: it is not compressed, and only its hashes are compared."""
+    raw_bytes: int | None = None
+    """Size of the content, if an index says it."""
+    hashes: tuple[tuple[str, str], ...] = ()
+    """(algorithm, digest) of the object as it is stored."""
+    raw_hashes: tuple[tuple[str, str], ...] = ()
+    """(algorithm, digest) of the content."""
 
 
 def check_size(url: str, size_bytes: int | None, expected_bytes: int | None) -> None:

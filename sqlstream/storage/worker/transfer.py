@@ -27,6 +27,7 @@ from sqlstream.storage.base.protocols import (
 )
 from sqlstream.storage.base.retry import RequestCounts, RetryPolicy, with_retries
 from sqlstream.storage.base.urls import redact
+from sqlstream.storage.members.unpacked import unpacked
 from sqlstream.storage.protocol.messages import FetchDone, FetchEvent, FetchRequest, GrantNeeded
 from sqlstream.storage.worker.workers import WorkPermit
 
@@ -121,7 +122,7 @@ class Transfer:
         try:
             with explained(url, self.request.access):
                 storage = self.context.resolver.storage(url, self.request.access)
-                attempt = functools.partial(self._attempt, storage)
+                attempt = functools.partial(self._attempt if self.request.unpack is None else self._attempt_unpacked, storage)
                 info, size = with_retries(attempt, policy=self.context.policy, counts=self._counts, wait=self._wait)
         except SqlStreamError as error:
             self._finish(0, None, error)
@@ -179,6 +180,25 @@ class Transfer:
         is_python = self.context.resolver.is_by_urllib3(request.url)
         self.context.observe(DownloadTiming(latency_seconds=latency, size_bytes=num_bytes, is_python=is_python))
         return info, num_bytes
+
+    def _attempt_unpacked(self, storage: Storage) -> tuple[ObjectInfo, int]:
+        """Download an object that is compressed as a whole, and write what it holds; each try begins at its start."""
+        self._raise_if_over()
+        request, unpack = self.request, self.request.unpack
+        assert unpack is not None, "there is another attempt for objects as they are"
+        begun_at = self.active_since = time.monotonic()
+        stream = storage.get(request.url)
+        latency, num_bytes, before = time.monotonic() - begun_at, 0, self._counts.downloaded_bytes
+        try:
+            _check_version(request, stream.info)
+            for piece in unpacked(self._chunks(stream), unpack, redact(request.url)):
+                self._write(memoryview(piece), num_bytes, unpack.raw_bytes)
+                num_bytes += len(piece)
+        finally:
+            stream.close()
+            self._counts.num_requests += stream.num_extra_requests
+        self.context.observe(DownloadTiming(latency_seconds=latency, size_bytes=self._counts.downloaded_bytes - before))
+        return stream.info, num_bytes
 
     def _chunks(self, stream: ObjectStream) -> Iterator[memoryview]:
         """Yield the bytes of an answer, and count them."""
@@ -308,6 +328,7 @@ class Transfer:
 
 def _check_version(request: FetchRequest, info: ObjectInfo) -> None:
     """Raise if an object is not the one that was asked for."""
-    check_size(request.url, info.size_bytes, request.expected_bytes if request.span is None else request.whole_bytes)
+    is_whole = request.span is None and request.unpack is None
+    check_size(request.url, info.size_bytes, request.expected_bytes if is_whole else request.whole_bytes)
     if request.expected_etag and not info.has_version(request.expected_etag):
         raise changed(request.url, f"has the version {info.version}, {request.expected_etag} was expected")

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from sqlstream.cache.session import ObjectRef
 from sqlstream.config import SampleOptions, ShardUnit
@@ -21,8 +21,11 @@ from sqlstream.index.build.shards import SamplePlace, Shard, ShardIndex
 from sqlstream.index.sources.base.access import local_file
 from sqlstream.index.sources.shards.layout import ReadPart
 from sqlstream.index.sources.shards.samples import SAMPLE
+from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
+from sqlstream.storage.base.access import Access
 from sqlstream.storage.base.identity import Identity
+from sqlstream.storage.base.protocols import Unpack
 from sqlstream.storage.members.entries import Span
 from sqlstream.storage.members.places import SamplePart
 from sqlstream.transforms.base import Sample
@@ -58,6 +61,16 @@ class OpenShard:
     def __del__(self) -> None:
         if (descriptor := getattr(self, "_descriptor", None)) is not None:
             os.close(descriptor)
+
+
+class _Facts(TypedDict):
+    """What all objects of a shard have."""
+
+    etag: str | None
+    version: str
+    dataset: int | None
+    identity: Identity | None
+    access: Access
 
 
 class ColumnPart(NamedTuple):
@@ -123,6 +136,8 @@ class MemberReader:
         self._names = [name if name in self._columns or name == SAMPLE else None for name in index.member_names]
         self._is_whole = options.shards is ShardUnit.WHOLE
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
+        self._unchanged: set[str] = set()
+        """Local shards that are unpacked into the cache, and were compared with the index."""
 
     def shard(self, number: int) -> Shard:
         """Return a shard by its number in the source."""
@@ -167,50 +182,55 @@ class MemberReader:
         """Return where the content of a sample is, of the columns that it still has."""
         names, shard = self._names, self.shard(place.shard)
         entries, parts = place.place
-        is_remote = urls.is_remote(shard.file.url)
+        is_remote, unpack = urls.is_remote(shard.file.url), self._index.unpacks.get(place.shard)
         found: list[ColumnPart] = []
         spans: list[Span] = []
         for part in parts:
             name = names[part.column]
             if name is None or not (name in sample or (name == SAMPLE and self._lacking(sample))):
                 continue
-            if not is_remote or self._is_whole:
+            if not is_remote or self._is_whole or unpack is not None:
                 found.append(ColumnPart(name, 0, part.offset, part))
                 continue
             span = next(span for span in entries if span[0] <= part.offset and part.offset + part.size <= span[1])
             if span not in spans:
                 spans.append(span)
             found.append(ColumnPart(name, spans.index(span), part.offset - span[0], part))
-        return MemberContent(self, place.shard, tuple(found), self._refs(shard, spans) if is_remote and found else ())
+        has_refs = found and (is_remote or unpack is not None)
+        return MemberContent(self, place.shard, tuple(found), self._refs(shard, spans, unpack) if has_refs else ())
 
     def _lacking(self, sample: Sample) -> list[str]:
         """Return the columns that a sample has no value for yet."""
         return [name for name in self._columns if sample.get(name, SAMPLE) is None]
 
-    def _refs(self, shard: Shard, spans: Sequence[Span]) -> tuple[ObjectRef, ...]:
+    def _refs(self, shard: Shard, spans: Sequence[Span], unpack: Unpack | None) -> tuple[ObjectRef, ...]:
+        """Return the objects of some bytes of a shard, or of all that it holds."""
         file = shard.file
         assert file.size_bytes is not None
-        return tuple(
-            ObjectRef.part_of(
-                file.url,
-                span,
-                file.size_bytes,
-                etag=file.etag,
-                version=file.etag or file.content,
-                dataset=self._dataset,
-                identity=self._identity,
-                access=file.access,
-            )
-            for span in (spans or [(0, file.size_bytes)])
-        )
+        is_remote = urls.is_remote(file.url)
+        facts: _Facts = {
+            "etag": file.etag if is_remote else None,  # of a local file it is its time of change, which the key has
+            "version": file.etag or file.content,
+            "dataset": self._dataset,
+            "identity": self._identity,
+            "access": file.access,
+        }
+        if unpack is not None:
+            if not is_remote and file.url not in self._unchanged:
+                _check_unchanged(file)
+                self._unchanged.add(file.url)
+            return (ObjectRef.unpacked(file.url, unpack, file.size_bytes, **facts),)
+        return tuple(ObjectRef.part_of(file.url, span, file.size_bytes, **facts) for span in spans or [(0, file.size_bytes)])
 
     def fill(self, sample: Sample, content: MemberContent, files: Sequence[str]) -> None:
         """Put the content of a row into its sample; see `MemberContent.fill`."""
         opened = [OpenShard(file) for file in files] if files else [self._local(content.shard)]
         file, layout = self.shard(content.shard)
         read: list[ReadPart] = []
-        for name, entry, offset, part in content.parts:
-            data = opened[entry].read(offset, part.size)
+        is_packed = content.shard in self._index.unpacks
+        for name, entry, offset, known in content.parts:
+            part = layout.locate(known, opened[entry].read, urls.redact(file.url)) if is_packed else known
+            data = opened[entry].read(part.offset if is_packed else offset, part.size)
             if len(data) < part.size:
                 raise SourceChangedError(
                     f"{urls.redact(file.url)} ends before byte {part.offset + part.size}, where {name!r} of row "
@@ -231,8 +251,7 @@ class MemberReader:
         if found is None:
             file = self.shard(number).file
             found = OpenShard(file.url)
-            if local_file(Path(file.url)) != file:
-                raise SourceChangedError(f"{file.url} changed since it was indexed: open the dataset again")
+            _check_unchanged(file)
         opened[number] = found
         while len(opened) > _MAX_OPEN:
             try:
@@ -240,3 +259,9 @@ class MemberReader:
             except KeyError:  # another thread has removed it
                 break
         return found
+
+
+def _check_unchanged(file: SourceFile) -> None:
+    """Raise SourceChangedError if a local shard is not what was indexed."""
+    if local_file(Path(file.url)) != file:
+        raise SourceChangedError(f"{file.url} changed since it was indexed: open the dataset again")

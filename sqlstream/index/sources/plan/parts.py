@@ -204,9 +204,9 @@ class ShardPart:
         return {"shard": FilePart(source=self.source).identity(), "layout": self.layout.identity()}
 
     @contextlib.contextmanager
-    def open(self, temporary: Temporary, remote: RemoteReader) -> Iterator[ShardSamples]:  # noqa: ARG002 - nothing is copied
+    def open(self, temporary: Temporary, remote: RemoteReader) -> Iterator[ShardSamples]:
         """Read its table."""
-        yield self.layout.samples(self.source, remote)
+        yield self.layout.samples(self.source, remote, temporary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

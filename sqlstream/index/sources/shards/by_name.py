@@ -7,7 +7,7 @@ import re
 from sqlstream.index.sources.shards.layout import ShardLayout
 from sqlstream.index.sources.shards.tar_shard import TarShard
 
-_TAR = re.compile(r"\.tar$", re.IGNORECASE)
+_TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst|zstd))?|tgz|tbz2?|txz)$", re.IGNORECASE)
 
 
 def layout_of(url: str) -> ShardLayout | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from sqlstream.index.sources.shards.samples import ShardSamples
@@ -27,11 +28,29 @@ class ShardLayout(Protocol):
         """Return what a fingerprint must tell apart, beside the shard's file (JSON)."""
         ...
 
-    def samples(self, file: SourceFile, remote: RemoteReader) -> ShardSamples:
+    def samples(self, file: SourceFile, remote: RemoteReader, temporary: Callable[[str], Path]) -> ShardSamples:
         """Return the samples of a shard, by its own table.
+
+        Args:
+            file: The shard.
+            remote: Reads what is not local.
+            temporary: Gives paths for what is needed meanwhile.
 
         Raises:
             SourceError: It is damaged, or cut short.
+        """
+        ...
+
+    def locate(self, part: SamplePart, read: Callable[[int, int], bytes], name: str) -> SamplePart:
+        """Return where a part is that has no place in the index: of shards whose table is in what they hold, unpacked.
+
+        Args:
+            part: Its number, as `offset`.
+            read: (offset, number of bytes) → bytes of the content of the shard.
+            name: The shard, for messages.
+
+        Raises:
+            SourceError: The table is damaged.
         """
         ...
 

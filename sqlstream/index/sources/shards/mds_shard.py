@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.access import named_errors, stat_file
 from sqlstream.index.sources.base.byte_source import bytes_of
 from sqlstream.index.sources.shards.layout import ReadPart
 from sqlstream.index.sources.shards.samples import SAMPLE, ShardSamples
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.protocols import RemoteReader
-from sqlstream.storage.members.mds import MdsColumn, MdsShard, offsets, table_bytes
+from sqlstream.storage.base.protocols import RemoteReader, Unpack
+from sqlstream.storage.members.mds import MdsColumn, MdsShard, ShardFile, offsets, table_bytes
 from sqlstream.storage.members.mds_decoder import MdsDecoder
 from sqlstream.storage.members.places import SamplePart
 from sqlstream.storage.members.split import RowDecoder
+from sqlstream.storage.members.unpacked import unpacked
 
+_PLACE = struct.Struct("<2I")
 _KINDS: dict[str, pa.DataType] = {
     **dict.fromkeys(("str", "json", "str_int", "str_float", "str_decimal"), pa.string()),
     **dict.fromkeys(("float16", "float32", "float64", "float"), pa.float64()),
@@ -44,17 +49,44 @@ class MdsLayout:
         """Return what the index says of it."""
         return {"mds": asdict(self.shard)}
 
-    def samples(self, file: SourceFile, remote: RemoteReader) -> ShardSamples:
-        """Return the samples of a shard; see `ShardLayout.samples`."""
-        shard, source = self.shard, file
-        if shard.meta is not None:
-            source = stat_file(self.directory + shard.meta.basename, remote, file.access)
-        with named_errors(source.url):
-            table = bytes_of(source, remote).read_at(0, table_bytes(shard))
-        found = offsets(table, shard, urls.redact(source.url)).tolist()
-        parts = [{SAMPLE: SamplePart(0, start, stop - start)} for start, stop in pairwise(found)]
+    def samples(self, file: SourceFile, remote: RemoteReader, temporary: Callable[[str], Path]) -> ShardSamples:
+        """Return the samples of a shard; see `ShardLayout.samples`.
+
+        The table of an MDS shard that is compressed is in what it holds: samples have their numbers, and `locate` finds them.
+        """
+        del temporary
+        shard = self.shard
+        unpack = None if shard.zip is None else _unpack(shard.compression, shard.raw, shard.zip)
         typed = {column.name: _KINDS.get(column.encoding, pa.binary()) for column in shard.columns}
-        return ShardSamples(keys=None, parts=parts, typed=typed)
+        if unpack is not None and shard.meta is None:
+            numbered = [{SAMPLE: SamplePart(0, number, 0)} for number in range(shard.samples)]
+            return ShardSamples(keys=None, parts=numbered, typed=typed, unpack=unpack)
+        found = pairwise(self._offsets(file, remote))
+        parts = [{SAMPLE: SamplePart(0, start, stop - start)} for start, stop in found]
+        return ShardSamples(keys=None, parts=parts, typed=typed, unpack=unpack)
+
+    def _offsets(self, file: SourceFile, remote: RemoteReader) -> list[int]:
+        """Return where samples begin in the raw file, and where the last one ends."""
+        shard, source, size = self.shard, file, table_bytes(self.shard)
+        if shard.meta is not None:
+            stored = shard.zip_meta or shard.meta
+            source, size = stat_file(self.directory + stored.basename, remote, file.access), stored.bytes
+        name = urls.redact(source.url)
+        with named_errors(source.url):
+            table = bytes_of(source, remote).read_at(0, size)
+        if shard.meta is not None and shard.zip_meta is not None:
+            table = b"".join(unpacked([table], _unpack(shard.compression, shard.meta, shard.zip_meta), name))
+        found: list[int] = offsets(table, shard, name).tolist()
+        return found
+
+    def locate(self, part: SamplePart, read: Callable[[int, int], bytes], name: str) -> SamplePart:
+        """Return where a sample is, by the table of its shard."""
+        if self.shard.meta is not None:
+            return part
+        start, stop = _PLACE.unpack(read(4 + 4 * part.offset, _PLACE.size))
+        if not table_bytes(self.shard) <= start < stop <= self.shard.raw.bytes:
+            raise SourceError(f"{name}: sample {part.offset} begins at {start} and ends at {stop}: its table is damaged")
+        return part._replace(offset=start, size=stop - start)
 
     def values(self, parts: Sequence[ReadPart], wanted: Sequence[str], name: str) -> dict[str, Any]:
         """Return the values of a sample."""
@@ -69,6 +101,10 @@ class MdsLayout:
             return decoder.decode(part.data, there)
         spans = decoder.spans(part.data)
         return {name: part.data[slice(*spans[name])] for name in there}
+
+
+def _unpack(compression: str | None, raw: ShardFile, stored: ShardFile) -> Unpack:
+    return Unpack(compression or "", raw.bytes, tuple(stored.hashes.items()), tuple(raw.hashes.items()))
 
 
 @lru_cache(maxsize=64)  # shards of a dataset have the same columns, as a rule

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from sqlstream.index.sources.base.base import BATCH_ROWS
 from sqlstream.index.types.models import ENCODING, MEMBER, SHARD_URL
+from sqlstream.storage.base.protocols import Unpack
 from sqlstream.storage.members.entries import cut
 from sqlstream.storage.members.places import SamplePart
 
@@ -28,6 +29,8 @@ class ShardSamples:
     """The parts of each sample, by the name of their column; the `column` of a part is not known here."""
     typed: dict[str, pa.DataType] = field(default_factory=dict)
     """Columns whose values are in the samples' only part, with their types: no query sees them."""
+    unpack: Unpack | None = None
+    """How its content is made of the shard, which is compressed as a whole; None: places are those of the shard itself."""
     position: int = 0
     """Position of the shard among the files of the index: that is what `__url__` holds."""
     number: int = 0
@@ -62,7 +65,9 @@ class ShardSamples:
             yield pa.RecordBatch.from_arrays(columns, names=list(names))
 
     def entries(self) -> list[list[tuple[int, int]]]:
-        """Return the objects of the cache that hold each sample."""
+        """Return the objects of the cache that hold each sample; none of a shard that is unpacked: it is one."""
+        if self.unpack is not None:
+            return [[] for _ in self.parts]
         return cut([[(part.offset, part.offset + part.size) for part in parts.values()] for parts in self.parts])
 
     def _column(self, name: str, kind: Any, some: Sequence[dict[str, SamplePart]], start: int) -> Any:

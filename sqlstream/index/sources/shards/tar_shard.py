@@ -2,38 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
+from sqlstream.index.sources.base.access import local_copy
 from sqlstream.index.sources.shards.layout import ReadPart
-from sqlstream.index.sources.shards.reading import opened
+from sqlstream.index.sources.shards.reading import LocalShard, opened
 from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.protocols import RemoteReader
+from sqlstream.storage.base.protocols import RemoteReader, Unpack
 from sqlstream.storage.members import names, tar
 from sqlstream.storage.members.places import SamplePart
+from sqlstream.storage.members.source import ByteRange
+from sqlstream.storage.members.unpack import MAGIC_BYTES, Compression, compression_of, decompress
+
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TarShard:
-    """A TAR archive that is not compressed."""
+    """A TAR archive, which may be compressed as a whole: its first bytes tell, whatever its name says."""
 
     def identity(self) -> object:
         """Return its format."""
         return "tar"
 
-    def samples(self, file: SourceFile, remote: RemoteReader) -> ShardSamples:
+    def samples(self, file: SourceFile, remote: RemoteReader, temporary: Callable[[str], Path]) -> ShardSamples:
         """Return the samples of a shard; see `ShardLayout.samples`."""
         name = urls.redact(file.url)
         with opened(file, remote) as source:
-            grouped = list(names.group(tar.read_members(source, name), name))
-        keys = [key for key, _ in grouped]
-        parts = [
-            {column: SamplePart(0, member.offset, member.size) for column, member in members.items()} for _, members in grouped
-        ]
-        return ShardSamples(keys=keys, parts=parts)
+            compression = compression_of(source.read_at(0, MAGIC_BYTES))
+            if compression is None:
+                return _samples(source, name, None)
+        with (
+            local_copy(file, temporary("shard"), remote) as path,
+            _content(path, compression, name, temporary("tar")) as content,
+        ):
+            return _samples(content, name, Unpack(compression))
+
+    def locate(self, part: SamplePart, read: Callable[[int, int], bytes], name: str) -> SamplePart:  # noqa: ARG002
+        """Return the part: the index knows all places."""
+        return part
 
     def values(self, parts: Sequence[ReadPart], wanted: Sequence[str], name: str) -> dict[str, bytes]:  # noqa: ARG002 - all are
         """Return the content of members."""
         return {part.name: part.data for part in parts}
+
+
+def _samples(source: ByteRange, name: str, unpack: Unpack | None) -> ShardSamples:
+    grouped = list(names.group(tar.read_members(source, name), name))
+    keys = [key for key, _ in grouped]
+    parts = [
+        {column: SamplePart(0, member.offset, member.size) for column, member in members.items()} for _, members in grouped
+    ]
+    return ShardSamples(keys=keys, parts=parts, unpack=unpack)
+
+
+@contextlib.contextmanager
+def _content(path: Path, compression: Compression, name: str, temporary: Path) -> Iterator[LocalShard]:
+    """Give the content of a compressed file, which is removed afterwards."""
+    try:
+        with open(path, "rb") as file, open(temporary, "xb") as content:
+            for piece in decompress(iter(partial(file.read, _PIECE_BYTES), b""), compression, name):
+                content.write(piece)
+        with contextlib.closing(LocalShard(temporary)) as source:
+            yield source
+    finally:
+        temporary.unlink(missing_ok=True)
