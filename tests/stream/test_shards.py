@@ -251,6 +251,24 @@ def test_a_local_compressed_archive_is_unpacked_once_and_a_changed_one_is_an_err
         opened(str(cut), folder)
 
 
+def test_shards_are_named_by_braces_double_colons_wildcards_and_commands_that_print_one(
+    server: FaultyHttpServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = serve(server, 3, 8)
+    monkeypatch.setenv("WDS_WHERE", server.url)
+    for src in (
+        f"{folder}/s-{{000..002}}.tar",
+        f"{folder}/s-000.tar::{folder}/s-00{{1,2}}.tar",
+        f"{server.url}/data/s-{{000..002}}.tar",
+        f"pipe:curl -s -L {server.url}/data/s-000.tar::pipe:cat {folder}/s-001.tar::${{WHERE}}/data/s-002.tar",
+        [f"{folder}/s-00[01].tar", Path(folder / "s-002.tar")],
+    ):
+        assert [sample["__key__"].encode() for sample in opened(src, folder)] == [sample["__key__"] for sample in expected]
+    for wrong in ("pipe:ssh host cat a.tar", f"{folder}/s-{{000..002.tar", f"{folder}/s-000.tar::{folder}/table.csv::b.tar"):
+        with pytest.raises(ConfigError):
+            opened(wrong, folder)
+
+
 def test_new_shards_at_the_end_are_added_to_the_index(folder: Path) -> None:
     src = str(folder / "s-*.tar")
     assert len(opened(src, folder)) == 24

@@ -62,12 +62,11 @@ def expand(text: str, variables: Mapping[str, str] | None = None) -> list[str]:
     return found
 
 
-def url_of(shard: str, *, allow_pipes: bool = False) -> str:
+def url_of(shard: str) -> str:
     """Return the URL or path that a command names, for commands that only print an object; what is no command stays.
 
     Args:
         shard: A URL, a path, or `pipe:` and a command.
-        allow_pipes: Other commands stay as they are; False: they are errors.
 
     Raises:
         ConfigError: The command does more, or has options that choose how the object is read.
@@ -79,12 +78,12 @@ def url_of(shard: str, *, allow_pipes: bool = False) -> str:
     if not shard.startswith(_PIPE):
         return shard
     named = _named_by(shard.removeprefix(_PIPE))
-    if named is None and not allow_pipes:
+    if named is None:
         raise ConfigError(
-            f"{shown(shard)} is a command, and no program is run on the word of a dataset: give the URL that it reads "
-            "(with storage_options for its credentials), or allow_pipes=True if you trust where the command comes from"
+            f"{shown(shard)} is a command, and no program is run on the word of a dataset: give the URL that it reads, with "
+            "storage_options for its credentials"
         )
-    return shard if named is None else named
+    return named
 
 
 def _named_by(command: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -34,7 +35,7 @@ from sqlstream.index.sources.plan.parts import (
     Temporary,
     innermost,
 )
-from sqlstream.index.sources.shards.by_name import layout_of
+from sqlstream.index.sources.shards.by_name import layout_of, shard_urls
 from sqlstream.index.sources.shards.samples import KEY as SHARD_KEY
 from sqlstream.index.types.models import SourceFile, fingerprint
 from sqlstream.index.types.origins import Provenance, is_local_database
@@ -43,6 +44,9 @@ from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import OWN_ROWS, Origin, Rules, origin_at
 from sqlstream.storage.base.credentials import place_of
 from sqlstream.storage.base.protocols import RemoteReader
+
+_LOOKS_AT_A_TIME = 16
+"""Shards whose versions are asked for side by side. Arbitrary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,13 +296,26 @@ def _plan_shards(item: str, src: str, options: IndexOptions, remote: RemoteReade
     """Return the plan of shards; their own keys name samples, if they can. None: the source is none of them."""
     if (index := described.find_index(src, options.data_type, remote)) is not None:
         return _plan(item, options, urls.parent(index.file.url), described.shard_parts(index, options, remote))
-    if layout_of(src) is None:
+    named = shard_urls(item)
+    if named is None:
         return None
-    files = wildcard.match_files(src, remote) if wildcard.has_wildcard(src) else [stat_file(src, remote)]
+    files = _shard_files(list(map(_absolute, named)), remote)
     layouts = ((file, layout_of(file.url)) for file in files[: options.max_index_files])
     parts = [ShardPart(source=file, layout=layout) for file, layout in layouts if layout is not None]
-    plan = _plan(item, options, urls.parent(src), parts)
+    plan = _plan(item, options, urls.parent(files[0].url), parts)
     return plan if options.key_column is not None else replace(plan, key_column=SHARD_KEY)
+
+
+def _shard_files(named: Sequence[str], remote: RemoteReader) -> list[SourceFile]:
+    """Return the files that URLs and wildcards name, in their order."""
+
+    def find(url: str) -> list[SourceFile]:
+        return wildcard.match_files(url, remote) if wildcard.has_wildcard(url) else [stat_file(url, remote)]
+
+    if len(named) == 1:
+        return find(named[0])
+    with ThreadPoolExecutor(_LOOKS_AT_A_TIME, thread_name_prefix="shard") as pool:
+        return [file for files in pool.map(find, named) for file in files]
 
 
 def _absolute(src: str) -> str:

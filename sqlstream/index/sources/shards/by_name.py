@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+from sqlstream.errors import ConfigError
 from sqlstream.index.sources.shards.layout import ShardLayout
 from sqlstream.index.sources.shards.tar_shard import TarShard
+from sqlstream.storage.base import urls
+from sqlstream.storage.members import braces
 
 _TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst|zstd))?|tgz|tbz2?|txz)$", re.IGNORECASE)
+
+PIPE = "pipe:"
 
 
 def layout_of(url: str) -> ShardLayout | None:
@@ -18,3 +24,30 @@ def layout_of(url: str) -> ShardLayout | None:
         TarShard()
     """
     return TarShard() if _TAR.search(re.split(r"[?#]", url, maxsplit=1)[0]) else None
+
+
+def shard_urls(text: str) -> list[str] | None:
+    """Return the shards that a text names, with braces, `::`, variables and `pipe:` as WebDataset takes them; None: none.
+
+    A local file of exactly that name comes first.
+
+    Args:
+        text: `s3://bucket/train-{000..127}.tar`, `a.tar::b.tar`, `pipe:aws s3 cp s3://bucket/a.tar -`.
+
+    Raises:
+        ConfigError: Braces are not closed, a program names no URL, or only some of the names are shards.
+
+    Example:
+        >>> shard_urls("s-{00..02}.tar"), shard_urls("table.csv")
+        (['s-00.tar', 's-01.tar', 's-02.tar'], None)
+    """
+    if not urls.is_remote(text) and Path(urls.local_path(text)).exists():
+        return [text] if layout_of(text) is not None else None
+    if not text.startswith(PIPE) and layout_of(text) is None:
+        return None
+    found = [braces.url_of(shard) for shard in braces.expand(text)]
+    if (other := next((url for url in found if layout_of(url) is None), None)) is not None:
+        raise ConfigError(
+            f"src names {urls.redact(other)} beside shards, and its name is not one of a shard: name shards alone"
+        )
+    return found
