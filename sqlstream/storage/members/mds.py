@@ -17,7 +17,7 @@ import json
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 from urllib.parse import unquote
 
 import numpy as np
@@ -144,14 +144,14 @@ class _Object:
     def text(self, key: str) -> str:
         """Return a text."""
         value = self.value.get(key)
-        if not isinstance(value, str):
+        if not is_text(value):
             raise self.wrong(key, "a text")
         return value
 
     def texts(self, key: str) -> list[str]:
         """Return a list of texts."""
         values = self.value.get(key)
-        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        if not isinstance(values, list) or not all(map(is_text, values)):
             raise self.wrong(key, "a list of texts")
         return values
 
@@ -212,6 +212,14 @@ def _required_file(given: _Object, key: str) -> ShardFile:
     return ShardFile(basename=basename, bytes=part.count("bytes"), hashes=hashes)
 
 
+def is_text(value: object) -> TypeGuard[str]:
+    """Return whether a value of JSON is a text that UTF-8 and SQLite can hold: half a surrogate pair is not."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
 def leaves_directory(basename: str) -> bool:
     r"""Return whether a name could lead out of the directory that it is joined to: by dots, a root, a drive or a scheme.
 
@@ -241,6 +249,8 @@ def _mark(given: _Object, key: str) -> str:
 def _columns(given: _Object, layout: str) -> tuple[MdsColumn, ...]:
     if layout == "json":
         columns = _Object(given.value.get("columns"), f"{given.where}: `columns`")
+        if not all(map(is_text, columns.value)):
+            raise given.wrong("columns", "names that are texts")
         return tuple(MdsColumn(name, columns.text(name), None) for name in columns.value)
     names, encodings = given.texts("column_names"), given.texts("column_encodings")
     sizes = given.value.get("column_sizes") if layout == "mds" else [None] * len(names)

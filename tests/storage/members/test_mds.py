@@ -90,7 +90,7 @@ def test_columns_by_their_spans_are_equal_to_those_of_the_whole_sample(name: str
             assert as_json(parts) == whole
             assert as_json(decoder.decode(memoryview(raw)[start:stop])) == whole
             wanted = list(reversed(spans))[:3]
-            assert list(decoder.decode(data, wanted)) == wanted
+            assert list(decoder.decode(data, wanted)) == wanted[::-1]
             assert as_json(decoder.decode(data, wanted)) == {column: whole[column] for column in wanted}
 
 
@@ -311,11 +311,13 @@ WRONG: list[tuple[str, Any, str]] = [
     ("column_sizes", [8, 4], "3 names, 3 encodings and 2 sizes"),
     ("column_sizes", [8, 4, "4"], "`column_sizes`"),
     ("column_names", ["a", "a", "c"], "each name once"),
+    ("column_names", ["a", "b", "\ud800"], "a list of texts"),
     ("column_encodings", None, "`column_encodings` is None"),
     ("compression", "lz4", "`compression` is 'lz4'"),
     ("compression", "zstd", "do not fit"),
     ("raw_data", None, "`raw_data` is no JSON object"),
     ("raw_data", {"basename": "../x", "bytes": 100, "hashes": {}}, "`basename` is '../x'"),
+    ("raw_data", {"basename": "\udc00", "bytes": 100, "hashes": {}}, "`basename`.* a text"),
     ("raw_data", {"basename": "x", "bytes": 1.5, "hashes": {}}, "`bytes` is 1.5"),
     ("raw_data", {"basename": "x", "bytes": 100, "hashes": {"md5": 3}}, "`hashes`"),
 ]
