@@ -88,28 +88,29 @@ class MdsDecoder:
         return found
 
     def decode(self, data: Buffer, wanted: Sequence[str] | None = None) -> dict[str, Any]:
-        """Return the values of a sample by column.
+        """Return the values of a sample by column, in stored order.
 
         Args:
             data: The sample.
-            wanted: Columns to decode, in this order; None: all, in stored order.
+            wanted: Columns to decode; None: all.
 
         Raises:
             DecodeError: The sample or a value is damaged; or a column is refused, or not there.
             MissingDependencyError: The column holds images, and Pillow is not installed.
         """
-        if wanted is not None:
-            spans = self.spans(data)
-            return {name: self.decode_value(name, data[slice(*spans[self._there(name)])]) for name in wanted}
         lengths = iter(self._lengths(data, len(data)))
         sample, name, start = {}, "", self._head.size
         try:
             for name, size, decode in self._plan:
                 stop = start + (size or next(lengths))
-                sample[name] = decode(data[start:stop])
+                if wanted is None or name in wanted:
+                    sample[name] = decode(data[start:stop])
                 start = stop
         except Exception as error:
             raise self._named(name, error) from error
+        if wanted is not None and len(sample) < len(wanted):
+            for name in wanted:
+                self._check_there(name)
         return sample
 
     def decode_value(self, name: str, data: Buffer) -> Any:
@@ -123,16 +124,15 @@ class MdsDecoder:
             DecodeError: As of `decode`.
             MissingDependencyError: As of `decode`.
         """
-        decode = self._decoders[self._there(name)]
+        self._check_there(name)
         try:
-            return decode(data)
+            return self._decoders[name](data)
         except Exception as error:
             raise self._named(name, error) from error
 
-    def _there(self, name: str) -> str:
+    def _check_there(self, name: str) -> None:
         if name not in self._decoders:
             raise DecodeError(f"there is no column {name!r}: the shard has {', '.join(self._decoders)}")
-        return name
 
     def _lengths(self, head: Buffer, length: int) -> tuple[int, ...]:
         """Return the bytes of each value whose column has no fixed size."""
