@@ -86,6 +86,16 @@ def content(record: bytes | memoryview, member: ZipMember, name: str) -> bytes:
     return found
 
 
+def local_name(record: bytes | memoryview) -> str:
+    """Return the name in the local header of a record; empty where there is none."""
+    data = memoryview(record)
+    if len(data) < LOCAL_BYTES or bytes(data[:4]) != b"PK\3\4":
+        return ""
+    flags, _, name_bytes, extra_bytes = _LOCAL.unpack_from(data)
+    stop = LOCAL_BYTES + name_bytes
+    return decoded_name(bytes(data[LOCAL_BYTES:stop]), flags, bytes(data[stop : stop + extra_bytes]))
+
+
 def decoded_name(raw: bytes, flags: int, extra: bytes) -> str:
     """Return the name of a member: as its flag and extra field 0x7075 say, else UTF-8 where it is that, or code page 437.
 

@@ -8,22 +8,31 @@ from pathlib import Path
 from sqlstream.errors import ConfigError
 from sqlstream.index.sources.shards.layout import ShardLayout
 from sqlstream.index.sources.shards.tar_shard import TarShard
+from sqlstream.index.sources.shards.zip_shard import ZipShard
 from sqlstream.storage.base import urls
 from sqlstream.storage.members import braces
 
 _TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst|zstd))?|tgz|tbz2?|txz)$", re.IGNORECASE)
 
+_ZIP = re.compile(r"\.zip$", re.IGNORECASE)
 PIPE = "pipe:"
 
 
-def layout_of(url: str) -> ShardLayout | None:
+def layout_of(url: str, label_column: str | None = None) -> ShardLayout | None:
     """Return how a file is read by its name; None: it is no shard.
 
+    Args:
+        url: The file.
+        label_column: Column for the folder of each sample in a ZIP; None: none.
+
     Example:
-        >>> layout_of("s3://bucket/train-000.tar")
-        TarShard()
+        >>> layout_of("s3://bucket/train-000.tar"), layout_of("photos.zip")
+        (TarShard(), ZipShard(label_column=None))
     """
-    return TarShard() if _TAR.search(re.split(r"[?#]", url, maxsplit=1)[0]) else None
+    name = re.split(r"[?#]", url, maxsplit=1)[0]
+    if _TAR.search(name):
+        return TarShard()
+    return ZipShard(label_column=label_column) if _ZIP.search(name) else None
 
 
 def shard_urls(text: str) -> list[str] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ SAMPLE = ""
 """The part that a sample of typed columns is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ShardSamples:
     """What the table of a shard says, in its order."""
 
@@ -29,6 +30,10 @@ class ShardSamples:
     """The parts of each sample, by the name of their column; the `column` of a part is not known here."""
     typed: dict[str, pa.DataType] = field(default_factory=dict)
     """Columns whose values are in the samples' only part, with their types: no query sees them."""
+    beside: pa.Table | None = None
+    """What the shard says of each sample beside its parts; None: nothing."""
+    size_fact: int | None = None
+    """Which fact of a part is the size of its content; None: that is the size of the part."""
     unpack: Unpack | None = None
     """How its content is made of the shard, which is compressed as a whole; None: places are those of the shard itself."""
     position: int = 0
@@ -40,7 +45,7 @@ class ShardSamples:
         """Return them as those of a shard of this number, at this position."""
         return replace(self, number=number, position=position)
 
-    @property
+    @cached_property
     def member_columns(self) -> list[str]:
         """Columns of parts, in the order of their first appearance."""
         return [] if self.typed else list(dict.fromkeys(name for parts in self.parts for name in parts))
@@ -54,6 +59,9 @@ class ShardSamples:
         fields: list[pa.Field[Any]] = [] if self.keys is None else [pa.field(KEY, pa.string())]
         fields += [pa.field(SHARD, pa.int64()), pa.field(URL, pa.int64(), metadata={ENCODING: SHARD_URL})]
         fields += [pa.field(name, pa.int64(), metadata={ENCODING: MEMBER}) for name in self.member_columns]
+        fields += (
+            [] if self.beside is None else [field for field in self.beside.schema if field.name not in self.member_columns]
+        )
         return pa.schema([*fields, *(pa.field(name, kind) for name, kind in self.typed.items())])
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -77,4 +85,9 @@ class ShardSamples:
             return pa.repeat(pa.scalar(self.number if name == SHARD else self.position, pa.int64()), len(some))
         if name in self.typed:
             return pa.nulls(len(some), kind)
-        return pa.array([None if (part := parts.get(name)) is None else part.size for parts in some], pa.int64())
+        if name not in self.member_columns and self.beside is not None:
+            return self.beside[name].slice(start, len(some)).combine_chunks()
+        found = [parts.get(name) for parts in some]
+        fact = self.size_fact
+        sizes = [None if part is None else part.size if fact is None else part.facts[fact] for part in found]
+        return pa.array(sizes, pa.int64())

@@ -1,0 +1,160 @@
+"""ZIP shards: members of one name are a sample, wherever in the archive they are; metadata inside describes them.
+
+No metadata: a sample for each name without its extension, as in TAR shards; `label_column` holds its folder. With a
+`metadata.csv`, `.jsonl` or `.parquet`: its rows. What `file_name` names is in a column `image`, `audio`, `video`, `text` or
+`file`, by its extension, and what `mask_file_name` names in `mask`.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from sqlstream.errors import SchemaError, SourceError
+from sqlstream.index.sources.base.base import PLAIN
+from sqlstream.index.sources.base.byte_source import LocalBytes
+from sqlstream.index.sources.formats.by_extension import open_table
+from sqlstream.index.sources.places.folder import FILE_NAME, METADATA
+from sqlstream.index.sources.shards.layout import ReadPart
+from sqlstream.index.sources.shards.reading import opened
+from sqlstream.index.sources.shards.samples import ShardSamples
+from sqlstream.index.types.models import SourceFile
+from sqlstream.sample_types import EXTENSIONS, DataSampleType
+from sqlstream.storage.base import urls
+from sqlstream.storage.base.protocols import RemoteReader
+from sqlstream.storage.members import names
+from sqlstream.storage.members.places import SamplePart
+from sqlstream.storage.members.source import ByteRange
+from sqlstream.storage.members.zip import ZipMember, content, local_name
+from sqlstream.storage.members.zip_directory import read_directory
+
+_MEDIA = (DataSampleType.IMAGE, DataSampleType.VIDEO, DataSampleType.AUDIO, DataSampleType.TEXT)
+_LISTS = "file_names"
+_SIZE_FACT = 2
+"""Place of the content's size among the facts of a part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZipShard:
+    """A ZIP archive."""
+
+    label_column: str | None = None
+    """Column that gets each sample's folder; None: none."""
+
+    def identity(self) -> object:
+        """Return its format, and which columns are made."""
+        return ["zip", self.label_column]
+
+    def samples(self, file: SourceFile, remote: RemoteReader, temporary: Callable[[str], Path]) -> ShardSamples:
+        """Return the samples of a shard; see `ShardLayout.samples`."""
+        name = urls.redact(file.url)
+        with opened(file, remote) as source:
+            members = {member.name: member for member in read_directory(source, name) if not _is_hidden(member.name)}
+            described = [member for member in members.values() if METADATA.fullmatch(member.name)]
+            if described:
+                return _described(described, members, source, name, temporary)
+        return _grouped(members, self.label_column)
+
+    def locate(self, part: SamplePart, read: Callable[[int, int], bytes], name: str) -> SamplePart:  # noqa: ARG002
+        """Return the part: the index knows all places."""
+        return part
+
+    def values(self, parts: Sequence[ReadPart], wanted: Sequence[str], name: str) -> dict[str, bytes]:  # noqa: ARG002 - all are
+        """Return the content of members."""
+        return {part.name: _content(part, name) for part in parts}
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith("__MACOSX/") or posixpath.basename(name).startswith(".")
+
+
+def _part(member: ZipMember) -> SamplePart:
+    facts = (member.method, member.stored_size, member.size, member.crc, zlib.crc32(member.name.encode()))
+    return SamplePart(0, member.start, member.stop - member.start, facts)
+
+
+def _content(part: ReadPart, shard: str) -> bytes:
+    """Return the content of a member, whose local header must have the name that the directory has."""
+    method, stored_size, size, crc, of_name = part.part.facts
+    written = local_name(part.data)
+    if zlib.crc32(written.encode()) != of_name:
+        raise SourceError(
+            f"{shard}: the member at byte {part.part.offset} is {written[:200]!r} by its local header, and has another name in "
+            "the directory: the archive is damaged, or made to deceive"
+        )
+    start = part.part.offset
+    return content(part.data, ZipMember(written, start, start + part.part.size, method, stored_size, size, crc), shard)
+
+
+def _grouped(members: Mapping[str, ZipMember], label_column: str | None) -> ShardSamples:
+    """Return a sample for each name without extension, in the order of the directory."""
+    samples: dict[str, dict[str, SamplePart]] = {}
+    for name, member in members.items():
+        if (split := names.split_name(name)) is not None:
+            samples.setdefault(split[0], {})[split[1]] = _part(member)
+    labels = None
+    if label_column is not None:
+        labels = pa.table({label_column: [posixpath.basename(posixpath.dirname(key)) or None for key in samples]})
+    return ShardSamples(keys=list(samples), parts=list(samples.values()), beside=labels, size_fact=_SIZE_FACT)
+
+
+def _described(
+    files: Sequence[ZipMember], members: Mapping[str, ZipMember], source: ByteRange, name: str, temporary: Callable[[str], Path]
+) -> ShardSamples:
+    """Return the rows of metadata files, with the members that they name."""
+    tables, keys, parts = [], list[str](), list[dict[str, SamplePart]]()
+    for file in sorted(files, key=lambda file: file.name):
+        where = f"{name}: {file.name}"
+        record = source.read_at(file.start, file.stop - file.start)
+        table = _read_table(content(record, file, name), file.name, where, temporary("metadata"))
+        columns = {column: _content_column(column) for column in table.schema.names if column.endswith(FILE_NAME)}
+        if FILE_NAME not in columns:
+            raise SchemaError(f"{where} has no column {FILE_NAME!r}, which says what its rows describe: add it")
+        if any(column.endswith(_LISTS) for column in table.schema.names):
+            raise SchemaError(f"{where} has lists of file names, which are not read from a ZIP: give each file a column")
+        folder = posixpath.dirname(file.name)
+        named = {column: [_found(folder, value, members, where) for value in table[column].to_pylist()] for column in columns}
+        for number in range(table.num_rows):
+            found = {column: values[number] for column, values in named.items()}
+            parts.append({_column(columns[c], member.name): _part(member) for c, member in found.items() if member is not None})
+            main = found[FILE_NAME]
+            keys.append(f"{file.name}:{number}" if main is None else main.name)
+        tables.append(table)
+    beside = pa.concat_tables(tables, promote_options="permissive")
+    return ShardSamples(keys=keys, parts=parts, beside=beside, size_fact=_SIZE_FACT)
+
+
+def _read_table(data: bytes, file: str, where: str, temporary: Path) -> pa.Table:
+    try:
+        temporary.write_bytes(data)
+        table = open_table(LocalBytes(temporary), where + urls.extension(file), PLAIN)
+        names_of = table.schema().names
+        return pa.Table.from_batches(table.batches(names_of), pa.schema(list(table.schema())))
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _content_column(column: str) -> str:
+    """Return what the content is called that a column of file names leads to; empty: by its extension."""
+    return column.removesuffix(FILE_NAME).removesuffix("_")
+
+
+def _column(known: str, name: str) -> str:
+    if known:
+        return known
+    extension = urls.extension(name).lstrip(".").lower()
+    return next((str(kind) for kind in _MEDIA if extension in EXTENSIONS[kind]), "file")
+
+
+def _found(folder: str, value: str | None, members: Mapping[str, ZipMember], where: str) -> ZipMember | None:
+    if value is None:
+        return None
+    path = posixpath.normpath(posixpath.join(folder, value))
+    if (member := members.get(path)) is None or value.startswith("/"):
+        raise SourceError(f"{where} names {value!r}, and the archive has no such file: mend the metadata")
+    return member
