@@ -6,6 +6,7 @@ over in silence: a damaged header, an archive that ends early, a second archive 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +14,8 @@ from zlib import adler32
 
 from sqlstream.errors import SourceError
 from sqlstream.storage.members.source import ByteRange
+
+_LOG = logging.getLogger(__name__)
 
 READ_AHEAD_BYTES = 8192
 """What a read takes from a header on: the headers of small neighbours, and small text members, come with it. 512 bytes double
@@ -53,7 +56,8 @@ class TarMember(NamedTuple):
 def read_members(source: ByteRange, name: str, *, read_ahead_bytes: int = READ_AHEAD_BYTES) -> Iterator[TarMember]:
     """Yield the regular files of an archive, in its order.
 
-    Links, directories, devices and volume labels are passed over.
+    Links, directories, devices and volume labels are passed over. An archive that ends where a header could be, without end
+    blocks, is logged: it may have been cut off just there.
 
     Args:
         source: The archive, not compressed.
@@ -133,6 +137,8 @@ class _Walk:
             if is_file:
                 self._last = member
                 yield member
+        else:
+            _LOG.warning("%s ends at byte %d without end blocks: its writer left them out, or it is cut off", self._name, place)
         if pending is not None:
             raise self._damage(pending.start, "no member follows an extended header")
 

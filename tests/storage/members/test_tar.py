@@ -113,7 +113,9 @@ def test_an_archive_that_is_cut_anywhere_gives_its_first_members_and_an_error(na
 @settings(max_examples=150)
 @given(st.data())
 def test_an_archive_with_changed_bytes_gives_no_member_that_its_checksums_tell_from_a_right_one(draws: st.DataObject) -> None:
-    name = draws.draw(st.sampled_from(TARS))
+    name = draws.draw(
+        st.sampled_from([name for name in TARS if name != "bad_checksum.tar"])
+    )  # a second change may mend the sum
     data = bytearray((FIXTURES / "tar" / name).read_bytes())
     if not data:
         return
@@ -234,3 +236,12 @@ def test_an_archive_that_shrinks_while_it_is_read_is_an_error() -> None:
         SourceError, match=r"damaged at byte 100864: it ends there, and its size was 101888; the last .* 'a.txt'"
     ):
         list(read_members(source, "x"))
+
+
+def test_an_archive_without_end_blocks_is_logged_since_it_may_be_cut(caplog: pytest.LogCaptureFixture) -> None:
+    for name, num_lines in (("one_zero_block.tar", 0), ("no_end.tar", 1)):
+        assert listing((FIXTURES / "tar" / name).read_bytes())[1] is None
+        assert len(caplog.messages) == num_lines
+    assert caplog.messages == [
+        "s3://b/x.tar ends at byte 4096 without end blocks: its writer left them out, or it is cut off",
+    ]
