@@ -139,6 +139,26 @@ def test_reweight_holds_from_the_next_epoch_and_is_part_of_the_state(
     assert len(running.state()["weights"]) == 2
 
 
+@pytest.mark.parametrize("weights", [None, UPPER_HALF])
+def test_a_run_that_is_reweighted_before_its_first_step_goes_on_in_a_dataset_made_as_it_was(
+    job: OpenJob, weights: str | None
+) -> None:
+    running = job(weights=weights)
+    begun = running.state()
+    for expression in ("score >= 0.5", "score < 0.5"):
+        running.loaders[0].dataset.reweight(expression)
+    list(running.steps(1))
+    state, rest = running.state(), list(running.steps(5))
+    assert {row for step in rest for _, row in step} == set(range(12))
+    fresh = job(2, 0, weights=weights)
+    fresh.load(json.loads(json.dumps(state)))
+    assert list(fresh.steps(5)) == rest
+    before = state | {"weights": state["weights"][-1:]}  # as earlier versions wrote it
+    for saved, expected in [(before, state), (begun, begun)]:
+        running.load(saved)
+        assert running.state() == expected
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_reweight_at_a_step_changes_what_comes_after_it_alone(job: OpenJob, num_workers: int) -> None:
     """Long epochs, so that steps are left which no worker has planned."""
@@ -224,15 +244,15 @@ class _Meanwhile:
     def __getitem__(self, part: slice) -> torch.Tensor:  # [bytes]
         for _ in range(2 if self.num_changes < 8 else 0):
             self.num_changes += 1
-            self.writer.add(self.num_changes, 0, None)
+            self.writer.add(1 + self.num_changes, 0, None)
         return self.memory[part]
 
 
 def test_a_worker_that_reads_while_weights_change_takes_whole_changes() -> None:
     writer = Weighting(8, 8, lambda weights: pytest.fail("no weights here"), None)
     reader = copy.copy(writer)  # with the same memory, as a worker has it
-    writer.add(0, 0, None)
+    writer.add(1, 0, None)
     assert reader.version == 1
     meanwhile = _Meanwhile(reader._shared, writer)
     reader._shared = meanwhile  # type: ignore[assignment]
-    assert [change.epoch for change in reader.changes] == list(range(meanwhile.num_changes + 1))
+    assert [change.epoch for change in reader.changes] == list(range(1, meanwhile.num_changes + 2))

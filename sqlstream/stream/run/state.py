@@ -125,9 +125,16 @@ class StreamState:
 
     @property
     def first_weights(self) -> object:
-        """Fingerprint of the weights that the run began with; None: it began without weights."""
-        begins = bool(self.weights) and (self.weights[0]["epoch"], self.weights[0]["sample"]) == (0, 0)
-        return self.weights[0]["fingerprint"] if begins else None
+        """Fingerprint of the weights that the dataset was made with; None: without weights."""
+        return self._weights_at_start[0]
+
+    @property
+    def _weights_at_start(self) -> list[object]:
+        """Fingerprints of the weights at the run's first sample: those that the dataset was made with, and what replaced them.
+
+        Earlier versions kept the last of them alone.
+        """
+        return [change["fingerprint"] for change in self.weights if (change["epoch"], change["sample"]) == (0, 0)] or [None]
 
     def to_dict(self) -> dict[str, object]:
         """Return it as a plain dict."""
@@ -182,6 +189,8 @@ class StreamState:
             theirs, ours = getattr(self, name), getattr(current, name)
             if name == "global_batch_size" and (theirs is None or ours is None):
                 continue  # a loader sets it later, and the partition then checks the position
+            if name == "first_weights" and set(self._weights_at_start) & set(current._weights_at_start):
+                continue
             if theirs != ours:
                 raise StateError(
                     f"the state has {name}={theirs!r}, this dataset {ours!r}: resume with the dataset, query, weights, seed "

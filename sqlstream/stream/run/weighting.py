@@ -31,6 +31,8 @@ TEXT_BYTES = 1 << 16
 OPEN_TABLES = 8
 """Tables that stay open, the last ones: each takes a descriptor and 1 MiB. More changes in one epoch are rare."""
 _HEADER = 24
+_START = (0, 0)
+"""Epoch and position at which a run begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +81,9 @@ class Weighting:
         self._read: tuple[int, tuple[Change, ...]] = (0, ())
         self._tables: dict[str | None, WeightedRows] = {}
         """The tables that this process has opened, by path."""
+        self._made_with = self._change(*_START, weights)
         if weights is not None:
-            self._write((self._change(0, 0, weights),))
+            self._write((self._made_with,))
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle for a worker, with the memory that it shares."""
@@ -115,10 +118,14 @@ class Weighting:
     def add(self, epoch: int, sample: int, weights: WeightsSpec | None) -> None:
         """Make rows weigh `weights` from position `sample` of `epoch` on; changes for later places are dropped.
 
+        What the run was made with stays, also where nothing of it holds: a state is compared with that.
+
         Raises:
             ConfigError: `weights` are not weights, or these are too many changes.
         """
         earlier = [change for change in self.changes if (change.epoch, change.sample) < (epoch, sample)]
+        if (epoch, sample) == _START:
+            earlier = [self._made_with]
         self._write((*earlier, self._change(epoch, sample, weights)))
 
     def of_epoch(self, epoch: int) -> list[WeightsFrom]:
@@ -158,7 +165,10 @@ class Weighting:
                         "not in it: make the dataset with the same weights="
                     )
                 restored.append(self._change(*place, expression))
-        self._write(tuple(restored))
+        late = [change for change in restored if (change.epoch, change.sample) > _START]
+        if (begun := restored[: len(restored) - len(late)]) and begun[-1].fingerprint != self._made_with.fingerprint:
+            late.insert(0, begun[-1])
+        self._write((self._made_with, *late) if begun else tuple(late))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
