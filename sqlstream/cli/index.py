@@ -19,7 +19,9 @@ from sqlstream.config import IndexOptions, JoinOptions, LazyOptions, StorageOpti
 from sqlstream.errors import ConfigError
 
 if TYPE_CHECKING:
+    from sqlstream.index.file.index import Index
     from sqlstream.index.types.models import Column, IndexInfo, JoinedTable
+    from sqlstream.stream.engine.units import ChosenUnit
 
 _SPELLING = {
     "index_col_name": "--key-column",
@@ -242,14 +244,40 @@ def run_explain(options: argparse.Namespace) -> int:
     from sqlstream.index.explain import explain
     from sqlstream.index.file.index import Index
 
-    counts = explain(Index(choose_index(options.dst, options.index)), options.sql)
+    index = Index(choose_index(options.dst, options.index))
+    counts = explain(index, options.sql)
     num_rows, num_kept = sum(count.num_rows for count in counts), sum(count.num_kept for count in counts)
     if options.json:
         print_json({"num_rows": num_rows, "num_kept": num_kept, "sources": counts})
         return 0
     rows = [(count.source, count.num_rows, count.num_kept, percent(count.num_kept, count.num_rows)) for count in counts]
     print_table(["source", "rows", "kept", "share"], [*rows, ("all", num_rows, num_kept, percent(num_kept, num_rows))])
+    if (chosen := _shard_unit(index, num_kept / max(1, num_rows), Path(options.dst))) is not None:
+        print(f"shards: {chosen.unit.value}, since {chosen.reason} (one node, all columns, the default shuffle_window)")
     return 0
+
+
+def _shard_unit(index: Index, share: float, directory: Path) -> ChosenUnit | None:
+    """Return in what unit a dataset with defaults fetches the shards of such a share of the rows; None: there are none."""
+    from sqlstream.cache import Cache
+    from sqlstream.config import ShardUnit
+    from sqlstream.index.build.shards import has_members
+    from sqlstream.stream.engine.units import ShardUse, choose_unit
+    from sqlstream.stream.run.order_options import OrderOptions
+
+    if not has_members(index):
+        return None
+    sizes = sorted((size or 0 for (size,) in index.stored("SELECT size_bytes FROM sources")), reverse=True)
+    with Cache(directory) as cache:
+        limit_bytes = cache.statistics().limit_bytes
+    use = ShardUse(
+        num_bytes=sum(sizes),
+        window_bytes=sum(sizes[: OrderOptions().shuffle_window]),
+        wanted_share=share,
+        limit_bytes=limit_bytes,
+        num_nodes=1,
+    )
+    return choose_unit(ShardUnit.AUTO, use)
 
 
 def run_query(options: argparse.Namespace) -> int:

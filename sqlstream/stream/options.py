@@ -19,6 +19,7 @@ from sqlstream.config import (
     IndexOptions,
     OnCacheError,
     SampleOptions,
+    ShardUnit,
     StorageOptions,
     default_cache_directory,
 )
@@ -28,15 +29,18 @@ from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.index.build.content_index import ContentIndex
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_build import open_lazy_index
+from sqlstream.index.build.shards import ShardIndex
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.store import IndexStore
 from sqlstream.index.sources.plan.plan import source_items
+from sqlstream.index.sources.shards.by_name import shard_urls
 from sqlstream.order import BlockLayout, Filtered, Order, Steps, Weighted, shuffled
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import check_providers
 from sqlstream.storage.base.settings import check_options_of_sources
 from sqlstream.stream.engine.content import MEMORY_BYTES
 from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS
+from sqlstream.stream.engine.units import ChosenUnit, ShardUse, choose_unit
 from sqlstream.stream.run.order_options import AUTO_BLOCKS, TORCH_PREFETCH_FACTOR, BatchOptions, OrderOptions
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.run.state import RunIdentity
@@ -105,7 +109,7 @@ class DatasetOptions:
         tables = [self.index.src, *({} if self.index.join is None else self.index.join.tables).values()]
         read = [item for table in tables for item in source_items(table)]
         read += [] if self.index_store is None else [self.index_store]
-        schemes = [urls.scheme(item) if isinstance(item, str) else "file" for item in read]
+        schemes = [scheme for item in read for scheme in _schemes(item)]
         check_options_of_sources(schemes, self.storage.storage_options)
         self._check_refresh()
         if self.cache.eviction_policy == "belady" and self.order.is_unaligned:
@@ -202,6 +206,13 @@ def names_of(option: str, names: Sequence[str] | None, what: str = "column names
     return found
 
 
+def _schemes(item: object) -> list[str]:
+    """Return the schemes of a source: of shards that a text names, of each."""
+    if not isinstance(item, str):
+        return ["file"]
+    return [*{urls.scheme(url) for url in shard_urls(item) or [item]}]
+
+
 def default_name(src: str) -> str:
     """Return the last three parts of `src`, joined by '-', without extension, as in `sds`."""
     bare = urls.redact(src).rstrip("/")
@@ -278,6 +289,27 @@ def warn_of_reading_again(options: DatasetOptions, index: Index, memory_bytes: i
                 "decode one again. Give shuffle_window=%d, or write smaller row groups",
                 *(num_mixed, index.src, num_kept, max(1, group_bytes >> 20), num_kept),
             )
+
+
+def shard_unit(options: DatasetOptions, index: ShardIndex, cache: Cache) -> ChosenUnit:
+    """Return in what unit the shards of an index are fetched, and why."""
+    order, wanted = options.order, options.samples.content_columns
+    sizes = sorted((shard.file.size_bytes or 0 for shard in index.shards if shard is not None), reverse=True)
+    if order.shuffle_seed is None:
+        num_mixed = 1
+    elif order.shuffle_block_size == AUTO_BLOCKS:
+        num_mixed = order.shuffle_window
+    else:  # samples of all shards, or blocks that know no shards
+        num_mixed = len(sizes)
+    num_nodes = order.layout.whole.num_nodes
+    use = ShardUse(
+        num_bytes=sum(sizes),
+        window_bytes=sum(sizes[:num_mixed]),
+        wanted_share=index.wanted_share([column.name for column in index.content_columns] if wanted is None else wanted),
+        limit_bytes=cache.statistics().limit_bytes,
+        num_nodes=1 if num_nodes == order.num_canonical_nodes else num_nodes,
+    )
+    return choose_unit(ShardUnit(options.samples.shards), use)
 
 
 def compose(

@@ -31,7 +31,7 @@ from sqlstream.stream.engine.row_source import IndexRows, RowSource
 from sqlstream.stream.engine.slots import KnownObjects, Recipe, RowJudge, RowReader
 from sqlstream.stream.engine.stored_samples import CachedChain
 from sqlstream.stream.frameworks.plain_loader import warn_of_paths
-from sqlstream.stream.options import DatasetOptions, default_name
+from sqlstream.stream.options import DatasetOptions, default_name, shard_unit
 from sqlstream.stream.run.order_options import BatchOptions
 from sqlstream.stream.transport.handover import Handover, LoaderHandovers
 from sqlstream.transforms.base import Chain
@@ -177,7 +177,8 @@ class Pipeline:
         if isinstance(self.index, RowGroupIndex):
             return ContentReader(self.index, ChunkObjects(self.cache, self.dataset_id), options)
         if isinstance(self.index, ShardIndex):
-            return MemberReader(self.index, self.dataset_id, self.cache.identity, options)
+            unit = shard_unit(self.options, self.index, self.cache).unit
+            return MemberReader(self.index, self.dataset_id, self.cache.identity, options, unit)
         return None
 
     def rows(self) -> RowSource:

@@ -7,7 +7,7 @@ each part is (`storage/members/places.py`). Another table than `rows`, since no 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from sqlstream.index.file.index import Index
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.plan.parts import ShardPart, SourcePart, innermost
 from sqlstream.index.sources.shards.layout import ShardLayout
-from sqlstream.index.sources.shards.samples import ShardSamples
+from sqlstream.index.sources.shards.samples import SAMPLE, ShardSamples
 from sqlstream.index.types.models import Column, SourceFile
 from sqlstream.order.permute import Int64Array
 from sqlstream.storage.base import urls
@@ -30,12 +30,13 @@ from sqlstream.storage.members import places
 from sqlstream.storage.members.places import Place
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS member_columns (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
-CREATE TABLE IF NOT EXISTS packed_shards (shard INTEGER PRIMARY KEY, unpack TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS member_columns (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, num_bytes INTEGER NOT NULL)
+    STRICT;
+CREATE TABLE IF NOT EXISTS shards (shard INTEGER PRIMARY KEY, num_samples INTEGER NOT NULL, unpack TEXT) STRICT;
 CREATE TABLE IF NOT EXISTS members (row INTEGER PRIMARY KEY, shard INTEGER NOT NULL, place BLOB NOT NULL) STRICT;
 """
 _PLACES = "SELECT row, shard, place FROM members WHERE row IN (SELECT value FROM json_each(?))"
-_PACKED = "SELECT shard, unpack FROM packed_shards"
+_SHARDS = "SELECT shard, num_samples, unpack FROM shards"
 _NAMES = "SELECT name FROM member_columns ORDER BY number"
 
 
@@ -109,7 +110,18 @@ class ShardIndex(ContentIndex):
     @cached_property
     def unpacks(self) -> dict[int, Unpack]:
         """How the shards are unpacked that are compressed as a whole."""
-        return {shard: _unpack_of(text) for shard, text in self.stored(_PACKED)}
+        return {shard: _unpack_of(text) for shard, _, text in self.stored(_SHARDS) if text is not None}
+
+    def wanted_share(self, columns: Collection[str]) -> float:
+        """Return the share of the bytes of all samples that some columns of the selected rows have, in [0, 1].
+
+        Columns of which one part holds several, and rows of other sizes than the mean, are not told apart.
+        """
+        sizes: dict[str, int] = dict(self.stored("SELECT name, num_bytes FROM member_columns"))
+        num_samples: int = sum(num for _, num, _ in self.stored(_SHARDS))
+        wanted = sum(size for name, size in sizes.items() if name in columns or name == SAMPLE)
+        whole = max(sum(sizes.values()), 0 if self.unpacks else self.num_bytes, 1)
+        return min(1.0, len(self) / max(1, num_samples)) * wanted / whole
 
     def places_of(self, row_ids: Sequence[int]) -> list[SamplePlace]:
         """Return where the content of rows is, in the order asked.
@@ -171,12 +183,12 @@ class PlacesOfShard:
         samples = self._samples
         tables = MemberTables(writer)
         numbers = {name: tables.number_of(name) for name in samples.part_names(writer.columns)}
+        tables.count(samples.part_bytes())
         packed = (
             places.pack(entries, [part._replace(column=numbers[name]) for name, part in parts.items() if name in numbers])
             for parts, entries in zip(samples.parts, samples.entries(), strict=True)
         )
-        if samples.unpack is not None:
-            tables.note_packed(number, json.dumps(samples.unpack))
+        tables.note_shard(number, len(samples.parts), None if samples.unpack is None else json.dumps(samples.unpack))
         kept = packed if joins is None or not joins.leaves_out else joins.kept(packed)
         rows = zip(range(first_row, writer.num_rows), kept, strict=False)
         tables.write((row, number, place) for row, place in rows)
@@ -199,12 +211,17 @@ class MemberTables:
         """Return the number of a column of parts, a new one if it has none."""
         if (number := self._numbers.get(name)) is None:
             number = self._numbers[name] = len(self._numbers)
-            self._connection.execute("INSERT INTO member_columns VALUES (?, ?)", (number, name))
+            self._connection.execute("INSERT INTO member_columns VALUES (?, ?, 0)", (number, name))
         return number
 
-    def note_packed(self, shard: int, unpack: str) -> None:
-        """Note how a shard is unpacked."""
-        self._connection.execute("INSERT INTO packed_shards VALUES (?, ?)", (shard, unpack))
+    def count(self, sizes: Mapping[str, int]) -> None:
+        """Count the bytes of parts, by their columns."""
+        counts = [(size, name) for name, size in sizes.items() if name in self._numbers]
+        self._connection.executemany("UPDATE member_columns SET num_bytes = num_bytes + ? WHERE name = ?", counts)
+
+    def note_shard(self, shard: int, num_samples: int, unpack: str | None) -> None:
+        """Note how many samples a shard has, and how it is unpacked."""
+        self._connection.execute("INSERT INTO shards VALUES (?, ?, ?)", (shard, num_samples, unpack))
 
     def write(self, found: Iterable[tuple[int, int, bytes]]) -> None:
         """Note (row, shard, place) of rows."""
@@ -232,10 +249,11 @@ class PlacesOfResult:
         for column in columns:
             writer.add_column(column.field, column.declared)
         self._tables = MemberTables(writer)
-        for (name,) in base.stored(_NAMES):
+        for name, num_bytes in base.stored("SELECT name, num_bytes FROM member_columns ORDER BY number"):
             self._tables.number_of(name)
-        for packed in base.stored(_PACKED):
-            self._tables.note_packed(*packed)
+            self._tables.count({name: num_bytes})
+        for shard in base.stored(_SHARDS):
+            self._tables.note_shard(*shard)
 
     def add(self, row_ids: Sequence[int]) -> None:
         """Note which rows of the base are written next."""

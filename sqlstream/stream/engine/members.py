@@ -122,10 +122,13 @@ class MemberReader:
         index: The index.
         dataset: Id of the dataset in the ledger.
         identity: What identifies objects beside their URL; None: nothing.
-        options: Which columns are wanted, and in what unit remote shards are fetched.
+        options: Which columns are wanted.
+        unit: In what unit remote shards are fetched (`units.choose_unit`).
     """
 
-    def __init__(self, index: ShardIndex, dataset: int | None, identity: Identity | None, options: SampleOptions) -> None:
+    def __init__(
+        self, index: ShardIndex, dataset: int | None, identity: Identity | None, options: SampleOptions, unit: ShardUnit
+    ) -> None:
         self._index, self._dataset, self._identity = index, dataset, identity
         columns = [column.name for column in index.content_columns]
         wanted = options.content_columns
@@ -134,7 +137,7 @@ class MemberReader:
         must_be = [column.name for column in index.content_columns if column.is_member and not options.allow_missing_columns]
         self._named = tuple(name for name in must_be if name in options.columns_to_download)
         self._names = [name if name in self._columns or name == SAMPLE else None for name in index.member_names]
-        self._is_whole = options.shards is ShardUnit.WHOLE
+        self._is_whole = unit is ShardUnit.WHOLE
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._unchanged: set[str] = set()
         """Local shards that are unpacked into the cache, and were compared with the index."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -53,6 +54,14 @@ class ShardSamples:
     def part_names(self, columns: Collection[str]) -> list[str]:
         """Return the parts that hold some columns."""
         return [SAMPLE] if self.typed else [name for name in self.member_columns if name in columns]
+
+    def part_bytes(self) -> dict[str, int]:
+        """Return the bytes of all parts, by their names; of columns whose parts are not kept, too."""
+        sizes: Counter[str] = Counter()
+        for parts in self.parts:
+            for name, part in parts.items():
+                sizes[name] += part.size or 1  # the size of an unpacked sample is not known: all have the same weight
+        return dict(sizes)
 
     def schema(self) -> pa.Schema:
         """Return the columns of its rows: key, shard, and the size of each part."""
