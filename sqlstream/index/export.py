@@ -85,9 +85,10 @@ def export(index: Index, options: ExportOptions, directory: Path, weights: Weigh
         ConfigError: A split has no row, or a column a type that this kind of file cannot hold.
     """
     columns = index.sql_columns
-    if left := [column.name for column in index.columns if column.is_in_place]:
+    if left := [column.name for column in index.columns if column.is_in_place or column.is_member]:
         logger.warning(
-            "the content of %s stays in the Parquet files of %s, and is not exported: the files have the other columns",
+            "the content of %s stays in the files of %s, and is not exported: what is written has the other columns, and sizes "
+            "of parts of shards",
             ", ".join(map(repr, left)),
             index.src,
         )

@@ -174,7 +174,7 @@ def test_rows_that_a_join_leaves_out_do_not_shift_content(tmp_path: Path) -> Non
     ["SELECT * FROM dataframe WHERE image IS NOT NULL", "SELECT n, image FROM dataframe", "SELECT image.path FROM samples"],
 )
 def test_a_query_that_names_content_is_refused(query: str, tmp_path: Path) -> None:
-    with pytest.raises(QueryError, match=r"image.*the content of 'image' stays in its Parquet files, where no query reads it"):
+    with pytest.raises(QueryError, match=r"image.*the content of 'image' stays in its files, where no query reads it"):
         build(tmp_path, write(tmp_path / "t.parquet"), sql_query=query)
 
 
@@ -186,14 +186,14 @@ def test_a_query_that_computes_columns_keeps_the_content_of_its_rows(tmp_path: P
     assert [row["m"] for row in rows] == [138, 131, 124, 117, 110, 103]
     assert numbers(index, list(range(len(rows)))) == [row["n"] for row in rows]
     assert build(tmp_path, path, sql_query=query, columns_to_download=("image",)).content == index.content
-    with pytest.raises(SchemaError, match="gives no 'image', whose content stays in its Parquet files: begin it with 'SELECT"):
+    with pytest.raises(SchemaError, match="gives no 'image', whose content stays in its files: begin it with 'SELECT"):
         build(tmp_path, path, sql_query="SELECT n FROM dataframe", columns_to_download=("image",))
 
 
 def test_duckdb_sees_no_content_either(tmp_path: Path) -> None:
     pytest.importorskip("duckdb")
     path = write(tmp_path / "t.parquet")
-    with pytest.raises(QueryError, match="the content of 'image' stays in its Parquet files, where no query reads it"):
+    with pytest.raises(QueryError, match="the content of 'image' stays in its files, where no query reads it"):
         build(tmp_path, path, sql_query="SELECT n, image FROM dataframe", sql_engine="duckdb")
     index = build(tmp_path, path, sql_query="SELECT *, n + 100 AS m FROM dataframe WHERE n % 7 = 3", sql_engine="duckdb")
     assert numbers(index, [0, 1]) == [3, 10]
@@ -258,7 +258,7 @@ def test_an_export_says_that_it_has_no_content(tmp_path: Path, caplog: pytest.Lo
     index = build(tmp_path, write(tmp_path / "t.parquet"))
     with caplog.at_level(logging.WARNING, "sqlstream"):
         written = export(index, ExportOptions(extension=".parquet", row_group_rows=100), tmp_path)
-    assert "the content of 'image' stays in the Parquet files" in caplog.text
+    assert "the content of 'image' stays in the files" in caplog.text
     assert pq.read_table(written[""].path).schema.names == ["index", "n"]
 
 

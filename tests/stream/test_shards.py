@@ -269,6 +269,33 @@ def test_shards_are_named_by_braces_double_colons_wildcards_and_commands_that_pr
             opened(wrong, folder)
 
 
+def test_an_index_of_wids_names_its_archives(server: FaultyHttpServer, tmp_path: Path) -> None:
+    document = json.loads((WDS / "index.json").read_text())
+    server.objects |= {f"/w/{path.name}": path.read_bytes() for path in WDS.glob("shard-*.tar")}
+    server.objects["/w/index.json"] = json.dumps(document).encode()
+    rows = [sample["__key__"] for sample in opened(f"{server.url}/w/index.json", tmp_path / "remote")]
+    assert rows == [sample["__key__"] for sample in opened(WDS / "index.json", tmp_path)]
+    assert len(rows) == sum(shard["nsamples"] for shard in document["shardlist"])
+    for key, wrong in (("nsamples", 1), ("filesize", 7)):
+        other = json.loads(json.dumps(document))
+        other["shardlist"][1][key] = wrong
+        server.objects["/w/index.json"] = json.dumps(other).encode()
+        with pytest.raises(SourceError, match=r"shard-000001\.tar has"):
+            opened(f"{server.url}/w/index.json", tmp_path / key)
+
+
+def test_an_index_of_litdata_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text('{"chunks": [], "config": {}}')
+    with pytest.raises(ConfigError, match="LitData"):
+        opened(tmp_path / "index.json", tmp_path)
+
+
+def test_wildcards_over_json_tables_are_tables(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.json").write_text('[{"x": 1}]')
+    assert [sample["x"] for sample in opened(str(tmp_path / "*.json"), tmp_path)] == [1, 1]
+
+
 def test_new_shards_at_the_end_are_added_to_the_index(folder: Path) -> None:
     src = str(folder / "s-*.tar")
     assert len(opened(src, folder)) == 24

@@ -256,7 +256,7 @@ class _Filter:
         for name in chain.from_iterable(wanted):
             if name not in given and name in in_place:
                 raise SchemaError(
-                    f"{self._shown} gives no {name!r}, whose content stays in its Parquet files: begin it with 'SELECT *', "
+                    f"{self._shown} gives no {name!r}, whose content stays in its files: begin it with 'SELECT *', "
                     "which keeps all content, and put what it computes behind that"
                 )
             if name not in given:

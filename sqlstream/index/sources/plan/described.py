@@ -1,20 +1,21 @@
-"""Sources that an index file of their own describes: `index.json` of MosaicML Streaming."""
+"""Sources that an index file of their own describes: those of MosaicML Streaming and wids."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlstream.config import IndexOptions
-from sqlstream.errors import ObjectNotFoundError, SourceError
+from sqlstream.errors import ConfigError, ObjectNotFoundError, SourceError
 from sqlstream.index.sources.base.access import named_errors, stat_file
 from sqlstream.index.sources.base.byte_source import bytes_of
 from sqlstream.index.sources.plan.parts import ShardPart
 from sqlstream.index.sources.shards.mds_shard import MdsLayout
+from sqlstream.index.sources.shards.tar_shard import TarShard
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader
@@ -28,11 +29,20 @@ _LOOKED_AT_BYTES = 4096
 _HEADS_AT_A_TIME = 16
 
 
+class WidsShard(NamedTuple):
+    """A TAR archive of a wids index."""
+
+    url: str
+    """As written: relative to the index file, or absolute."""
+    num_samples: int | None
+    num_bytes: int | None
+
+
 class IndexFile(NamedTuple):
     """An index file that describes shards."""
 
     file: SourceFile
-    shards: tuple[MdsShard, ...]
+    shards: tuple[MdsShard | WidsShard, ...]
 
 
 def find_index(src: str, data_type: str | None, remote: RemoteReader) -> IndexFile | None:
@@ -46,21 +56,39 @@ def find_index(src: str, data_type: str | None, remote: RemoteReader) -> IndexFi
     Raises:
         SourceError: It is damaged, or of another version.
     """
-    if urls.extension(src) == ".json":
-        file = stat_file(src, remote)
-    elif data_type is None and (src.endswith("/") or (not urls.is_remote(src) and Path(urls.local_path(src)).is_dir())):
-        try:
-            file = stat_file(src.rstrip("/") + "/" + INDEX, remote)
-        except ObjectNotFoundError:
-            return None
-    else:
+    file = _index_file(src, data_type, remote)
+    if file is None or file.size_bytes is None or (read := _read(file, remote)) is None:
         return None
+    name, (data, document) = urls.redact(file.url), read
+    if is_mds_index(document):
+        return IndexFile(file, parse_index(data, name))
+    if "wids_version" in document:
+        return IndexFile(file, _wids_shards(document, name))
+    if {"chunks", "config"} <= document.keys():
+        raise ConfigError(f"{name} is an index of LitData, whose chunks are not read: read the data from where it came")
+    return None
+
+
+def _index_file(src: str, data_type: str | None, remote: RemoteReader) -> SourceFile | None:
+    if urls.extension(src) == ".json":
+        return stat_file(src, remote)
+    is_directory = src.endswith("/") or (not urls.is_remote(src) and Path(urls.local_path(src)).is_dir())
+    if data_type is not None or not is_directory:
+        return None
+    try:
+        return stat_file(src.rstrip("/") + "/" + INDEX, remote)
+    except ObjectNotFoundError:
+        return None
+
+
+def _read(file: SourceFile, remote: RemoteReader) -> tuple[bytes, Mapping[str, Any]] | None:
+    """Return a file and the object of JSON that it is; None: it is another kind of file, such as an array of rows."""
     name = urls.redact(file.url)
     with named_errors(file.url):
         source = bytes_of(file, remote)
         head = source.read_at(0, _LOOKED_AT_BYTES)
         if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
-            return None  # an array of rows
+            return None
         if source.size_bytes > _MAX_BYTES:
             raise SourceError(f"{name} has {source.size_bytes} bytes: an index of shards has {_MAX_BYTES} at most")
         data = head if source.size_bytes <= len(head) else source.read_at(0, source.size_bytes)
@@ -68,7 +96,14 @@ def find_index(src: str, data_type: str | None, remote: RemoteReader) -> IndexFi
         document = json.loads(data)
     except ValueError:
         return None  # read as a table, it is an error that says what is wrong
-    return IndexFile(file, parse_index(data, name)) if is_mds_index(document) else None
+    return (data, document) if isinstance(document, Mapping) else None
+
+
+def _wids_shards(document: Mapping[str, Any], name: str) -> tuple[WidsShard, ...]:
+    found = document.get("shardlist")
+    if not isinstance(found, list) or not all(isinstance(some, dict) and isinstance(some.get("url"), str) for some in found):
+        raise SourceError(f"{name} is a wids index without a shardlist of objects with a url: write it again with widsindex")
+    return tuple(WidsShard(some["url"], some.get("nsamples"), some.get("filesize")) for some in found)
 
 
 def shard_parts(index: IndexFile, options: IndexOptions, remote: RemoteReader) -> Iterator[ShardPart]:
@@ -81,16 +116,24 @@ def shard_parts(index: IndexFile, options: IndexOptions, remote: RemoteReader) -
     directory = urls.parent(index.file.url).rstrip("/") + "/"
     shards = index.shards[: options.max_index_files]
 
-    def part(shard: MdsShard) -> ShardPart:
+    def part(shard: MdsShard | WidsShard) -> ShardPart:
+        if isinstance(shard, WidsShard):
+            file = stat_file(urls.join(directory, shard.url), remote)
+            _check_bytes(file, shard.num_bytes, index.file)
+            return ShardPart(source=file, layout=TarShard(num_samples=shard.num_samples))
         stored = shard.zip or shard.raw
         file = stat_file(directory + stored.basename, remote)
-        if file.size_bytes is not None and file.size_bytes != stored.bytes:
-            raise SourceError(
-                f"{urls.redact(file.url)} has {file.size_bytes} bytes, and {urls.redact(index.file.url)} says {stored.bytes}: "
-                "one of them is of another version"
-            )
+        _check_bytes(file, stored.bytes, index.file)
         layout = MdsLayout(shard=shard, directory=directory, is_decoded=options.decode, allow_pickle=options.allow_pickle)
         return ShardPart(source=replace(file, size_bytes=stored.bytes), layout=layout)
 
     with ThreadPoolExecutor(_HEADS_AT_A_TIME, thread_name_prefix="shard") as pool:
         yield from pool.map(part, shards)
+
+
+def _check_bytes(file: SourceFile, num_bytes: int | None, index: SourceFile) -> None:
+    if None not in (file.size_bytes, num_bytes) and file.size_bytes != num_bytes:
+        raise SourceError(
+            f"{urls.redact(file.url)} has {file.size_bytes} bytes, and {urls.redact(index.url)} says {num_bytes}: "
+            "one of them is of another version"
+        )

@@ -294,7 +294,7 @@ def _plan_named(item: str, options: IndexOptions, temporary: Temporary, remote: 
 
 def _plan_shards(item: str, src: str, options: IndexOptions, remote: RemoteReader) -> SourcePlan | None:
     """Return the plan of shards; their own keys name samples, if they can. None: the source is none of them."""
-    if (index := described.find_index(src, options.data_type, remote)) is not None:
+    if not wildcard.has_wildcard(src) and (index := described.find_index(src, options.data_type, remote)) is not None:
         return _plan(item, options, urls.parent(index.file.url), described.shard_parts(index, options, remote))
     named = shard_urls(item)
     if named is None:

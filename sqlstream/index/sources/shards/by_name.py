@@ -27,7 +27,7 @@ def layout_of(url: str, label_column: str | None = None) -> ShardLayout | None:
 
     Example:
         >>> layout_of("s3://bucket/train-000.tar"), layout_of("photos.zip")
-        (TarShard(), ZipShard(label_column=None))
+        (TarShard(num_samples=None), ZipShard(label_column=None))
     """
     name = re.split(r"[?#]", url, maxsplit=1)[0]
     if _TAR.search(name):

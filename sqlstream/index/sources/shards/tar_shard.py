@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.access import local_copy
 from sqlstream.index.sources.shards.layout import ReadPart
 from sqlstream.index.sources.shards.reading import LocalShard, opened
@@ -27,6 +28,9 @@ _PIECE_BYTES = 1 << 20
 class TarShard:
     """A TAR archive, which may be compressed as a whole: its first bytes tell, whatever its name says."""
 
+    num_samples: int | None = None
+    """Samples that an index file says it has; None: nothing says it."""
+
     def identity(self) -> object:
         """Return its format."""
         return "tar"
@@ -37,12 +41,20 @@ class TarShard:
         with opened(file, remote) as source:
             compression = compression_of(source.read_at(0, MAGIC_BYTES))
             if compression is None:
-                return _samples(source, name, None)
+                return self._checked(_samples(source, name, None), name)
         with (
             local_copy(file, temporary("shard"), remote) as path,
             _content(path, compression, name, temporary("tar")) as content,
         ):
-            return _samples(content, name, Unpack(compression))
+            return self._checked(_samples(content, name, Unpack(compression)), name)
+
+    def _checked(self, samples: ShardSamples, name: str) -> ShardSamples:
+        if self.num_samples not in (None, len(samples.parts)):
+            raise SourceError(
+                f"{name} has {len(samples.parts)} samples, and its index says {self.num_samples}: one is of another version, "
+                "or wids counted hidden files; give the archives in place of the index"
+            )
+        return samples
 
     def locate(self, part: SamplePart, read: Callable[[int, int], bytes], name: str) -> SamplePart:  # noqa: ARG002
         """Return the part: the index knows all places."""
