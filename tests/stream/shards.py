@@ -6,7 +6,10 @@ import io
 import random
 import tarfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from sqlstream import StreamingDataset
 from sqlstream.testing.servers import FaultyHttpServer
 
 Made = Sequence[tuple[str, Mapping[str, bytes]]]
@@ -45,3 +48,21 @@ def serve(server: FaultyHttpServer, num_shards: int, num_samples: int, num_bytes
         server.objects[f"/data/s-{shard:03}.tar"] = tar_of(made)
         expected += [{"__key__": key.encode(), **parts} for key, parts in made]
     return expected
+
+
+def opened(src: Any, folder: Path, **options: Any) -> StreamingDataset:
+    given: dict[str, Any] = {"show_progress": False, "cache_limit": "100mb"} | options
+    return StreamingDataset(src, folder / "cache", **given)
+
+
+def content(sample: Mapping[str, Any]) -> dict[str, bytes]:
+    """Key and parts of a sample, as `shards.serve` returns them."""
+    parts = {name: value for name, value in sample.items() if isinstance(value, bytes)}
+    return {"__key__": sample["__key__"].encode(), **parts}
+
+
+def ranges(server: FaultyHttpServer, shard: int) -> list[int]:
+    """How many bytes of a shard each request asked for; 0: all."""
+    asked = [request for request in server.requests(f"/data/s-{shard:03}.tar") if request.method == "GET"]
+    spans = [str(request.range).removeprefix("bytes=").split("-") for request in asked]
+    return [int(span[1]) + 1 - int(span[0]) if span[0] != "None" else 0 for span in spans]

@@ -8,33 +8,22 @@ import hashlib
 import json
 import lzma
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sqlstream import StreamingDataLoader, StreamingDataset, World
+from sqlstream import StreamingDataLoader, World
 from sqlstream.errors import ConfigError, MissingFieldError, SchemaError, SourceChangedError, SourceError
 from sqlstream.index.build.shards import ShardIndex
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.transforms.base import Sample
 from tests.processes import ROOT
-from tests.stream.shards import samples, serve, tar_of
+from tests.stream.shards import content, opened, ranges, samples, serve, tar_of
 
 WDS = ROOT / "tests/fixtures/wds"
 UNITS = ("members", "whole")
-
-
-def opened(src: Any, folder: Path, **options: Any) -> StreamingDataset:
-    given: dict[str, Any] = {"show_progress": False, "cache_limit": "100mb"} | options
-    return StreamingDataset(src, folder / "cache", **given)
-
-
-def content(sample: Mapping[str, Any]) -> dict[str, bytes]:
-    """Key and parts of a sample, as `shards.serve` returns them."""
-    parts = {name: value for name, value in sample.items() if isinstance(value, bytes)}
-    return {"__key__": sample["__key__"].encode(), **parts}
 
 
 @pytest.fixture
@@ -43,13 +32,6 @@ def folder(tmp_path: Path) -> Path:
     for shard in range(3):
         (tmp_path / f"s-{shard:03}.tar").write_bytes(tar_of(samples(shard, 8)))
     return tmp_path
-
-
-def ranges(server: FaultyHttpServer, shard: int) -> list[int]:
-    """How many bytes of a shard each request asked for; 0: all."""
-    asked = [request for request in server.requests(f"/data/s-{shard:03}.tar") if request.method == "GET"]
-    spans = [str(request.range).removeprefix("bytes=").split("-") for request in asked]
-    return [int(span[1]) + 1 - int(span[0]) if span[0] != "None" else 0 for span in spans]
 
 
 def all_samples(num_shards: int, num_samples: int) -> list[dict[str, bytes]]:

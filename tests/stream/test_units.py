@@ -14,8 +14,7 @@ from sqlstream.cli.main import main
 from sqlstream.config import ShardUnit
 from sqlstream.stream.engine.units import ShardUse, choose_unit
 from sqlstream.testing.servers import FaultyHttpServer
-from tests.stream.shards import serve
-from tests.stream.test_shards import content, opened, ranges
+from tests.stream.shards import content, opened, ranges, serve
 
 USE = ShardUse(num_bytes=1000, window_bytes=100, wanted_share=1.0, limit_bytes=300, num_nodes=1)
 
