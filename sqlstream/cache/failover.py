@@ -11,6 +11,7 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from functools import partial
 from typing import TypeVar
 
 from sqlstream.cache.acquire.reserve import NextUses
@@ -207,6 +208,11 @@ class FailoverSession:
     def expect(self, num_processes: int) -> None:
         """Note how many processes of this node will share limit and network."""
         self.primary.expect(num_processes)
+
+    def expect_forks(self, num_objects: int | None) -> None:
+        """Prepare for helpers of processes that are forked from this one."""
+        if not self.is_left_alone:
+            self._tried(partial(self.primary.expect_forks, num_objects), None)
 
     def flush(self) -> None:
         """Write what waits for a transaction; not into a cache that fails."""

@@ -272,6 +272,11 @@ class PrivateFilesSession:
         """Note how many processes of this node share the network."""
         self.fetcher.share_node(num_processes)
 
+    def expect_forks(self, num_objects: int | None) -> None:
+        """Prepare for helpers of processes that are forked from this one: each of them reads all of its objects."""
+        if num_objects != 0:
+            self.fetcher.expect_forks()
+
     def flush(self) -> None:
         """Nothing waits."""
 

@@ -124,6 +124,13 @@ class SessionOf(Protocol[H]):
     def expect(self, num_processes: int) -> None:
         """Note how many processes of this node will share limit and network."""
 
+    def expect_forks(self, num_objects: int | None) -> None:
+        """Prepare for helpers of processes that are forked from this one, if the cache cannot have so many objects.
+
+        Args:
+            num_objects: Objects that will be read; None: not known.
+        """
+
     def flush(self) -> None:
         """Write what waits for a transaction."""
 
@@ -336,6 +343,11 @@ class LedgerSession:
         """See `CacheSession`."""
         self._owner.num_expected = num_processes
         self.fetcher.share_node(num_processes)
+
+    def expect_forks(self, num_objects: int | None) -> None:
+        """See `CacheSession`."""
+        if num_objects is None or self._directory.ledger.account().entries < num_objects:
+            self.fetcher.expect_forks()
 
     def flush(self) -> None:
         """See `CacheSession`."""

@@ -219,6 +219,12 @@ def adopt_descriptor(fd: int) -> int:
     return fd
 
 
+def share_descriptor(fd: int) -> int:
+    """Take `fd` out of those that forked children close; call it under `fork_guard()`."""
+    _descriptors.numbers.discard(fd)
+    return fd
+
+
 def raise_descriptor(fd: int) -> int:
     """Return a recorded descriptor in place of `fd`, of a high number: of a dying process's files, it is closed among the last.
 

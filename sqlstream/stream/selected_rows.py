@@ -10,17 +10,19 @@ from typing import Any, Self, SupportsIndex
 import numpy as np
 import pyarrow as pa
 import torch
+from torch.utils.data import get_worker_info
 
 from sqlstream.cache import Cache
 from sqlstream.cache.session import FailureRecord
 from sqlstream.config import check_at_least
-from sqlstream.errors import ConfigError, EmptySelectionError
+from sqlstream.errors import ConfigError, EmptySelectionError, SqlStreamError
 from sqlstream.index.build.narrow import narrowed
 from sqlstream.index.file.index import Index
 from sqlstream.index.query import query_rows
 from sqlstream.index.splits import plan_splits
 from sqlstream.index.types.arrow import schema_of, table_of
 from sqlstream.index.weights import weights_of_part
+from sqlstream.storage.base.urls import is_remote
 from sqlstream.stream.engine.row_source import RowSource
 from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
 from sqlstream.stream.options import DatasetOptions, open_schedule, warn_of_reading_again
@@ -217,9 +219,14 @@ class SelectedRows:
             open_rows: Opens the index.
         """
         cache = options.cache.open(options.storage)
+        columns = options.samples.columns_to_download if get_worker_info() is None else None
         try:
             seed = options.order.agreed_seed()
+            if columns and is_remote(str(options.index.src)):
+                cache.session.expect_forks(1)  # before the index is read, which wants a helper, too
             index = open_rows(cache)
+            if columns and _names_remote_objects(index, columns):
+                cache.session.expect_forks(index.known_length)
             warn_of_reading_again(options, index)
             self._schedule = open_schedule(options.order, seed, index, cache.path / "index")
         except BaseException:
@@ -265,6 +272,17 @@ class SelectedRows:
         order = "" if seed is None else f"; shuffle_seed={seed}"
         closed = "; closed" if self.cache.is_closed else ""
         return f"{type(self).__name__}({self.name}: {self.index.summary}{order}; cache {self.cache.path}{closed})"
+
+
+def _names_remote_objects(index: Index, columns: Sequence[str]) -> bool:
+    """Return whether the first row names an object that is not on this machine; of a lazy index, whether its source is none."""
+    if not index.known_length:
+        return index.known_length is None and is_remote(index.base_url)
+    try:
+        (row,) = index.rows(index.row_ids(np.zeros(1, dtype=np.int64)).tolist())
+        return any(is_remote(index.resolve(value)) for name in columns if isinstance(value := row.get(name), str))
+    except SqlStreamError:  # whoever reads that row is told
+        return False
 
 
 def _first_ids(rows: RowSource, num_rows: int) -> list[int]:

@@ -109,7 +109,7 @@ def test_the_datasets_of_a_process_have_one_helper_on_one_cache_and_on_several(
     iterators = [iter(dataset) for dataset in datasets]
     for _ in range(20):
         assert all(next(iterator)["is_right"] for iterator in iterators)
-        assert len(children(os.getpid()) - before) <= 1
+        assert len(children(os.getpid()) - before) <= 2, "the helper, and the starter that has forked it"
     for dataset in datasets:
         dataset.close()
     assert children(os.getpid()) <= before

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from sqlstream.cache import Cache
 from sqlstream.cli.main import main
 from sqlstream.process import locks
+from sqlstream.storage.client.starter import STARTER
 from tests.cache.actors import wait_for_helpers
 from tests.cache.session import Session
 from tests.processes import COMMANDS, ROOT, SCRIPTS, Program, children, is_alive, wait_until
@@ -135,6 +136,20 @@ def test_the_helper_that_has_read_the_index_brings_the_first_samples(photos: Pho
             assert dataset.cache.fetcher.helper_pid == pid
 
 
+def has_starter() -> bool:
+    return STARTER.pid is not None
+
+
+def test_helpers_are_prepared_for_as_long_as_objects_are_missing(photos: Photos, tmp_path: Path) -> None:
+    with open_dataset(photos.src, str(tmp_path / "cache")) as dataset:
+        assert has_starter()
+        assert all(sample["is_right"] for sample in DataLoader(dataset, batch_size=None, num_workers=1))
+        assert has_starter()
+    assert not has_starter()
+    with open_dataset(photos.src, str(tmp_path / "cache")):
+        assert not has_starter()
+
+
 @pytest.mark.parametrize("hits", ["none", "locks", "rows"])
 def test_an_iterator_that_ends_after_its_cache_asks_nothing_of_it(
     photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hits: str
@@ -173,8 +188,9 @@ def test_leaving_a_loop_early_leaves_no_thread_and_no_process(photos: Photos, tm
                 return {thread.name for thread in set(threading.enumerate()) - threads_before if "faulty" not in thread.name}
 
             assert wait_until(lambda: not {name for name in ours() if "sqlstream" in name}), ours()
-            assert wait_until(lambda: children(os.getpid()) <= children_before)
+            assert wait_until(lambda: children(os.getpid()) - {STARTER.pid} <= children_before)
             assert Session(dataset.cache).holdings.num_revocable == 0
+        assert wait_until(lambda: children(os.getpid()) <= children_before), "it waits for the next epoch, and no longer"
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -13,12 +13,14 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ConfigError, SqlStreamError, StorageError
 from sqlstream.process import fork, interrupts, locks
 from sqlstream.storage.client.outstanding import Answer, Ended, HelperUser, Outstanding, Question, Sink, Unanswered, cancelled
 from sqlstream.storage.client.process import HelperProcess
+from sqlstream.storage.client.starter import STARTER
 from sqlstream.storage.protocol.channel import MAX_DESCRIPTORS, ChannelClosedError
 from sqlstream.storage.protocol.messages import (
     Alive,
@@ -91,12 +93,17 @@ class HelperClient:
     def helper_pid(self, user: HelperUser) -> int | None:
         """Return the process id of the helper that a user has asked, None when none runs."""
         with self._lock:
-            return self._helper.pid if self._helper is not None and user in self._users else None
+            helper = self._helper if user in self._users else None
+        return None if helper is None else helper.wait_pid() or None
 
     def num_pending(self, user: HelperUser) -> int:
         """Return how many downloads and calls of a user have no answer yet."""
         with self._lock:
             return sum(not entry.is_over for entry in self._outstanding.of(user))
+
+    def expect_forks(self, user: HelperUser) -> None:
+        """Have a starter, until `stop`: this process and those that are forked from it will want helpers."""
+        STARTER.keep(user, self._environment)
 
     def fetch(self, user: HelperUser, requests: Sequence[FetchRequest], sink: Sink) -> None:
         """Send downloads; the sink gets their events."""
@@ -152,6 +159,7 @@ class HelperClient:
     def abandon(self, user: HelperUser) -> None:
         """Give up what a user has open, kill the helper if it was the last user, and wait for nothing. Safe in a finalizer."""
         self._users.discard(user)
+        interrupts.call_outside(partial(STARTER.leave, user))
         for entry in self._outstanding.of(user):
             entry.is_cancelled = True
         if not self._users and (helper := self._helper) is not None:
@@ -250,8 +258,8 @@ class HelperClient:
         num_silent, has_spoken = 0, False
         while True:
             try:  # no name for what came: it would hold errors, and through them the frames of callers, until the next one
-                self._dispatch(helper, helper.channel.receive(self._timing.look_seconds)[0])
-                num_silent, has_spoken = 0, True
+                if self._dispatch(helper, helper.receive(self._timing.look_seconds)):
+                    num_silent, has_spoken = 0, True
             except TimeoutError:
                 num_silent += 1
                 if num_silent >= self._timing.max_idle_looks:
@@ -261,6 +269,8 @@ class HelperClient:
             except ChannelClosedError:
                 break
         helper.close()
+        if helper.is_forked and not has_spoken and not helper.is_stopping:
+            STARTER.distrust()
         try:
             self._after_death(helper, has_spoken=has_spoken)
         finally:
@@ -284,8 +294,10 @@ class HelperClient:
         _logger.warning("the helper process %d gives no sign of life: it is killed", helper.pid)
         helper.end()
 
-    def _dispatch(self, helper: HelperProcess, messages: Sequence[ToReader]) -> None:
-        """Give each answer to its caller or sink; events of one sink go together."""
+    def _dispatch(self, helper: HelperProcess, messages: Sequence[ToReader]) -> bool:
+        """Give each answer to its caller or sink, events of one sink together; return False if there is no message."""
+        if not messages:
+            return False
         answers: list[FetchEvent | Reply] = []
         for message in messages:
             if isinstance(message, LogLine):
@@ -305,6 +317,7 @@ class HelperClient:
             _end(ended)
         finally:
             self._forget_told(told)
+        return True
 
     def _after_death(self, dead: HelperProcess, *, has_spoken: bool) -> None:
         """Ask a new helper what the dead one left open, and end what is not asked again."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 
 from sqlstream.config import StorageOptions
 from sqlstream.process import locks
-from sqlstream.process.children import forget_child, start_child
+from sqlstream.process.children import ForkedChild, forget_child, start_child
+from sqlstream.storage.client.starter import STARTER
 from sqlstream.storage.protocol.channel import Channel, ChannelClosedError
-from sqlstream.storage.protocol.messages import HelperTiming, StartHelper
+from sqlstream.storage.protocol.messages import HelperTiming, Started, StartHelper, ToReader
 
 
 class HelperProcess:
-    """One run of `sqlstream.storage.worker.helper`.
+    """One run of `sqlstream.storage.worker.helper`, forked by this process's starter where there is one.
 
     Raises:
         OSError: No more processes or descriptors.
@@ -26,16 +28,43 @@ class HelperProcess:
         """Its end is wanted, and no sign of a fault."""
         self.is_dead = False
         """It is reaped."""
+        self._process: subprocess.Popen[bytes] | ForkedChild
         with locks.uninterrupted():
-            self._process, ours = start_child("sqlstream.storage.worker.helper", environment)
+            if (forked := STARTER.fork_helper(environment)) is not None:
+                self._process, ours = forked
+            else:
+                self._process, ours = start_child("sqlstream.storage.worker.helper", environment)
             self.channel = Channel(ours)
         with contextlib.suppress(ChannelClosedError):  # dead already: its reader will see that
             self.channel.send([StartHelper(options=options, timing=timing, search_path=_search_path(options))])
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Process id; 0 of one that is being forked."""
         return self._process.pid
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether a starter forks it."""
+        return isinstance(self._process, ForkedChild)
+
+    def wait_pid(self) -> int:
+        """Return the process id, once it is known; 0 of one that died before."""
+        return self._process.wait_known() if isinstance(self._process, ForkedChild) else self._process.pid
+
+    def receive(self, timeout_seconds: float) -> list[ToReader]:
+        """Wait for a frame; return its messages, none where it says only who the helper is.
+
+        Raises:
+            ChannelClosedError: The helper is gone.
+            TimeoutError: Nothing came in time.
+        """
+        messages, descriptors = self.channel.receive(timeout_seconds)
+        if messages and isinstance(messages[0], Started):
+            assert isinstance(self._process, ForkedChild)
+            self._process.note(messages[0].pid, *descriptors)
+            return []
+        return messages
 
     def kill(self) -> None:
         """End it now, since it is not needed; a reader of the channel sees the end."""
@@ -44,7 +73,8 @@ class HelperProcess:
 
     def end(self) -> None:
         """End it now, since it does not answer."""
-        self._process.kill()
+        if self._process.kill() is False:
+            self.channel.shutdown()
 
     def close(self) -> None:
         """Make sure that it is dead, reap it, and close the channel."""
@@ -56,7 +86,10 @@ class HelperProcess:
 
     def forget(self) -> None:
         """Drop what a forked child inherited: the process is the parent's, the socket is closed already."""
-        forget_child(self._process)
+        if isinstance(self._process, ForkedChild):
+            self._process.forget()
+        else:
+            forget_child(self._process)
         self.channel.forget()
 
 

@@ -238,6 +238,26 @@ class LogLine:
     """Redacted, with its traceback if it had one."""
 
 
+class ForkHelper(NamedTuple):
+    """A request to the starter: one datagram.
+
+    With it come the helper's end of its channel, a pidfd of the reader, the reader's standard error, and its working directory.
+    """
+
+    reader: int
+    """Process id."""
+
+
+NUM_FORK_DESCRIPTORS = 4
+"""Of a ForkHelper."""
+
+
+class Started(NamedTuple):
+    """The first frame of a helper that another process forked for the reader: alone, with a pidfd of the helper."""
+
+    pid: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alive:
     """The first message of a helper, and from then on a sign every few seconds while it has something to do."""

@@ -1,7 +1,7 @@
-"""The helper process: `python -P -m sqlstream.storage.worker.helper SOCKET_FD PARENT_PID`.
+"""The helper process: `python -P -m sqlstream.storage.worker.helper SOCKET_FD PARENT_PID`, or a fork of the `starter`.
 
 Does all remote reading and writing of one process under one identity, for all users there (`Users`). Started, fed and ended by
-`storage.client`; ends by itself when the socket ends or its parent is another one. Threads: the main one reads messages and
+`storage.client`; ends by itself when the socket ends or its reader is gone. Threads: the main one reads messages and
 never waits for the network or for the client to read, so the client may always send; one sends; the pools download and answer
 calls.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -230,18 +231,21 @@ class _LogForwarder(logging.Handler):
         self._helper.post(LogLine(name=record.name, level=record.levelno, text=text))
 
 
-def main() -> None:
-    """Serve the client until it is gone."""
+def serve(channel: Channel, has_reader: Callable[[], bool]) -> None:
+    """Serve the client until it is gone, and end this process.
+
+    Args:
+        channel: To the client.
+        has_reader: Returns False once the client's process is gone: a copy of its end of the channel may live on, in a process
+            that was forked without Python's hooks.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; our end is the end of the socket
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    descriptor, parent_pid = int(sys.argv[1]), int(sys.argv[2])
-    channel = Channel(socket.socket(fileno=descriptor))
     helper: Helper | None = None
     alive_at = 0.0
-    # How often we look at our parent, for what hides the end of the socket (a copy in a process forked without Python's hooks).
     look_seconds = USUAL_TIMING.look_seconds
-    while os.getppid() == parent_pid:
+    while has_reader():
         if helper is not None and time.monotonic() - alive_at >= look_seconds:
             alive_at = time.monotonic()
             helper.look()
@@ -262,6 +266,19 @@ def main() -> None:
             else:
                 helper.handle(message, descriptors)
     os._exit(0)  # without waiting for threads that may be in the network
+
+
+def has_ended(process: int) -> bool:
+    """Return whether the process that a pidfd stands for is gone."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def main() -> None:
+    """Serve the process that started this one."""
+    descriptor, parent_pid = int(sys.argv[1]), int(sys.argv[2])
+    serve(Channel(socket.socket(fileno=descriptor)), lambda: os.getppid() == parent_pid)
 
 
 if __name__ == "__main__":
