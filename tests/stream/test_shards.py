@@ -117,6 +117,24 @@ def test_s2_members_ask_for_the_bytes_of_the_plan_alone(server: FaultyHttpServer
     assert sum(sizes) <= sum(len(part) for sample in expected for part in sample.values()) + 6 * 4 * 512
 
 
+@pytest.mark.parametrize("unit", ["members", "whole", "local"])
+def test_empty_parts_and_samples_without_a_wanted_part_need_no_bytes(
+    unit: str, server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    data = tar_of(
+        [("a", {"txt": b"", "jpg": b""}), ("b", {"jpg": b"x"}), ("c", {"txt": b""}), ("d", {"txt": b"y", "jpg": b""})]
+    )
+    server.objects["/data/s-000.tar"] = data
+    (tmp_path / "s.tar").write_bytes(data)
+    src, options = (str(tmp_path / "s.tar"), {}) if unit == "local" else (f"{server.url}/data/s-000.tar", {"shards": unit})
+    expected = [(b"", b""), (None, b"x"), (b"", None), (b"y", b"")]
+    dataset = opened(src, tmp_path, on_error="raise", **options)
+    assert [(sample["txt"], sample["jpg"]) for sample in dataset] == expected
+    texts = opened(src, tmp_path, on_error="raise", columns_to_download=["txt"], allow_missing_columns=True, **options)
+    assert [sample["txt"] for sample in texts] == [text for text, _ in expected]
+    assert texts[1]["txt"] is None
+
+
 def test_whole_shards_are_fetched_once_each(server: FaultyHttpServer, tmp_path: Path) -> None:
     expected = serve(server, 3, 8)
     urls = [f"{server.url}/data/s-{shard:03}.tar" for shard in range(3)]

@@ -192,14 +192,14 @@ class MemberReader:
             name = names[part.column]
             if name is None or not (name in sample or (name == SAMPLE and self._lacking(sample))):
                 continue
-            if not is_remote or self._is_whole or unpack is not None:
+            if not part.size or not is_remote or self._is_whole or unpack is not None:  # no object holds an empty part
                 found.append(ColumnPart(name, 0, part.offset, part))
                 continue
             span = next(span for span in entries if span[0] <= part.offset and part.offset + part.size <= span[1])
             if span not in spans:
                 spans.append(span)
             found.append(ColumnPart(name, spans.index(span), part.offset - span[0], part))
-        has_refs = found and (is_remote or unpack is not None)
+        has_refs = unpack is not None or (is_remote and any(some.part.size for some in found))
         return MemberContent(self, place.shard, tuple(found), self._refs(shard, spans, unpack) if has_refs else ())
 
     def _lacking(self, sample: Sample) -> list[str]:
@@ -227,11 +227,16 @@ class MemberReader:
 
     def fill(self, sample: Sample, content: MemberContent, files: Sequence[str]) -> None:
         """Put the content of a row into its sample; see `MemberContent.fill`."""
-        opened = [OpenShard(file) for file in files] if files else [self._local(content.shard)]
         file, layout = self.shard(content.shard)
         read: list[ReadPart] = []
         is_packed = content.shard in self._index.unpacks
+        opened = list(map(OpenShard, files))
+        if not opened and any(found.part.size for found in content.parts):
+            opened = [self._local(content.shard)]
         for name, entry, offset, known in content.parts:
+            if not known.size and not is_packed:
+                read.append(ReadPart(name, b"", known))
+                continue
             part = layout.locate(known, opened[entry].read, urls.redact(file.url)) if is_packed else known
             data = opened[entry].read(part.offset if is_packed else offset, part.size)
             if len(data) < part.size:

@@ -85,7 +85,7 @@ class ShardSamples:
         """Return the objects of the cache that hold each sample; none of a shard that is unpacked: it is one."""
         if self.unpack is not None:
             return [[] for _ in self.parts]
-        return cut([[(part.offset, part.offset + part.size) for part in parts.values()] for parts in self.parts])
+        return cut([[(p.offset, p.offset + p.size) for p in parts.values() if p.size] for parts in self.parts])
 
     def _column(self, name: str, kind: Any, some: Sequence[dict[str, SamplePart]], start: int) -> Any:
         if name == KEY and self.keys is not None:
