@@ -1,9 +1,12 @@
-"""Small data for the examples: pictures, clips with sound, captions, embeddings, latents, all made here."""
+"""Small data for the examples: pictures, clips with sound, captions, embeddings, latents, shards, all made here."""
 
 from __future__ import annotations
 
+import io
+import json
+import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -95,3 +98,47 @@ def write_latent(path: Path, number: int) -> str:
     logvar = torch.full_like(mean, -4.0)  # [lt, lc, lh, lw]
     torch.save({"mean": mean, "logvar": logvar, "input_shape": (16, 3, 64, 64), "input_framerate": 24.0}, path)
     return str(path)
+
+
+def write_tar(path: Path, numbers: Iterable[int]) -> Path:
+    """A shard as WebDataset writes it: jpg and cls of each sample, and txt of every second one."""
+    with tarfile.open(path, "w") as archive:
+        for number in numbers:
+            picture = Path(write_image(path.parent / "pictures" / f"{number}.jpg", number)).read_bytes()
+            parts = {"jpg": picture, "cls": str(number % 3).encode()}
+            if number % 2:
+                parts["txt"] = caption(number).encode()
+            for extension, content in parts.items():
+                member = tarfile.TarInfo(f"{number:06}.{extension}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def write_mds(directory: Path, num_shards: int, num_samples: int) -> Path:
+    """Shards as MosaicML's MDSWriter writes them: a table of offsets, then the samples."""
+    directory.mkdir(parents=True)
+    columns = {"caption": ("str", None), "label": ("int", 8), "tokens": ("ndarray:int32:8", 32)}
+    shards = []
+    for shard in range(num_shards):
+        samples = []
+        for number in range(shard * num_samples, (shard + 1) * num_samples):
+            text, tokens = caption(number).encode(), np.arange(number, number + 8, dtype=np.int32)  # [8]
+            samples.append(np.uint32(len(text)).tobytes() + text + np.int64(number % 3).tobytes() + tokens.tobytes())
+        offsets = 4 * (num_samples + 2) + np.cumsum([0, *map(len, samples)])  # [num_samples + 1]
+        data = np.array([num_samples, *offsets], np.uint32).tobytes() + b"".join(samples)
+        name = f"shard.{shard:05}.mds"
+        (directory / name).write_bytes(data)
+        encodings, sizes = zip(*columns.values(), strict=True)
+        entry = {
+            "version": 2,
+            "format": "mds",
+            "samples": num_samples,
+            "size_limit": 1 << 26,
+            "hashes": [],
+            "compression": None,
+        }
+        entry |= {"column_names": [*columns], "column_encodings": encodings, "column_sizes": sizes}
+        shards.append(entry | {"raw_data": {"basename": name, "bytes": len(data), "hashes": {}}, "zip_data": None})
+    (directory / "index.json").write_text(json.dumps({"version": 2, "shards": shards}), encoding="utf-8")
+    return directory

@@ -18,6 +18,9 @@ EXPECTED = {
     "audio_video_text": "torch.Size([2, 12, 3, 64, 64]) torch.Size([2, 1, 16000]) torch.Size([2, 8, 16])",
     "caption_folder": "torch.Size([3, 3, 64, 64])",
     "latents": "torch.Size([3, 8, 4, 8, 8])",
+    "tar_shards": "torch.Size([3, 3, 240, 320])",
+    "mds_shards": "torch.Size([4, 8])",
+    "zip_archive": "torch.Size([3, 3, 64, 64])",
 }
 
 
