@@ -13,6 +13,7 @@ from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError, DecodeError, SourceError
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.transforms.base import Sample
+from sqlstream.transforms.presets import CacheTransform
 from tests.goldens import FIXTURES, as_json, expected
 
 MDS = FIXTURES / "mds"
@@ -27,6 +28,10 @@ def opened(src: str | Path, folder: Path, **options: Any) -> StreamingDataset:
 
 def values(sample: Sample) -> Any:
     return as_json({name: value for name, value in sample.items() if not (name.startswith("__") and name.endswith("__"))})
+
+
+def unchanged(sample: Sample) -> Sample:
+    return sample
 
 
 def document(name: str) -> Any:
@@ -84,6 +89,18 @@ def test_some_columns_and_bytes_in_place_of_values(tmp_path: Path) -> None:
     raw = opened(MDS / "csv", tmp_path, source_options={"decode": False})[0]
     assert raw["n"] == expected("mds/csv.expected.json")["samples"][0]["n"], "rows of text have no bytes of their own"
     assert opened(MDS / "plain", tmp_path, source_options={"decode": False})[0]["B"] == b"upper case sorts first"
+
+
+def test_stored_samples_of_other_columns_and_of_bytes_are_not_mistaken_for_each_other(tmp_path: Path) -> None:
+    found = []
+    for decode in (True, False, True):
+        options = {"source_options": {"decode": decode}, "columns_to_download": ["a"]}
+        dataset = opened(MDS / "fixed_only", tmp_path, transforms=[CacheTransform("v1", [unchanged])], **options)
+        found.append(dataset[4]["a"])
+    assert found == [4, (4).to_bytes(8, "little"), 4]
+    before = opened(MDS / "gz", tmp_path / "none", columns_to_download=[])
+    assert values(before[0]) == {}
+    assert not [path for path in (tmp_path / "none/cache/data").rglob("*") if path.is_file()], "nothing of it was wanted"
 
 
 def test_pickles_are_refused_unless_they_are_allowed(tmp_path: Path) -> None:

@@ -15,7 +15,15 @@ from typing import Any
 import pytest
 
 from sqlstream import StreamingDataLoader, World
-from sqlstream.errors import ConfigError, MissingFieldError, SchemaError, SourceChangedError, SourceError
+from sqlstream.errors import (
+    AccessDeniedError,
+    ConfigError,
+    MissingFieldError,
+    ObjectNotFoundError,
+    SchemaError,
+    SourceChangedError,
+    SourceError,
+)
 from sqlstream.index.build.shards import ShardIndex
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.transforms.base import Sample
@@ -282,6 +290,16 @@ def test_an_index_of_wids_names_its_archives(server: FaultyHttpServer, tmp_path:
         server.objects["/w/index.json"] = json.dumps(other).encode()
         with pytest.raises(SourceError, match=r"shard-000001\.tar has"):
             opened(f"{server.url}/w/index.json", tmp_path / key)
+
+
+def test_a_remote_index_names_no_local_file_and_no_private_host(server: FaultyHttpServer, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.tar"
+    secret.write_bytes(tar_of(samples(0, 1)))
+    for number, url in enumerate((f"file://{secret}", "http://169.254.169.254/a.tar", "../../../../etc/a.tar")):
+        document = {"wids_version": 1, "shardlist": [{"url": url, "nsamples": 1}]}
+        server.objects["/w/index.json"] = json.dumps(document).encode()
+        with pytest.raises((AccessDeniedError, ObjectNotFoundError)):
+            opened(f"{server.url}/w/index.json", tmp_path / str(number))
 
 
 def test_an_index_of_litdata_is_refused_by_name(tmp_path: Path) -> None:

@@ -100,7 +100,8 @@ class MemberContent:
         """What names the content of each column, as `CachedChain` names objects."""
         shard = self.reader.shard(self.shard)
         version = (urls.redact(shard.file.url), shard.file.size_bytes, shard.file.etag or shard.file.content)
-        return {found.name: [*version, found.part.offset, found.part.size] for found in self.parts}
+        reading = shard.layout.reading
+        return {found.name: [*version, reading, found.part.offset, found.part.size] for found in self.parts}
 
     def fill(self, sample: Sample, files: Sequence[str]) -> None:
         """Put the content into a sample.
@@ -199,7 +200,7 @@ class MemberReader:
             if span not in spans:
                 spans.append(span)
             found.append(ColumnPart(name, spans.index(span), part.offset - span[0], part))
-        has_refs = unpack is not None or (is_remote and any(some.part.size for some in found))
+        has_refs = found and (unpack is not None or (is_remote and any(some.part.size for some in found)))
         return MemberContent(self, place.shard, tuple(found), self._refs(shard, spans, unpack) if has_refs else ())
 
     def _lacking(self, sample: Sample) -> list[str]:

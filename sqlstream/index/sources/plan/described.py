@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,11 +12,14 @@ from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError, ObjectNotFoundError, SourceError
 from sqlstream.index.sources.base.access import named_errors, stat_file
 from sqlstream.index.sources.base.byte_source import bytes_of
+from sqlstream.index.sources.places.path_list import list_files
 from sqlstream.index.sources.plan.parts import ShardPart
+from sqlstream.index.sources.shards.layout import ShardLayout
 from sqlstream.index.sources.shards.mds_shard import MdsLayout
 from sqlstream.index.sources.shards.tar_shard import TarShard
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
+from sqlstream.storage.base.access import Rules
 from sqlstream.storage.base.protocols import RemoteReader
 from sqlstream.storage.members.mds import MdsShard, is_mds_index, parse_index
 
@@ -26,7 +28,6 @@ _MAX_BYTES = 1 << 30
 """Of an index file: some 10^6 shards."""
 _LOOKED_AT_BYTES = 4096
 """Of a .json file, to tell an object from an array of rows."""
-_HEADS_AT_A_TIME = 16
 
 
 class WidsShard(NamedTuple):
@@ -106,29 +107,35 @@ def _wids_shards(document: Mapping[str, Any], name: str) -> tuple[WidsShard, ...
     return tuple(WidsShard(some["url"], some.get("nsamples"), some.get("filesize")) for some in found)
 
 
-def shard_parts(index: IndexFile, options: IndexOptions, remote: RemoteReader) -> Iterator[ShardPart]:
-    """Yield the shards of an index file, several of them looked at side by side.
+def shard_parts(index: IndexFile, options: IndexOptions, rules: Rules, remote: RemoteReader) -> list[ShardPart]:
+    """Return the shards of an index file.
+
+    Args:
+        index: The index file: a remote one may name what a row of a remote table may.
+        options: How shards are read, and how many.
+        rules: What that is.
+        remote: Asks for versions.
 
     Raises:
         SourceError: A shard has another size than the index says.
         ObjectNotFoundError: One is not there.
+        AccessDeniedError: A remote index names what it may not.
     """
     directory = urls.parent(index.file.url).rstrip("/") + "/"
     shards = index.shards[: options.max_index_files]
-
-    def part(shard: MdsShard | WidsShard) -> ShardPart:
+    named = [shard.url if isinstance(shard, WidsShard) else (shard.zip or shard.raw).basename for shard in shards]
+    files = list_files(index.file, [urls.join(directory, name) for name in named], rules, remote)
+    parts: list[ShardPart] = []
+    for shard, file in zip(shards, files, strict=True):
+        layout: ShardLayout
         if isinstance(shard, WidsShard):
-            file = stat_file(urls.join(directory, shard.url), remote)
-            _check_bytes(file, shard.num_bytes, index.file)
-            return ShardPart(source=file, layout=TarShard(num_samples=shard.num_samples))
-        stored = shard.zip or shard.raw
-        file = stat_file(directory + stored.basename, remote)
-        _check_bytes(file, stored.bytes, index.file)
-        layout = MdsLayout(shard=shard, directory=directory, is_decoded=options.decode, allow_pickle=options.allow_pickle)
-        return ShardPart(source=replace(file, size_bytes=stored.bytes), layout=layout)
-
-    with ThreadPoolExecutor(_HEADS_AT_A_TIME, thread_name_prefix="shard") as pool:
-        yield from pool.map(part, shards)
+            num_bytes, layout = shard.num_bytes, TarShard(num_samples=shard.num_samples)
+        else:
+            num_bytes = (shard.zip or shard.raw).bytes
+            layout = MdsLayout(shard=shard, directory=directory, is_decoded=options.decode, allow_pickle=options.allow_pickle)
+        _check_bytes(file, num_bytes, index.file)
+        parts.append(ShardPart(source=replace(file, size_bytes=file.size_bytes or num_bytes), layout=layout))
+    return parts
 
 
 def _check_bytes(file: SourceFile, num_bytes: int | None, index: SourceFile) -> None:

@@ -283,10 +283,7 @@ def _plan_named(item: str, options: IndexOptions, temporary: Temporary, remote: 
     if urls.extension(src) == by_extension.PATH_LIST:
         listed = stat_file(src, remote)
         paths = path_list.read_paths(listed, temporary("list"), remote)[: options.max_index_files]
-        rules = Rules(
-            allowed_roots=options.allowed_roots, credential_hosts=options.credential_hosts, places=_places([listed.url])
-        )
-        files = path_list.list_files(listed, paths, rules, remote)
+        files = path_list.list_files(listed, paths, _rules(options, listed), remote)
         return _tables(item, options, files, urls.parent(src), listed=listed)
     by_extension.check_table(src, src)
     return _tables(item, options, [stat_file(src, remote)], urls.parent(src))
@@ -295,7 +292,8 @@ def _plan_named(item: str, options: IndexOptions, temporary: Temporary, remote: 
 def _plan_shards(item: str, src: str, options: IndexOptions, remote: RemoteReader) -> SourcePlan | None:
     """Return the plan of shards; their own keys name samples, if they can. None: the source is none of them."""
     if not wildcard.has_wildcard(src) and (index := described.find_index(src, options.data_type, remote)) is not None:
-        return _plan(item, options, urls.parent(index.file.url), described.shard_parts(index, options, remote))
+        parts = described.shard_parts(index, options, _rules(options, index.file), remote)
+        return _plan(item, options, urls.parent(index.file.url), parts, listed=index.file)
     named = shard_urls(item)
     if named is None:
         return None
@@ -304,6 +302,11 @@ def _plan_shards(item: str, src: str, options: IndexOptions, remote: RemoteReade
     parts = [ShardPart(source=file, layout=layout) for file, layout in layouts if layout is not None]
     plan = _plan(item, options, urls.parent(files[0].url), parts)
     return plan if options.key_column is not None else replace(plan, key_column=SHARD_KEY)
+
+
+def _rules(options: IndexOptions, listed: SourceFile) -> Rules:
+    """Return what a list of files may name."""
+    return Rules(allowed_roots=options.allowed_roots, credential_hosts=options.credential_hosts, places=_places([listed.url]))
 
 
 def _shard_files(named: Sequence[str], remote: RemoteReader) -> list[SourceFile]:

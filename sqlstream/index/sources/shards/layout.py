@@ -28,6 +28,11 @@ class ShardLayout(Protocol):
         """Return what a fingerprint must tell apart, beside the shard's file (JSON)."""
         ...
 
+    @property
+    def reading(self) -> object:
+        """What else than the bytes of a sample decides its values (JSON)."""
+        ...
+
     def samples(self, file: SourceFile, remote: RemoteReader, temporary: Callable[[str], Path]) -> ShardSamples:
         """Return the samples of a shard, by its own table.
 

@@ -49,6 +49,11 @@ class MdsLayout:
         """Return what the index says of it."""
         return {"mds": asdict(self.shard)}
 
+    @property
+    def reading(self) -> object:
+        """Return whether values are decoded, by which encodings."""
+        return [self.is_decoded, [list(column) for column in self.shard.columns]]
+
     def samples(self, file: SourceFile, remote: RemoteReader, temporary: Callable[[str], Path]) -> ShardSamples:
         """Return the samples of a shard; see `ShardLayout.samples`.
 

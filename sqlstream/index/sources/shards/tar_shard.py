@@ -35,6 +35,11 @@ class TarShard:
         """Return its format."""
         return "tar"
 
+    @property
+    def reading(self) -> object:
+        """Nothing: values are bytes."""
+        return None
+
     def samples(self, file: SourceFile, remote: RemoteReader, temporary: Callable[[str], Path]) -> ShardSamples:
         """Return the samples of a shard; see `ShardLayout.samples`."""
         name = urls.redact(file.url)

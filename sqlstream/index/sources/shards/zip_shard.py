@@ -50,6 +50,11 @@ class ZipShard:
         """Return its format, and which columns are made."""
         return ["zip", self.label_column]
 
+    @property
+    def reading(self) -> object:
+        """Nothing: values are bytes."""
+        return None
+
     def samples(self, file: SourceFile, remote: RemoteReader, temporary: Callable[[str], Path]) -> ShardSamples:
         """Return the samples of a shard; see `ShardLayout.samples`."""
         name = urls.redact(file.url)
