@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from time import process_time
 
-from benchmarks.index import in_new_process, peak_mib
+from benchmarks.index import in_new_process
 from sqlstream.storage.members.tar import read_members
 from sqlstream.storage.members.zip import content
 from sqlstream.storage.members.zip_directory import read_directory
@@ -101,6 +101,12 @@ def contents_by_zipfile(path: Path) -> int:
         return sum(len(archive.read(name)) for name in archive.namelist()[:NUM_CONTENTS])
 
 
+def peak_mib() -> float:
+    """Return the most memory of this process; `ru_maxrss` of a child begins at what its parent had."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+
+
 def measure(run: Callable[[Path], int], path: Path) -> dict[str, float]:
     """Run once, after the file was read."""
     with path.open("rb") as file:
@@ -152,7 +158,10 @@ def main() -> None:
                 ratios = [of_round[0]["seconds"] / of_round[number]["seconds"] for of_round in rounds]
                 found = {key: median(of_round[number][key] for of_round in rounds) for key in rounds[0][number]}
                 results[f"{case}: {run.__name__}"] = {**found, "ratio": median(ratios)}
-                print(f"{case}: {run.__name__}: {found['seconds']:.2f} s, {found['more_mib']:.0f} MiB, {median(ratios):.2f}×")
+                print(
+                    f"{case}: {run.__name__}: {found['seconds']:.2f} s, {found['more_mib']:.0f} MiB, {median(ratios):.2f}×",
+                    flush=True,
+                )
     print(json.dumps({"members": options.members, "rounds": options.rounds, "results": results}))
 
 
