@@ -234,6 +234,8 @@ class HttpStream:
         try:
             while chunk := self._response.read1(_CHUNK_BYTES, decode_content=False):
                 yield chunk
+                if self._response.length_remaining == 0:
+                    break
         except urllib3.exceptions.HTTPError as error:
             raise map_error(error, self._url) from error
         if getattr(getattr(self._response, "_original_response", None), "has_more", False):  # of `http_response`

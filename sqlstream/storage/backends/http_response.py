@@ -17,6 +17,7 @@ from urllib3.util.response import assert_header_parsing
 from urllib3.util.wait import wait_for_read
 
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?\r?\n")  # RFC 9112, 7.1: blanks before extensions are to be read
+_BUFFER_BYTES = 1 << 16  # a small object comes with its head, in one read and one write
 _MAX_INTERIM = 16  # arbitrary: answers 1xx before the answer
 
 deadline_of_request: ContextVar[float] = ContextVar("deadline", default=math.inf)
@@ -31,7 +32,7 @@ class HttpResponse(http.client.HTTPResponse):
         self.has_more = False
         self._socket = sock
         self._reader = _BoundedReader(sock, self.fp.detach(), deadline_of_request.get())
-        self.fp: Any = _Lines(self._reader)
+        self.fp: Any = _Lines(self._reader, _BUFFER_BYTES)
 
     def begin(self) -> None:
         """Read the head; one that is cut, or of which a part cannot be read, is no head: what it lacks may be the coding.
