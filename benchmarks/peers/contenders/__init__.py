@@ -24,6 +24,8 @@ def load(name: str) -> ModuleType:
 MODULES = {
     "sqlstream": "sqlstream",
     "sqlstream_belady": "sqlstream",
+    "sqlstream_mds": "streaming",
+    "sqlstream_tar": "webdataset",
     "sqlstream_pillow": "sqlstream",
     "sqlstream_views": "sqlstream",
     "plain_torch": "torch",

@@ -1,0 +1,56 @@
+"""sqlstream on the shards of MosaicML Streaming, as they lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.peers import contenders, users
+from benchmarks.peers.contenders import SHARDS
+from benchmarks.peers.contenders.sqlstream import load, storage_options
+from benchmarks.peers.job import Job, Lookup, Stream
+from sqlstream import StreamingDataset
+from sqlstream.transforms.base import Transform
+
+TITLE = "sqlstream, MDS"
+FORMAT = SHARDS
+SETTINGS = "MDS shards of 64 MiB, as MosaicML wrote them; shards shuffled, and the rows of 64 of them mixed; shards='auto'"
+FOLDER, INDEX = "mds", "index.json"
+
+
+def prepare(job: Job) -> None:
+    """Have MosaicML write its shards."""
+    contenders.load("mosaicml").prepare(job)
+
+
+def open_shards(job: Job, src: str, cache: Path, transform: Transform) -> StreamingDataset:
+    """Return the photos of shards as a dataset."""
+    return StreamingDataset(
+        src,
+        cache,
+        transforms=[transform],
+        storage_options=storage_options(job) if job.endpoint else {},
+        shuffle_seed=job.seed,
+        cache_limit=job.limit_bytes,
+        show_progress=False,
+    )
+
+
+def _local(job: Job) -> StreamingDataset:
+    return open_shards(job, str(job.data_path / "bench" / FOLDER / INDEX), job.work_path / "cache", users.Read())
+
+
+def warm_bytes(job: Job) -> Stream:
+    """Return the photos' bytes, of local shards."""
+    return load(_local(job), job, collate_fn=users.listed)
+
+
+def random_access(job: Job) -> Lookup:
+    """Return a photo by its number."""
+    dataset = _local(job)
+    return Lookup(get=lambda index: dataset[index]["image"])
+
+
+def cold_shards(job: Job) -> Stream:
+    """Return the photos from shards on the server."""
+    src = job.url(f"{FOLDER}/{INDEX}")
+    return load(open_shards(job, src, job.work_path / "cache", users.Read()), job, collate_fn=users.listed)

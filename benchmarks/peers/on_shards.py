@@ -1,0 +1,82 @@
+"""Cases on shards as their own libraries wrote them: who reads them, each as a user writes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.peers.case import Bar, Case
+
+OURS = ("sqlstream_mds", "sqlstream_tar")
+THEIRS = ("mosaicml", "webdataset", "litdata_chunks")
+COLD_SAMPLES = 2000
+LATENCIES = (20, 50)
+
+
+def _case(name: str, title: str, **fields: Any) -> Case:
+    options = {"as_users": True} | fields.pop("options", {})
+    rates = {"figure": "samples_per_second", "unit": "samples/s"}
+    return Case(name=f"shards-{name}", group="shards", title=f"shards: {title}", options=options, **rates | fields)
+
+
+def cases() -> list[Case]:
+    """Return them."""
+    return [
+        *[
+            _case(
+                f"warm-{workers}",
+                f"a second epoch, bytes, {workers} workers",
+                workload="warm_bytes",
+                measure="second_epoch",
+                contenders=(*OURS, *THEIRS),
+                options={"num_workers": workers},
+            )
+            for workers in (0, 2)
+        ],
+        *[
+            _case(
+                f"cold-{latency}",
+                f"cold over S3 (WebDataset: HTTP), {latency} ms, {COLD_SAMPLES} samples, 2 workers",
+                workload="cold_shards",
+                measure="first_epoch",
+                contenders=(*OURS, "mosaicml", "webdataset"),
+                needs_server=True,
+                latency_ms=latency,
+                num_samples=COLD_SAMPLES,
+                options={"num_workers": 2, "scheme": "s3"},
+            )
+            for latency in LATENCIES
+        ],
+        _case(
+            "random",
+            "random access, local shards, median",
+            workload="random_access",
+            measure="lookups",
+            figure="p50_us",
+            unit="µs",
+            is_higher_better=False,
+            contenders=(*OURS, "mosaicml"),
+            options={"num_workers": 0},
+        ),
+    ]
+
+
+def _bars() -> list[Bar]:
+    """Each of ours against those whose format it reads, and all against all where the bar is for the best of them."""
+    bars: list[Bar] = []
+    for workers in (0, 2):
+        for ours, theirs, title in (("sqlstream_mds", "mosaicml", "MosaicML"), ("sqlstream_tar", "webdataset", "WebDataset")):
+            text = f"2.0 times {title} on its own shards"
+            bars.append(Bar(case=f"shards-warm-{workers}", text=text, contender=ours, against=(theirs,), limit=2.0))
+            least = 1.0 if workers else 0.75
+            text = f"{least} of LitData's chunks, by {ours}"
+            bars.append(Bar(case=f"shards-warm-{workers}", text=text, contender=ours, against=("litdata_chunks",), limit=least))
+    for latency in LATENCIES:
+        for ours in OURS:
+            text = f"1.2 times the best of MosaicML and WebDataset, by {ours}"
+            bars.append(
+                Bar(case=f"shards-cold-{latency}", text=text, contender=ours, against=("mosaicml", "webdataset"), limit=1.2)
+            )
+    return bars
+
+
+BARS = _bars()
