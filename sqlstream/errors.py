@@ -25,6 +25,7 @@ SqlStreamError
 ├── SampleError                              skip the sample, or fix it
 │   ├── MissingFieldError (KeyError)         fix the row, or allow_missing_columns
 │   ├── DecodeError (ValueError)
+│   ├── DamagedMemberError                   mend the shard; it is a SourceError, too
 │   └── TransformError
 ├── TooManyFailuresError                     look at the failures; the data or the network is ill
 └── StateError (ValueError)                  resume with the dataset the state came from
@@ -152,6 +153,10 @@ class MissingFieldError(SampleError, KeyError):
 
 class DecodeError(SampleError, ValueError):
     """The bytes of a sample do not decode."""
+
+
+class DamagedMemberError(SampleError, SourceError):
+    """A part of a shard is not what the shard says of it; samples of other parts are not concerned."""
 
 
 class TransformError(SampleError):

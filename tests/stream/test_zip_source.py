@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sqlstream import StreamingDataset
-from sqlstream.errors import SchemaError, SourceError
+from sqlstream.errors import DamagedMemberError, SchemaError, SourceError
 from sqlstream.storage.members.names import split_name
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.goldens import FIXTURES, expected
@@ -65,6 +65,17 @@ def test_every_golden_is_read_as_zipfile_reads_it(server: FaultyHttpServer, tmp_
 def test_what_cannot_be_read_safely_is_a_named_error(name: str, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=name.replace(".", r"\.")):
         list(opened(ZIP / name, tmp_path))
+
+
+def test_s3_a_damaged_member_fails_alone(tmp_path: Path) -> None:
+    data = archive(**{"a.txt": b"the first", "b.txt": b"the second", "c.txt": b"the third"})
+    (tmp_path / "s.zip").write_bytes(data.replace(b"the second", b"the secone", 1))
+    dataset = opened(tmp_path / "s.zip", tmp_path, on_error="skip")
+    assert [sample["__key__"] for sample in dataset] == ["a", "c"]
+    (failure,) = dataset.failures()
+    assert all(word in failure.error for word in ("s.zip", "b.txt", "byte ", "CRC-32", "sample 'b'"))
+    with pytest.raises(DamagedMemberError, match="row 1, sample 'b'"):
+        dataset[1]
 
 
 def test_folders_of_hugging_face_have_the_rows_of_their_metadata(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from sqlstream.cache.session import ObjectRef
 from sqlstream.config import SampleOptions, ShardUnit
-from sqlstream.errors import MissingFieldError, SourceChangedError
+from sqlstream.errors import DamagedMemberError, MissingFieldError, SourceChangedError, SourceError
 from sqlstream.index.build.shards import SamplePlace, Shard, ShardIndex
 from sqlstream.index.sources.base.access import local_file
 from sqlstream.index.sources.shards.layout import ReadPart
@@ -229,25 +229,41 @@ class MemberReader:
     def fill(self, sample: Sample, content: MemberContent, files: Sequence[str]) -> None:
         """Put the content of a row into its sample; see `MemberContent.fill`."""
         file, layout = self.shard(content.shard)
-        read: list[ReadPart] = []
-        is_packed = content.shard in self._index.unpacks
         opened = list(map(OpenShard, files))
         if not opened and any(found.part.size for found in content.parts):
             opened = [self._local(content.shard)]
-        for name, entry, offset, known in content.parts:
-            if not known.size and not is_packed:
-                read.append(ReadPart(name, b"", known))
-                continue
-            part = layout.locate(known, opened[entry].read, urls.redact(file.url)) if is_packed else known
-            data = opened[entry].read(part.offset if is_packed else offset, part.size)
-            if len(data) < part.size:
-                raise SourceChangedError(
-                    f"{urls.redact(file.url)} ends before byte {part.offset + part.size}, where {name!r} of row "
-                    f"{sample.get('__row__')} was when it was indexed: open the dataset again"
-                )
-            read.append(ReadPart(name, data, part))
-        if read:
-            sample.update(layout.values(read, self._lacking(sample), urls.redact(file.url)))
+        try:
+            read = [self._read(found, opened, content.shard) for found in content.parts]
+            if read:
+                sample.update(layout.values(read, self._lacking(sample), urls.redact(file.url)))
+        except SourceChangedError:
+            raise
+        except SourceError as error:
+            which = f"row {sample.get('__row__')}, sample {sample.get('__sample_key__')!r}"
+            raise DamagedMemberError(f"{error} ({which})", url=urls.redact(file.url)) from error
+
+    def _read(self, found: ColumnPart, opened: Sequence[OpenShard], number: int) -> ReadPart:
+        """Return a part with its bytes.
+
+        Raises:
+            SourceChangedError: The shard ends before them.
+            SourceError: Its table does not say where they are.
+        """
+        name, entry, offset, part = found
+        is_packed = number in self._index.unpacks
+        if not part.size and not is_packed:
+            return ReadPart(name, b"", part)
+        file, layout = self.shard(number)
+        if is_packed:
+            part = layout.locate(part, opened[entry].read, urls.redact(file.url))
+            offset = part.offset
+        data = opened[entry].read(offset, part.size)
+        if len(data) < part.size:
+            raise SourceChangedError(
+                f"{urls.redact(file.url)} ends before byte {part.offset + part.size}, where {name!r} of a row was when it was "
+                "indexed: open the dataset again"
+            )
+        return ReadPart(name, data, part)
 
     def _local(self, number: int) -> OpenShard:
         """Return a local shard, open; the last ones used stay so.
