@@ -257,8 +257,7 @@ class _Walk:
         if self._last is not None:
             last = f"the last good member is {shown(self._last.name)}"
         return SourceError(
-            f"{self._name} is damaged at byte {place}: {reason}; {last}. Write the shard again, or set damaged_shards to "
-            "'skip' or 'until_damage'",
+            f"{self._name} is damaged at byte {place}: {reason}; {last}. Write the shard again, or leave it out of src",
             offset=place,
         )
 

@@ -180,4 +180,4 @@ class _Chunks(io.RawIOBase):
 
 
 def _damaged(name: str, compression: Compression, reason: str) -> SourceError:
-    return SourceError(f"{name} is damaged: as {compression}, {reason}. Write the shard again, or set damaged_shards to 'skip'")
+    return SourceError(f"{name} is damaged: as {compression}, {reason}. Write the shard again, or leave it out of src")

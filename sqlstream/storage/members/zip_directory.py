@@ -291,6 +291,6 @@ class _Directory:
 
     def _damage(self, reason: str) -> SourceError:
         return SourceError(
-            f"{self._name} is damaged: {reason}. Write the archive again, or set damaged_shards to 'skip'",
+            f"{self._name} is damaged: {reason}. Write the archive again, or leave it out of src",
             size_bytes=self._size,
         )

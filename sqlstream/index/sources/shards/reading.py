@@ -55,8 +55,8 @@ class AheadBytes:
     def read_at(self, offset: int, num_bytes: int) -> bytes:
         """Return a part of it."""
         start = offset - self._start
+        self._num_reads += 1
         if not 0 <= start <= start + num_bytes <= len(self._block):
-            self._num_reads += 1
             is_near = self._num_reads > _FIRST_STEPS and offset / self._num_reads < NEAR_BYTES
             ahead = BLOCK_BYTES if is_near else AHEAD_BYTES
             self._start, self._block = offset, self._source.read_at(offset, max(num_bytes, ahead))
