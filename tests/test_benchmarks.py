@@ -108,7 +108,7 @@ def test_workers_start_anew_where_whole_epochs_are_counted(settings: Settings) -
     assert not jobs["users-cold-http-20-2000"].has_persistent_workers
     assert jobs["users-cpu"].has_persistent_workers
     assert jobs["warm-bytes-2"].has_persistent_workers
-    assert {case.group for case in CASES if case.options.get("as_users")} == {"users"}
+    assert {case.group for case in CASES if case.options.get("as_users")} == {"shards", "users"}
 
 
 _ORPHAN = """
