@@ -281,7 +281,7 @@ def _names_remote_objects(index: Index, columns: Sequence[str]) -> bool:
     try:
         (row,) = index.rows(index.row_ids(np.zeros(1, dtype=np.int64)).tolist())
         return any(is_remote(index.resolve(value)) for name in columns if isinstance(value := row.get(name), str))
-    except SqlStreamError:  # whoever reads that row is told
+    except SqlStreamError:  # an error of that row shows when it is read
         return False
 
 

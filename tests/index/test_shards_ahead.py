@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sqlstream.index.sources.shards.layout import Scratch
 from sqlstream.index.sources.shards.tar_shard import TarShard
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base.access import Access
@@ -51,6 +52,6 @@ def test_headers_of_small_members_come_in_blocks_and_those_of_large_ones_alone(
 ) -> None:
     remote = Remote(tar_of([(f"{number:05}", {"jpg": bytes(num_bytes)}) for number in range(num_members)]))
     file = SourceFile(url="http://host/s.tar", size_bytes=len(remote.data), etag="1")
-    samples = TarShard().samples(file, remote, tmp_path.joinpath)
+    samples = TarShard().samples(file, remote, Scratch(tmp_path.joinpath))
     assert [parts["jpg"].size for parts in samples.parts] == [num_bytes] * num_members
     assert remote.num_requests <= most

@@ -17,6 +17,7 @@ import pytest
 from sqlstream import StreamingDataLoader, World
 from sqlstream.errors import (
     AccessDeniedError,
+    CacheFullError,
     ConfigError,
     MissingFieldError,
     ObjectNotFoundError,
@@ -275,6 +276,14 @@ def test_shards_are_named_by_braces_double_colons_wildcards_and_commands_that_pr
     for wrong in ("pipe:ssh host cat a.tar", f"{folder}/s-{{000..002.tar", f"{folder}/s-000.tar::{folder}/table.csv::b.tar"):
         with pytest.raises(ConfigError):
             opened(wrong, folder)
+
+
+def test_an_archive_that_unfolds_to_more_than_the_index_may_have_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "bomb.tar.gz").write_bytes(gzip.compress(tar_of([("a", {"bin": bytes(40 << 20)})])))
+    with pytest.raises(CacheFullError, match="index_limit"):
+        opened(str(tmp_path / "bomb.tar.gz"), tmp_path, index_limit="4mb")
+    left = sum(path.stat().st_size for path in (tmp_path / "cache/index").iterdir() if path.is_file())
+    assert left < 4 << 20, "what was unpacked is removed"
 
 
 def test_an_index_of_wids_names_its_archives(server: FaultyHttpServer, tmp_path: Path) -> None:

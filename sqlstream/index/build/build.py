@@ -33,6 +33,7 @@ from sqlstream.index.sources.base.base import TableFile
 from sqlstream.index.sources.base.derived import DerivedTable, derived_rows
 from sqlstream.index.sources.places.directory import DirectoryTable
 from sqlstream.index.sources.plan.plan import SourcePlan, plan_sources
+from sqlstream.index.sources.shards.layout import Scratch
 from sqlstream.index.sql.expressions import with_where
 from sqlstream.index.types.models import SourceFile, ruled
 from sqlstream.index.types.values import declared
@@ -185,6 +186,7 @@ def _build(
     target, temporary, num_known = start
     max_size = target.max_size
     room = IndexRoom(temporary.parent, options)
+    scratch = Scratch(place.temporary, room.on_growth)
     num_joined = len(plan.joined_parts)
     with (
         contextlib.closing(IndexWriter(temporary, plan.key_column, room=room)) as writer,
@@ -194,7 +196,7 @@ def _build(
             writer.add_source(part.source, digest)
         with progress(max_size, " rows", f"indexing {plan.src}", show_progress) as bar:
             for number, part in enumerate(plan.parts[num_known:], num_known):
-                with open_part(part, number, plan, options, place.temporary, remote) as (table, content):
+                with open_part(part, number, plan, options, scratch, remote) as (table, content):
                     key_and_digest = (plan.key_column, target.digests[num_joined + number])
                     names = begin_source(part.source, table, writer, options, key_and_digest, joins)
                     first_row = writer.num_rows

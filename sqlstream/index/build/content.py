@@ -36,8 +36,9 @@ from sqlstream.index.sources.base.access import check_same, local_copy, local_fi
 from sqlstream.index.sources.base.base import BATCH_ROWS, PLAIN, TableFile
 from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.formats.by_extension import open_table
-from sqlstream.index.sources.plan.parts import ShardPart, SourcePart, Temporary, innermost, over, parquet_part
+from sqlstream.index.sources.plan.parts import ShardPart, SourcePart, innermost, over, parquet_part
 from sqlstream.index.sources.plan.plan import SourcePlan
+from sqlstream.index.sources.shards.layout import Scratch
 from sqlstream.index.types.models import Column
 from sqlstream.index.types.schema import normal_type
 from sqlstream.order.permute import Int64Array
@@ -107,7 +108,7 @@ class OpenPart(NamedTuple):
 
 @contextlib.contextmanager
 def open_part(
-    part: SourcePart, number: int, plan: SourcePlan, options: IndexOptions, temporary: Temporary, remote: RemoteReader
+    part: SourcePart, number: int, plan: SourcePlan, options: IndexOptions, scratch: Scratch, remote: RemoteReader
 ) -> Iterator[OpenPart]:
     """Give a part of a source; of a remote Parquet file with content, only the footer and what is copied is read.
 
@@ -116,19 +117,19 @@ def open_part(
         number: Its position in the source.
         plan: The source.
         options: What is kept of it, and which columns are called content.
-        temporary: Gives paths for what is downloaded.
+        scratch: Where what is downloaded or unpacked is written.
         remote: Reads what is not local.
 
     Raises:
         SourceChangedError: The file changed meanwhile.
     """
     if isinstance(shard := innermost(part), ShardPart):
-        samples = shard.layout.samples(shard.source, remote, temporary).at(number, len(plan.joined_parts) + number)
+        samples = shard.layout.samples(shard.source, remote, scratch).at(number, len(plan.joined_parts) + number)
         yield OpenPart(over(part, samples), PlacesOfShard(samples))
         return
     parquet = parquet_part(part)
     if parquet is None:
-        with part.open(temporary, remote) as table:
+        with part.open(scratch.path, remote) as table:
             yield OpenPart(table, None)
         return
     file, name = parquet.source, urls.redact(parquet.source.url)
@@ -144,7 +145,7 @@ def open_part(
             if now.content != file.content:
                 raise SourceChangedError(f"{name} changed while it was indexed: wait until its writer is done, and start again")
             return
-    with local_copy(file, temporary("download"), remote) as path:
+    with local_copy(file, scratch.path("download"), remote) as path:
         whole = open_table(LocalBytes(path), file.url, PLAIN)
         known = file.size_bytes is not None or not urls.is_remote(file.url)  # else nothing can be asked for by range later
         content = _content_of(read_footer(local_file(path), remote), name, plan, options) if known else None

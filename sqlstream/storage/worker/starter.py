@@ -48,7 +48,7 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # else no byte is written to the pipe
 
     def run(self) -> None:
-        """Fork until nobody may ask any more."""
+        """Fork until no process may ask any more."""
         poll = select.poll()
         for descriptor in (self._requests.fileno(), self._parent, self._ends):
             poll.register(descriptor, select.POLLIN)
@@ -137,7 +137,7 @@ def _take_limits(reader: int) -> None:
 
 
 def main() -> None:
-    """Serve until nobody may ask any more."""
+    """Serve until no process may ask any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, parent_pid = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     with contextlib.suppress(ProcessLookupError):

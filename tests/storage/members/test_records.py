@@ -8,14 +8,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import cbor2
+import msgpack
 import pytest
 
 from sqlstream.errors import DecodeError, MissingDependencyError, SourceError
 from sqlstream.storage.members import records
 from sqlstream.storage.members.records import EXTENSIONS, RecordDecoder, RecordFormat, record_places
-
-msgpack = pytest.importorskip("msgpack")
-cbor2 = pytest.importorskip("cbor2")
 
 ROWS: list[dict[str, Any]] = [
     {

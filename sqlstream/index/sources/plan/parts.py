@@ -23,7 +23,7 @@ from sqlstream.index.sources.places.database import DatabaseTable
 from sqlstream.index.sources.places.directory import DirectoryTable
 from sqlstream.index.sources.places.listing import Listing
 from sqlstream.index.sources.places.memory import MemoryTable, SpooledTable
-from sqlstream.index.sources.shards.layout import ShardLayout
+from sqlstream.index.sources.shards.layout import Scratch, ShardLayout
 from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.types.models import SourceFile, fingerprint
 from sqlstream.sample_types import DataSampleType
@@ -206,7 +206,7 @@ class ShardPart:
     @contextlib.contextmanager
     def open(self, temporary: Temporary, remote: RemoteReader) -> Iterator[ShardSamples]:
         """Read its table."""
-        yield self.layout.samples(self.source, remote, temporary)
+        yield self.layout.samples(self.source, remote, Scratch(temporary))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,30 @@ class ReadPart(NamedTuple):
     part: SamplePart
 
 
+class Scratch(NamedTuple):
+    """Where temporary files are written while a shard is indexed."""
+
+    path: Callable[[str], Path]
+    """Gives a new path for a purpose."""
+    on_growth: Callable[[Path], Callable[[], None]] = lambda _path: lambda: None
+    """Returns what asks for room as a file grows (`IndexRoom.on_growth`)."""
+
+
+class MembersAreBytes:
+    """What layouts have in common whose samples have parts of bytes, all of whose places the index knows."""
+
+    __slots__ = ()
+
+    @property
+    def reading(self) -> object:
+        """Nothing: values are bytes."""
+        return None
+
+    def locate(self, part: SamplePart, read: Callable[[int, int], bytes], name: str) -> SamplePart:  # noqa: ARG002
+        """Return the part: the index knows its place."""
+        return part
+
+
 class ShardLayout(Protocol):
     """How one shard is read. Frozen and picklable."""
 
@@ -33,13 +57,13 @@ class ShardLayout(Protocol):
         """What else than the bytes of a sample decides its values (JSON)."""
         ...
 
-    def samples(self, file: SourceFile, remote: RemoteReader, temporary: Callable[[str], Path]) -> ShardSamples:
+    def samples(self, file: SourceFile, remote: RemoteReader, scratch: Scratch) -> ShardSamples:
         """Return the samples of a shard, by its own table.
 
         Args:
             file: The shard.
             remote: Reads what is not local.
-            temporary: Gives paths for what is needed meanwhile.
+            scratch: Where what is needed meanwhile is written.
 
         Raises:
             SourceError: It is damaged, or cut short.

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ import pyarrow as pa
 from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.access import named_errors, stat_file
 from sqlstream.index.sources.base.byte_source import bytes_of
-from sqlstream.index.sources.shards.layout import ReadPart
+from sqlstream.index.sources.shards.layout import ReadPart, Scratch
 from sqlstream.index.sources.shards.samples import SAMPLE, ShardSamples
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
@@ -54,12 +53,12 @@ class MdsLayout:
         """Return whether values are decoded, by which encodings."""
         return [self.is_decoded, [list(column) for column in self.shard.columns]]
 
-    def samples(self, file: SourceFile, remote: RemoteReader, temporary: Callable[[str], Path]) -> ShardSamples:
+    def samples(self, file: SourceFile, remote: RemoteReader, scratch: Scratch) -> ShardSamples:
         """Return the samples of a shard; see `ShardLayout.samples`.
 
         The table of an MDS shard that is compressed is in what it holds: samples have their numbers, and `locate` finds them.
         """
-        del temporary
+        del scratch
         shard = self.shard
         unpack = None if shard.zip is None else _unpack(shard.compression, shard.raw, shard.zip)
         typed = {column.name: _KINDS.get(column.encoding, pa.binary()) for column in shard.columns}

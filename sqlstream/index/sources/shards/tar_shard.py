@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.access import local_copy
-from sqlstream.index.sources.shards.layout import ReadPart
+from sqlstream.index.sources.shards.layout import MembersAreBytes, ReadPart, Scratch
 from sqlstream.index.sources.shards.reading import LocalShard, opened
 from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.types.models import SourceFile
@@ -25,7 +25,7 @@ _PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TarShard:
+class TarShard(MembersAreBytes):
     """A TAR archive, which may be compressed as a whole: its first bytes tell, whatever its name says."""
 
     num_samples: int | None = None
@@ -35,12 +35,7 @@ class TarShard:
         """Return its format."""
         return "tar"
 
-    @property
-    def reading(self) -> object:
-        """Nothing: values are bytes."""
-        return None
-
-    def samples(self, file: SourceFile, remote: RemoteReader, temporary: Callable[[str], Path]) -> ShardSamples:
+    def samples(self, file: SourceFile, remote: RemoteReader, scratch: Scratch) -> ShardSamples:
         """Return the samples of a shard; see `ShardLayout.samples`."""
         name = urls.redact(file.url)
         with opened(file, remote) as source:
@@ -48,8 +43,8 @@ class TarShard:
             if compression is None:
                 return self._checked(_samples(source, name, None), name)
         with (
-            local_copy(file, temporary("shard"), remote) as path,
-            _content(path, compression, name, temporary("tar")) as content,
+            local_copy(file, scratch.path("shard"), remote) as path,
+            _content(path, compression, name, scratch) as content,
         ):
             return self._checked(_samples(content, name, Unpack(compression)), name)
 
@@ -60,10 +55,6 @@ class TarShard:
                 "or wids counted hidden files; give the archives in place of the index"
             )
         return samples
-
-    def locate(self, part: SamplePart, read: Callable[[int, int], bytes], name: str) -> SamplePart:  # noqa: ARG002
-        """Return the part: the index knows all places."""
-        return part
 
     def values(self, parts: Sequence[ReadPart], wanted: Sequence[str], name: str) -> dict[str, bytes]:  # noqa: ARG002 - all are
         """Return the content of members."""
@@ -80,12 +71,20 @@ def _samples(source: ByteRange, name: str, unpack: Unpack | None) -> ShardSample
 
 
 @contextlib.contextmanager
-def _content(path: Path, compression: Compression, name: str, temporary: Path) -> Iterator[LocalShard]:
-    """Give the content of a compressed file, which is removed afterwards."""
+def _content(path: Path, compression: Compression, name: str, scratch: Scratch) -> Iterator[LocalShard]:
+    """Give the content of a compressed file, which is removed afterwards.
+
+    Raises:
+        CacheFullError: It has no room among the index files: it is a bomb, or `index_limit` is small.
+    """
+    temporary = scratch.path("tar")
+    make_room = scratch.on_growth(temporary)
     try:
         with open(path, "rb") as file, open(temporary, "xb") as content:
             for piece in decompress(iter(partial(file.read, _PIECE_BYTES), b""), compression, name):
+                make_room()
                 content.write(piece)
+                content.flush()
         with contextlib.closing(LocalShard(temporary)) as source:
             yield source
     finally:

@@ -20,7 +20,7 @@ from sqlstream.index.sources.base.base import PLAIN
 from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.formats.by_extension import open_table
 from sqlstream.index.sources.places.folder import FILE_NAME, METADATA
-from sqlstream.index.sources.shards.layout import ReadPart
+from sqlstream.index.sources.shards.layout import MembersAreBytes, ReadPart, Scratch
 from sqlstream.index.sources.shards.reading import opened
 from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.types.models import SourceFile
@@ -40,7 +40,7 @@ _SIZE_FACT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ZipShard:
+class ZipShard(MembersAreBytes):
     """A ZIP archive."""
 
     label_column: str | None = None
@@ -50,24 +50,15 @@ class ZipShard:
         """Return its format, and which columns are made."""
         return ["zip", self.label_column]
 
-    @property
-    def reading(self) -> object:
-        """Nothing: values are bytes."""
-        return None
-
-    def samples(self, file: SourceFile, remote: RemoteReader, temporary: Callable[[str], Path]) -> ShardSamples:
+    def samples(self, file: SourceFile, remote: RemoteReader, scratch: Scratch) -> ShardSamples:
         """Return the samples of a shard; see `ShardLayout.samples`."""
         name = urls.redact(file.url)
         with opened(file, remote) as source:
             members = {member.name: member for member in read_directory(source, name) if not _is_hidden(member.name)}
             described = [member for member in members.values() if METADATA.fullmatch(member.name)]
             if described:
-                return _described(described, members, source, name, temporary)
+                return _described(described, members, source, name, scratch.path)
         return _grouped(members, self.label_column)
-
-    def locate(self, part: SamplePart, read: Callable[[int, int], bytes], name: str) -> SamplePart:  # noqa: ARG002
-        """Return the part: the index knows all places."""
-        return part
 
     def values(self, parts: Sequence[ReadPart], wanted: Sequence[str], name: str) -> dict[str, bytes]:  # noqa: ARG002 - all are
         """Return the content of members."""
