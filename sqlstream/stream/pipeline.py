@@ -13,7 +13,7 @@ import numpy.random  # noqa: F401 - numpy brings it when it is first named: torc
 from torch.utils.data import get_worker_info
 
 from sqlstream.cache import Cache
-from sqlstream.config import DEFAULT_RETAINED, LazyOptions, SampleOptions
+from sqlstream.config import DEFAULT_RETAINED, LazyOptions, SampleOptions, ShardUnit
 from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.shards import ShardIndex
@@ -177,7 +177,8 @@ class Pipeline:
         if isinstance(self.index, RowGroupIndex):
             return ContentReader(self.index, ChunkObjects(self.cache, self.dataset_id), options)
         if isinstance(self.index, ShardIndex):
-            unit = shard_unit(self.options, self.index, self.cache).unit
+            is_remote = self.index.is_remote  # local shards are read in place: no account is asked for
+            unit = shard_unit(self.options, self.index, self.cache).unit if is_remote else ShardUnit.MEMBERS
             return MemberReader(self.index, self.dataset_id, self.cache.identity, options, unit)
         return None
 

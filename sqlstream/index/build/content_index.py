@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -29,7 +30,7 @@ class ContentFiles(Protocol):
         ...
 
 
-class ContentIndex(Index):
+class ContentIndex(Index, ABC):
     """An index of which some columns stay in the files of its source.
 
     Args:
@@ -63,9 +64,9 @@ class ContentIndex(Index):
         """The columns whose content stays in its files."""
         return tuple(column for column in self.columns if column.is_in_place)
 
+    @abstractmethod
     def chunks_of(self, row_ids: Sequence[int]) -> Int64Array:
         """Return for each row the number of what its content is read from, -1 for nothing, and its place there: [n, 2]."""
-        raise NotImplementedError
 
     def block_bounds(self) -> Int64Array:
         """Return where runs of selected rows begin whose content lies together, and the end of the last: [num_runs + 1]."""
