@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from sqlstream.cache.acquire.reserve import NextUses
 from sqlstream.cache.private_files import PrivateFilesSession, PrivateHold
-from sqlstream.cache.session import AnyHold, Failure, LedgerSession, ObjectRef, Policy, PutItem
+from sqlstream.cache.session import AnyHold, ChosenUnit, Failure, LedgerSession, ObjectRef, Policy, PutItem, ShardWish
 from sqlstream.config import Limit
 from sqlstream.errors import CacheError, CacheFullError, SqlStreamError
 from sqlstream.process import fork
@@ -253,6 +253,13 @@ class FailoverSession:
     def register(self, name: str, src: str, fingerprint: str) -> int | None:
         """Return the id of a dataset in the ledger; None where the ledger fails."""
         return self._tried(lambda: self.primary.register(name, src, fingerprint), None)
+
+    def shard_unit(self, wish: ShardWish, choose: Callable[[int | None], ChosenUnit]) -> ChosenUnit:
+        """Return in what unit shards are fetched; where the ledger fails, as this process chooses."""
+        if self.is_left_alone:
+            return self.stand_in.shard_unit(wish, choose)
+        agreed = self._tried(lambda: self.primary.shard_unit(wish, choose), None)
+        return self.stand_in.shard_unit(wish, choose) if agreed is None else agreed
 
     def note_failures(self, failed: Sequence[Failure]) -> None:
         """Write down which samples failed, and why, if there is a ledger to write to."""

@@ -22,6 +22,7 @@ from sqlstream.cache.acquire.room import FULL
 from sqlstream.cache.directory import remove_directory
 from sqlstream.cache.files.read_hold import ReadLock
 from sqlstream.cache.ledger.reports import Failure
+from sqlstream.cache.ledger.shard_units import ChosenUnit, ShardWish
 from sqlstream.cache.model.policies import POLICIES, Policy
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.errors import CacheDiskError, CacheError, ConfigError, FetchCancelledError, SqlStreamError
@@ -313,6 +314,10 @@ class PrivateFilesSession:
     def register(self, name: str, src: str, fingerprint: str) -> int | None:  # noqa: ARG002 - as in the protocol
         """There is no ledger."""
         return None
+
+    def shard_unit(self, _wish: ShardWish, choose: Callable[[int | None], ChosenUnit]) -> ChosenUnit:
+        """Return what this process chooses: no limit holds for private files."""
+        return choose(None)
 
     def note_failures(self, failed: Sequence[Failure]) -> None:
         """There is no ledger."""

@@ -18,12 +18,14 @@ from sqlstream.cache.acquire.holds import Hold
 from sqlstream.cache.acquire.put import PutItem, Putter
 from sqlstream.cache.acquire.reserve import NextUses
 from sqlstream.cache.admin.age import MaxAge
+from sqlstream.cache.admin.units import agreed_unit
 from sqlstream.cache.admin.versions import drop_other_versions
 from sqlstream.cache.directory import CacheDirectory
 from sqlstream.cache.files.read_hold import ReadHold
 from sqlstream.cache.ledger.reports import Failure, FailureRecord, record_failures
+from sqlstream.cache.ledger.shard_units import ChosenUnit, ShardWish
 from sqlstream.cache.model.policies import Policy, policy_named
-from sqlstream.cache.model.refs import KEY_BYTES, STORED_SAMPLE_EXTENSION, ListedObject, ObjectRef
+from sqlstream.cache.model.refs import KEY_BYTES, STORED_SAMPLE_EXTENSION, ListedObject, ObjectParts, ObjectRef
 from sqlstream.cache.private_files import PrivateHold
 from sqlstream.config import Limit
 from sqlstream.errors import CacheError
@@ -34,13 +36,16 @@ __all__ = [
     "STORED_SAMPLE_EXTENSION",
     "AnyHold",
     "CacheSession",
+    "ChosenUnit",
     "Failure",
     "FailureRecord",
     "LedgerSession",
     "ListedObject",
+    "ObjectParts",
     "ObjectRef",
     "Policy",
     "PutItem",
+    "ShardWish",
     "VerifyReads",
 ]
 
@@ -158,6 +163,14 @@ class SessionOf(Protocol[H]):
 
     def register(self, name: str, src: str, fingerprint: str) -> int | None:
         """Return the id of a dataset in the ledger; None where there is no ledger."""
+
+    def shard_unit(self, wish: ShardWish, choose: Callable[[int | None], ChosenUnit]) -> ChosenUnit:
+        """Return in what unit shards are fetched: as a living process has chosen that opened the epoch first.
+
+        Args:
+            wish: Who asks.
+            choose: Returns what this process chooses if it is the first, by the limit of the cache in bytes (None: none).
+        """
 
     def note_failures(self, failed: Sequence[Failure]) -> None:
         """Write down which samples failed, and why."""
@@ -399,6 +412,10 @@ class LedgerSession:
         """See `CacheSession`."""
         with self._directory.ledger.transaction() as tx:
             return tx.add_dataset(name, src, fingerprint)
+
+    def shard_unit(self, wish: ShardWish, choose: Callable[[int | None], ChosenUnit]) -> ChosenUnit:
+        """See `CacheSession`."""
+        return agreed_unit(self._directory, wish, choose)
 
     def note_failures(self, failed: Sequence[Failure]) -> None:
         """See `CacheSession`."""

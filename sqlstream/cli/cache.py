@@ -63,6 +63,10 @@ def print_statistics(statistics: CacheStatistics) -> None:
         ([use.host, use.requests, Size(use.downloaded_bytes), use.retries, use.wait_seconds] for use in statistics.hosts),
     )
     print_section(
+        ["shards of", "epoch", "unit", "why"],
+        ([use.dataset, use.epoch, use.unit, use.reason] for use in statistics.shard_units),
+    )
+    print_section(
         ["process", "host", "name", "pinned entries", "since"],
         ([use.pid, use.host, use.name, use.pinned_entries, moment(use.started_at)] for use in statistics.owners),
     )

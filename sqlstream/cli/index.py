@@ -19,9 +19,9 @@ from sqlstream.config import IndexOptions, JoinOptions, LazyOptions, StorageOpti
 from sqlstream.errors import ConfigError
 
 if TYPE_CHECKING:
+    from sqlstream.cache.session import ChosenUnit
     from sqlstream.index.file.index import Index
     from sqlstream.index.types.models import Column, IndexInfo, JoinedTable
-    from sqlstream.stream.engine.units import ChosenUnit
 
 _SPELLING = {
     "index_col_name": "--key-column",
@@ -274,10 +274,9 @@ def _shard_unit(index: Index, share: float, directory: Path) -> ChosenUnit | Non
         num_bytes=sum(sizes),
         window_bytes=sum(sizes[: OrderOptions().shuffle_window]),
         wanted_share=share,
-        limit_bytes=limit_bytes,
         num_nodes=1,
     )
-    return choose_unit(ShardUnit.AUTO, use)
+    return choose_unit(ShardUnit.AUTO, use, limit_bytes)
 
 
 def run_query(options: argparse.Namespace) -> int:

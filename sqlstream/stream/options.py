@@ -19,7 +19,6 @@ from sqlstream.config import (
     IndexOptions,
     OnCacheError,
     SampleOptions,
-    ShardUnit,
     StorageOptions,
     default_cache_directory,
 )
@@ -40,7 +39,7 @@ from sqlstream.storage.base.access import check_providers
 from sqlstream.storage.base.settings import check_options_of_sources
 from sqlstream.stream.engine.content import MEMORY_BYTES
 from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS
-from sqlstream.stream.engine.units import ChosenUnit, ShardUse, choose_unit
+from sqlstream.stream.engine.units import ShardUse
 from sqlstream.stream.run.order_options import AUTO_BLOCKS, TORCH_PREFETCH_FACTOR, BatchOptions, OrderOptions
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.run.state import RunIdentity
@@ -291,8 +290,8 @@ def warn_of_reading_again(options: DatasetOptions, index: Index, memory_bytes: i
             )
 
 
-def shard_unit(options: DatasetOptions, index: ShardIndex, cache: Cache) -> ChosenUnit:
-    """Return in what unit the shards of an index are fetched, and why."""
+def shard_use(options: DatasetOptions, index: ShardIndex) -> ShardUse:
+    """Return what an epoch takes of the shards of an index."""
     order, wanted = options.order, options.samples.content_columns
     sizes = sorted((shard.file.size_bytes or 0 for shard in index.shards if shard is not None), reverse=True)
     if order.shuffle_seed is None:
@@ -302,14 +301,12 @@ def shard_unit(options: DatasetOptions, index: ShardIndex, cache: Cache) -> Chos
     else:  # samples of all shards, or blocks that know no shards
         num_mixed = len(sizes)
     num_nodes = order.layout.whole.num_nodes
-    use = ShardUse(
+    return ShardUse(
         num_bytes=sum(sizes),
         window_bytes=sum(sizes[:num_mixed]),
         wanted_share=index.wanted_share([column.name for column in index.content_columns] if wanted is None else wanted),
-        limit_bytes=cache.statistics().limit_bytes,
         num_nodes=1 if num_nodes == order.num_canonical_nodes else num_nodes,
     )
-    return choose_unit(ShardUnit(options.samples.shards), use)
 
 
 def compose(

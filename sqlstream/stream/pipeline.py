@@ -13,6 +13,7 @@ import numpy.random  # noqa: F401 - numpy brings it when it is first named: torc
 from torch.utils.data import get_worker_info
 
 from sqlstream.cache import Cache
+from sqlstream.cache.session import ShardWish
 from sqlstream.config import DEFAULT_RETAINED, LazyOptions, SampleOptions, ShardUnit
 from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.index.build.lazy import LazyIndex
@@ -30,8 +31,9 @@ from sqlstream.stream.engine.row_content import ContentSource
 from sqlstream.stream.engine.row_source import IndexRows, RowSource
 from sqlstream.stream.engine.slots import KnownObjects, Recipe, RowJudge, RowReader
 from sqlstream.stream.engine.stored_samples import CachedChain
+from sqlstream.stream.engine.units import choose_unit
 from sqlstream.stream.frameworks.plain_loader import warn_of_paths
-from sqlstream.stream.options import DatasetOptions, default_name, shard_unit
+from sqlstream.stream.options import DatasetOptions, default_name, shard_use
 from sqlstream.stream.run.order_options import BatchOptions
 from sqlstream.stream.transport.handover import Handover, LoaderHandovers
 from sqlstream.transforms.base import Chain
@@ -177,10 +179,17 @@ class Pipeline:
         if isinstance(self.index, RowGroupIndex):
             return ContentReader(self.index, ChunkObjects(self.cache, self.dataset_id), options)
         if isinstance(self.index, ShardIndex):
-            is_remote = self.index.is_remote  # local shards are read in place: no account is asked for
-            unit = shard_unit(self.options, self.index, self.cache).unit if is_remote else ShardUnit.MEMBERS
-            return MemberReader(self.index, self.dataset_id, self.cache.identity, options, unit)
+            return MemberReader(self.index, self.dataset_id, self.cache.identity, options, self._shard_unit)
         return None
+
+    def _shard_unit(self, epoch: int) -> ShardUnit:
+        """Return in what unit remote shards are fetched in an epoch."""
+        assert isinstance(self.index, ShardIndex)
+        wished, use = ShardUnit(self.options.samples.shards), shard_use(self.options, self.index)
+        if self.dataset_id is None:
+            return choose_unit(wished, use, None).unit
+        wish = ShardWish(self.dataset_id, f"{wished.value} {use}", epoch)
+        return self.cache.session.shard_unit(wish, partial(choose_unit, wished, use)).unit
 
     def rows(self) -> RowSource:
         """Return the rows of the index, for this process."""

@@ -2,7 +2,8 @@
 
 L1 charged ≥ bytes on disk. L2 charged ≤ limit. L3 totals equal the sums. L4 a file in data/ is complete. L5 a pinned file is
 there. L6 at most one live leader per key. L7 at rest, after reaping, charged equals the disk. (L8, no process waits for room
-while it holds pins of unyielded samples, is a property of processes; it shows as a deadlock.)
+while it holds pins of unyielded samples, is a property of processes; it shows as a deadlock.) One unit: a shard is there whole,
+or by members.
 """
 
 from __future__ import annotations
@@ -88,6 +89,9 @@ def _of_entries(tx: LedgerTransaction, disk: Disk) -> Iterator[str]:
             yield f"L5: {row.key.hex()} is pinned, its file is gone"
         elif size_bytes is not None and size_bytes != row.size_bytes:
             yield f"L4: {row.key.hex()} has {size_bytes} bytes, its row says {row.size_bytes}"
+    both = "SELECT DISTINCT whole.url FROM entry AS member JOIN entry AS whole ON whole.key = member.shard"
+    for (url,) in tx.connection.execute(both).fetchall():
+        yield f"one unit: {url} is there whole and by members"
     leaders = Counter(name.partition(".")[0] for name in disk.scan_parts() if disk.part_is_live(name))
     rowless = {name.partition(".")[0] for name in disk.scan_parts()} - {row.key.hex() for row in _rows(tx)}
     for key, num_leaders in leaders.items():

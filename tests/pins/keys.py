@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.cache.model.refs import ObjectParts, ObjectRef
 
 BASES = (
     "https://example.org",
@@ -86,7 +86,7 @@ def urls() -> list[str]:
 def compute(_: Path) -> dict[str, Any]:
     """Return the key of each URL, of versions of some, and of spans of these."""
     spans = {
-        f"{url} {etag} {start}-{stop}": ObjectRef.part_of(url, (start, stop), etag=etag).key.hex()
+        f"{url} {etag} {start}-{stop}": ObjectParts(url, etag=etag).part((start, stop)).key.hex()
         for url in VERSIONED
         for etag in ETAGS
         for start, stop in SPANS

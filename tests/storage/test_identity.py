@@ -14,7 +14,7 @@ import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.cache.model.refs import ObjectParts, ObjectRef
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ConfigError
 from sqlstream.storage.base.access import OWN, Access
@@ -302,7 +302,7 @@ def test_what_is_read_without_headers_is_another_object_than_with_them() -> None
     assert ObjectRef.of(S3, identity=identity).key == ObjectRef.of(S3, identity=identity, access=UNSIGNED).key
     credentials = Identity(StorageOptions(storage_options={"headers": {"Cookie": "1"}}))
     assert ObjectRef.of(HTTP, identity=credentials).key == ObjectRef.of(HTTP, identity=credentials, access=UNSIGNED).key
-    parts = [ObjectRef.part_of(HTTP, (0, 1), identity=identity, access=access).key for access in (OWN, UNSIGNED)]
+    parts = [ObjectParts(HTTP, identity=identity, access=access).part((0, 1)).key for access in (OWN, UNSIGNED)]
     assert parts[0] != parts[1]
 
 

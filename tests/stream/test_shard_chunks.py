@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sqlstream.cache import Cache
-from sqlstream.cache.model.refs import ObjectRef, charged_bytes
+from sqlstream.cache.model.refs import ObjectParts, ObjectRef, charged_bytes
 from sqlstream.config import LazyOptions
 from sqlstream.errors import UnknownLengthError
 from sqlstream.index.build.lazy import LazyIndex
@@ -154,9 +154,7 @@ def test_what_samples_hold_of_shards_counts_once(cache: Cache, urls: list[str]) 
 def groups_of(index: LazyIndex, number: int, cache: Cache, *, is_whole: bool) -> list[list[ObjectRef]]:
     """What each sample of a chunk wants: the shard, or its two members."""
     place = index.place_of(number)
-    refs = [
-        ObjectRef.part_of(place.file.url, span, place.file.size_bytes, etag=place.file.etag, identity=cache.identity)
-        for span in place.spans
-    ]
+    file = place.file
+    refs = [*map(ObjectParts(file.url, file.size_bytes, etag=file.etag, identity=cache.identity).part, place.spans)]
     num_samples = int(np.diff(index.bounds)[number])
     return [refs] * num_samples if is_whole else [refs[2 * at : 2 * at + 2] for at in range(num_samples)]

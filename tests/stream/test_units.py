@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from sqlstream import World
 from sqlstream.cli.main import main
 from sqlstream.config import ShardUnit
 from sqlstream.stream.engine.units import ShardUse, choose_unit
+from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.stream.shards import content, opened, ranges, serve
 
-USE = ShardUse(num_bytes=1000, window_bytes=100, wanted_share=1.0, limit_bytes=300, num_nodes=1)
+USE = ShardUse(num_bytes=1000, window_bytes=100, wanted_share=1.0, num_nodes=1)
+LIMIT_BYTES = 300
 
 
 @pytest.mark.parametrize(
@@ -34,10 +37,12 @@ USE = ShardUse(num_bytes=1000, window_bytes=100, wanted_share=1.0, limit_bytes=3
 def test_whole_shards_are_chosen_where_they_fit_and_most_of_them_is_taken(
     changes: dict[str, Any], unit: str, reason: str
 ) -> None:
-    chosen = choose_unit(ShardUnit.AUTO, replace(USE, **changes))
+    limit_bytes = changes.get("limit_bytes", LIMIT_BYTES)
+    use = replace(USE, **{name: value for name, value in changes.items() if name != "limit_bytes"})
+    chosen = choose_unit(ShardUnit.AUTO, use, limit_bytes)
     assert chosen.unit == unit
     assert re.search(reason, chosen.reason)
-    assert choose_unit(ShardUnit.MEMBERS, replace(USE, **changes)).unit == "members"
+    assert choose_unit(ShardUnit.MEMBERS, use, limit_bytes).unit == "members"
 
 
 def test_a_dataset_takes_the_unit_of_its_limit_its_columns_and_its_nodes(server: FaultyHttpServer, tmp_path: Path) -> None:
@@ -70,3 +75,42 @@ def test_explain_says_which_unit_and_why(server: FaultyHttpServer, tmp_path: Pat
     assert "shards: whole, since all" in capsys.readouterr().out
     assert main(["index", "explain", str(tmp_path / "cache"), "SELECT * FROM dataframe WHERE cls = 5000"]) == 0
     assert "shards: members, since this node takes 0%" in capsys.readouterr().out
+
+
+def test_datasets_that_choose_differently_share_one_unit(server: FaultyHttpServer, tmp_path: Path) -> None:
+    expected = sorted(map(str, serve(server, 3, 20, num_bytes=20_000)))
+    src = f"{server.url}/data/s-{{000..002}}.tar"
+
+    def read(sample: dict[str, Any]) -> dict[str, Any]:
+        check_invariants(tmp_path / "cache")
+        return sample
+
+    transforms = [read]
+    with (
+        opened(src, tmp_path, shards="members", transforms=transforms, shuffle_seed=1, name="a") as members,
+        opened(src, tmp_path, shards="whole", transforms=transforms, shuffle_seed=2, name="b") as wholes,
+    ):
+        for _ in range(2):
+            found: dict[str, list[str]] = {"a": [], "b": []}
+            for one, other in zip_longest(members, wholes):
+                found["a"].append(str(content(one)))
+                found["b"].append(str(content(other)))
+            assert [sorted(some) for some in found.values()] == [expected, expected]
+    check_invariants(tmp_path / "cache", at_rest=True)
+
+
+def test_a_unit_that_is_chosen_anew_takes_over_in_the_next_epoch(server: FaultyHttpServer, tmp_path: Path) -> None:
+    expected = sorted(map(str, serve(server, 3, 20, num_bytes=20_000)))
+    src = f"{server.url}/data/s-{{000..002}}.tar"
+    options: dict[str, Any] = {"shuffle_seed": 1, "shuffle_window": 2, "name": "a"}
+    with opened(src, tmp_path, cache_limit="1mb", **options) as dataset:
+        assert sorted(str(content(sample)) for sample in dataset) == expected
+        assert [use.unit for use in dataset.cache.statistics().shard_units] == ["members"]
+    with opened(src, tmp_path, cache_limit="10mb", **options) as dataset:
+        dataset.set_epoch(1)
+        assert sorted(str(content(sample)) for sample in dataset) == expected
+        (use,) = dataset.cache.statistics().shard_units
+        assert (use.dataset, use.epoch, use.unit) == ("a", 1, "whole")
+        assert "all 1.3 MiB of them fit" in use.reason
+        assert dataset.cache.statistics().entries == 3
+    check_invariants(tmp_path / "cache", at_rest=True)

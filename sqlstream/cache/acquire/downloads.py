@@ -353,6 +353,7 @@ def _publication(disk: Disk, lead: Lead, event: FetchDone, crc32: int | None) ->
         etag=event.etag,
         dataset=lead.ref.dataset,
         crc32=crc32,
+        shard=lead.ref.shard_key,
     )
 
 

@@ -12,6 +12,7 @@ from sqlstream.cache.acquire.downloads import Downloads, cannot_fit
 from sqlstream.cache.acquire.holds import NOTHING, Hold, Holds
 from sqlstream.cache.acquire.outcomes import DownloadSource, Lead
 from sqlstream.cache.acquire.room import Room, forget_limit_of_the_dead, make_room
+from sqlstream.cache.acquire.shard_units import give_up_members, wholes_of
 from sqlstream.cache.acquire.uses import UsageLog, UseRules
 from sqlstream.cache.files.disk import Disk, Part
 from sqlstream.cache.ledger.eviction import EvictionState, advance
@@ -83,9 +84,11 @@ class AcquireTransaction:
             self.ready = tx.find_ready(self.window)
         num_held = self._hold_hits(groups)
         if num_held < len(groups):
+            self.window = self.window | wholes_of(groups)
             self.found = tx.find(self.window)
             for number in range(num_held, len(groups)):
-                if not self._add(tx, groups[number], number):
+                group = self._in_one_unit(tx, groups[number])
+                if group is None or not self._add(tx, group, number):
                     break
         if self._eviction is not None and self._eviction.policy.looks_ahead:
             advance(tx, len(self._ranks))
@@ -176,6 +179,30 @@ class AcquireTransaction:
         self.holds.append(hold)
         return True
 
+    def _in_one_unit(self, tx: LedgerTransaction, group: Sequence[ObjectRef]) -> Sequence[ObjectRef] | None:
+        """Return the objects of one sample in the unit in which their shards are here; None: it takes another transaction."""
+        found: list[ObjectRef] = []
+        for ref in group:
+            shard = ref.shard
+            if shard is None or self._row(tx, ref) is not None:
+                found.append(ref)
+            elif ref.key != shard.key:
+                found.append(whole if self._row(tx, whole := shard.whole()) is not None else ref)
+            else:
+                given = give_up_members(tx, self.disk, ref.key)
+                for row in given.gone:
+                    self.found.pop(row.key, None)
+                if given.room is Room.AGAIN:
+                    self.room = Room.AGAIN
+                    return None
+                if given.room is Room.NONE and ref.members:
+                    members = [*map(shard.member, ref.members)]
+                    self.found.update(tx.find([member.key for member in members]))
+                    found += members
+                else:
+                    found.append(ref)
+        return found
+
     @property
     def _limit(self) -> int | None:
         return self._account.limit_bytes if self._account else None
@@ -254,6 +281,7 @@ class AcquireTransaction:
             part=part.name,
             dataset=ref.dataset,
             rank=self._ranks[ref.key],
+            shard=ref.shard_key,
         )
         tx.reserve([reservation])
         self.found[ref.key] = EntryRow(ref.key, "filling", None, charge, part.name, ref.ext, url)
@@ -264,7 +292,8 @@ class AcquireTransaction:
         next_use = None if self.next_uses is None else self.next_uses[number]
         for ref in {ref.key: ref for ref in refs}.values():
             now = self._eviction.num_uses + len(self._ranks)
-            self._ranks[ref.key] = self._eviction.policy.rank_of(None if next_use is None else now + next_use)
+            rank, known = self._eviction.policy.rank_of(None if next_use is None else now + next_use), self._ranks.get(ref.key)
+            self._ranks[ref.key] = rank if known is None or rank is None else max(rank, known)  # its next sample's
 
     def note_uses(self) -> None:
         """Tell what was used; when the transaction is committed."""

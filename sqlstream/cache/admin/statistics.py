@@ -22,6 +22,16 @@ class DatasetUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardUnitUse:
+    """In what unit a dataset fetches its shards in an epoch."""
+
+    dataset: str
+    epoch: int
+    unit: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerUse:
     """A living process that uses the cache."""
 
@@ -76,6 +86,7 @@ class CacheStatistics:
     wait_seconds: float
     """Time that downloads took, added up over all of them."""
     datasets: tuple[DatasetUse, ...]
+    shard_units: tuple[ShardUnitUse, ...] = ()
     owners: tuple[OwnerUse, ...]
     hosts: tuple[HostUse, ...]
     """What each host of remote storage was asked for."""
@@ -89,6 +100,7 @@ def collect(ledger: Ledger, disk: Disk) -> CacheStatistics:
         connection = tx.connection
         meta, totals = queries.meta(connection), queries.totals(connection)
         counters, pinned, stored = queries.counters(connection), queries.pinned(connection), queries.stored_samples(connection)
+        units = queries.shard_units(connection)
         datasets, owners, used_hosts = queries.datasets(connection), queries.owners(connection), hosts(tx)
     return CacheStatistics(
         limit_bytes=meta["limit_bytes"],
@@ -114,6 +126,7 @@ def collect(ledger: Ledger, disk: Disk) -> CacheStatistics:
         failures=counters["failures"],
         wait_seconds=counters["wait_microseconds"] / 1e6,
         datasets=tuple(DatasetUse(**row) for row in datasets),
+        shard_units=tuple(ShardUnitUse(**row) for row in units),
         owners=tuple(
             OwnerUse(**{field.name: row[field.name] for field in fields(OwnerUse)})
             for row in owners

@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x73717374
 """'sqst' in ASCII: what `file` and other tools see in the header."""
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """`PRAGMA user_version` of the newest migration in `migrations/versions`."""
-SCHEMA_DIGEST = "61ed431ff11e3654198225314570325a"
+SCHEMA_DIGEST = "52235f2dc2bafa7ff19178306fcf0e21"
 """`damage.schema_digest` of a ledger of that version."""
 WAL_LIMIT_BYTES = 4 << 20
 """The WAL is truncated above this; it is overhead that users did not ask for."""

@@ -21,10 +21,10 @@ from sqlstream.cache.model.refs import KEY_BYTES, split_keys
 from sqlstream.cache.model.rows import NO_LIMIT, Account, EntryRow, LedgerSummary, Publication, ReadyRow, Reservation
 
 T = TypeVar("T")
-_ENTRY_COLUMNS = "entry.key, state, size, charged_bytes, part, ext, url"
+ENTRY_COLUMNS = "entry.key, state, size, charged_bytes, part, ext, url"
 # Many keys are one BLOB, cut by SQLite: one statement for any number, at half the cost of a mark for each. One key is a mark.
-_FIND = f"SELECT {_ENTRY_COLUMNS} FROM json_each(?2) CROSS JOIN entry ON entry.key = substr(?1, value, {KEY_BYTES})"
-_FIND_READY = f"{_FIND.replace(_ENTRY_COLUMNS, 'entry.key, size, charged_bytes, ext')} WHERE state = 'ready'"
+_FIND = f"SELECT {ENTRY_COLUMNS} FROM json_each(?2) CROSS JOIN entry ON entry.key = substr(?1, value, {KEY_BYTES})"
+_FIND_READY = f"{_FIND.replace(ENTRY_COLUMNS, 'entry.key, size, charged_bytes, ext')} WHERE state = 'ready'"
 _FIND_ONE_READY = "SELECT key, size, charged_bytes, ext FROM entry WHERE key = ? AND state = 'ready'"
 _LIMIT = f"nullif(meta.limit_bytes, {NO_LIMIT})"
 _FULLNESS = f"SELECT ready_bytes + filling_bytes, {_LIMIT}, policy FROM totals, meta"
@@ -116,9 +116,9 @@ class LedgerTransaction:
         """Count room before any byte is written."""
         now = int(time.time())
         self.connection.executemany(
-            "INSERT INTO entry (key, url, size, charged_bytes, state, tick, part, ext, dataset, etag, created_at, rank) "
-            "VALUES (?, ?, NULL, ?, 'filling', 0, ?, ?, ?, NULL, ?, ?)",
-            [(r.key, r.url, r.charged_bytes, r.part, r.ext, r.dataset, now, r.rank) for r in reservations],
+            "INSERT INTO entry (key, url, size, charged_bytes, state, tick, part, ext, dataset, etag, created_at, rank, shard) "
+            "VALUES (?, ?, NULL, ?, 'filling', 0, ?, ?, ?, NULL, ?, ?, ?)",
+            [(r.key, r.url, r.charged_bytes, r.part, r.ext, r.dataset, now, r.rank, r.shard) for r in reservations],
         )
 
     def extend(self, key: bytes, part: str, charged_bytes: int) -> bool:
@@ -130,11 +130,15 @@ class LedgerTransaction:
         """Make entries ready with their real charge; a row that a rebuild has lost is written anew."""
         tick, now = self.next_tick(), int(time.time())
         self.connection.executemany(
-            "INSERT INTO entry (key, url, size, charged_bytes, state, tick, part, ext, dataset, etag, created_at, crc32) "
-            "VALUES (?, ?, ?, ?, 'ready', ?, NULL, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET size = excluded.size, "
+            "INSERT INTO entry "
+            "(key, url, size, charged_bytes, state, tick, part, ext, dataset, etag, created_at, crc32, shard) "
+            "VALUES (?, ?, ?, ?, 'ready', ?, NULL, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET size = excluded.size, "
             "charged_bytes = excluded.charged_bytes, state = 'ready', tick = excluded.tick, part = NULL, etag = excluded.etag, "
             "url = excluded.url, ext = excluded.ext, created_at = excluded.created_at, crc32 = excluded.crc32",
-            [(p.key, p.url, p.size_bytes, p.charged_bytes, tick, p.ext, p.dataset, p.etag, now, p.crc32) for p in publications],
+            [
+                (p.key, p.url, p.size_bytes, p.charged_bytes, tick, p.ext, p.dataset, p.etag, now, p.crc32, p.shard)
+                for p in publications
+            ],
         )
 
     def remove(self, keys: Iterable[bytes]) -> None:
@@ -165,7 +169,7 @@ class LedgerTransaction:
 
     def fillings(self) -> list[EntryRow]:
         """Return all objects on their way: few, whatever the number of entries."""
-        return _entries(self._execute(f"SELECT {_ENTRY_COLUMNS} FROM entry INDEXED BY entry_filling WHERE state = 'filling'"))
+        return _entries(self._execute(f"SELECT {ENTRY_COLUMNS} FROM entry INDEXED BY entry_filling WHERE state = 'filling'"))
 
     # -- touches ------------------------------------------------------------------------------------------------------
 
@@ -328,7 +332,7 @@ class Ledger:
     def ready_after(self, key: bytes, limit: int, dataset: int | None = None) -> list[EntryRow]:
         """Return up to `limit` ready entries beyond `key`, of one dataset or of all, in the order of their keys."""
         rows = self.database.read(
-            f"SELECT {_ENTRY_COLUMNS} FROM entry WHERE key > ?1 AND state = 'ready' AND (?2 IS NULL OR dataset = ?2) "
+            f"SELECT {ENTRY_COLUMNS} FROM entry WHERE key > ?1 AND state = 'ready' AND (?2 IS NULL OR dataset = ?2) "
             "ORDER BY key LIMIT ?3",
             (key, dataset, limit),
         )

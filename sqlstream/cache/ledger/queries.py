@@ -22,6 +22,7 @@ from sqlstream.cache.ledger.tables import (
     HostModel,
     MetaModel,
     OwnerModel,
+    ShardUnitModel,
     StatModel,
     TotalsModel,
 )
@@ -116,6 +117,15 @@ def datasets(connection: Connection) -> list[Row]:
     columns = DatasetModel.name, DatasetModel.src, _NUM_ENTRIES, _NUM_BYTES, DatasetModel.last_used
     has_entry = EntryModel.dataset == DatasetModel.id
     return read(connection, select(*columns).outerjoin(EntryModel, has_entry).group_by(DatasetModel.id).order_by("name"))
+
+
+def shard_units(connection: Connection) -> list[Row]:
+    """Return in what unit each dataset fetches shards in its last epoch (`dataset`, `epoch`, `unit`, `reason`), by name."""
+    of = ShardUnitModel
+    columns = DatasetModel.name.label("dataset"), of.epoch, of.unit, of.reason
+    return read(
+        connection, select(*columns).join(of, of.dataset == DatasetModel.id).order_by(DatasetModel.name, of.wish, of.epoch)
+    )
 
 
 def dataset_ids(connection: Connection) -> dict[str, int]:

@@ -23,6 +23,7 @@ class EntryModel(Base):
     __table_args__ = (
         Index("entry_by_rank", "rank", "tick", sqlite_where=text("state = 'ready'")),
         Index("entry_filling", "part", sqlite_where=text("state = 'filling'")),
+        Index("entry_by_shard", "shard", sqlite_where=text("shard IS NOT NULL")),
         {"sqlite_with_rowid": False, "sqlite_strict": True},
     )
     key: Mapped[bytes] = mapped_column(primary_key=True)
@@ -46,6 +47,8 @@ class EntryModel(Base):
     """What the policy makes of its uses (`model.policies`); the lowest goes first, and None before all others."""
     crc32: Mapped[int | None]
     """CRC-32 of the file's bytes, where a user asked for it (`verify_reads`)."""
+    shard: Mapped[bytes | None]
+    """Key of the shard that it is a member of."""
 
 
 class OwnerModel(Base):
@@ -151,6 +154,21 @@ class DatasetModel(Base):
     src: Mapped[str]
     fingerprint: Mapped[str]
     last_used: Mapped[int]
+
+
+class ShardUnitModel(Base):
+    """In what unit a dataset fetches shards in an epoch, as the first process that opened it has chosen."""
+
+    __tablename__ = "shard_unit"
+    __table_args__ = ({"sqlite_with_rowid": False, "sqlite_strict": True},)
+    dataset: Mapped[int] = mapped_column(primary_key=True)
+    wish: Mapped[str] = mapped_column(primary_key=True)
+    """What it was asked for, and takes of its shards: datasets of one name may differ in that."""
+    epoch: Mapped[int] = mapped_column(primary_key=True)
+    owner: Mapped[str]
+    """Who has chosen; the choice holds as long as that process lives."""
+    unit: Mapped[str]
+    reason: Mapped[str]
 
 
 class MetaModel(Base):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import OWN, Access
@@ -50,6 +50,10 @@ def split_keys(body: bytes) -> list[bytes]:
     return [key for (key,) in _KEY.iter_unpack(body[: len(body) // KEY_BYTES * KEY_BYTES])]
 
 
+Span: TypeAlias = tuple[int, int]
+"""Bytes of an object, half open."""
+
+
 class ListedObject(NamedTuple):
     """What a listing says of an object."""
 
@@ -72,12 +76,16 @@ class ObjectRef:
     is_listed: bool = False
     """Size and version are those of a listing: the key does not hold them, and an entry of another version is not it."""
     dataset: int | None = None
-    span: tuple[int, int] | None = None
-    """Which bytes of the object it is, half open; None: all."""
+    span: Span | None = None
+    """Which bytes of the object it is; None: all."""
     whole_bytes: int | None = field(default=None, compare=False)
     """Size of the object at `url` that `span` is a part of, or that is unpacked, if the index knows it."""
     unpack: Unpack | None = field(default=None, compare=False)
     """How its content is made of what is stored at `url`; None: that is the content."""
+    shard: ObjectParts | None = field(default=None, compare=False)
+    """What it is a member of, or the whole of; None: it has no members."""
+    members: tuple[Span, ...] = field(default=(), compare=False)
+    """Of a whole shard, the members that are wanted of it: they take its place where it cannot be had."""
     is_stored_sample: bool = False
     """It was made on this node and cannot be fetched: a hold on it is void if it is not in the cache."""
     access: Access = field(default=OWN, compare=False)
@@ -109,87 +117,98 @@ class ObjectRef:
             )
         return cls(url=url, key=key, ext=ext, size_bytes=size_bytes, etag=etag, dataset=dataset, access=access)
 
-    @classmethod
-    def part_of(
-        cls,
+    @property
+    def shard_key(self) -> bytes | None:
+        """The key of the shard that it is a member of; None: it is no member."""
+        return None if self.shard is None or self.shard.key == self.key else self.shard.key
+
+
+class ObjectParts:
+    """Names the parts of one object, each an entry of its own: what they have in common is worked out once.
+
+    Args:
+        url: Which object.
+        size_bytes: Size that it must have; None: any.
+        etag: The version that a server must give.
+        version: What tells its bytes from those of another version; None: `etag`.
+        dataset: Id of the dataset in the ledger.
+        identity: What else than its URL identifies it; None: nothing.
+        access: On whose word it is read.
+    """
+
+    __slots__ = ("_access", "_dataset", "_etag", "_ext", "_name", "_size_bytes", "_url", "_whole_key")
+
+    def __init__(
+        self,
         url: str,
-        span: tuple[int, int],
-        whole_bytes: int | None = None,
+        size_bytes: int | None = None,
         *,
         etag: str | None = None,
         version: str | None = None,
         dataset: int | None = None,
         identity: Identity | None = None,
         access: Access = OWN,
-    ) -> ObjectRef:
-        """Return the reference of the bytes `[start, stop)` of the object at `url`, an entry of their own.
-
-        Args:
-            url: Which object.
-            span: Which bytes of it.
-            whole_bytes: Size that the object must have; None: any.
-            etag: The version that a server must give.
-            version: What tells its bytes from those of another version; None: `etag`.
-            dataset: Id of the dataset in the ledger.
-            identity: What else than its URL identifies it; None: nothing.
-            access: On whose word it is read.
-        """
+    ) -> None:
         if identity is not None:
             identity = identity.with_access(access)
-        key = object_key(
-            url,
-            f"{etag or '' if version is None else version}\0{span[0]}-{span[1]}",
-            "" if identity is None else identity.prefix(url),
-        )
-        size_bytes, ext = span[1] - span[0], urls.extension(url)
-        return cls(
-            url=url,
+        prefix = "" if identity is None else identity.prefix(url)
+        self._name = f"{prefix}{object_name(url)}\0{etag or '' if version is None else version}\0".encode()
+        self._url, self._ext, self._size_bytes = url, urls.extension(url), size_bytes
+        self._etag, self._dataset, self._access = etag, dataset, access
+        self._whole_key: bytes | None = None
+
+    @property
+    def key(self) -> bytes:
+        """The key of the whole."""
+        if (key := self._whole_key) is None:
+            key = self._whole_key = self._key(f"0-{self._size_bytes}")
+        return key
+
+    def part(self, span: Span) -> ObjectRef:
+        """Return the reference of some of its bytes."""
+        return self._ref(self._key(f"{span[0]}-{span[1]}"), span[1] - span[0], span=span)
+
+    def member(self, span: Span) -> ObjectRef:
+        """Return the reference of a member: one cache has members of a shard, or the whole, and never both."""
+        return self._ref(self._key(f"{span[0]}-{span[1]}"), span[1] - span[0], span=span, shard=self)
+
+    def whole(self, members: tuple[Span, ...] = ()) -> ObjectRef:
+        """Return the reference of all of its bytes.
+
+        Args:
+            members: Which of its members are wanted: they take the place of the whole where that cannot be had.
+        """
+        assert self._size_bytes is not None, "its end is not known"
+        return self._ref(self.key, self._size_bytes, span=(0, self._size_bytes), shard=self, members=members)
+
+    def unpacked(self, unpack: Unpack) -> ObjectRef:
+        """Return the reference of its content: it is stored compressed as a whole."""
+        return self._ref(self._key(f"unpacked {unpack.compression}"), unpack.raw_bytes, unpack=unpack)
+
+    def _key(self, part: str) -> bytes:
+        return blake2b(self._name + part.encode(), digest_size=KEY_BYTES).digest()
+
+    def _ref(
+        self,
+        key: bytes,
+        size_bytes: int | None,
+        *,
+        span: Span | None = None,
+        unpack: Unpack | None = None,
+        shard: ObjectParts | None = None,
+        members: tuple[Span, ...] = (),
+    ) -> ObjectRef:
+        return ObjectRef(
+            url=self._url,
             key=key,
-            ext=ext,
+            ext=self._ext,
             size_bytes=size_bytes,
-            etag=etag,
-            dataset=dataset,
+            etag=self._etag,
+            dataset=self._dataset,
             span=span,
-            whole_bytes=whole_bytes,
-            access=access,
-        )
-
-    @classmethod
-    def unpacked(
-        cls,
-        url: str,
-        unpack: Unpack,
-        whole_bytes: int | None = None,
-        *,
-        etag: str | None = None,
-        version: str | None = None,
-        dataset: int | None = None,
-        identity: Identity | None = None,
-        access: Access = OWN,
-    ) -> ObjectRef:
-        """Return the reference of the content of the object at `url`, which is stored compressed; see `part_of`.
-
-        Args:
-            url: Which object.
-            unpack: How its content is made.
-            whole_bytes: Size of what is stored; None: any.
-            etag: The version that a server must give.
-            version: What tells it from another version; None: `etag`.
-            dataset: Id of the dataset in the ledger.
-            identity: What else than its URL identifies it; None: nothing.
-            access: On whose word it is read.
-        """
-        if identity is not None:
-            identity = identity.with_access(access)
-        told = f"{etag or '' if version is None else version}\0unpacked {unpack.compression}"
-        return cls(
-            url=url,
-            key=object_key(url, told, "" if identity is None else identity.prefix(url)),
-            ext=urls.extension(url),
-            size_bytes=unpack.raw_bytes,
-            etag=etag,
-            dataset=dataset,
-            whole_bytes=whole_bytes,
+            whole_bytes=self._size_bytes,
             unpack=unpack,
-            access=access,
+            shard=shard,
+            members=members,
+            access=self._access,
         )

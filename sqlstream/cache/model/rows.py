@@ -43,6 +43,8 @@ class Reservation:
     dataset: int | None = None
     rank: int | None = None
     """What the eviction policy makes of this first use; it stays when the object is ready."""
+    shard: bytes | None = None
+    """Key of the shard that it is a member of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,8 @@ class Publication:
     dataset: int | None = None
     crc32: int | None = None
     """Of its bytes, where a user of the process that brings it asks for checksums."""
+    shard: bytes | None = None
+    """Key of the shard that it is a member of."""
 
 
 class Account(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sqlstream.cache import Cache
-from sqlstream.cache.session import ObjectRef
+from sqlstream.cache.session import ObjectParts, ObjectRef
 from sqlstream.errors import FetchCancelledError, SourceChangedError
 from sqlstream.index.build.chunks import ChunkPlace
 
@@ -26,19 +26,17 @@ class ChunkObjects:
 
     def refs(self, place: ChunkPlace) -> list[ObjectRef]:
         """Return the objects of a chunk, one for each of its spans; none of a local file."""
-        return [
-            ObjectRef.part_of(
-                place.file.url,
-                span,
-                place.file.size_bytes,
-                etag=place.file.etag,
-                version=place.version,
-                dataset=self._dataset,
-                identity=self._cache.identity,
-                access=place.file.access,
-            )
-            for span in place.spans
-        ]
+        file = place.file
+        parts = ObjectParts(
+            file.url,
+            file.size_bytes,
+            etag=file.etag,
+            version=place.version,
+            dataset=self._dataset,
+            identity=self._cache.identity,
+            access=file.access,
+        )
+        return [*map(parts.part, place.spans)]
 
     @contextlib.contextmanager
     def fetched(self, place: ChunkPlace, refs: Sequence[ObjectRef]) -> Iterator[list[Path]]:

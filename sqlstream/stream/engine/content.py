@@ -66,12 +66,8 @@ class RowContent:
         """What names the content of each column, as `CachedChain` names objects."""
         return {name: [*self.chunk.identity, self.row] for name in self.reader.names}
 
-    def fill(self, sample: Sample, files: Sequence[str]) -> None:
-        """Put the content into a sample, where the row has none that was copied.
-
-        Args:
-            sample: The sample.
-            files: The files of its objects.
+    def fill(self, sample: Sample, refs: Sequence[ObjectRef], files: Sequence[str]) -> None:  # noqa: ARG002 - those wanted
+        """Put the content into a sample, where the row has none that was copied; see `SampleContent.fill`.
 
         Raises:
             MissingFieldError: A column that was asked for by name has no content.

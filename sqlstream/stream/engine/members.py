@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple
 
-from sqlstream.cache.session import ObjectRef
+from sqlstream.cache.session import ObjectParts, ObjectRef
 from sqlstream.config import SampleOptions, ShardUnit
 from sqlstream.errors import DamagedMemberError, MissingFieldError, SourceChangedError, SourceError
 from sqlstream.index.build.shards import SamplePlace, Shard, ShardIndex
@@ -23,7 +23,6 @@ from sqlstream.index.sources.shards.layout import ReadPart
 from sqlstream.index.sources.shards.samples import SAMPLE
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.access import Access
 from sqlstream.storage.base.identity import Identity
 from sqlstream.storage.base.protocols import Unpack
 from sqlstream.storage.members.entries import Span
@@ -33,6 +32,9 @@ from sqlstream.transforms.base import Sample
 if TYPE_CHECKING:
     from sqlstream.stream.engine.slots import PlannedSample
 
+_MAX_KNOWN = 4096
+"""Shards whose names for the cache are kept; arbitrary."""
+_ALL = (0, 1 << 62)
 _MAX_OPEN = 64
 """Local shards that stay open: those of a default `shuffle_window`."""
 
@@ -63,25 +65,10 @@ class OpenShard:
             os.close(descriptor)
 
 
-class _Facts(TypedDict):
-    """What all objects of a shard have."""
-
-    etag: str | None
-    version: str
-    dataset: int | None
-    identity: Identity | None
-    access: Access
-
-
-class ColumnPart(NamedTuple):
-    """A part of a sample, in one of its objects."""
+class MemberPart(NamedTuple):
+    """A part of a sample, and its column."""
 
     name: str
-    """Its column."""
-    entry: int
-    """Which of the sample's objects it is in."""
-    offset: int
-    """Its first byte there; of a local shard, in the shard."""
     part: SamplePart
 
 
@@ -90,30 +77,45 @@ class MemberContent:
     """Where the content of a row is."""
 
     reader: MemberReader
-    shard: int
-    parts: tuple[ColumnPart, ...]
+    shard: _KnownShard
+    parts: tuple[MemberPart, ...]
     refs: tuple[ObjectRef, ...]
     """The objects that it is read from."""
 
     @property
     def identities(self) -> dict[str, object]:
         """What names the content of each column, as `CachedChain` names objects."""
-        shard = self.reader.shard(self.shard)
-        version = (urls.redact(shard.file.url), shard.file.size_bytes, shard.file.etag or shard.file.content)
-        reading = shard.layout.reading
-        return {found.name: [*version, reading, found.part.offset, found.part.size] for found in self.parts}
+        file, layout = self.shard.file, self.shard.layout
+        version = (self.shard.name, file.size_bytes, file.etag or file.content)
+        return {name: [*version, layout.reading, part.offset, part.size] for name, part in self.parts}
 
-    def fill(self, sample: Sample, files: Sequence[str]) -> None:
-        """Put the content into a sample.
-
-        Args:
-            sample: The sample.
-            files: The files of its objects.
+    def fill(self, sample: Sample, refs: Sequence[ObjectRef], files: Sequence[str]) -> None:
+        """Put the content into a sample; see `SampleContent.fill`.
 
         Raises:
             SourceChangedError: The shard is not what was indexed.
+            DamagedMemberError: Its bytes are damaged.
         """
-        self.reader.fill(sample, self, files)
+        self.reader.fill(sample, self, refs, files)
+
+
+class _KnownShard:
+    """What the samples of a shard have in common.
+
+    Args:
+        number: Its number in the source.
+        shard: It.
+        unpack: How its content is made of it; None: it is the content.
+        parts: Names its members, if it is remote, or unpacked into the cache.
+    """
+
+    def __init__(self, number: int, shard: Shard, unpack: Unpack | None, parts: ObjectParts | None) -> None:
+        self.number, self.unpack, self.parts = number, unpack, parts
+        self.file, self.layout = shard
+        self.name = urls.redact(shard.file.url)
+        self.packed = () if unpack is None or parts is None else (parts.unpacked(unpack),)
+        self.unit: ShardUnit | None = None
+        """In what unit the cache has it in this epoch, where that is another than was wished."""
 
 
 class MemberReader:
@@ -124,11 +126,16 @@ class MemberReader:
         dataset: Id of the dataset in the ledger.
         identity: What identifies objects beside their URL; None: nothing.
         options: Which columns are wanted.
-        unit: In what unit remote shards are fetched (`units.choose_unit`).
+        unit: Returns in what unit remote shards are fetched in an epoch (`units.choose_unit`).
     """
 
     def __init__(
-        self, index: ShardIndex, dataset: int | None, identity: Identity | None, options: SampleOptions, unit: ShardUnit
+        self,
+        index: ShardIndex,
+        dataset: int | None,
+        identity: Identity | None,
+        options: SampleOptions,
+        unit: Callable[[int], ShardUnit],
     ) -> None:
         self._index, self._dataset, self._identity = index, dataset, identity
         columns = [column.name for column in index.content_columns]
@@ -138,16 +145,11 @@ class MemberReader:
         must_be = [column.name for column in index.content_columns if column.is_member and not options.allow_missing_columns]
         self._named = tuple(name for name in must_be if name in options.columns_to_download)
         self._names = [name if name in self._columns or name == SAMPLE else None for name in index.member_names]
-        self._is_whole = unit is ShardUnit.WHOLE
+        self._choose_unit = unit
+        self._unit: tuple[int, ShardUnit] | None = None
+        """The last epoch, and the unit that is wished in it."""
+        self._shards: dict[int, _KnownShard] = {}
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
-        self._unchanged: set[str] = set()
-        """Local shards that are unpacked into the cache, and were compared with the index."""
-
-    def shard(self, number: int) -> Shard:
-        """Return a shard by its number in the source."""
-        shard = self._index.shards[number]
-        assert shard is not None, "rows of this part lie in no shard"
-        return shard
 
     def prepare(self, rows: Sequence[Sample], row_ids: Sequence[int]) -> Sequence[SamplePlace]:
         """Return where the content of rows is.
@@ -179,111 +181,141 @@ class MemberReader:
                         "pass allow_missing_columns=True"
                     )
             if slot.error is None:
-                slot.content = self._content(slot.sample, prepared[slot.place])
+                slot.content = self._content(slot.sample, prepared[slot.place], slot.epoch)
                 slot.want()
 
-    def _content(self, sample: Sample, place: SamplePlace) -> MemberContent:
+    def _content(self, sample: Sample, place: SamplePlace, epoch: int) -> MemberContent:
         """Return where the content of a sample is, of the columns that it still has."""
-        names, shard = self._names, self.shard(place.shard)
+        names, shard = self._names, self._shard(place.shard)
         entries, parts = place.place
-        is_remote, unpack = urls.is_remote(shard.file.url), self._index.unpacks.get(place.shard)
-        found: list[ColumnPart] = []
-        spans: list[Span] = []
+        found: list[MemberPart] = []
         for part in parts:
             name = names[part.column]
-            if name is None or not (name in sample or (name == SAMPLE and self._lacking(sample))):
-                continue
-            if not part.size or not is_remote or self._is_whole or unpack is not None:  # no object holds an empty part
-                found.append(ColumnPart(name, 0, part.offset, part))
-                continue
-            span = next(span for span in entries if span[0] <= part.offset and part.offset + part.size <= span[1])
-            if span not in spans:
-                spans.append(span)
-            found.append(ColumnPart(name, spans.index(span), part.offset - span[0], part))
-        has_refs = found and (unpack is not None or (is_remote and any(some.part.size for some in found)))
-        return MemberContent(self, place.shard, tuple(found), self._refs(shard, spans, unpack) if has_refs else ())
+            if name is not None and (name in sample or (name == SAMPLE and self._lacking(sample))):
+                found.append(MemberPart(name, part))
+        refs: tuple[ObjectRef, ...] = shard.packed if found else ()
+        if shard.parts is not None and shard.unpack is None:
+            spans = tuple(dict.fromkeys(_entry_of(part, entries) for _, part in found if part.size))  # none holds an empty part
+            if not spans:
+                refs = ()
+            elif (shard.unit or self._wished(epoch)) is ShardUnit.WHOLE:
+                refs = (shard.parts.whole(spans),)
+            else:
+                refs = tuple(map(shard.parts.member, spans))
+        return MemberContent(self, shard, tuple(found), refs)
+
+    def _wished(self, epoch: int) -> ShardUnit:
+        """Return in what unit remote shards are fetched in an epoch."""
+        known = self._unit
+        if known is None or known[0] != epoch:
+            for shard in [*self._shards.values()]:
+                shard.unit = None
+            known = self._unit = (epoch, self._choose_unit(epoch))
+        return known[1]
 
     def _lacking(self, sample: Sample) -> list[str]:
         """Return the columns that a sample has no value for yet."""
         return [name for name in self._columns if sample.get(name, SAMPLE) is None]
 
-    def _refs(self, shard: Shard, spans: Sequence[Span], unpack: Unpack | None) -> tuple[ObjectRef, ...]:
-        """Return the objects of some bytes of a shard, or of all that it holds."""
-        file = shard.file
-        assert file.size_bytes is not None
-        is_remote = urls.is_remote(file.url)
-        facts: _Facts = {
-            "etag": file.etag if is_remote else None,  # of a local file it is its time of change, which the key has
-            "version": file.etag or file.content,
-            "dataset": self._dataset,
-            "identity": self._identity,
-            "access": file.access,
-        }
-        if unpack is not None:
-            if not is_remote and file.url not in self._unchanged:
-                _check_unchanged(file)
-                self._unchanged.add(file.url)
-            return (ObjectRef.unpacked(file.url, unpack, file.size_bytes, **facts),)
-        return tuple(ObjectRef.part_of(file.url, span, file.size_bytes, **facts) for span in spans or [(0, file.size_bytes)])
+    def _shard(self, number: int) -> _KnownShard:
+        """Return what is known of a shard.
 
-    def fill(self, sample: Sample, content: MemberContent, files: Sequence[str]) -> None:
+        Raises:
+            SourceChangedError: It is local, and not what was indexed.
+        """
+        if (known := self._shards.get(number)) is not None:
+            return known
+        shard, unpack = self._index.shards[number], self._index.unpacks.get(number)
+        assert shard is not None, "rows of this part lie in no shard"
+        file, is_remote = shard.file, urls.is_remote(shard.file.url)
+        parts: ObjectParts | None = None
+        if is_remote or unpack is not None:
+            if not is_remote:
+                _check_unchanged(file)
+            parts = ObjectParts(
+                file.url,
+                file.size_bytes,
+                etag=file.etag if is_remote else None,  # of a local file it is its time of change, which the key has
+                version=file.etag or file.content,
+                dataset=self._dataset,
+                identity=self._identity,
+                access=file.access,
+            )
+        if len(self._shards) >= _MAX_KNOWN:
+            self._shards.clear()
+        known = self._shards[number] = _KnownShard(number, shard, unpack, parts)
+        return known
+
+    def fill(self, sample: Sample, content: MemberContent, refs: Sequence[ObjectRef], files: Sequence[str]) -> None:
         """Put the content of a row into its sample; see `MemberContent.fill`."""
-        file, layout = self.shard(content.shard)
-        opened = list(map(OpenShard, files))
-        if not opened and any(found.part.size for found in content.parts):
-            opened = [self._local(content.shard)]
+        shard = content.shard
+        if refs and refs[0].key != content.refs[0].key:  # the cache has the other unit: that is asked for from now on
+            shard.unit = ShardUnit.WHOLE if shard.parts is not None and refs[0].key == shard.parts.key else ShardUnit.MEMBERS
+        objects = [Located(ref.span or _ALL, OpenShard(path)) for ref, path in zip(refs, files, strict=True)]
+        if not objects and any(found.part.size for found in content.parts):
+            objects = [Located(_ALL, self._local(shard))]
         try:
-            read = [self._read(found, opened, content.shard) for found in content.parts]
+            read = [_read(found, objects, shard) for found in content.parts]
             if read:
-                sample.update(layout.values(read, self._lacking(sample), urls.redact(file.url)))
+                sample.update(shard.layout.values(read, self._lacking(sample), shard.name))
         except SourceChangedError:
             raise
         except SourceError as error:
             which = f"row {sample.get('__row__')}, sample {sample.get('__sample_key__')!r}"
-            raise DamagedMemberError(f"{error} ({which})", url=urls.redact(file.url)) from error
+            raise DamagedMemberError(f"{error} ({which})", url=shard.name) from error
 
-    def _read(self, found: ColumnPart, opened: Sequence[OpenShard], number: int) -> ReadPart:
-        """Return a part with its bytes.
-
-        Raises:
-            SourceChangedError: The shard ends before them.
-            SourceError: Its table does not say where they are.
-        """
-        name, entry, offset, part = found
-        is_packed = number in self._index.unpacks
-        if not part.size and not is_packed:
-            return ReadPart(name, b"", part)
-        file, layout = self.shard(number)
-        if is_packed:
-            part = layout.locate(part, opened[entry].read, urls.redact(file.url))
-            offset = part.offset
-        data = opened[entry].read(offset, part.size)
-        if len(data) < part.size:
-            raise SourceChangedError(
-                f"{urls.redact(file.url)} ends before byte {part.offset + part.size}, where {name!r} of a row was when it was "
-                "indexed: open the dataset again"
-            )
-        return ReadPart(name, data, part)
-
-    def _local(self, number: int) -> OpenShard:
+    def _local(self, shard: _KnownShard) -> OpenShard:
         """Return a local shard, open; the last ones used stay so.
 
         Raises:
             SourceChangedError: It is not what was indexed.
         """
         opened = self._open
-        found = opened.pop(number, None)
+        found = opened.pop(shard.number, None)
         if found is None:
-            file = self.shard(number).file
-            found = OpenShard(file.url)
-            _check_unchanged(file)
-        opened[number] = found
+            found = OpenShard(shard.file.url)
+            _check_unchanged(shard.file)
+        opened[shard.number] = found
         while len(opened) > _MAX_OPEN:
             try:
                 opened.popitem(last=False)
             except KeyError:  # another thread has removed it
                 break
         return found
+
+
+class Located(NamedTuple):
+    """A file, and which bytes of a shard it has."""
+
+    span: Span
+    file: OpenShard
+
+
+def _entry_of(part: SamplePart, entries: Sequence[Span]) -> Span:
+    """Return the object that holds a part."""
+    return next(span for span in entries if span[0] <= part.offset and part.offset + part.size <= span[1])
+
+
+def _read(found: MemberPart, objects: Sequence[Located], shard: _KnownShard) -> ReadPart:
+    """Return a part with its bytes.
+
+    Raises:
+        SourceChangedError: The shard ends before them.
+        SourceError: Its table does not say where they are.
+    """
+    name, part = found
+    if shard.unpack is not None:
+        part = shard.layout.locate(part, objects[0].file.read, shard.name)
+    if not part.size:
+        return ReadPart(name, b"", part)
+    start, end = part.offset, part.offset + part.size
+    span, file = next(some for some in objects if some.span[0] <= start and end <= some.span[1])
+    data = file.read(start - span[0], part.size)
+    if len(data) < part.size:
+        raise SourceChangedError(
+            f"{shard.name} ends before byte {end}, where {name!r} of a row was when it was indexed: open the dataset again"
+        )
+    return ReadPart(name, data, part)
 
 
 def _check_unchanged(file: SourceFile) -> None:

@@ -25,8 +25,14 @@ class SampleContent(Protocol):
         """What names the content of each column, as `CachedChain` names objects."""
         ...
 
-    def fill(self, sample: Sample, files: Sequence[str]) -> None:
-        """Put the content into a sample, whose objects are in `files`."""
+    def fill(self, sample: Sample, refs: Sequence[ObjectRef], files: Sequence[str]) -> None:
+        """Put the content into a sample.
+
+        Args:
+            sample: The sample.
+            refs: Its objects: those that were wanted, or others that the cache has in their place.
+            files: The file of each.
+        """
         ...
 
 

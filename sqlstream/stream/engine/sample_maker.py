@@ -69,7 +69,7 @@ class SampleMaker:
             sample = slot.sample
             if slot.found is None:
                 if hold is not None or slot.content is not None:
-                    slot.fill(() if hold is None else hold.paths)
+                    slot.fill()
                 if len(slot.refs) < recipe.num_columns:
                     recipe.reader.check_local(slot)
             if recipe.has_points:

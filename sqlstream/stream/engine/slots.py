@@ -93,15 +93,14 @@ class PlannedSample:
         else:
             self.wanted = (*self.refs.values(), *self.content_refs)
 
-    def fill(self, paths: Sequence[str]) -> None:
-        """Put into the sample what its objects give: paths, and content that is not in its row.
-
-        Args:
-            paths: Of all that it wants.
-        """
-        self.sample.update(zip(self.refs, paths, strict=False))
+    def fill(self) -> None:
+        """Put into the sample what its objects, which are held, give: paths, and content that is not in its row."""
+        hold, num_refs = self.hold, len(self.refs)
+        refs, paths = ((), ()) if hold is None else (hold.refs, hold.paths)
+        if num_refs:
+            self.sample.update(zip(self.refs, paths, strict=False))
         if self.content is not None:
-            self.content.fill(self.sample, paths[len(self.refs) :])
+            self.content.fill(self.sample, refs[num_refs:], paths[num_refs:])
 
     def with_own_text(self, error: Exception) -> Exception:
         """Return the error of one of its objects, with the row's own text where an object that cannot be had has another URL.

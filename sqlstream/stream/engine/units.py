@@ -7,8 +7,8 @@ times (simulated); a window of shards that fits takes one request a shard in pla
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from sqlstream.cache.session import ChosenUnit
 from sqlstream.config import ShardUnit
 
 _LEAST_SHARE = 0.5
@@ -25,29 +25,21 @@ class ShardUse:
     """Size of the shards whose rows are mixed, at most."""
     wanted_share: float
     """Share of their bytes that the selected rows and columns have, in [0, 1]."""
-    limit_bytes: int | None
-    """Limit of the cache directory; None: there is none."""
     num_nodes: int
     """Nodes among which the rows of each shard are dealt."""
 
 
-class ChosenUnit(NamedTuple):
-    """What is fetched, and why."""
-
-    unit: ShardUnit
-    reason: str
-
-
-def choose_unit(wished: ShardUnit, use: ShardUse) -> ChosenUnit:
+def choose_unit(wished: ShardUnit, use: ShardUse, limit_bytes: int | None) -> ChosenUnit:
     """Return in what unit shards are fetched.
 
     Args:
         wished: What the user asked for.
         use: What an epoch takes of them.
+        limit_bytes: Limit of the cache directory; None: there is none.
 
     Example:
-        >>> use = ShardUse(num_bytes=10**9, window_bytes=10**8, wanted_share=1.0, limit_bytes=3 * 10**8, num_nodes=1)
-        >>> choose_unit(ShardUnit.AUTO, use).unit
+        >>> use = ShardUse(num_bytes=10**9, window_bytes=10**8, wanted_share=1.0, num_nodes=1)
+        >>> choose_unit(ShardUnit.AUTO, use, limit_bytes=3 * 10**8).unit
         <ShardUnit.WHOLE: 'whole'>
     """
     if wished is not ShardUnit.AUTO:
@@ -55,14 +47,14 @@ def choose_unit(wished: ShardUnit, use: ShardUse) -> ChosenUnit:
     share = use.wanted_share / use.num_nodes
     if share < _LEAST_SHARE:
         return ChosenUnit(ShardUnit.MEMBERS, f"this node takes {share:.0%} of the bytes of each shard, less than half")
-    if use.limit_bytes is None:
+    if limit_bytes is None:
         return ChosenUnit(ShardUnit.WHOLE, "the cache has no limit")
-    if use.num_bytes <= use.limit_bytes:
-        return ChosenUnit(ShardUnit.WHOLE, f"all {_mib(use.num_bytes)} of them fit the limit of {_mib(use.limit_bytes)}")
+    if use.num_bytes <= limit_bytes:
+        return ChosenUnit(ShardUnit.WHOLE, f"all {_mib(use.num_bytes)} of them fit the limit of {_mib(limit_bytes)}")
     window = f"the shards of a window ({_mib(use.window_bytes)})"
-    if 2 * use.window_bytes <= use.limit_bytes:
-        return ChosenUnit(ShardUnit.WHOLE, f"{window} fit half of the limit of {_mib(use.limit_bytes)}")
-    return ChosenUnit(ShardUnit.MEMBERS, f"{window} do not fit half of the limit of {_mib(use.limit_bytes)}")
+    if 2 * use.window_bytes <= limit_bytes:
+        return ChosenUnit(ShardUnit.WHOLE, f"{window} fit half of the limit of {_mib(limit_bytes)}")
+    return ChosenUnit(ShardUnit.MEMBERS, f"{window} do not fit half of the limit of {_mib(limit_bytes)}")
 
 
 def _mib(num_bytes: int) -> str:
