@@ -21,6 +21,7 @@ from sqlstream.index.build import select
 from sqlstream.index.build.checks import check_downloads, check_key, no_column, no_key_column
 from sqlstream.index.build.content import open_part, with_content
 from sqlstream.index.build.join import JoinedTables, TableRows, open_joins
+from sqlstream.index.build.shards import shards_ahead
 from sqlstream.index.build.shared import build_shared, check_shareable
 from sqlstream.index.build.target import Target, find_grown, target_of
 from sqlstream.index.file.index import Index
@@ -186,7 +187,7 @@ def _build(
     target, temporary, num_known = start
     max_size = target.max_size
     room = IndexRoom(temporary.parent, options)
-    scratch = Scratch(place.temporary, room.on_growth)
+    scratch = Scratch(place.temporary, IndexRoom(temporary.parent, options).on_growth)
     num_joined = len(plan.joined_parts)
     with (
         contextlib.closing(IndexWriter(temporary, plan.key_column, room=room)) as writer,
@@ -194,21 +195,29 @@ def _build(
     ):
         for part, digest in zip(plan.joined_parts, target.digests[:num_joined], strict=True):
             writer.add_source(part.source, digest)
-        with progress(max_size, " rows", f"indexing {plan.src}", show_progress) as bar:
+        shards = shards_ahead(plan.parts[num_known:], scratch, remote)
+        unit = " shards" if len(shards) else " rows"
+        with (
+            shards,
+            progress(len(shards) or max_size, unit, f"indexing {plan.src}", show_progress) as bar,
+        ):
+            room.before_refusal = shards.go_alone
             for number, part in enumerate(plan.parts[num_known:], num_known):
-                with open_part(part, number, plan, options, scratch, remote) as (table, content):
+                with open_part(part, number, plan, options, scratch, remote, shards) as (table, content):
                     key_and_digest = (plan.key_column, target.digests[num_joined + number])
                     names = begin_source(part.source, table, writer, options, key_and_digest, joins)
                     first_row = writer.num_rows
                     if content is not None:
                         writer.leave_in_place(content.names, content.digest)
-                    _copy_rows(table, names, writer, max_size, bar, joins)
+                    _copy_rows(table, names, writer, max_size, None if len(shards) else bar, joins)
                     if content is not None:
                         content.write(writer, number, first_row, joins)
                     if isinstance(table, DirectoryTable | DerivedTable):
                         writer.row_rule = writer.row_rule or table.row_rule
                         if options.path_prefix is None:  # of the very files that the rows name
                             writer.write_listed(first_row, joins.kept(table.listed()) if joins else table.listed())
+                if len(shards):
+                    bar.update(1)
                 if writer.num_rows == max_size:
                     break
         more = {} if joins is None else {"joined": joins.given(plan.joins)}
@@ -265,15 +274,16 @@ def _copy_rows(
     names: Sequence[str],
     writer: IndexWriter,
     max_size: int | None,
-    bar: Progress,
+    bar: Progress | None,
     joins: JoinedTables | None = None,
 ) -> None:
-    """Append the rows of one table, with what is joined to them, or as many as `max_size` leaves."""
+    """Append the rows of one table, with what is joined to them, or as many as `max_size` leaves; a bar counts them."""
     for rows in map(TableRows.of, derived_rows(table, names)) if joins is None else joins.rows(table, names):
         taken = rows if max_size is None else rows.head(max_size - writer.num_rows)
         if taken.batch.num_rows:
             writer.write_batch(taken.batch, taken.as_written, taken.stored)
-            bar.update(taken.batch.num_rows)
+            if bar is not None:
+                bar.update(taken.batch.num_rows)
         if writer.num_rows == max_size:
             return
 

@@ -39,6 +39,7 @@ from sqlstream.index.sources.formats.by_extension import open_table
 from sqlstream.index.sources.plan.parts import ShardPart, SourcePart, innermost, over, parquet_part
 from sqlstream.index.sources.plan.plan import SourcePlan
 from sqlstream.index.sources.shards.layout import Scratch
+from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.types.models import Column
 from sqlstream.index.types.schema import normal_type
 from sqlstream.order.permute import Int64Array
@@ -108,7 +109,13 @@ class OpenPart(NamedTuple):
 
 @contextlib.contextmanager
 def open_part(
-    part: SourcePart, number: int, plan: SourcePlan, options: IndexOptions, scratch: Scratch, remote: RemoteReader
+    part: SourcePart,
+    number: int,
+    plan: SourcePlan,
+    options: IndexOptions,
+    scratch: Scratch,
+    remote: RemoteReader,
+    shards: Iterator[ShardSamples],
 ) -> Iterator[OpenPart]:
     """Give a part of a source; of a remote Parquet file with content, only the footer and what is copied is read.
 
@@ -119,12 +126,13 @@ def open_part(
         options: What is kept of it, and which columns are called content.
         scratch: Where what is downloaded or unpacked is written.
         remote: Reads what is not local.
+        shards: The samples of shards, from this part on.
 
     Raises:
         SourceChangedError: The file changed meanwhile.
     """
-    if isinstance(shard := innermost(part), ShardPart):
-        samples = shard.layout.samples(shard.source, remote, scratch).at(number, len(plan.joined_parts) + number)
+    if isinstance(innermost(part), ShardPart):
+        samples = next(shards).at(number, len(plan.joined_parts) + number)
         yield OpenPart(over(part, samples), PlacesOfShard(samples))
         return
     parquet = parquet_part(part)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -28,6 +27,7 @@ from sqlstream.index.build.row_groups import (
 from sqlstream.index.file.connection import damaged
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.access import named_errors
+from sqlstream.index.sources.base.ahead import ReadsAhead
 from sqlstream.index.sources.base.base import TableFile
 from sqlstream.index.sources.base.unfold import together as as_one
 from sqlstream.index.sources.plan.parts import DerivedPart, FilePart, over, parquet_part
@@ -36,7 +36,6 @@ from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader, has_own_version
 
 ParquetPart: TypeAlias = FilePart | DerivedPart
-_FOOTERS_AT_A_TIME = 16
 _KEPT_FOOTERS = 8  # those of the chunks that are shuffled together; a footer may take some MiB
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS footers (source INTEGER PRIMARY KEY, footer BLOB NOT NULL) STRICT;
@@ -232,16 +231,12 @@ def _with_content(part: ParquetPart, content: str) -> ParquetPart:
 def _footers(parts: Sequence[ParquetPart], remote: RemoteReader) -> Iterator[bytes]:
     """Yield the footer of each part, several of them under way."""
 
-    def read(part: ParquetPart) -> bytes:
+    def read(part: ParquetPart, remote: RemoteReader) -> bytes:
         with named_errors(part.source.url):
             return read_footer(part.source, remote)
 
-    if len(parts) == 1:
-        yield read(parts[0])
-        return
-    with ThreadPoolExecutor(_FOOTERS_AT_A_TIME, thread_name_prefix="footer") as pool:
-        for start in range(0, len(parts), 64 * _FOOTERS_AT_A_TIME):  # so that not all of them are in memory
-            yield from pool.map(read, parts[start : start + 64 * _FOOTERS_AT_A_TIME])
+    with ReadsAhead(read, parts, remote) as footers:
+        yield from footers
 
 
 def together(sizes: Sequence[int], least_rows: int) -> Iterator[range]:

@@ -19,13 +19,14 @@ from sqlstream.index.build.join import JoinedTables
 from sqlstream.index.file.connection import damaged
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.writer import IndexWriter
+from sqlstream.index.sources.base.ahead import MOST_AT_A_TIME, ReadsAhead
 from sqlstream.index.sources.plan.parts import ShardPart, SourcePart, innermost
-from sqlstream.index.sources.shards.layout import ShardLayout
+from sqlstream.index.sources.shards.layout import Scratch, ShardLayout
 from sqlstream.index.sources.shards.samples import SAMPLE, ShardSamples
 from sqlstream.index.types.models import Column, SourceFile
 from sqlstream.order.permute import Int64Array
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.protocols import Unpack
+from sqlstream.storage.base.protocols import RemoteReader, Unpack
 from sqlstream.storage.members import places
 from sqlstream.storage.members.places import Place
 
@@ -38,6 +39,8 @@ CREATE TABLE IF NOT EXISTS members (row INTEGER PRIMARY KEY, shard INTEGER NOT N
 _PLACES = "SELECT row, shard, place FROM members WHERE row IN (SELECT value FROM json_each(?))"
 _MAX_IDS = 500
 """Rows that one statement asks for: half of what the oldest SQLite takes."""
+_MOST_WAITING = 1 << 16
+"""Samples of shards that were read and are not written yet, at most, with those of one shard: some 60 MB."""
 _SHARDS = "SELECT shard, num_samples, unpack FROM shards"
 _NAMES = "SELECT name FROM member_columns ORDER BY number"
 
@@ -79,6 +82,28 @@ class Shards:
     def num_bytes(self) -> int:
         """Size of all."""
         return sum(shard.file.size_bytes or 0 for shard in self.shards if shard is not None)
+
+
+def shards_ahead(parts: Sequence[SourcePart], scratch: Scratch, remote: RemoteReader) -> ReadsAhead[ShardPart, ShardSamples]:
+    """Return what reads the tables of the shards among some parts side by side, in their order.
+
+    Args:
+        parts: The parts of a source.
+        scratch: Where what is needed meanwhile is written.
+        remote: Reads what is not local.
+    """
+
+    def read(shard: ShardPart, remote: RemoteReader) -> ShardSamples:
+        return shard.layout.samples(shard.source, remote, scratch)
+
+    return ReadsAhead(
+        read,
+        [shard for shard in map(innermost, parts) if isinstance(shard, ShardPart)],
+        remote,
+        most_at_a_time=lambda shard: MOST_AT_A_TIME if urls.is_remote(shard.source.url) else 1,  # which takes the interpreter
+        size_of=lambda samples: len(samples.parts),
+        most_waiting=_MOST_WAITING,
+    )
 
 
 class SamplePlace(NamedTuple):

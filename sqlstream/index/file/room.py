@@ -40,6 +40,8 @@ class IndexRoom:
         self._limit_bytes = share if options.index_limit == "auto" else parse_bytes(options.index_limit, "index_limit")
         self.step_bytes = _MOST_STEP_BYTES
         """How much to write before asking again."""
+        self.before_refusal: Callable[[], None] | None = None
+        """Is called before there is no room for a need: it gives room back that this process has."""
         if self._limit_bytes is not None:
             self.step_bytes = max(_LEAST_STEP_BYTES, min(_MOST_STEP_BYTES, self._limit_bytes // 16))
 
@@ -49,10 +51,11 @@ class IndexRoom:
         Raises:
             CacheFullError: There is none, and no index file is unused.
         """
-        if not self._missing_bytes(num_bytes):
+        if not self._missing_bytes(num_bytes) or self._is_made(num_bytes):
             return
-        for path in self._longest_unused_first():
-            if _remove_unused(path) and not self._missing_bytes(num_bytes):
+        if self.before_refusal is not None:
+            self.before_refusal()
+            if self._is_made(num_bytes):
                 return
         used, free = self._used_bytes(), self._on_disk_free_bytes()
         raise CacheFullError(
@@ -60,6 +63,13 @@ class IndexRoom:
             f"{self._limit_bytes}, {free} bytes of the disk are free and {self._free_bytes} must stay so, and every "
             "other index is in use. Give a larger index_limit, or remove indexes with `sqlstream cache clear --index`"
         )
+
+    def _is_made(self, num_bytes: int) -> bool:
+        """Remove unused index files until there is room; return whether there is."""
+        for path in self._longest_unused_first():
+            if _remove_unused(path) and not self._missing_bytes(num_bytes):
+                break
+        return not self._missing_bytes(num_bytes)
 
     def on_growth(self, path: Path) -> Callable[[], None]:
         """Return what a writer calls after each batch: it asks for room whenever the file has grown by a step."""
