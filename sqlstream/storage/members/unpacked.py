@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from sqlstream.errors import SourceError
+from sqlstream.errors import DamagedShardError
 from sqlstream.storage.base.protocols import Unpack
 from sqlstream.storage.members import packed
 from sqlstream.storage.members.unpack import Compression, decompress
@@ -19,7 +19,7 @@ def unpacked(chunks: Iterable[bytes | memoryview], unpack: Unpack, name: str) ->
         name: The object's URL for messages, without credentials.
 
     Raises:
-        SourceError: It is damaged, ends early, or has another hash or size than its index says.
+        DamagedShardError: It is damaged, ends early, or has another hash or size than its index says.
     """
     stored, raw, num_bytes = packed.HashCheck(dict(unpack.hashes), name), packed.HashCheck(dict(unpack.raw_hashes), name), 0
     for piece in _pieces(_checked(chunks, stored), unpack, name):
@@ -28,7 +28,7 @@ def unpacked(chunks: Iterable[bytes | memoryview], unpack: Unpack, name: str) ->
         yield piece
     raw.finish()
     if unpack.raw_bytes is not None and num_bytes != unpack.raw_bytes:
-        raise SourceError(
+        raise DamagedShardError(
             f"{name} holds {num_bytes} bytes, and its index says {unpack.raw_bytes}: one of them is of another version"
         )
 
