@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import OWN, Access
 from sqlstream.storage.base.identity import Identity, object_name
-from sqlstream.storage.base.protocols import Unpack
+from sqlstream.storage.base.protocols import Unpack, ZipRecord
 
 KEY_BYTES = 16
 _KEY = struct.Struct(f"{KEY_BYTES}s")
@@ -80,7 +80,7 @@ class ObjectRef:
     """Which bytes of the object it is; None: all."""
     whole_bytes: int | None = field(default=None, compare=False)
     """Size of the object at `url` that `span` is a part of, or that is unpacked, if the index knows it."""
-    unpack: Unpack | None = field(default=None, compare=False)
+    unpack: Unpack | ZipRecord | None = field(default=None, compare=False)
     """How its content is made of what is stored at `url`; None: that is the content."""
     shard: ObjectParts | None = field(default=None, compare=False)
     """What it is a member of, or the whole of; None: it has no members."""
@@ -185,6 +185,17 @@ class ObjectParts:
         """Return the reference of its content: it is stored compressed as a whole."""
         return self._ref(self._key(f"unpacked {unpack.compression}"), unpack.raw_bytes, unpack=unpack)
 
+    def file(self, span: Span, ext: str, record: ZipRecord | None = None) -> ObjectRef:
+        """Return the reference of a part as what a path leads to: a file of its own, under an extension of its own.
+
+        Args:
+            span: Which bytes.
+            ext: The extension, with its dot; empty: none.
+            record: They are the record of a member of a ZIP, of which the file has the content; None: they are the content.
+        """
+        size_bytes = span[1] - span[0] if record is None else record.raw_bytes
+        return self._ref(self._key(f"{span[0]}-{span[1]} file {ext}"), size_bytes, span=span, unpack=record, ext=ext)
+
     def _key(self, part: str) -> bytes:
         return blake2b(self._name + part.encode(), digest_size=KEY_BYTES).digest()
 
@@ -194,14 +205,15 @@ class ObjectParts:
         size_bytes: int | None,
         *,
         span: Span | None = None,
-        unpack: Unpack | None = None,
+        unpack: Unpack | ZipRecord | None = None,
         shard: ObjectParts | None = None,
         members: tuple[Span, ...] = (),
+        ext: str | None = None,
     ) -> ObjectRef:
         return ObjectRef(
             url=self._url,
             key=key,
-            ext=self._ext,
+            ext=self._ext if ext is None else ext,
             size_bytes=size_bytes,
             etag=self._etag,
             dataset=self._dataset,

@@ -244,6 +244,22 @@ class Unpack(NamedTuple):
     """(algorithm, digest) of the content."""
 
 
+class ZipRecord(NamedTuple):
+    """How the content of a member of a ZIP is made of its record: local header, stored bytes, sizes behind them."""
+
+    start: int
+    """Offset of the record in the archive."""
+    method: int
+    """As `members/zip.py` names it."""
+    stored_bytes: int
+    raw_bytes: int
+    """Size of the content."""
+    crc: int
+    """CRC-32 of the content."""
+    name_crc: int
+    """CRC-32 of the member's name in the directory."""
+
+
 def check_size(url: str, size_bytes: int | None, expected_bytes: int | None) -> None:
     """Raise unless an object has the size that an index knows, as far as both are known.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from sqlstream.errors import ConfigError, ObjectNotFoundError
@@ -35,9 +36,32 @@ DATABASES = frozenset(
 """Dialects of SQLAlchemy."""
 _CONTAINER_SCHEMES = ("abfs", "abfss")  # abfs://container@account/…: no user before the @
 _EXTENSION = re.compile(r"\.[a-z0-9.]{1,15}")  # 16 with the dot: longer "extensions" are parts of a name
+_CHAIN = re.compile(r"(zip|tar)://(.*?)::(.*)", re.IGNORECASE | re.DOTALL)
 _WEB = re.compile(r"https?://", re.IGNORECASE)
 _ESCAPED = str.maketrans({"%": "%25", "#": "%23", "?": "%3F"})
 """What would end a path, or be taken for an escape; clients escape the rest."""
+
+
+class ChainedUrl(NamedTuple):
+    """A member of an archive, as fsspec and Hugging Face write it."""
+
+    kind: str
+    """`zip` or `tar`."""
+    inner: str
+    """Name of the member: data, never a path."""
+    outer: str
+    """The archive: a URL, a path, or a relative path."""
+
+
+def chain_of(url: str) -> ChainedUrl | None:
+    """Return the member and the archive that a chained URL names; None: it is none of an archive that is read member by member.
+
+    Example:
+        >>> chain_of("zip://a/1.png::https://host/a.zip")
+        ChainedUrl(kind='zip', inner='a/1.png', outer='https://host/a.zip')
+    """
+    match = _CHAIN.fullmatch(url) if "::" in url else None
+    return None if match is None else ChainedUrl(match[1].lower(), match[2], match[3])
 
 
 def scheme(url: str) -> str:
@@ -146,13 +170,17 @@ def parent(url: str) -> str:
 def extension(url: str) -> str:
     """Return the last extension: lower case, with its dot, query and fragment cut off; `''` if it is none worth keeping.
 
-    Kept only when made of `[a-z0-9.]` and at most 16 characters long, since it becomes part of a local file's name.
+    Kept only when made of `[a-z0-9.]` and at most 16 characters long, since it becomes part of a local file's name. That of a
+    member of an archive is the member's own.
 
     Example:
         >>> extension("s3://bucket/a/photo.JPG"), extension("https://host/x.tar.gz?sig=1"), extension("/data/README")
         ('.jpg', '.gz', '')
+        >>> extension("zip://a/1.png::https://host/a.zip")
+        '.png'
     """
-    bare = _without_query(url) if "?" in url or "#" in url else url
+    chain = chain_of(url) if "::" in url else None
+    bare = chain.inner if chain is not None else _without_query(url) if "?" in url or "#" in url else url
     name = bare.rstrip("/").rpartition("/")[2]  # what pathlib makes of it takes ten times as long
     dot = name.rfind(".")
     return _kept_suffix(name[dot:]) if dot > 0 else ""

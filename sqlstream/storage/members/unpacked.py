@@ -1,26 +1,31 @@
-"""What an object holds that is compressed as a whole, from its bytes as they come."""
+"""What an object holds that is compressed as a whole, or a member of a ZIP, from their bytes as they come."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from sqlstream.errors import DamagedShardError
-from sqlstream.storage.base.protocols import Unpack
+from sqlstream.errors import SourceError
+from sqlstream.storage.base.protocols import Unpack, ZipRecord
 from sqlstream.storage.members import packed
 from sqlstream.storage.members.unpack import Compression, decompress
+from sqlstream.storage.members.zip_record import record_content
 
 
-def unpacked(chunks: Iterable[bytes | memoryview], unpack: Unpack, name: str) -> Iterator[bytes]:
+def unpacked(chunks: Iterable[bytes | memoryview], unpack: Unpack | ZipRecord, name: str) -> Iterator[bytes]:
     """Yield the content of an object, after its hashes were compared as far as they can be.
 
     Args:
-        chunks: The object, in order.
+        chunks: The object, or the record of a member, in order.
         unpack: How it is unpacked.
         name: The object's URL for messages, without credentials.
 
     Raises:
-        DamagedShardError: It is damaged, ends early, or has another hash or size than its index says.
+        SourceError: It is damaged, ends early, or has another hash or size than its index says.
+        DamagedMemberError: It is a member.
     """
+    if isinstance(unpack, ZipRecord):
+        yield from record_content(chunks, unpack, name)
+        return
     stored, raw, num_bytes = packed.HashCheck(dict(unpack.hashes), name), packed.HashCheck(dict(unpack.raw_hashes), name), 0
     for piece in _pieces(_checked(chunks, stored), unpack, name):
         raw.update(piece)
@@ -28,7 +33,7 @@ def unpacked(chunks: Iterable[bytes | memoryview], unpack: Unpack, name: str) ->
         yield piece
     raw.finish()
     if unpack.raw_bytes is not None and num_bytes != unpack.raw_bytes:
-        raise DamagedShardError(
+        raise SourceError(
             f"{name} holds {num_bytes} bytes, and its index says {unpack.raw_bytes}: one of them is of another version"
         )
 

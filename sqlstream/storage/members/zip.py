@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
-from sqlstream.errors import DamagedShardError
+from sqlstream.errors import SourceError
 
 _LOCAL = struct.Struct("<6x2H16x2H")
 """Flags, method, bytes of name and extra fields: the rest of a local header may be empty."""
@@ -60,24 +60,21 @@ def content(record: bytes | memoryview, member: ZipMember, name: str) -> bytes:
         name: The URL of the archive for messages, without credentials.
 
     Raises:
-        DamagedShardError: The record is not that of the member, or damaged. No more than `member.size` + 1 bytes are made.
+        SourceError: The record is not that of the member, or damaged. No more than `member.size` + 1 bytes are made.
     """
     data = memoryview(record)
-    if len(data) < LOCAL_BYTES or bytes(data[:4]) != b"PK\3\4":
+    if (header := local_header(data)) is None:
         raise _bad_record(name, member, f"there is no local header but {bytes(data[:4])!r}")
-    flags, method, name_bytes, extra_bytes = _LOCAL.unpack_from(data)
-    name_stop = LOCAL_BYTES + name_bytes
-    start = name_stop + extra_bytes
-    written = decoded_name(bytes(data[LOCAL_BYTES:name_stop]), flags, bytes(data[name_stop:start]))
-    if written != member.name or method != member.method:
-        raise _bad_record(name, member, f"its local header is that of {written[:200]!r}, {method_name(method)}")
+    if header.name != member.name or header.method != member.method:
+        raise _bad_record(name, member, f"its local header is that of {header.name[:200]!r}, {method_name(header.method)}")
+    start = header.num_bytes
     stored = data[start : start + member.stored_size]
     if len(stored) != member.stored_size:
         raise _bad_record(name, member, f"its record has {len(stored)} of {member.stored_size} stored bytes")
     try:
-        found = _UNPACK[ZipMethod(method)](stored, member.size)
-    except (zlib.error, lzma.LZMAError, EOFError, OSError, ValueError) as error:  # Arrow raises OSError
-        raise _bad_record(name, member, f"it is no {method_name(method)} content: {error}") from error
+        found = UNPACK[ZipMethod(member.method)](stored, member.size)
+    except UNPACK_ERRORS as error:
+        raise _bad_record(name, member, f"it is no {method_name(member.method)} content: {error}") from error
     if len(found) != member.size:
         more = "more" if len(found) > member.size else len(found)
         raise _bad_record(name, member, f"it has {more} bytes, the directory says {member.size}")
@@ -86,14 +83,32 @@ def content(record: bytes | memoryview, member: ZipMember, name: str) -> bytes:
     return found
 
 
-def local_name(record: bytes | memoryview) -> str:
-    """Return the name in the local header of a record; empty where there is none."""
+class LocalHeader(NamedTuple):
+    """What stands before the stored bytes of a member."""
+
+    name: str
+    method: int
+    num_bytes: int
+    """Bytes of it, name and extra fields included."""
+
+
+def local_header(record: bytes | bytearray | memoryview) -> LocalHeader | None:
+    """Return the local header at the start of a record; None: there is none, or not all of it."""
     data = memoryview(record)
     if len(data) < LOCAL_BYTES or bytes(data[:4]) != b"PK\3\4":
-        return ""
-    flags, _, name_bytes, extra_bytes = _LOCAL.unpack_from(data)
-    stop = LOCAL_BYTES + name_bytes
-    return decoded_name(bytes(data[LOCAL_BYTES:stop]), flags, bytes(data[stop : stop + extra_bytes]))
+        return None
+    flags, method, name_bytes, extra_bytes = _LOCAL.unpack_from(data)
+    name_stop = LOCAL_BYTES + name_bytes
+    stop = name_stop + extra_bytes
+    if len(data) < stop:
+        return None
+    return LocalHeader(decoded_name(bytes(data[LOCAL_BYTES:name_stop]), flags, bytes(data[name_stop:stop])), method, stop)
+
+
+def local_name(record: bytes | memoryview) -> str:
+    """Return the name in the local header of a record; empty where there is none."""
+    header = local_header(record)
+    return "" if header is None else header.name
 
 
 def decoded_name(raw: bytes, flags: int, extra: bytes) -> str:
@@ -146,7 +161,7 @@ def _from_zstd(stored: memoryview, size: int) -> bytes:
     return found
 
 
-_UNPACK: dict[ZipMethod, Callable[[memoryview, int], bytes]] = {
+UNPACK: dict[ZipMethod, Callable[[memoryview, int], bytes]] = {
     ZipMethod.STORED: lambda stored, _: bytes(stored),
     ZipMethod.DEFLATED: _inflated,
     ZipMethod.BZIP2: _from_bzip2,
@@ -154,6 +169,8 @@ _UNPACK: dict[ZipMethod, Callable[[memoryview, int], bytes]] = {
     ZipMethod.ZSTD: _from_zstd,
 }
 """Each returns at most one byte more than the size that it is given."""
+UNPACK_ERRORS = (zlib.error, lzma.LZMAError, EOFError, OSError, ValueError)
+"""What they raise of damaged content; Arrow raises OSError."""
 
 
 def method_name(method: int) -> str:
@@ -162,8 +179,8 @@ def method_name(method: int) -> str:
     return ZipMethod(method).name.lower() if method in list(ZipMethod) else known.get(method, f"method {method}")
 
 
-def _bad_record(name: str, member: ZipMember, reason: str) -> DamagedShardError:
-    return DamagedShardError(
+def _bad_record(name: str, member: ZipMember, reason: str) -> SourceError:
+    return SourceError(
         f"{name}: the member {member.name[:200]!r} at byte {member.start} is damaged: {reason}. Write the archive again",
         offset=member.start,
     )

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from sqlstream.config import StorageOptions
 from sqlstream.errors import SqlStreamError
 from sqlstream.storage.base.access import OWN, Access
-from sqlstream.storage.base.protocols import ObjectInfo, Unpack
+from sqlstream.storage.base.protocols import ObjectInfo, Unpack, ZipRecord
 
 
 class ReadOptions(NamedTuple):
@@ -50,8 +50,8 @@ class FetchRequest(NamedTuple):
     """Size that the whole object must have, where `span` is a part of it; None: any."""
     expected_etag: str | None = None
     """ETag that the object must have; None: any."""
-    unpack: Unpack | None = None
-    """How the bytes of the file are made of the object's, which is asked for whole; None: they are the object's."""
+    unpack: Unpack | ZipRecord | None = None
+    """How the bytes of the file are made of the object's, or of its part's; None: they are these."""
     access: Access = OWN
     """The addresses that connections may lead to, and the use of credentials."""
 

@@ -144,6 +144,8 @@ class Transfer:
         self._raise_if_over()
         request = self.request
         start, stop = request.span or (0, None)
+        if start == stop:  # an empty member: there is no range of no bytes
+            return ObjectInfo(url=request.url, size_bytes=request.whole_bytes, etag=request.expected_etag), 0
         begun_at = self.active_since = time.monotonic()
         with range_of(request.url, stop or 0, request.whole_bytes):
             stream = self._open(storage, start, stop)
@@ -182,16 +184,18 @@ class Transfer:
         return info, num_bytes
 
     def _attempt_unpacked(self, storage: Storage) -> tuple[ObjectInfo, int]:
-        """Download an object that is compressed as a whole, and write what it holds; each try begins at its start."""
+        """Download what is compressed, an object or a member of an archive, and write what it holds; each try begins anew."""
         self._raise_if_over()
         request, unpack = self.request, self.request.unpack
         assert unpack is not None, "there is another attempt for objects as they are"
         begun_at = self.active_since = time.monotonic()
-        stream = storage.get(request.url)
+        start, stop = request.span or (0, None)
+        with range_of(request.url, stop or 0, request.whole_bytes):
+            stream = self._open(storage, start, stop)
         latency, num_bytes, before = time.monotonic() - begun_at, 0, self._counts.downloaded_bytes
         try:
             _check_version(request, stream.info)
-            for piece in unpacked(self._chunks(stream), unpack, redact(request.url)):
+            for piece in unpacked(self._within(stream, start, stop), unpack, redact(request.url)):
                 self._write(memoryview(piece), num_bytes, unpack.raw_bytes)
                 num_bytes += len(piece)
         finally:
@@ -199,6 +203,18 @@ class Transfer:
             self._counts.num_requests += stream.num_extra_requests
         self.context.observe(DownloadTiming(latency_seconds=latency, size_bytes=self._counts.downloaded_bytes - before))
         return stream.info, num_bytes
+
+    def _within(self, stream: ObjectStream, start: int, stop: int | None) -> Iterator[memoryview]:
+        """Yield the bytes of an answer that lie in a part, which must be whole; a server that ignores ranges sends more."""
+        offset = stream.start
+        for chunk in self._chunks(stream):
+            if within := chunk[max(0, start - offset) : None if stop is None else max(0, stop - offset)]:
+                yield within
+            offset += len(chunk)
+            if stop is not None and offset > stop:
+                break
+        if stop is not None:
+            check_length(self.request.url, received=min(offset, stop) - start, expected=stop - start)
 
     def _chunks(self, stream: ObjectStream) -> Iterator[memoryview]:
         """Yield the bytes of an answer, and count them."""
