@@ -229,16 +229,21 @@ class SourceOptions:
     """Values of MDS shards are decoded as their index says; False: samples have the bytes of each value."""
     allow_pickle: bool = False
     """Decode pickles in shards, which run whatever code their writer put there."""
-    damaged_shards: DamagedShards = DamagedShards.RAISE
-    """What becomes of the samples of a shard that is damaged or cut off: `'raise'`, `'skip'`, or `'until_damage'`, which keeps
-    those that lie before the damage."""
+    offset_column: str | None = None
+    """Column with the first byte of a row's part in the object that the column to download names; None: all of it."""
+    length_column: str | None = None
+    """Column with the number of bytes of that part."""
 
     def __post_init__(self) -> None:
         """Check words and marks."""
-        object.__setattr__(self, "damaged_shards", word_of("damaged_shards", self.damaged_shards, DamagedShards))
         for name, flag in (("decode", self.decode), ("allow_pickle", self.allow_pickle)):
             if not isinstance(flag, bool):
                 raise ConfigError(f"{name}={flag!r} is no bool: give True or False")
+        if (self.offset_column is None) != (self.length_column is None):
+            raise ConfigError(
+                f"offset_column={self.offset_column!r}, length_column={self.length_column!r}: a part of an object has both: "
+                "give both columns, or none"
+            )
         for name, value, words in (
             ("sql_engine", self.sql_engine, ("sqlite", "duckdb")),
             ("on_source_change", self.on_source_change, ("rebuild", "raise")),
@@ -320,6 +325,13 @@ class IndexOptions(SourceOptions):
                 "join needs all rows, which lazy_index_chunk_size leaves in their files: leave one of them out, or write a "
                 "table with the joined columns (sqlstream index export) and stream that"
             )
+        if self.offset_column is not None and self.lazy is not None:
+            raise ConfigError(
+                "offset_column needs all rows, which lazy_index_chunk_size leaves in their files: leave one of them out"
+            )
+        if self.columns_to_keep is not None and self.offset_column is not None and self.length_column is not None:
+            kept = (*self.columns_to_keep, self.offset_column, self.length_column)
+            object.__setattr__(self, "columns_to_keep", tuple(dict.fromkeys(kept)))
         if self.index_limit != "auto":
             object.__setattr__(self, "index_limit", parse_bytes(self.index_limit, "index_limit"))
 

@@ -6,8 +6,7 @@ SqlStreamError
 ├── UnknownLengthError (TypeError)           go on without a length, or iterate once
 ├── SourceError                              fix the data source
 │   ├── SchemaError (ValueError)
-│   ├── SourceChangedError                   rebuild the index
-│   └── DamagedShardError                    mend the shard, or leave it out (damaged_shards)
+│   └── SourceChangedError                   rebuild the index
 ├── IndexDatabaseError                       repair or rebuild the index
 │   ├── QueryError (ValueError)              fix the SQL
 │   │   └── EmptySelectionError              loosen the conditions
@@ -82,10 +81,6 @@ class SchemaError(SourceError, ValueError):
 
 class SourceChangedError(SourceError):
     """A source is no longer the one that was indexed."""
-
-
-class DamagedShardError(SourceError):
-    """A shard is damaged or cut off, or not what its own table or index says of it."""
 
 
 class IndexDatabaseError(SqlStreamError):

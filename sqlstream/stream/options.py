@@ -31,11 +31,13 @@ from sqlstream.index.build.lazy_build import open_lazy_index
 from sqlstream.index.build.shards import ShardIndex
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.store import IndexStore
+from sqlstream.index.named.find import find_members
 from sqlstream.index.sources.plan.plan import source_items
 from sqlstream.index.sources.shards.by_name import shard_urls
+from sqlstream.index.types.origins import RowJudge
 from sqlstream.order import BlockLayout, Filtered, Order, Steps, Weighted, shuffled
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.access import check_providers
+from sqlstream.storage.base.access import Rules, check_providers
 from sqlstream.storage.base.settings import check_options_of_sources
 from sqlstream.stream.engine.content import MEMORY_BYTES
 from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS
@@ -226,7 +228,29 @@ def open_any(options: DatasetOptions, cache: Cache) -> Index:
     opener = open_index if options.index.lazy is None else open_lazy_index
     directory, show_progress = cache.path / "index", options.show_progress
     store = None if options.index_store is None else IndexStore(options.index_store, cache.fetcher)
-    return opener(options.index, directory, cache.fetcher, show_progress=show_progress, identity=cache.identity, store=store)
+    index = opener(options.index, directory, cache.fetcher, show_progress=show_progress, identity=cache.identity, store=store)
+    if options.index.lazy is None and options.index.columns_to_download:
+        judge = judge_of(index, options.samples, cache)
+        try:
+            index.named_members = find_members(
+                index, options.index, directory, cache.fetcher, judge, show_progress=show_progress
+            )
+        except BaseException:
+            index.close()
+            raise
+    return index
+
+
+def judge_of(index: Index, options: SampleOptions, cache: Cache) -> RowJudge:
+    """Return what the rows of an index may name."""
+    origins, storage = index.origins(), cache.storage_options
+    rules = Rules(
+        allowed_roots=options.allowed_roots,
+        credential_hosts=storage.credential_hosts,
+        places=origins.places,
+        providers=frozenset(storage.providers),
+    )
+    return RowJudge(origins=origins, rules=rules, base_url=index.base_url)
 
 
 def open_schedule(options: OrderOptions, seed: int | None, index: Index, directory: Path) -> Schedule:

@@ -20,7 +20,6 @@ from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.shards import ShardIndex
 from sqlstream.index.file.index import Index
 from sqlstream.process import interrupts
-from sqlstream.storage.base.access import Rules
 from sqlstream.stream.chain.global_rng import GlobalGenerators
 from sqlstream.stream.engine.chunk_objects import ChunkObjects
 from sqlstream.stream.engine.content import ContentReader
@@ -29,11 +28,11 @@ from sqlstream.stream.engine.lazy_rows import LazyRows
 from sqlstream.stream.engine.members import MemberReader
 from sqlstream.stream.engine.row_content import ContentSource
 from sqlstream.stream.engine.row_source import IndexRows, RowSource
-from sqlstream.stream.engine.slots import KnownObjects, Recipe, RowJudge, RowReader
+from sqlstream.stream.engine.slots import KnownObjects, Recipe, RowReader
 from sqlstream.stream.engine.stored_samples import CachedChain
 from sqlstream.stream.engine.units import choose_unit
 from sqlstream.stream.frameworks.plain_loader import warn_of_paths
-from sqlstream.stream.options import DatasetOptions, default_name, shard_use
+from sqlstream.stream.options import DatasetOptions, default_name, judge_of, shard_use
 from sqlstream.stream.run.order_options import BatchOptions
 from sqlstream.stream.transport.handover import Handover, LoaderHandovers
 from sqlstream.transforms.base import Chain
@@ -137,15 +136,8 @@ class Pipeline:
         """Return how this process makes samples of the dataset."""
         if self.dataset_id is None:
             self.dataset_id = self.cache.session.register(self.name, self.index.src, self.index.fingerprint)
-        origins, options = self.index.origins(), self.options.samples
-        rules = Rules(
-            allowed_roots=options.allowed_roots,
-            credential_hosts=self.cache.storage_options.credential_hosts,
-            places=origins.places,
-            providers=frozenset(self.cache.storage_options.providers),
-        )
+        options = self.options.samples
         reader = RowReader(
-            self.index.base_url,
             self.index.key_column,
             options,
             Chain(
@@ -154,12 +146,13 @@ class Pipeline:
                 stage=0,
                 generators=GlobalGenerators if options.seed_transforms else None,
             ),
-            judge=RowJudge(origins, rules),
+            judge=judge_of(self.index, options, self.cache),
             text_columns=[column.name for column in self.index.columns if column.type in TEXT_TYPES],
             known=KnownObjects(
                 dataset=self.dataset_id,
                 identity=self.cache.identity,
                 listed=self.index.listed if self.index.has_listing else None,
+                named_members=self.index.named_members,
                 in_place=frozenset(column.name for column in self.index.columns if column.is_in_place),
                 in_shards=frozenset(column.name for column in self.index.columns if column.is_member),
             ),

@@ -21,6 +21,7 @@ EXPECTED = {
     "tar_shards": "torch.Size([3, 3, 240, 320])",
     "mds_shards": "torch.Size([4, 8])",
     "zip_archive": "torch.Size([3, 3, 64, 64])",
+    "chained_urls": "torch.Size([3, 3, 64, 64])",
 }
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from sqlstream.config import IndexOptions, check_at_least
-from sqlstream.errors import DamagedShardError, SchemaError, SourceError
+from sqlstream.errors import SchemaError, SourceError
 from sqlstream.index.build import select
 from sqlstream.index.build.checks import check_downloads, check_key, no_column, no_key_column
 from sqlstream.index.build.content import open_part, with_content
 from sqlstream.index.build.join import JoinedTables, TableRows, open_joins
-from sqlstream.index.build.shards import ShardIndex, shards_ahead
+from sqlstream.index.build.shards import shards_ahead
 from sqlstream.index.build.shared import build_shared, check_shareable
 from sqlstream.index.build.target import Target, find_grown, target_of
 from sqlstream.index.file.index import Index
@@ -30,6 +30,7 @@ from sqlstream.index.file.room import IndexRoom, RoomyReader
 from sqlstream.index.file.store import IndexStore
 from sqlstream.index.file.workplace import Workplace, sweep_dead, workplace
 from sqlstream.index.file.writer import IndexWriter
+from sqlstream.index.named.find import chained_columns
 from sqlstream.index.sources.base.base import TableFile
 from sqlstream.index.sources.base.derived import DerivedTable, derived_rows
 from sqlstream.index.sources.places.directory import DirectoryTable
@@ -83,8 +84,6 @@ def open_index(
     else:
         index = base
     index = with_content(index, plan)
-    if isinstance(index, ShardIndex):
-        index.warn_of_damage()
     check_key(index, options)
     check_downloads(index, options)
     index.hold()
@@ -197,7 +196,6 @@ def _build(
     ):
         for part, digest in zip(plan.joined_parts, target.digests[:num_joined], strict=True):
             writer.add_source(part.source, digest)
-        damages: list[DamagedShardError] = []
         shards = shards_ahead(plan.parts[num_known:], scratch, remote)
         unit = " shards" if len(shards) else " rows"
         with (
@@ -206,14 +204,8 @@ def _build(
         ):
             room.before_refusal = shards.go_alone
             for number, part in enumerate(plan.parts[num_known:], num_known):
-                with open_part(part, number, plan, options, scratch, remote, shards) as (table, content, damage):
+                with open_part(part, number, plan, options, scratch, remote, shards) as (table, content):
                     key_and_digest = (plan.key_column, target.digests[num_joined + number])
-                    if content is not None and damage is not None:
-                        writer.add_source(part.source, key_and_digest[1])
-                        content.write(writer, number, writer.num_rows, joins)
-                        damages.append(damage)
-                        bar.update(1)
-                        continue
                     names = begin_source(part.source, table, writer, options, key_and_digest, joins)
                     first_row = writer.num_rows
                     if content is not None:
@@ -229,8 +221,6 @@ def _build(
                     bar.update(1)
                 if writer.num_rows == max_size:
                     break
-        if damages and len(damages) == len(plan.parts):
-            raise SourceError(f"{plan.src} has no rows: all of its {len(damages)} shards are damaged. The first: {damages[0]}")
         more = {} if joins is None else {"joined": joins.given(plan.joins)}
         finish(writer, plan, options, target, **more)
     place.publish(temporary, f"{target.key}.sqlite")
@@ -247,6 +237,7 @@ def finish(writer: IndexWriter, plan: SourcePlan, options: IndexOptions, target:
         why = " with a partner in every table of join" if plan.joins else ""
         raise SourceError(f"{plan.src} has no rows{why}: an index needs one at least")
     own: dict[str, object] = {"fingerprint": target.key, "lineage": target.lineage, "src": plan.src}
+    own |= chained_columns(writer, options.columns_to_download)
     if writer.leaves_content:
         own |= {"lineage": target.content_lineage, "layout": _content_layout(plan)}
     elif plan.layout is not None:

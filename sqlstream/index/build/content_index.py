@@ -47,9 +47,9 @@ class ContentIndex(Index, ABC):
     def of(cls, index: Index, files: ContentFiles) -> Self:
         """Return an index as one whose content is read."""
         state = index.__getstate__()
-        provenance = state.pop("provenance")
+        beside = {name: state.pop(name) for name in ("provenance", "named_members")}
         made = cls(**{**state, "files": files})
-        made.provenance = provenance
+        vars(made).update(beside)
         return made
 
     def __getstate__(self) -> dict[str, Any]:

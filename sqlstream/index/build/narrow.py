@@ -55,5 +55,7 @@ def narrowed(
     part.provenance = index.provenance
     if isinstance(index, ContentIndex):
         part = index.like(part)
+    if part.path == index.path:  # a row has the number that it had
+        part.named_members = index.named_members
     part.hold()
     return part

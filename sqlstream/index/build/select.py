@@ -24,6 +24,7 @@ from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.file.selection import positions_path, read_selection, selection_path
 from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.file.writer import IndexWriter
+from sqlstream.index.named.find import chained_columns
 from sqlstream.index.sql.dialect import has_word, shortened
 from sqlstream.index.sql.expressions import given_names, keeps_rows
 from sqlstream.index.sql.sandbox import Sandbox
@@ -220,6 +221,7 @@ class _Filter:
             if content is not None:
                 content.finish()
             own = {"fingerprint": self.key, "query": self.query, "base": self._base.fingerprint}
+            own |= chained_columns(writer, self._options.columns_to_download)
             meta = self._base.meta
             same: dict[str, object] = {name: meta[name] for name in ("src", "base_url", "key_column", "layout") if name in meta}
             writer.finish({**own, **same}, {kind.name: kind.field(typed.get(kind.name)) for kind in kinds[hidden:]})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import compress, repeat
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,9 @@ from sqlstream.index.types.models import APPLICATION_ID, ROW, Column, SelectionI
 from sqlstream.index.types.origins import JoinedColumns, Origins, Provenance
 from sqlstream.process import fork, locks
 from sqlstream.storage.base import urls
+
+if TYPE_CHECKING:
+    from sqlstream.index.named.members import NamedMembers
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +88,7 @@ class Index:
         self._base_url = base_url
         self._max_mapped_bytes = max_mapped_bytes
         self.provenance: Provenance | None = None  # who wrote its tables; None: what their URLs in the file tell
+        self.named_members: NamedMembers | None = None  # members of archives that its rows name; None: none are known
         self._lock = locks.ForkLock()
         """Held while SQLite is used: a thread that forks waits for it, since SQLite's mutexes must be free in the child."""
         self._open: _Open | None = None
@@ -95,12 +99,13 @@ class Index:
         fork.call_in_child(self, fork.Stage.DATABASES)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name.lstrip("_"): getattr(self, name) for name in ("path", "selection", "_base_url", "provenance")}
+        names = ("path", "selection", "_base_url", "provenance", "named_members")
+        return {name.lstrip("_"): getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        provenance = state.pop("provenance")
+        beside = {name: state.pop(name) for name in ("provenance", "named_members")}
         type(self).__init__(self, state.pop("path"), **state)
-        self.provenance = provenance
+        vars(self).update(beside)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.summary})"
@@ -321,6 +326,8 @@ class Index:
                 self._open.connection.close()
             self._open = self._mapped = None
             locks.close_descriptors(self._in_use)
+        if self.named_members is not None:
+            self.named_members.close()
 
     def after_fork_in_child(self) -> None:
         """Leak the parent's connection; open an own one on the next use."""

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlstream.storage.base.access import OWN_ROWS, Origin, origin_at
+from sqlstream.storage.base import urls
+from sqlstream.storage.base.access import OWN, OWN_ROWS, Allowed, Origin, Rules, is_below, origin_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +105,52 @@ class Origins:
         if column is None:
             return ", ".join(dict.fromkeys([own, *(writer.where for writer in self._joined.values())]))
         return own if (writer := self._joined.get(column)) is None else writer.where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowJudge:
+    """What the rows of an index may name."""
+
+    origins: Origins
+    rules: Rules
+    base_url: str
+    """Where relative paths of rows start."""
+
+    @property
+    def allows_all(self) -> bool:
+        """The user wrote every row, and credentials go to every host."""
+        return self.origins.are_own and not self.rules.credential_hosts
+
+    def url_of(self, written: str) -> str:
+        """Return the URL that a row's text names, or the path.
+
+        An absolute path below an allowed root is that file; below a remote index it would else be a key of its store.
+        """
+        roots = self.rules.allowed_roots
+        return written if roots and any(is_below(written, root) for root in roots) else urls.join(self.base_url, written)
+
+    def located(self, row_id: int, column: str | None, written: str) -> Allowed:
+        """Return what a row's text names, and how it is read; see `judge`."""
+        url, access = self.url_of(written), OWN
+        if not self.allows_all:
+            url, access = self.judge(row_id, column, url, written)
+        return Allowed(url if urls.is_remote(url) else str(urls.local_path(url)), access)
+
+    def judge(self, row_id: int, column: str | None, url: str, written: str) -> Allowed:
+        """Return what is read for a row's URL, and how.
+
+        Args:
+            row_id: The row.
+            column: Whose value it is; None: it may be made of any of the row's.
+            url: It.
+            written: The row's own text.
+
+        Raises:
+            AccessDeniedError: The row may not name it.
+        """
+        origins = self.origins
+        origin = origins.of(row_id, column)
+        return self.rules.judge(url, origin, named_by=lambda: origins.table_of(row_id, column), written=written)
 
 
 class _Writer(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sqlstream.cache.session import AnyHold, CacheSession, ListedObject, ObjectRef
+from sqlstream.cache.session import AnyHold, CacheSession, ListedObject, ObjectParts, ObjectRef
 from sqlstream.config import SampleOptions
 from sqlstream.errors import (
     AccessDeniedError,
@@ -18,9 +18,10 @@ from sqlstream.errors import (
     SourceChangedError,
     StorageError,
 )
-from sqlstream.index.types.origins import Origins
+from sqlstream.index.named.members import NamedMember, NamedMembers
+from sqlstream.index.types.origins import RowJudge
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.access import OWN, Allowed, Rules, is_below
+from sqlstream.storage.base.access import OWN, Access, is_below
 from sqlstream.storage.base.identity import Identity
 from sqlstream.storage.base.urls import redact, shown
 from sqlstream.stream.engine.row_source import RowSource
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
 
 _Listing: TypeAlias = dict[str, tuple[object, ListedObject]]
 """The entries of a listing for the objects of a row: by column, with the value that named the object."""
+
+
+_MAX_ARCHIVES = 4096
+"""Archives that a process knows at a time; others are looked up again. Arbitrary."""
+_NO_MEMBERS: Mapping[str, NamedMember] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +114,8 @@ class PlannedSample:
         A path `/mnt/x.jpg` in a remote table is read below the table's directory, which the URL alone does not explain.
         """
         where = error.context.get("url") if isinstance(error, StorageError) else None
-        if isinstance(error, ObjectChangedError) and any(redact(ref.url) == where for ref in self.content_refs):
+        of_shards = [*self.content_refs, *(ref for ref in self.refs.values() if ref.span is not None)]
+        if isinstance(error, ObjectChangedError) and any(redact(ref.url) == where for ref in of_shards):
             changed = SourceChangedError(f"{where} changed since it was indexed: open the dataset again")
             changed.__cause__ = error  # no other row stands in for those of another version
             return changed
@@ -139,42 +146,14 @@ class KnownObjects:
     """Columns whose content lies in shards: they name no object."""
     listed: Callable[[Sequence[int]], Mapping[int, str]] | None = None
     """Returns entries of listings for the objects of some rows (`Index.listed`); None: there was no listing."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowJudge:
-    """What the rows of an index may name."""
-
-    origins: Origins
-    rules: Rules
-
-    @property
-    def allows_all(self) -> bool:
-        """The user wrote every row, and credentials go to every host."""
-        return self.origins.are_own and not self.rules.credential_hosts
-
-    def judge(self, row_id: int, column: str | None, url: str, written: str) -> Allowed:
-        """Return what is read for a row's URL, and how.
-
-        Args:
-            row_id: The row.
-            column: Whose value it is; None: it may be made of any of the row's.
-            url: It.
-            written: The row's own text.
-
-        Raises:
-            AccessDeniedError: The row may not name it.
-        """
-        origins = self.origins
-        origin = origins.of(row_id, column)
-        return self.rules.judge(url, origin, named_by=lambda: origins.table_of(row_id, column), written=written)
+    named_members: NamedMembers | None = None
+    """Members of archives that rows name; None: they name none."""
 
 
 class RowReader:
     """Makes slots of rows.
 
     Args:
-        base_url: Where relative values of downloaded columns start.
         key_column: The column that names samples; None: the number of the row does.
         options: What is downloaded, and how missing values read.
         predownload: Applied to each row before its URLs are read.
@@ -185,7 +164,6 @@ class RowReader:
 
     def __init__(
         self,
-        base_url: str,
         key_column: str | None,
         options: SampleOptions,
         predownload: Chain,
@@ -194,7 +172,8 @@ class RowReader:
         text_columns: Sequence[str],
         known: KnownObjects,
     ) -> None:
-        self._base_url = base_url
+        self._base_url = judge.base_url
+        self._located = judge.located
         self._judge = None if judge.allows_all else judge
         self._key_column = key_column
         self._options = options
@@ -205,6 +184,10 @@ class RowReader:
         self._predownload = predownload
         self._is_plain = predownload.is_empty
         self._dataset, self._identity, self._in_place = known.dataset, known.identity, known.in_place
+        self._named = known.named_members
+        self._parts = None if self._named is None else self._named.parts
+        self._archives: dict[tuple[int, Access], ObjectParts] = {}
+        """What names the members of the archives that came last, by number."""
         self.listed = known.listed
         """Returns entries of listings (`KnownObjects.listed`)."""
         downloaded = set(self._columns)
@@ -217,6 +200,7 @@ class RowReader:
         planned: list[PlannedSample] = []
         key_column, data_type = self._key_column, self._options.data_type
         entries = {} if self.listed is None else self._entries(rows, row_ids, self.listed(row_ids))
+        members = {} if self._named is None else self._named.of(row_ids)
         for place, (row, row_id, position, epoch) in enumerate(zip(rows, row_ids, positions, epochs, strict=True)):
             for column in self._empty_columns:
                 if row.get(column) is None:
@@ -231,7 +215,7 @@ class RowReader:
                 num_before = len(planned)
                 outcome = row if self._is_plain else self._predownload.run(row, (self._predownload.seed, epoch, position))
                 for sample in (outcome,) if isinstance(outcome, dict) else outcome:
-                    refs = self._refs(sample, row_id, entries.get(row_id))
+                    refs = self._refs(sample, row_id, entries.get(row_id), members.get(row_id, _NO_MEMBERS))
                     wanted = tuple(refs.values())
                     planned.append(PlannedSample(epoch, position, row_id, sample, refs, recipe, wanted, place=place))
             except (SampleError, AccessDeniedError) as error:
@@ -250,7 +234,9 @@ class RowReader:
                 entries[row_id] = {column: (row.get(column), ListedObject._make(objects[column])) for column in named}
         return entries
 
-    def _refs(self, sample: Sample, row_id: int, entries: _Listing | None) -> dict[str, ObjectRef]:
+    def _refs(
+        self, sample: Sample, row_id: int, entries: _Listing | None, members: Mapping[str, NamedMember]
+    ) -> dict[str, ObjectRef]:
         """Return the remote objects of a sample by column; the paths of local ones are put into it.
 
         A column that holds content itself, as bytes or in a struct with bytes, names no object.
@@ -265,16 +251,14 @@ class RowReader:
                 if is_struct(value):
                     value = value["path"]
             if value is None or value == "":
-                if column in self._in_place:
-                    continue
-                if not self._options.allow_missing_columns:
-                    raise MissingFieldError(
-                        f"row {row_id} (sample {sample['__sample_key__']!r}) has no value in column {column!r}: "
-                        "mend the index, filter such rows with sql_query, or pass allow_missing_columns=True"
-                    )
-                sample[column] = None
+                if column not in self._in_place:
+                    self._note_missing(sample, row_id, column)
                 continue
             url = str(value)
+            may_be_member = "::" in url or column in members or self._parts is not None
+            if may_be_member and (ref := self._member(sample, row_id, column, url, members.get(column))) is not None:
+                refs[column] = ref
+                continue
             if url[0].isspace() and urls.is_remote(url.lstrip()):
                 raise SampleError(
                     f"row {row_id} (sample {sample['__sample_key__']!r}) has {shown(url.lstrip())!r} in column {column!r} "
@@ -293,6 +277,63 @@ class RowReader:
             else:
                 sample[column] = str(urls.local_path(url))
         return refs
+
+    def _note_missing(self, sample: Sample, row_id: int, column: str) -> None:
+        """Put None into a sample that names no object, if that may be."""
+        if not self._options.allow_missing_columns:
+            raise MissingFieldError(
+                f"row {row_id} (sample {sample['__sample_key__']!r}) has no value in column {column!r}: "
+                "mend the index, filter such rows with sql_query, or pass allow_missing_columns=True"
+            )
+        sample[column] = None
+
+    def _has_parts(self, sample: Sample) -> bool:
+        """Return whether a row says which part of its object it has."""
+        return self._parts is not None and any(sample.get(name) is not None for name in self._parts)
+
+    def _member(self, sample: Sample, row_id: int, column: str, text: str, found: NamedMember | None) -> ObjectRef | None:
+        """Return the member of an archive that a value names, as an object; None: it names none.
+
+        Raises:
+            SampleError: No row of the index named this member.
+            SourceChangedError: Its archive is local, and is not what was indexed.
+        """
+        chain, named = urls.chain_of(text), self._named
+        if chain is None and not self._has_parts(sample):
+            return None
+        if named is None or found is None or found.written != named.written(sample, text):
+            raise SampleError(
+                f"row {row_id} (sample {sample['__sample_key__']!r}) names {shown(text)!r} in column {column!r}, a part of an "
+                "archive that was not found with the index: compute such values in sql_query (SELECT *, 'zip://' || … AS "
+                f"{column} FROM dataframe), not in predownload_transforms, and leave lazy_index_chunk_size out"
+            )
+        url, access = self._located(row_id, column if self._is_plain else None, text if chain is None else chain.outer)
+        parts = self._parts_of(named, found.archive, url, access)
+        return parts.file(found.span, "" if chain is None else urls.extension(text), found.record)
+
+    def _parts_of(self, named: NamedMembers, number: int, url: str, access: Access) -> ObjectParts:
+        """Return what names the members of an archive.
+
+        Raises:
+            SourceChangedError: It is local, and not what was indexed.
+        """
+        if (known := self._archives.get((number, access))) is not None:
+            return known
+        archive, is_remote = named.archive(number), urls.is_remote(url)
+        if not is_remote:
+            named.check_unchanged(archive, url)
+        if len(self._archives) >= _MAX_ARCHIVES:
+            self._archives.clear()
+        parts = self._archives[number, access] = ObjectParts(
+            url,
+            archive.size_bytes,
+            etag=archive.etag if is_remote else None,  # of a local file it is its time of change, which the key has
+            version=archive.etag or archive.content,
+            dataset=self._dataset,
+            identity=self._identity,
+            access=access,
+        )
+        return parts
 
     def check_local(self, slot: PlannedSample) -> None:
         """Check that the local files are there that a sample names.
