@@ -233,9 +233,13 @@ class SourceOptions:
     """Column with the first byte of a row's part in the object that the column to download names; None: all of it."""
     length_column: str | None = None
     """Column with the number of bytes of that part."""
+    damaged_shards: DamagedShards = DamagedShards.RAISE
+    """What becomes of the samples of a shard that is damaged or cut off: `'raise'`, `'skip'`, or `'until_damage'`, which keeps
+    those that lie before the damage."""
 
     def __post_init__(self) -> None:
         """Check words and marks."""
+        object.__setattr__(self, "damaged_shards", word_of("damaged_shards", self.damaged_shards, DamagedShards))
         for name, flag in (("decode", self.decode), ("allow_pickle", self.allow_pickle)):
             if not isinstance(flag, bool):
                 raise ConfigError(f"{name}={flag!r} is no bool: give True or False")

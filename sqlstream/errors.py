@@ -6,7 +6,8 @@ SqlStreamError
 ├── UnknownLengthError (TypeError)           go on without a length, or iterate once
 ├── SourceError                              fix the data source
 │   ├── SchemaError (ValueError)
-│   └── SourceChangedError                   rebuild the index
+│   ├── SourceChangedError                   rebuild the index
+│   └── DamagedShardError                    mend the shard, or leave it out (damaged_shards)
 ├── IndexDatabaseError                       repair or rebuild the index
 │   ├── QueryError (ValueError)              fix the SQL
 │   │   └── EmptySelectionError              loosen the conditions
@@ -81,6 +82,10 @@ class SchemaError(SourceError, ValueError):
 
 class SourceChangedError(SourceError):
     """A source is no longer the one that was indexed."""
+
+
+class DamagedShardError(SourceError):
+    """A shard is damaged or cut off, or not what its own table or index says of it."""
 
 
 class IndexDatabaseError(SqlStreamError):

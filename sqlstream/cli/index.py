@@ -313,6 +313,7 @@ def _print_info(info: IndexInfo) -> None:
             ("key column", info.key_column or "none: row numbers are the keys"),
             ("columns", ", ".join(map(_column, info.columns))),
             ("size", str(Size(info.size_bytes))),
+            *((f"shard {some.shard}", f"{some.num_samples:,} samples are used: {some.damage}") for some in info.damaged),
             ("created", info.created_at),
             ("file", info.path),
         ]
@@ -347,6 +348,7 @@ def _as_document(info: IndexInfo) -> dict[str, object]:
         "columns": [{"name": column.name, "sql_name": column.physical, "type": column.type} for column in info.columns],
         "sources": info.sources,
         "joined": info.joined,
+        "damaged": info.damaged,
     }
 
 

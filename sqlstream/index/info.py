@@ -11,8 +11,10 @@ from sqlstream.index.file.connection import read_columns, reading
 from sqlstream.index.file.intact import check_plain, is_intact
 from sqlstream.index.file.npy import load_npy
 from sqlstream.index.file.selection import positions_path, read_selection
-from sqlstream.index.types.models import IndexInfo, JoinedTable, SelectionInfo, SourceFile
+from sqlstream.index.types.models import DamagedShard, IndexInfo, JoinedTable, SelectionInfo, SourceFile
 from sqlstream.index.types.origins import JoinedColumns
+
+_DAMAGED = "SELECT shard, num_samples, damage FROM shards WHERE damage IS NOT NULL ORDER BY shard"
 
 
 def describe(path: Path, selection: SelectionInfo | None = None) -> IndexInfo:
@@ -25,6 +27,8 @@ def describe(path: Path, selection: SelectionInfo | None = None) -> IndexInfo:
         meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
         columns = read_columns(connection)
         sources = connection.execute("SELECT url, size_bytes, etag FROM sources ORDER BY position").fetchall()
+        has_shards = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'shards'").fetchone()
+        damaged = connection.execute(_DAMAGED).fetchall() if has_shards else []
     files = [SourceFile(url=url, size_bytes=size, etag=etag) for url, size, etag in sources]
     joined = []
     for name, num_sources, names in JoinedColumns.of(meta):
@@ -49,6 +53,7 @@ def describe(path: Path, selection: SelectionInfo | None = None) -> IndexInfo:
         created_at=meta["created_at"],
         is_lazy=bool(meta.get("is_lazy")),
         joined=tuple(joined),
+        damaged=tuple(DamagedShard(shard=shard, num_samples=num, damage=damage) for shard, num, damage in damaged),
     )
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from sqlstream.config import IndexOptions, check_at_least
-from sqlstream.errors import SchemaError, SourceError
+from sqlstream.errors import DamagedShardError, SchemaError, SourceError
 from sqlstream.index.build import select
 from sqlstream.index.build.checks import check_downloads, check_key, no_column, no_key_column
 from sqlstream.index.build.content import open_part, with_content
 from sqlstream.index.build.join import JoinedTables, TableRows, open_joins
-from sqlstream.index.build.shards import shards_ahead
+from sqlstream.index.build.shards import ShardIndex, shards_ahead
 from sqlstream.index.build.shared import build_shared, check_shareable
 from sqlstream.index.build.target import Target, find_grown, target_of
 from sqlstream.index.file.index import Index
@@ -84,6 +84,8 @@ def open_index(
     else:
         index = base
     index = with_content(index, plan)
+    if isinstance(index, ShardIndex):
+        index.warn_of_damage()
     check_key(index, options)
     check_downloads(index, options)
     index.hold()
@@ -196,6 +198,7 @@ def _build(
     ):
         for part, digest in zip(plan.joined_parts, target.digests[:num_joined], strict=True):
             writer.add_source(part.source, digest)
+        damages: list[DamagedShardError] = []
         shards = shards_ahead(plan.parts[num_known:], scratch, remote)
         unit = " shards" if len(shards) else " rows"
         with (
@@ -204,8 +207,14 @@ def _build(
         ):
             room.before_refusal = shards.go_alone
             for number, part in enumerate(plan.parts[num_known:], num_known):
-                with open_part(part, number, plan, options, scratch, remote, shards) as (table, content):
+                with open_part(part, number, plan, options, scratch, remote, shards) as (table, content, damage):
                     key_and_digest = (plan.key_column, target.digests[num_joined + number])
+                    if content is not None and damage is not None:
+                        writer.add_source(part.source, key_and_digest[1])
+                        content.write(writer, number, writer.num_rows, joins)
+                        damages.append(damage)
+                        bar.update(1)
+                        continue
                     names = begin_source(part.source, table, writer, options, key_and_digest, joins)
                     first_row = writer.num_rows
                     if content is not None:
@@ -221,6 +230,8 @@ def _build(
                     bar.update(1)
                 if writer.num_rows == max_size:
                     break
+        if damages and len(damages) == len(plan.parts):
+            raise SourceError(f"{plan.src} has no rows: all of its {len(damages)} shards are damaged. The first: {damages[0]}")
         more = {} if joins is None else {"joined": joins.given(plan.joins)}
         finish(writer, plan, options, target, **more)
     place.publish(temporary, f"{target.key}.sqlite")

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sqlstream.config import IndexOptions
-from sqlstream.errors import SourceChangedError
+from sqlstream.errors import DamagedShardError, SourceChangedError
 from sqlstream.index.build.chunks import ChunkPlace
 from sqlstream.index.build.content_index import ContentIndex
 from sqlstream.index.build.join import JoinedTables
@@ -105,6 +105,8 @@ class OpenPart(NamedTuple):
     """Its rows; content that stays in place is NULL in them."""
     content: LeftContent | None
     """What stays in place; None: nothing."""
+    damage: DamagedShardError | None = None
+    """Why no row of it is used: not even its columns are known; None: they are, and its rows."""
 
 
 @contextlib.contextmanager
@@ -133,7 +135,7 @@ def open_part(
     """
     if isinstance(innermost(part), ShardPart):
         samples = next(shards).at(number, len(plan.joined_parts) + number)
-        yield OpenPart(over(part, samples), PlacesOfShard(samples))
+        yield OpenPart(over(part, samples), PlacesOfShard(samples), None if samples.parts else samples.damage)
         return
     parquet = parquet_part(part)
     if parquet is None:

@@ -7,6 +7,7 @@ each part is (`storage/members/places.py`). Another table than `rows`, since no 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -30,18 +31,23 @@ from sqlstream.storage.base.protocols import RemoteReader, Unpack
 from sqlstream.storage.members import places
 from sqlstream.storage.members.places import Place
 
+logger = logging.getLogger(__name__)
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS member_columns (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, num_bytes INTEGER NOT NULL)
     STRICT;
-CREATE TABLE IF NOT EXISTS shards (shard INTEGER PRIMARY KEY, num_samples INTEGER NOT NULL, unpack TEXT) STRICT;
+CREATE TABLE IF NOT EXISTS shards (shard INTEGER PRIMARY KEY, num_samples INTEGER NOT NULL, unpack TEXT, damage TEXT)
+    STRICT;
 CREATE TABLE IF NOT EXISTS members (row INTEGER PRIMARY KEY, shard INTEGER NOT NULL, place BLOB NOT NULL) STRICT;
 """
 _PLACES = "SELECT row, shard, place FROM members WHERE row IN (SELECT value FROM json_each(?))"
+_MAX_NAMED = 10
+"""Damaged shards that one message names. Arbitrary."""
 _MAX_IDS = 500
 """Rows that one statement asks for: half of what the oldest SQLite takes."""
 _MOST_WAITING = 1 << 16
 """Samples of shards that were read and are not written yet, at most, with those of one shard: some 60 MB."""
-_SHARDS = "SELECT shard, num_samples, unpack FROM shards"
+_SHARDS = "SELECT shard, num_samples, unpack, damage FROM shards"
 _NAMES = "SELECT name FROM member_columns ORDER BY number"
 
 
@@ -94,7 +100,7 @@ def shards_ahead(parts: Sequence[SourcePart], scratch: Scratch, remote: RemoteRe
     """
 
     def read(shard: ShardPart, remote: RemoteReader) -> ShardSamples:
-        return shard.layout.samples(shard.source, remote, scratch)
+        return shard.samples(remote, scratch)
 
     return ReadsAhead(
         read,
@@ -137,7 +143,23 @@ class ShardIndex(ContentIndex):
     @cached_property
     def unpacks(self) -> dict[int, Unpack]:
         """How the shards are unpacked that are compressed as a whole."""
-        return {shard: _unpack_of(text) for shard, _, text in self.stored(_SHARDS) if text is not None}
+        return {shard: _unpack_of(text) for shard, _, text, _ in self.stored(_SHARDS) if text is not None}
+
+    def warn_of_damage(self) -> None:
+        """Log which shards were damaged when they were indexed, if some were."""
+        found = [(shard, num) for shard, num, _, damage in self.stored(_SHARDS) if damage is not None]
+        if not found:
+            return
+        named = [f"{self._name_of(shard)} ({num:,} samples kept)" for shard, num in found[:_MAX_NAMED]]
+        logger.warning(
+            "%s: %d of %d shards are damaged: %s%s; `sqlstream index info` says where",
+            *(self.src, len(found), len(self.shards), ", ".join(named)),
+            f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else "",
+        )
+
+    def _name_of(self, number: int) -> str:
+        shard = self.shards[number]
+        return f"shard {number}" if shard is None else urls.redact(shard.file.url)
 
     def wanted_share(self, columns: Collection[str]) -> float:
         """Return the share of the bytes of all samples that some columns of the selected rows have, in [0, 1].
@@ -145,7 +167,7 @@ class ShardIndex(ContentIndex):
         Columns of which one part holds several, and rows of other sizes than the mean, are not told apart.
         """
         sizes: dict[str, int] = dict(self.stored("SELECT name, num_bytes FROM member_columns"))
-        num_samples: int = sum(num for _, num, _ in self.stored(_SHARDS))
+        num_samples: int = sum(num for _, num, _, _ in self.stored(_SHARDS))
         wanted = sum(size for name, size in sizes.items() if name in columns or name == SAMPLE)
         whole = max(sum(sizes.values()), 0 if self.unpacks else self.num_bytes, 1)
         return min(1.0, len(self) / max(1, num_samples)) * wanted / whole
@@ -221,7 +243,8 @@ class PlacesOfShard:
             places.pack(entries, [part._replace(column=numbers[name]) for name, part in parts.items() if name in numbers])
             for parts, entries in zip(samples.parts, samples.entries(), strict=True)
         )
-        tables.note_shard(number, len(samples.parts), None if samples.unpack is None else json.dumps(samples.unpack))
+        unpack = None if samples.unpack is None else json.dumps(samples.unpack)
+        tables.note_shard(number, len(samples.parts), unpack, None if samples.damage is None else str(samples.damage))
         kept = packed if joins is None or not joins.leaves_out else joins.kept(packed)
         rows = zip(range(first_row, writer.num_rows), kept, strict=False)
         tables.write((row, number, place) for row, place in rows)
@@ -252,9 +275,9 @@ class MemberTables:
         counts = [(size, name) for name, size in sizes.items() if name in self._numbers]
         self._connection.executemany("UPDATE member_columns SET num_bytes = num_bytes + ? WHERE name = ?", counts)
 
-    def note_shard(self, shard: int, num_samples: int, unpack: str | None) -> None:
-        """Note how many samples a shard has, and how it is unpacked."""
-        self._connection.execute("INSERT INTO shards VALUES (?, ?, ?)", (shard, num_samples, unpack))
+    def note_shard(self, shard: int, num_samples: int, unpack: str | None, damage: str | None) -> None:
+        """Note how many samples of a shard are used, how it is unpacked, and what is wrong with it."""
+        self._connection.execute("INSERT INTO shards VALUES (?, ?, ?, ?)", (shard, num_samples, unpack, damage))
 
     def write(self, found: Iterable[tuple[int, int, bytes]]) -> None:
         """Note (row, shard, place) of rows."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlstream.config import IndexOptions
+from sqlstream.config import DamagedShards, IndexOptions
 from sqlstream.index.file import versions
 from sqlstream.index.sources.places.database import is_database
 from sqlstream.index.sources.plan.plan import SourcePlan, source_items
@@ -72,6 +72,8 @@ def target_of(
         lineage["paths"] = "beside their tables"  # what an earlier version made of the same files is no version of this
     if identity is not None and (places := _places(plan, identity, has_hashed=True)):
         lineage["identity"] = places  # what lies elsewhere is no version of this source, whatever its ETag
+    if options.damaged_shards is not DamagedShards.RAISE:
+        lineage["damaged_shards"] = options.damaged_shards  # the key has it by the parts
     if options.lazy is not None:
         key["chunk_rows"] = lineage["chunk_rows"] = options.lazy.chunk_rows
     return Target(

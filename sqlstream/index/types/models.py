@@ -8,6 +8,7 @@ An index file is one immutable SQLite database:
     meta      key, value
     listed    row, what a listing said of the objects that the row names (JSON); only where a source is a remote directory
     members   row, shard, where the parts of the sample lie in it (`storage/members/places.py`); of shards only
+    member_columns, shards   names of parts, and what is known of each shard: samples, compression, damage
     footers, chunks   of Parquet files whose content stays in place, and of lazy indexes (`build/parquet_chunks.py`)
     dataframe, samples   views over `rows` as users' SQL sees it (NaN reads as NULL, widened columns have one type, columns
                          in place are left out)
@@ -144,6 +145,18 @@ class JoinedTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedShard:
+    """A shard that was damaged when it was indexed."""
+
+    shard: int
+    """Its number in the source, as `__shard__` has it."""
+    num_samples: int
+    """Samples of it that are used."""
+    damage: str
+    """What is wrong with it, and where."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexInfo:
     """What is known of an index without reading its rows."""
 
@@ -167,6 +180,8 @@ class IndexInfo:
     """Its rows are not here: they stay in their files until they are needed."""
     joined: tuple[JoinedTable, ...] = ()
     """Tables whose columns its rows got."""
+    damaged: tuple[DamagedShard, ...] = ()
+    """Shards of which not all samples are among the rows."""
 
 
 def fingerprint(parts: dict[str, object]) -> str:

@@ -4,6 +4,6 @@ Nothing here opens a file or a connection. What a format's own table, checksums 
 error that names shard and place, never a short listing. A name in an archive is data, never a path.
 
 `source` is what archives are read from: bytes by range. `tar` walks headers, `zip_directory` reads the directory at the end;
-`zip` turns a member's record into its content; `names` groups members to samples as WebDataset does; `damage` says what becomes
-of the samples of a damaged shard; `braces` expands what names shards; `unpack` decompresses shards.
+`zip` turns a member's record into its content; `names` groups members to samples as WebDataset does; `damage` takes
+the samples before the damage of a shard; `braces` expands what names shards; `unpack` decompresses shards.
 """

@@ -1,33 +1,35 @@
-"""What becomes of the samples of a damaged shard."""
+"""The samples of a shard that lie before its damage."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Iterable
+from typing import Generic, NamedTuple, TypeVar
 
-from sqlstream.config import DamagedShards
-from sqlstream.errors import SourceError
+from sqlstream.errors import DamagedShardError
 
 Sample = TypeVar("Sample")
 
 
-def usable(samples: Iterable[Sample], damaged: DamagedShards, note: Callable[[SourceError], None]) -> Iterator[Sample]:
-    """Yield the samples of one shard that may be used, and note its damage.
+class BeforeDamage(NamedTuple, Generic[Sample]):
+    """What of a shard is good."""
 
-    Of `until_damage`, give samples that are grouped already: the group that the damage ends is never yielded, since parts of it
-    may lie behind the damage.
+    samples: list[Sample]
+    damage: DamagedShardError | None
+    """What is wrong behind them; None: nothing, they are all."""
+
+
+def before_damage(samples: Iterable[Sample]) -> BeforeDamage[Sample]:
+    """Return the samples of one shard up to its damage, and the damage.
+
+    Give samples that are grouped already: the group that the damage ends is never among them, since parts of it may lie behind
+    the damage.
 
     Args:
-        samples: Of one shard; raises SourceError where the shard is damaged.
-        damaged: The rule.
-        note: Is given the damage, where it is not raised.
-
-    Raises:
-        SourceError: The shard is damaged, and the rule is to raise.
+        samples: Of one shard; raises DamagedShardError where the shard is damaged.
     """
+    found: list[Sample] = []
     try:
-        yield from list(samples) if damaged == DamagedShards.SKIP else samples
-    except SourceError as error:
-        if damaged == DamagedShards.RAISE:
-            raise
-        note(error)
+        found.extend(samples)  # one by one: those before an error stay
+    except DamagedShardError as error:
+        return BeforeDamage(found, error)
+    return BeforeDamage(found, None)

@@ -23,7 +23,7 @@ from urllib.parse import unquote
 import numpy as np
 import numpy.typing as npt
 
-from sqlstream.errors import SourceError
+from sqlstream.errors import DamagedShardError, SourceError
 
 FORMATS = ("mds", "json", "csv", "tsv", "xsv")
 """Formats of MosaicML Streaming's writers."""
@@ -280,29 +280,31 @@ def offsets(table: bytes | memoryview, shard: MdsShard, name: str) -> npt.NDArra
         name: The shard's name in messages.
 
     Raises:
-        SourceError: It is too short, of another number of samples, does not rise, or does not end with the file.
+        DamagedShardError: It is too short, of another number of samples, does not rise, or does not end with the file.
     """
     wanted = table_bytes(shard)
     if len(table) < wanted:
-        raise SourceError(f"{name}: its table has {wanted} bytes, and {len(table)} are there: the file is cut off")
+        raise DamagedShardError(f"{name}: its table has {wanted} bytes, and {len(table)} are there: the file is cut off")
     numbers = np.frombuffer(table, "<u4", shard.samples + 2)  # [n + 2]
     if numbers[0] != shard.samples:
-        raise SourceError(f"{name} has {numbers[0]} samples, the index says {shard.samples}: one of them is of another version")
+        raise DamagedShardError(
+            f"{name} has {numbers[0]} samples, the index says {shard.samples}: one of them is of another version"
+        )
     found = numbers[1:].astype(np.int64)  # [n + 1]
     falls = np.flatnonzero(found[1:] <= found[:-1])  # [k]
     if len(falls):
         number = int(falls[0])
-        raise SourceError(
+        raise DamagedShardError(
             f"{name}: sample {number} begins at {found[number]} and ends at {found[number + 1]}: offsets must rise"
             + _wrapped(shard)
         )
     if found[-1] != shard.raw.bytes:
-        raise SourceError(f"{name}: its last sample ends at {found[-1]}, the file at {shard.raw.bytes}" + _wrapped(shard))
+        raise DamagedShardError(f"{name}: its last sample ends at {found[-1]}, the file at {shard.raw.bytes}" + _wrapped(shard))
     if shard.meta is None:
         if found[0] < wanted:
-            raise SourceError(f"{name}: sample 0 begins at {found[0]}, within the table of {wanted} bytes")
+            raise DamagedShardError(f"{name}: sample 0 begins at {found[0]}, within the table of {wanted} bytes")
     elif found[0] != _header_bytes(shard):
-        raise SourceError(f"{name}: row 0 begins at {found[0]}, the header ends at {_header_bytes(shard)}")
+        raise DamagedShardError(f"{name}: row 0 begins at {found[0]}, the header ends at {_header_bytes(shard)}")
     return found
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeVar
 
-from sqlstream.errors import SourceError
+from sqlstream.errors import DamagedShardError, SourceError
 
 _META = re.compile(r"__[^/]*__($|/)")
 """Members that are no part of samples."""
@@ -51,7 +51,8 @@ def group(members: Iterable[Member], shard: str = "") -> Iterator[tuple[str, dic
     """Yield the samples of one shard: a key, and its members by extension.
 
     Members of one key that follow each other are a sample; what is no part of a sample does not end one. A key that comes
-    again later is another sample. If `members` raises, the sample that it was at is not yielded.
+    again later is another sample. If `members` raises, the sample that it was at may go on behind the damage: it is yielded
+    only if the error knows what follows (`follows` in its context: the name of the member that is cut; empty: the end).
 
     Args:
         members: Of one shard, in its order.
@@ -61,20 +62,34 @@ def group(members: Iterable[Member], shard: str = "") -> Iterator[tuple[str, dic
         SourceError: A sample has an extension twice.
     """
     key, sample = None, dict[str, Member]()
-    for member in members:
-        split = split_name(member.name)
-        if split is None:
-            continue
-        if split[0] != key:
-            if key is not None:
-                yield key, sample
-            key, sample = split[0], {}
-        if split[1] in sample or split[1] in _TAKEN:
-            first = "WebDataset's own field" if split[1] in _TAKEN else f"{sample[split[1]].name!r}"
-            raise SourceError(
-                f"{shard or 'a shard'} has {member.name!r} beside {first}, and a sample has one part of each extension: "
-                "rename or remove one of them"
-            )
-        sample[split[1]] = member
+    try:
+        for member in members:
+            split = split_name(member.name)
+            if split is None:
+                continue
+            if split[0] != key:
+                if key is not None:
+                    yield key, sample
+                key, sample = split[0], {}
+            if split[1] in sample or split[1] in _TAKEN:
+                first = "WebDataset's own field" if split[1] in _TAKEN else f"{sample[split[1]].name!r}"
+                raise SourceError(
+                    f"{shard or 'a shard'} has {member.name!r} beside {first}, and a sample has one part of each extension: "
+                    "rename or remove one of them"
+                )
+            sample[split[1]] = member
+    except DamagedShardError as error:
+        if key is not None and _is_whole(key, error):
+            yield key, sample
+        raise
     if key is not None:
         yield key, sample
+
+
+def _is_whole(key: str, damage: DamagedShardError) -> bool:
+    """Return whether a sample is known to end before the damage."""
+    follows = damage.context.get("follows")
+    if not isinstance(follows, str):
+        return False
+    split = split_name(follows)
+    return not follows or (split is not None and split[0] != key)

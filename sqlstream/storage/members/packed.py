@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Literal, Protocol
 
-from sqlstream.errors import SourceError
+from sqlstream.errors import DamagedShardError, SourceError
 
 _LOG = logging.getLogger(__name__)
 _CODECS: Mapping[str, Literal["zstd", "gzip", "brotli", "bz2"]] = {"zstd": "zstd", "gz": "gzip", "br": "brotli", "bz2": "bz2"}
@@ -55,11 +55,11 @@ class HashCheck:
         """Compare.
 
         Raises:
-            SourceError: A digest differs.
+            DamagedShardError: A digest differs.
         """
         for algorithm, expected, digest in self._expected:
             if digest.hexdigest() != expected.lower():
-                raise SourceError(
+                raise DamagedShardError(
                     f"{self._name}: its {algorithm} is {digest.hexdigest()}, the index says {expected}: it is damaged, or was "
                     "written again without its index"
                 )
@@ -77,7 +77,7 @@ def check_hashes(data: bytes | memoryview | Iterable[bytes], hashes: Mapping[str
         Algorithms that could not be compared, as none here has them.
 
     Raises:
-        SourceError: A digest differs.
+        DamagedShardError: A digest differs.
     """
     check = HashCheck(hashes, name)
     for chunk in (data,) if isinstance(data, bytes | memoryview) else data:
@@ -115,7 +115,7 @@ def decompress(data: bytes | memoryview, compression: str, raw_bytes: int, name:
         name: The file's name in messages.
 
     Raises:
-        SourceError: It is damaged, cut off, or of another size; no more than `raw_bytes` + 1 are made.
+        DamagedShardError: It is damaged, cut off, or of another size; no more than `raw_bytes` + 1 are made.
     """
     import pyarrow as pa
 
@@ -133,8 +133,10 @@ def decompress(data: bytes | memoryview, compression: str, raw_bytes: int, name:
             if (found := len(raw)) == raw_bytes:
                 return raw
     except (OSError, pa.ArrowException) as error:
-        raise SourceError(f"{name}: {len(data)} bytes do not decompress as {compression}: {error}") from error
-    raise SourceError(f"{name}: decompressed it has {'more' if found > raw_bytes else found} bytes, the index says {raw_bytes}")
+        raise DamagedShardError(f"{name}: {len(data)} bytes do not decompress as {compression}: {error}") from error
+    raise DamagedShardError(
+        f"{name}: decompressed it has {'more' if found > raw_bytes else found} bytes, the index says {raw_bytes}"
+    )
 
 
 def _block_bytes(data: bytes | memoryview) -> int:

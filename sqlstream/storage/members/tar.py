@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from zlib import adler32
 
-from sqlstream.errors import SourceError
+from sqlstream.errors import DamagedShardError, SourceError
 from sqlstream.storage.members.source import ByteRange
 
 _LOG = logging.getLogger(__name__)
@@ -65,8 +65,9 @@ def read_members(source: ByteRange, name: str, *, read_ahead_bytes: int = READ_A
         read_ahead_bytes: Bytes of one read. Members that are larger cost a read each.
 
     Raises:
-        SourceError: A header is damaged, the archive ends early, another one follows its end, or a member is sparse. The
-            members before it have been yielded, and are good.
+        DamagedShardError: A header is damaged, the archive ends early, or another one follows its end. The members before it
+            have been yielded, and are good.
+        SourceError: A member is sparse.
     """
     return _Walk(source, name, max(read_ahead_bytes, _BLOCK)).members()
 
@@ -131,9 +132,8 @@ class _Walk:
                 pending, size = None, member.size
             place = offset + (size + 511 & -512) if is_file or kind not in _NO_DATA else offset
             if place > self._size:
-                raise self._damage(
-                    member.start, f"{shown(member.name)} would end at byte {place}, and the archive at {self._size}"
-                )
+                reason = f"{shown(member.name)} would end at byte {place}, and the archive at {self._size}"
+                raise self._damage(member.start, reason, follows=member.name)
             if is_file:
                 self._last = member
                 yield member
@@ -244,21 +244,23 @@ class _Walk:
             yield stop, self._bytes(stop, num_bytes)
             stop += num_bytes
 
-    def _concatenated(self, place: int, second: int) -> SourceError:
-        return self._damage(place, f"another archive follows the end blocks, at byte {second} (concatenated archives)")
+    def _concatenated(self, place: int, second: int) -> DamagedShardError:
+        reason = f"another archive follows the end blocks, at byte {second} (concatenated archives)"
+        return self._damage(place, reason, follows="")
 
     def _reason(self, block: bytes) -> str:
         if self._last is None and not block.startswith(b"\0") and block[257:262] != b"ustar":
             return f"no TAR header: it begins with {block[:8]!r}"
         return "its checksum is wrong"
 
-    def _damage(self, place: int, reason: str) -> SourceError:
+    def _damage(self, place: int, reason: str, *, follows: str | None = None) -> DamagedShardError:
         last = "there is no good member before it"
         if self._last is not None:
             last = f"the last good member is {shown(self._last.name)}"
-        return SourceError(
+        return DamagedShardError(
             f"{self._name} is damaged at byte {place}: {reason}; {last}. Write the shard again, or leave it out of src",
             offset=place,
+            follows=follows,
         )
 
 

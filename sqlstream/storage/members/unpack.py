@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Any, Protocol
 
-from sqlstream.errors import SourceError
+from sqlstream.errors import DamagedShardError, SourceError
 
 MAGIC_BYTES = 16
 """So many first bytes tell the compression."""
@@ -58,7 +58,8 @@ def decompress(chunks: Iterable[bytes], compression: Compression, name: str, max
         max_bytes: Most bytes of the content.
 
     Raises:
-        SourceError: The file is damaged, ends early, or holds more than `max_bytes`.
+        DamagedShardError: The file is damaged, or ends early.
+        SourceError: It holds more than `max_bytes`.
     """
     num_bytes = 0
     for piece in (_zstd if compression == Compression.ZSTD else _streams)(chunks, compression, name):
@@ -179,5 +180,5 @@ class _Chunks(io.RawIOBase):
         return found
 
 
-def _damaged(name: str, compression: Compression, reason: str) -> SourceError:
-    return SourceError(f"{name} is damaged: as {compression}, {reason}. Write the shard again, or leave it out of src")
+def _damaged(name: str, compression: Compression, reason: str) -> DamagedShardError:
+    return DamagedShardError(f"{name} is damaged: as {compression}, {reason}. Write the shard again, or leave it out of src")

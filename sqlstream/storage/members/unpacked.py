@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from sqlstream.errors import SourceError
+from sqlstream.errors import DamagedShardError
 from sqlstream.storage.base.protocols import Unpack, ZipRecord
 from sqlstream.storage.members import packed
 from sqlstream.storage.members.unpack import Compression, decompress
@@ -20,7 +20,7 @@ def unpacked(chunks: Iterable[bytes | memoryview], unpack: Unpack | ZipRecord, n
         name: The object's URL for messages, without credentials.
 
     Raises:
-        SourceError: It is damaged, ends early, or has another hash or size than its index says.
+        DamagedShardError: It is damaged, ends early, or has another hash or size than its index says.
         DamagedMemberError: It is a member.
     """
     if isinstance(unpack, ZipRecord):
@@ -33,7 +33,7 @@ def unpacked(chunks: Iterable[bytes | memoryview], unpack: Unpack | ZipRecord, n
         yield piece
     raw.finish()
     if unpack.raw_bytes is not None and num_bytes != unpack.raw_bytes:
-        raise SourceError(
+        raise DamagedShardError(
             f"{name} holds {num_bytes} bytes, and its index says {unpack.raw_bytes}: one of them is of another version"
         )
 

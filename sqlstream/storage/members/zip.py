@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
-from sqlstream.errors import SourceError
+from sqlstream.errors import DamagedShardError
 
 _LOCAL = struct.Struct("<6x2H16x2H")
 """Flags, method, bytes of name and extra fields: the rest of a local header may be empty."""
@@ -60,7 +60,7 @@ def content(record: bytes | memoryview, member: ZipMember, name: str) -> bytes:
         name: The URL of the archive for messages, without credentials.
 
     Raises:
-        SourceError: The record is not that of the member, or damaged. No more than `member.size` + 1 bytes are made.
+        DamagedShardError: The record is not that of the member, or damaged. No more than `member.size` + 1 bytes are made.
     """
     data = memoryview(record)
     if (header := local_header(data)) is None:
@@ -179,8 +179,8 @@ def method_name(method: int) -> str:
     return ZipMethod(method).name.lower() if method in list(ZipMethod) else known.get(method, f"method {method}")
 
 
-def _bad_record(name: str, member: ZipMember, reason: str) -> SourceError:
-    return SourceError(
+def _bad_record(name: str, member: ZipMember, reason: str) -> DamagedShardError:
+    return DamagedShardError(
         f"{name}: the member {member.name[:200]!r} at byte {member.start} is damaged: {reason}. Write the archive again",
         offset=member.start,
     )

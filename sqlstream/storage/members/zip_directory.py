@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from sqlstream.errors import SourceError
+from sqlstream.errors import DamagedShardError, SourceError
 from sqlstream.storage.members.source import ByteRange
 from sqlstream.storage.members.zip import LOCAL_BYTES, ZipMember, ZipMethod, decoded_name, extra_fields, method_name
 
@@ -76,7 +76,8 @@ def read_directory(source: ByteRange, name: str, *, largest_bytes: int | None = 
         largest_bytes: Most bytes of all content; None: as many as deflate can make of the archive, at least 1 GiB.
 
     Raises:
-        SourceError: There is no directory, it is damaged, or a member is one that cannot or must not be read.
+        DamagedShardError: There is no directory, or it is damaged.
+        SourceError: A member is one that cannot or must not be read.
     """
     limit = max(_LEAST_LIMIT, _DEFLATE_RATIO * source.size_bytes) if largest_bytes is None else largest_bytes
     return _members(*_Directory(source, name).columns(limit))
@@ -289,8 +290,8 @@ class _Directory:
         raw = self._data[self._name_at[row] : self._name_stop[row]]
         return repr(raw[:200].decode(errors="backslashreplace"))
 
-    def _damage(self, reason: str) -> SourceError:
-        return SourceError(
+    def _damage(self, reason: str) -> DamagedShardError:
+        return DamagedShardError(
             f"{self._name} is damaged: {reason}. Write the archive again, or leave it out of src",
             size_bytes=self._size,
         )

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sqlstream.config import DamagedShards
-from sqlstream.errors import SourceError
-from sqlstream.storage.members.damage import usable
+from sqlstream.errors import DamagedShardError, SourceError
+from sqlstream.storage.members.damage import before_damage
 from sqlstream.storage.members.names import group, split_name
 from sqlstream.storage.members.tar import TarMember, read_members
 from tests.storage.members.kit import FIXTURES, Bytes, expected
@@ -109,21 +108,16 @@ def damaged() -> bytes:
     return bytes(data)
 
 
-def test_of_a_damaged_shard_samples_are_used_up_to_the_damage_none_or_an_error_is_raised() -> None:
-    for rule, keys in ((DamagedShards.UNTIL_DAMAGE, ["a"]), (DamagedShards.SKIP, [])):
-        noted: list[SourceError] = []
-        assert [key for key, _ in usable(samples_of(damaged()), rule, noted.append)] == keys, "b may have more parts"
-        assert len(noted) == 1
-        assert "the last good member is 'b.txt'" in str(noted[0])
-    noted = []
-    with pytest.raises(SourceError, match="byte 3072: its checksum is wrong"):
-        list(usable(samples_of(damaged()), DamagedShards.RAISE, noted.append))
-    assert noted == []
+def test_the_samples_of_a_damaged_shard_are_those_that_the_damage_cannot_have_cut() -> None:
+    found = before_damage(samples_of(damaged()))
+    assert [key for key, _ in found.samples] == ["a"], "b may have more parts"
+    assert "byte 3072: its checksum is wrong; the last good member is 'b.txt'" in str(found.damage)
+    assert isinstance(found.damage, DamagedShardError)
 
 
-@pytest.mark.parametrize("rule", list(DamagedShards))
-def test_of_a_sound_shard_all_samples_are_used(rule: DamagedShards) -> None:
-    data = (FIXTURES / "tar/pax_each.tar").read_bytes()
-    noted: list[SourceError] = []
-    assert [key for key, _ in usable(samples_of(data), rule, noted.append)] == ["a", "b"]
-    assert noted == []
+def test_of_a_sound_shard_all_samples_are_used_and_what_is_no_damage_is_raised() -> None:
+    found = before_damage(samples_of((FIXTURES / "tar/pax_each.tar").read_bytes()))
+    assert [key for key, _ in found.samples] == ["a", "b"]
+    assert found.damage is None
+    with pytest.raises(SourceError, match="the sparse file"):
+        before_damage(samples_of((FIXTURES / "tar/sparse_pax.tar").read_bytes()))

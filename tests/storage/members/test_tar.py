@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sqlstream.config import DamagedShards
-from sqlstream.errors import SourceError
-from sqlstream.storage.members.damage import usable
+from sqlstream.errors import DamagedShardError, SourceError
 from sqlstream.storage.members.tar import TarMember, read_members
 from tests.storage.members.kit import FIXTURES, Bytes, expected
 
@@ -35,11 +33,17 @@ END = bytes(1024)
 
 def listing(data: bytes, read_ahead_bytes: int = 8192) -> tuple[list[TarMember], str | None]:
     """What is read, and the error behind it."""
-    errors: list[SourceError] = []
     archive = read_members(Bytes(data), "s3://b/x.tar", read_ahead_bytes=read_ahead_bytes)
-    members = list(usable(archive, DamagedShards.UNTIL_DAMAGE, errors.append))
-    assert all(str(error).startswith("s3://b/x.tar ") for error in errors)
-    return members, str(errors[0]) if errors else None
+    members: list[TarMember] = []
+    try:
+        members.extend(archive)
+    except SourceError as error:
+        found = error
+    else:
+        return members, None
+    assert str(found).startswith("s3://b/x.tar ")
+    assert isinstance(found, DamagedShardError) == ("sparse" not in str(found))
+    return members, str(found)
 
 
 def header(name: bytes, size: bytes | int = 0, kind: bytes = b"0", prefix: bytes = b"") -> bytes:

@@ -117,7 +117,6 @@ def shard_parts(index: IndexFile, options: IndexOptions, rules: Rules, remote: R
         remote: Asks for versions.
 
     Raises:
-        SourceError: A shard has another size than the index says.
         ObjectNotFoundError: One is not there.
         AccessDeniedError: A remote index names what it may not.
     """
@@ -129,18 +128,11 @@ def shard_parts(index: IndexFile, options: IndexOptions, rules: Rules, remote: R
     for shard, file in zip(shards, files, strict=True):
         layout: ShardLayout
         if isinstance(shard, WidsShard):
-            num_bytes, layout = shard.num_bytes, TarShard(num_samples=shard.num_samples)
+            num_bytes = shard.num_bytes
+            layout = TarShard(num_samples=shard.num_samples, num_bytes=num_bytes)
         else:
             num_bytes = (shard.zip or shard.raw).bytes
             layout = MdsLayout(shard=shard, directory=directory, is_decoded=options.decode, allow_pickle=options.allow_pickle)
-        _check_bytes(file, num_bytes, index.file)
-        parts.append(ShardPart(source=replace(file, size_bytes=file.size_bytes or num_bytes), layout=layout))
+        source = replace(file, size_bytes=num_bytes if file.size_bytes is None else file.size_bytes)
+        parts.append(ShardPart(source=source, layout=layout, damaged=options.damaged_shards))
     return parts
-
-
-def _check_bytes(file: SourceFile, num_bytes: int | None, index: SourceFile) -> None:
-    if None not in (file.size_bytes, num_bytes) and file.size_bytes != num_bytes:
-        raise SourceError(
-            f"{urls.redact(file.url)} has {file.size_bytes} bytes, and {urls.redact(index.url)} says {num_bytes}: "
-            "one of them is of another version"
-        )

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from sqlstream.config import DamagedShards
+from sqlstream.errors import DamagedShardError
 from sqlstream.index.sources.base.access import local_copy
 from sqlstream.index.sources.base.base import PLAIN, Reading, TableFile
 from sqlstream.index.sources.base.byte_source import LocalBytes
@@ -198,15 +200,35 @@ class ShardPart:
 
     source: SourceFile
     layout: ShardLayout
+    damaged: DamagedShards = DamagedShards.RAISE
+    """What becomes of its samples if it is damaged."""
 
     def identity(self) -> object:
-        """Return its version, and what it is read as."""
-        return {"shard": FilePart(source=self.source).identity(), "layout": self.layout.identity()}
+        """Return its version, what it is read as, and what is left out of it."""
+        rule = {} if self.damaged is DamagedShards.RAISE else {"damaged": self.damaged}
+        return {"shard": FilePart(source=self.source).identity(), "layout": self.layout.identity(), **rule}
+
+    def samples(self, remote: RemoteReader, scratch: Scratch) -> ShardSamples:
+        """Return its samples, and its damage, if it has some.
+
+        Raises:
+            DamagedShardError: It is damaged, and that is to be raised.
+            SourceError: See `ShardLayout.samples`.
+        """
+        try:
+            found = self.layout.samples(self.source, remote, scratch)
+        except DamagedShardError as error:
+            found = ShardSamples(keys=[], parts=[], damage=error)
+        if found.damage is None:
+            return found
+        if self.damaged is DamagedShards.RAISE:
+            raise found.damage
+        return found if self.damaged is DamagedShards.UNTIL_DAMAGE else ShardSamples(keys=[], parts=[], damage=found.damage)
 
     @contextlib.contextmanager
     def open(self, temporary: Temporary, remote: RemoteReader) -> Iterator[ShardSamples]:
         """Read its table."""
-        yield self.layout.samples(self.source, remote, Scratch(temporary))
+        yield self.samples(remote, Scratch(temporary))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -299,7 +299,8 @@ def _plan_shards(item: str, src: str, options: IndexOptions, remote: RemoteReade
         return None
     files = _shard_files(list(map(_absolute, named)), remote)
     layouts = ((file, layout_of(file.url, options.label_column)) for file in files[: options.max_index_files])
-    parts = [ShardPart(source=file, layout=layout) for file, layout in layouts if layout is not None]
+    damaged = options.damaged_shards
+    parts = [ShardPart(source=file, layout=layout, damaged=damaged) for file, layout in layouts if layout is not None]
     plan = _plan(item, options, urls.parent(files[0].url), parts)
     return plan if options.key_column is not None else replace(plan, key_column=SHARD_KEY)
 

@@ -58,7 +58,7 @@ class ShardLayout(Protocol):
         ...
 
     def samples(self, file: SourceFile, remote: RemoteReader, scratch: Scratch) -> ShardSamples:
-        """Return the samples of a shard, by its own table.
+        """Return the samples of a shard, by its own table; of a damaged one those before the damage, which is noted there.
 
         Args:
             file: The shard.
@@ -66,7 +66,8 @@ class ShardLayout(Protocol):
             scratch: Where what is needed meanwhile is written.
 
         Raises:
-            SourceError: It is damaged, or cut short.
+            DamagedShardError: It is damaged, or cut short, and no sample is known to lie before that.
+            SourceError: It is a shard of a kind that is not read.
         """
         ...
 

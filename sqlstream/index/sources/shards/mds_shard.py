@@ -11,10 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from sqlstream.errors import SourceError
+from sqlstream.errors import DamagedShardError, SourceError
 from sqlstream.index.sources.base.access import named_errors, stat_file
 from sqlstream.index.sources.base.byte_source import bytes_of
 from sqlstream.index.sources.shards.layout import ReadPart, Scratch
+from sqlstream.index.sources.shards.reading import other_size
 from sqlstream.index.sources.shards.samples import SAMPLE, ShardSamples
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
@@ -60,6 +61,8 @@ class MdsLayout:
         """
         del scratch
         shard = self.shard
+        if (other := other_size(file, (shard.zip or shard.raw).bytes)) is not None:
+            raise DamagedShardError(other)
         unpack = None if shard.zip is None else _unpack(shard.compression, shard.raw, shard.zip)
         typed = {column.name: _KINDS.get(column.encoding, pa.binary()) for column in shard.columns}
         if unpack is not None and shard.meta is None:

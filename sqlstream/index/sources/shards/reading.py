@@ -67,6 +67,14 @@ class AheadBytes:
         """Nothing is open."""
 
 
+def other_size(file: SourceFile, num_bytes: int | None) -> str | None:
+    """Return what is wrong with a shard that has another size than its index says; None: nothing, or nothing says it."""
+    if None in (file.size_bytes, num_bytes) or file.size_bytes == num_bytes:
+        return None
+    name = urls.redact(file.url)
+    return f"{name} has {file.size_bytes} bytes, and its index says {num_bytes}: one of them is of another version"
+
+
 @contextlib.contextmanager
 def opened(file: SourceFile, remote: RemoteReader) -> Iterator[LocalShard | AheadBytes]:
     """Give the bytes of a shard."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sqlstream.errors import DamagedShardError
 from sqlstream.index.sources.base.base import BATCH_ROWS
 from sqlstream.index.types.models import ENCODING, MEMBER, SHARD_URL
 from sqlstream.storage.base.protocols import Unpack
@@ -37,6 +38,8 @@ class ShardSamples:
     """Which fact of a part is the size of its content; None: that is the size of the part."""
     unpack: Unpack | None = None
     """How its content is made of the shard, which is compressed as a whole; None: places are those of the shard itself."""
+    damage: DamagedShardError | None = None
+    """What is wrong behind the samples, which are good; None: nothing, they are all."""
     position: int = 0
     """Position of the shard among the files of the index: that is what `__url__` holds."""
     number: int = 0

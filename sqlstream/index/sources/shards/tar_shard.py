@@ -11,12 +11,13 @@ from pathlib import Path
 from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.access import local_copy
 from sqlstream.index.sources.shards.layout import MembersAreBytes, ReadPart, Scratch
-from sqlstream.index.sources.shards.reading import LocalShard, opened
+from sqlstream.index.sources.shards.reading import LocalShard, opened, other_size
 from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader, Unpack
 from sqlstream.storage.members import names, tar
+from sqlstream.storage.members.damage import before_damage
 from sqlstream.storage.members.places import SamplePart
 from sqlstream.storage.members.source import ByteRange
 from sqlstream.storage.members.unpack import MAGIC_BYTES, Compression, compression_of, decompress
@@ -30,6 +31,8 @@ class TarShard(MembersAreBytes):
 
     num_samples: int | None = None
     """Samples that an index file says it has; None: nothing says it."""
+    num_bytes: int | None = None
+    """Its size by an index file; None: nothing says it."""
 
     def identity(self) -> object:
         """Return its format."""
@@ -41,18 +44,23 @@ class TarShard(MembersAreBytes):
         with opened(file, remote) as source:
             compression = compression_of(source.read_at(0, MAGIC_BYTES))
             if compression is None:
-                return self._checked(_samples(source, name, None), name)
+                return self._checked(_samples(source, name, None), file)
         with (
             local_copy(file, scratch.path("shard"), remote) as path,
             _content(path, compression, name, scratch) as content,
         ):
-            return self._checked(_samples(content, name, Unpack(compression)), name)
+            return self._checked(_samples(content, name, Unpack(compression)), file)
 
-    def _checked(self, samples: ShardSamples, name: str) -> ShardSamples:
+    def _checked(self, samples: ShardSamples, file: SourceFile) -> ShardSamples:
+        """Return the samples of a shard that is the one of its index, or damaged."""
+        if samples.damage is not None:
+            return samples
+        if (other := other_size(file, self.num_bytes)) is not None:
+            raise SourceError(other)
         if self.num_samples not in (None, len(samples.parts)):
             raise SourceError(
-                f"{name} has {len(samples.parts)} samples, and its index says {self.num_samples}: one is of another version, "
-                "or wids counted hidden files; give the archives in place of the index"
+                f"{urls.redact(file.url)} has {len(samples.parts)} samples, and its index says {self.num_samples}: one is of "
+                "another version, or wids counted hidden files; give the archives in place of the index"
             )
         return samples
 
@@ -62,12 +70,12 @@ class TarShard(MembersAreBytes):
 
 
 def _samples(source: ByteRange, name: str, unpack: Unpack | None) -> ShardSamples:
-    grouped = list(names.group(tar.read_members(source, name), name))
+    grouped, damage = before_damage(names.group(tar.read_members(source, name), name))
     keys = [key for key, _ in grouped]
     parts = [
         {column: SamplePart(0, member.offset, member.size) for column, member in members.items()} for _, members in grouped
     ]
-    return ShardSamples(keys=keys, parts=parts, unpack=unpack)
+    return ShardSamples(keys=keys, parts=parts, unpack=unpack, damage=damage)
 
 
 @contextlib.contextmanager
