@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sqlstream.cache.files.read_hold import ReadLock, ReadLocks
+from sqlstream.cache.files.read_hold import KeptLocks, ReadLock, ReadLocks
 from sqlstream.process import fork, locks
 from sqlstream.process.fork import Forks, Stage
 from tests.cache.kit import descriptors
@@ -319,7 +319,7 @@ def test_read_locks_make_no_object_in_the_guard_that_starts_the_garbage_collecto
     gc.set_threshold(1)
     try:
         files: dict[str, ReadLock] = {}
-        assert ReadLocks("", refuse).lock(str(path), 4, files)
+        assert ReadLocks("", refuse, KeptLocks()).lock(str(path), 4, files)
         with locks.fork_guard():
             files.clear()
     finally:
@@ -336,7 +336,7 @@ def refuse(*arguments: Any) -> None:
 def test_a_forked_child_opens_for_itself_what_its_parent_reads_and_its_own_child_keeps_none(tmp_path: Path) -> None:
     path = str(tmp_path / "a")
     Path(path).write_bytes(b"data")
-    shared, files, others = ReadLocks("", refuse), dict[str, ReadLock](), dict[str, ReadLock]()
+    shared, files, others = ReadLocks("", refuse, KeptLocks()), dict[str, ReadLock](), dict[str, ReadLock]()
     assert shared.lock(path, 4, files)
     (inherited,) = descriptors(files[path])
 
@@ -360,7 +360,7 @@ def test_a_forked_child_opens_for_itself_what_its_parent_reads_and_its_own_child
 def test_a_file_is_open_once_until_its_last_user_drops_it(tmp_path: Path) -> None:
     path = str(tmp_path / "a")
     Path(path).write_bytes(b"data")
-    shared = ReadLocks("", refuse)
+    shared = ReadLocks("", refuse, KeptLocks())
     users = [dict[str, ReadLock]() for _ in range(3)]
     assert all(shared.lock(path, 4, files) for files in users)
     assert not shared.lock(path, 5, {}), "it has another size"

@@ -23,6 +23,7 @@ from sqlstream.cache.acquire.room import Limits
 from sqlstream.cache.acquire.uses import UsageLog
 from sqlstream.cache.acquire.wait import DownloadWaiter, RoomQueue
 from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.files.read_hold import KeptLocks
 from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.ledger.ledger import Ledger
 from sqlstream.cache.model.tuning import CacheTuning
@@ -47,13 +48,16 @@ class CacheDirectory:
         self.holds = Holds(self.owner)
         self.limits = Limits(disk, self.ledger, self.owner)
         queue = RoomQueue(self.ledger, self.owner)
-        self._background = BackgroundThread(BackgroundWork(disk, self.ledger, self.holds, queue, self.limits).run)
+        self.kept = KeptLocks()
+        """Shards that stay open."""
+        work = BackgroundWork(disk, self.ledger, self.holds, queue, self.limits, self.kept)
+        self._background = BackgroundThread(work.run)
         uses = UsageLog(self.owner)
-        self.lookup = Lookup(self.ledger, self.owner, uses, self._background, disk.data, self.tuning.num_hits_a_look)
+        self.lookup = Lookup(self.ledger, self.owner, uses, self._background, disk.data, self.kept, self.tuning.num_hits_a_look)
         self.downloads = Downloads(disk, self.owner, self.holds, self._background.wake, self.tuning.allocate_from_bytes)
         self.checksums = Checksums(disk, self.ledger, self.owner, self.downloads)
         self.waiter = DownloadWaiter(disk, self.ledger, self.downloads, self.holds)
-        self.acquirer = Acquirer(disk, self.holds, self.lookup, self.downloads, queue, self._background, self.tuning)
+        self.acquirer = Acquirer(disk, self.holds, self.lookup, self.downloads, queue, self._background, self.tuning, self.kept)
         self.num_users = 0
         self.identity = _identity(disk.root)
         self.remove_stand_in: Callable[[], object] | None = None
@@ -73,6 +77,7 @@ class CacheDirectory:
         with self.limits.kept_at_the_end(), contextlib.ExitStack() as steps:
             steps.callback(self.owner.close)
             steps.callback(self.lookup.forget)
+            steps.callback(self.kept.let_go)
             steps.callback(self._background.stop)
 
 

@@ -137,7 +137,7 @@ class SessionOf(Protocol[H]):
         """
 
     def flush(self) -> None:
-        """Write what waits for a transaction."""
+        """Write what waits for a transaction, and close the shards that are kept open."""
 
     def rest(self) -> None:
         """End the helper process, and what it still brings; the next miss starts it again."""
@@ -364,6 +364,7 @@ class LedgerSession:
 
     def flush(self) -> None:
         """See `CacheSession`."""
+        self._directory.kept.let_go()
         self._owner.flush()
 
     def rest(self) -> None:

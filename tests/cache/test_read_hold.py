@@ -20,7 +20,7 @@ from sqlstream.cache import Cache
 from sqlstream.cache.acquire.holds import Hold
 from sqlstream.cache.acquire.room import evict
 from sqlstream.cache.files.disk import Disk
-from sqlstream.cache.files.read_hold import ReadHold, ReadLocks
+from sqlstream.cache.files.read_hold import KeptLocks, ReadHold, ReadLocks
 from sqlstream.cache.ledger.eviction import unpinned_in_order
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.tuning import CacheTuning
@@ -513,7 +513,7 @@ def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) 
     ready = Session(cache).ledger.find_ready([ref.key for ref in REFS[:2]])
     rows = [ready[ref.key] for ref in REFS[:2]]
     before = open_files(cache.path)
-    shared = ReadLocks(Session(cache).disk.data, lambda _: None)
+    shared = ReadLocks(Session(cache).disk.data, lambda _: None, KeptLocks())
 
     came: list[int] = []
 

@@ -15,6 +15,7 @@ from sqlstream.cache.session import AnyHold, ChosenUnit, ObjectParts, ObjectRef,
 from sqlstream.config import ShardUnit
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
+from tests.cache.kit import open_locks
 from tests.cache.session import Session
 
 MEMBER_BYTES, NUM_MEMBERS = 5000, 2 * MAX_EVICTIONS + 3
@@ -26,7 +27,7 @@ MEMBERS, WHOLE = (ChosenUnit(unit, "it was wished") for unit in (ShardUnit.MEMBE
 
 @pytest.fixture
 def shard() -> Iterator[ObjectParts]:
-    with FaultyHttpServer({"/s.tar": DATA}) as server:
+    with FaultyHttpServer({"/s.tar": DATA, "/t.tar": DATA}) as server:
         yield ObjectParts(f"{server.url}/s.tar", len(DATA))
 
 
@@ -133,6 +134,49 @@ def test_a_member_whose_leader_died_is_in_nobodys_way(cache: Cache, shard: Objec
     subprocess.run([sys.executable, "-c", program, cache.path, shard.whole().url, str(len(DATA))], check=False)
     assert bring(cache, [shard.whole((SPANS[0],))])[0] in [(0, len(DATA)), SPANS[0]]  # its helper may have brought it
     assert bring(cache, [shard.whole((SPANS[0],))]) == [(0, len(DATA))]
+
+
+def read_under_locks(cache: Cache, shard: ObjectParts) -> None:
+    """Read a sample of a whole shard that is there, without a row of the ledger."""
+    session = Session(cache)
+    hold = session.acquire_one([shard.whole((SPANS[0],))], for_reading=True)
+    assert hold.is_read_hold
+    assert session.claim(hold)
+    session.release(hold)
+
+
+def test_a_whole_shard_stays_open_from_sample_to_sample_until_what_was_read_is_written_off(
+    cache: Cache, shard: ObjectParts
+) -> None:
+    bring(cache, [shard.whole((SPANS[0],))])
+    assert open_locks() == []
+    read_under_locks(cache, shard)
+    before = [*map(id, open_locks())]
+    assert len(before) == 1
+    read_under_locks(cache, shard)
+    assert [*map(id, open_locks())] == before
+    Session(cache).flush()
+    assert open_locks() == []
+
+
+def test_open_shards_make_room_for_this_process_and_for_others(shard: ObjectParts, tmp_path: Path) -> None:
+    other = shard.whole().url.replace("s.tar", "t.tar")
+    program = (
+        "import sys\n"
+        "from sqlstream.cache import Cache\n"
+        "with Cache(sys.argv[1]) as cache, cache.pinned(sys.argv[2]) as path:\n"
+        "    print(path.stat().st_size)\n"
+    )
+    with Cache(tmp_path / "cache", limit=len(DATA) + 8192) as cache:
+        bring(cache, [shard.whole((SPANS[0],))])
+        read_under_locks(cache, shard)
+        command = [sys.executable, "-c", program, str(cache.path), other]
+        assert int(subprocess.check_output(command)) == len(DATA)
+        bring(cache, [shard.whole((SPANS[0],))])
+        read_under_locks(cache, shard)
+        with cache.pinned(other) as path:
+            assert path.read_bytes() == DATA
+        check_invariants(cache.path)
 
 
 def test_spans_of_files_that_are_no_shards_have_no_unit(cache: Cache, shard: ObjectParts) -> None:

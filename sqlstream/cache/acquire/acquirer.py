@@ -24,6 +24,7 @@ from sqlstream.cache.acquire.room import NUM_TRIES, Room, make_space_after
 from sqlstream.cache.acquire.uses import UseRules
 from sqlstream.cache.acquire.wait import RoomQueue
 from sqlstream.cache.files.disk import Disk, Part
+from sqlstream.cache.files.read_hold import KeptLocks
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.cache.recovery import recover
@@ -53,6 +54,7 @@ class Acquirer:
         queue: This process's place in the queue for room.
         background: The thread that writes what waits.
         tuning: Times and thresholds.
+        kept: Shards that stay open.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Acquirer:
         queue: RoomQueue,
         background: BackgroundThread,
         tuning: CacheTuning,
+        kept: KeptLocks,
     ) -> None:
         self._disk = disk
         self._holds = holds
@@ -73,6 +76,7 @@ class Acquirer:
         self._queue = queue
         self._background = background
         self._tuning = tuning
+        self._kept = kept
         self._share_bytes: int | None = None
         self._has_warned = False
 
@@ -165,6 +169,7 @@ class Acquirer:
         in_line: bool,
         rules: UseRules | None,
     ) -> AcquireTransaction:
+        self._kept.let_go()  # it may need room: then any of them may be the one to go
         keys = dict.fromkeys([ref.key for group in groups for ref in group]).keys()  # in the order of their use
         parts: dict[bytes, Part] = {}
         if self._lookup.expects_misses and len(keys) > MAX_UNPREPARED:  # file work stays before the write lock is taken

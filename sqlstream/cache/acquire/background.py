@@ -13,6 +13,7 @@ from sqlstream.cache.acquire.holds import Holds
 from sqlstream.cache.acquire.room import Limits
 from sqlstream.cache.acquire.wait import RoomQueue
 from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.files.read_hold import KeptLocks
 from sqlstream.cache.ledger.ledger import Ledger
 from sqlstream.process import fork, interrupts, locks
 
@@ -33,15 +34,17 @@ class BackgroundWork:
         holdings: What this process holds.
         line: This process's place in the line for room.
         limits: The directory's limit.
+        kept: Shards that this process keeps open.
     """
 
-    def __init__(self, disk: Disk, ledger: Ledger, holdings: Holds, line: RoomQueue, limits: Limits) -> None:
+    def __init__(self, disk: Disk, ledger: Ledger, holdings: Holds, line: RoomQueue, limits: Limits, kept: KeptLocks) -> None:
         self._disk = disk
         self._ledger = ledger
         self._holdings = holdings
         self._owner = holdings.owner
         self._room_queue = line
         self._limits = limits
+        self._kept = kept
         self._ticks_waited: dict[str, int] = {}
         self._idle_ticks = self._seen_transactions = 0
 
@@ -60,7 +63,11 @@ class BackgroundWork:
         if self._disk.is_ballast_dropped and self._idle_ticks % BALLAST_TICKS == 0:
             self._disk.restore_ballast()
         return bool(
-            self._owner.is_waiting or self._holdings.num_revocable or self._room_queue.is_stale or self._disk.is_ballast_dropped
+            self._owner.is_waiting
+            or self._holdings.num_revocable
+            or len(self._kept)
+            or self._room_queue.is_stale
+            or self._disk.is_ballast_dropped
         )
 
     def _look_at_waiters(self) -> None:
@@ -69,6 +76,7 @@ class BackgroundWork:
         self._ticks_waited = {owner: self._ticks_waited.get(owner, 0) + 1 for owner in waiting}
         if not waiting:
             return
+        self._kept.let_go()
         if any(ticks > REVOKE_TICKS and self._disk.owner_is_live(owner) for owner, ticks in self._ticks_waited.items()):
             self._holdings.revoke_prefetched()
             self._holdings.trim_retained(self._ledger.share_bytes(self._owner.num_expected))

@@ -14,7 +14,7 @@ from sqlstream.cache.acquire.holds import Hold
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.acquire.uses import UsageLog, UseRules
 from sqlstream.cache.files.disk import Disk, changed_files
-from sqlstream.cache.files.read_hold import ReadHold, ReadLocks
+from sqlstream.cache.files.read_hold import KeptLocks, ReadHold, ReadLocks
 from sqlstream.cache.ledger.ledger import Ledger
 from sqlstream.cache.model.policies import policy_in_ledger
 from sqlstream.cache.model.refs import ObjectRef
@@ -37,17 +37,25 @@ class Lookup:
         uses: Where hits are noted.
         background: The thread that writes them.
         data: The folder of files.
+        kept: Shards that stay open.
         num_hits_a_look: Hits between two looks at limit and policy.
     """
 
     def __init__(
-        self, ledger: Ledger, owner: Owner, uses: UsageLog, background: BackgroundThread, data: str, num_hits_a_look: int
+        self,
+        ledger: Ledger,
+        owner: Owner,
+        uses: UsageLog,
+        background: BackgroundThread,
+        data: str,
+        kept: KeptLocks,
+        num_hits_a_look: int,
     ) -> None:
         self._ledger = ledger
         self._owner = owner
         self.uses = uses
         self._background = background
-        self._read_locks = ReadLocks(data, self._was_missed)
+        self._read_locks = ReadLocks(data, self._was_missed, kept)
         self._num_hits_a_look = num_hits_a_look
         self.forget()
         self._remembered: dict[bytes, ReadyRow] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import operator
@@ -17,6 +18,8 @@ from sqlstream.cache.model.rows import ReadyRow
 from sqlstream.process import fork, interrupts
 from sqlstream.process.fork import FORKS
 
+MAX_KEPT = 64
+"""Shards that a process keeps open: those of a default `shuffle_window`."""
 _READ_PLAIN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # never through a link, never waiting for a pipe
 _LOCK_SHARED_NOW = fcntl.LOCK_SH | fcntl.LOCK_NB
 _OWNER_OF = select.epoll.fromfd
@@ -51,17 +54,51 @@ class ReadLock:
         _locks[id(self)] = weakref.ref(self, functools.partial(_locks.pop, id(self)))
 
 
+class KeptLocks:
+    """Shards that stay open from one of their samples to the next; let go as soon as any process needs room."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, ReadLock] = {}
+        fork.call_in_child(self, fork.Stage.MEMORY)
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
+    def after_fork_in_child(self) -> None:
+        """They are our parent's."""
+        self._locks = {}
+
+    def keep(self, path: str, lock: ReadLock) -> None:
+        """Keep a file open, as the last one used; the first of too many is let go."""
+        locks = self._locks
+        locks.pop(path, None)  # the caller has it, too: nothing is closed
+        locks[path] = lock
+        if len(locks) > MAX_KEPT:
+            _repair_fork()
+            with FORKS.mutex, contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread has let go
+                del locks[next(iter(locks))]
+
+    def let_go(self) -> None:
+        """Close those that no sample uses."""
+        if self._locks:
+            _repair_fork()
+            with FORKS.mutex:
+                self._locks.clear()
+
+
 class ReadLocks:
     """The files of a cache directory that this process reads under locks: each is open once, however many holds share it.
 
     Args:
         data: The cache's folder of files.
         was_missed: Called with the objects of a hold when not all of them are as the ledger said.
+        kept: Shards that stay open.
     """
 
-    def __init__(self, data: str, was_missed: Callable[[Sequence[ObjectRef]], None]) -> None:
+    def __init__(self, data: str, was_missed: Callable[[Sequence[ObjectRef]], None], kept: KeptLocks) -> None:
         self.data = data
         self.was_missed = was_missed
+        self.kept = kept
         self._shared: dict[str, weakref.ref[ReadLock]] = {}
 
     def lock(self, path: str, size_bytes: int, files: dict[str, ReadLock]) -> bool:
@@ -78,8 +115,7 @@ class ReadLocks:
         if owners:
             return files[path].size_bytes == size_bytes
         opening = map(_OWNER_OF, map(os.open, (path,), (_READ_PLAIN,)))  # in the guard, nothing is made that is collected
-        if os.getpid() != FORKS.pid:
-            FORKS.repair()
+        _repair_fork()
         try:
             with FORKS.mutex:
                 owners.extend(opening)
@@ -146,7 +182,7 @@ class ReadHold:
         files: dict[str, ReadLock] = {}
         paths: list[str] = []
         self.open_files, self.paths = files, paths
-        for key, size_bytes, _, ext in self.rows:
+        for ref, (key, size_bytes, _, ext) in zip(self.refs, self.rows, strict=True):
             name = key.hex()
             path = f"{locks.data}/{name[:2]}/{name}{ext}"
             paths.append(path)
@@ -156,14 +192,21 @@ class ReadHold:
                 self.close()
                 locks.was_missed(self.refs)
                 return False
+            if ref.members:
+                locks.kept.keep(path, files[path])
         return True
 
     def close(self) -> None:
         """Give the locks back; safe to call twice, and in a forked child, whose copies are closed already."""
-        if os.getpid() != FORKS.pid:
-            FORKS.repair()
+        _repair_fork()
         with FORKS.mutex:
             self.open_files.clear()
+
+
+def _repair_fork() -> None:
+    """Do what is due in a child that was forked without Python's knowledge."""
+    if os.getpid() != FORKS.pid:
+        FORKS.repair()
 
 
 class _Inherited:

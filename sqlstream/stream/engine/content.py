@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sqlstream.cache.session import ObjectRef
+from sqlstream.cache.session import AnyHold, ObjectRef
 from sqlstream.config import SampleOptions
 from sqlstream.errors import MissingFieldError
 from sqlstream.index.build.chunks import ChunkPlace
@@ -66,13 +66,14 @@ class RowContent:
         """What names the content of each column, as `CachedChain` names objects."""
         return {name: [*self.chunk.identity, self.row] for name in self.reader.names}
 
-    def fill(self, sample: Sample, refs: Sequence[ObjectRef], files: Sequence[str]) -> None:  # noqa: ARG002 - those wanted
+    def fill(self, sample: Sample, hold: AnyHold | None, first: int) -> None:
         """Put the content into a sample, where the row has none that was copied; see `SampleContent.fill`.
 
         Raises:
             MissingFieldError: A column that was asked for by name has no content.
             SourceChangedError: The Parquet file is not what was indexed.
         """
+        files = () if hold is None else hold.paths[first:]
         self.reader.fill(sample, self.chunk, self.row, [Path(file) for file in files])
 
 

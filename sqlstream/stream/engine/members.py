@@ -11,10 +11,11 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sqlstream.cache.session import ObjectParts, ObjectRef
+from sqlstream.cache.session import AnyHold, ObjectParts, ObjectRef
 from sqlstream.config import SampleOptions, ShardUnit
 from sqlstream.errors import DamagedMemberError, MissingFieldError, SourceChangedError, SourceError
 from sqlstream.index.build.shards import SamplePlace, Shard, ShardIndex
@@ -47,21 +48,10 @@ class OpenShard:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Return bytes of it, fewer at its end only."""
-        data = os.pread(self._descriptor, size, offset)
-        if len(data) < size:  # a system call reads 2 GiB at most
-            pieces = [data]
-            while data and sum(map(len, pieces)) < size:
-                data = os.pread(self._descriptor, size - sum(map(len, pieces)), offset + sum(map(len, pieces)))
-                pieces.append(data)
-            data = b"".join(pieces)
-        return data
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self) -> None:
-        if (descriptor := getattr(self, "_descriptor", None)) is not None:
+        if (descriptor := getattr(self, "descriptor", None)) is not None:
             os.close(descriptor)
 
 
@@ -89,14 +79,14 @@ class MemberContent:
         version = (self.shard.name, file.size_bytes, file.etag or file.content)
         return {name: [*version, layout.reading, part.offset, part.size] for name, part in self.parts}
 
-    def fill(self, sample: Sample, refs: Sequence[ObjectRef], files: Sequence[str]) -> None:
+    def fill(self, sample: Sample, hold: AnyHold | None, first: int) -> None:
         """Put the content into a sample; see `SampleContent.fill`.
 
         Raises:
             SourceChangedError: The shard is not what was indexed.
             DamagedMemberError: Its bytes are damaged.
         """
-        self.reader.fill(sample, self, refs, files)
+        self.reader.fill(sample, self, hold, first)
 
 
 class _KnownShard:
@@ -246,14 +236,24 @@ class MemberReader:
         known = self._shards[number] = _KnownShard(number, shard, unpack, parts)
         return known
 
-    def fill(self, sample: Sample, content: MemberContent, refs: Sequence[ObjectRef], files: Sequence[str]) -> None:
+    def fill(self, sample: Sample, content: MemberContent, hold: AnyHold | None, first: int) -> None:
         """Put the content of a row into its sample; see `MemberContent.fill`."""
-        shard = content.shard
-        if refs and refs[0].key != content.refs[0].key:  # the cache has the other unit: that is asked for from now on
-            shard.unit = ShardUnit.WHOLE if shard.parts is not None and refs[0].key == shard.parts.key else ShardUnit.MEMBERS
-        objects = [Located(ref.span or _ALL, OpenShard(path)) for ref, path in zip(refs, files, strict=True)]
-        if not objects and any(found.part.size for found in content.parts):
-            objects = [Located(_ALL, self._local(shard))]
+        shard, opened = content.shard, list[OpenShard]()
+        objects: list[Located] = []
+        if content.refs and hold is not None:
+            refs = hold.refs[first:]
+            if refs[0].key != content.refs[0].key:  # the cache has the other unit: that is asked for from now on
+                is_whole = shard.parts is not None and refs[0].key == shard.parts.key
+                shard.unit = ShardUnit.WHOLE if is_whole else ShardUnit.MEMBERS
+            for ref, path in zip(refs, hold.paths[first:], strict=True):
+                if (lock := hold.open_files.get(path)) is not None and lock.owners:
+                    objects.append(Located(ref.span or _ALL, lock.owners[0].fileno()))
+                else:
+                    opened.append(OpenShard(path))
+                    objects.append(Located(ref.span or _ALL, opened[-1].descriptor))
+        elif any(found.part.size for found in content.parts):
+            opened.append(self._local(shard))
+            objects.append(Located(_ALL, opened[0].descriptor))
         try:
             read = [_read(found, objects, shard) for found in content.parts]
             if read:
@@ -288,11 +288,13 @@ class Located(NamedTuple):
     """A file, and which bytes of a shard it has."""
 
     span: Span
-    file: OpenShard
+    descriptor: int
 
 
 def _entry_of(part: SamplePart, entries: Sequence[Span]) -> Span:
     """Return the object that holds a part."""
+    if len(entries) == 1:  # most samples are one
+        return entries[0]
     return next(span for span in entries if span[0] <= part.offset and part.offset + part.size <= span[1])
 
 
@@ -305,17 +307,29 @@ def _read(found: MemberPart, objects: Sequence[Located], shard: _KnownShard) -> 
     """
     name, part = found
     if shard.unpack is not None:
-        part = shard.layout.locate(part, objects[0].file.read, shard.name)
+        part = shard.layout.locate(part, partial(_read_at, objects[0].descriptor), shard.name)
     if not part.size:
         return ReadPart(name, b"", part)
     start, end = part.offset, part.offset + part.size
-    span, file = next(some for some in objects if some.span[0] <= start and end <= some.span[1])
-    data = file.read(start - span[0], part.size)
+    (first, _), descriptor = next(some for some in objects if some.span[0] <= start and end <= some.span[1])
+    data = _read_at(descriptor, start - first, part.size)
     if len(data) < part.size:
         raise SourceChangedError(
             f"{shard.name} ends before byte {end}, where {name!r} of a row was when it was indexed: open the dataset again"
         )
     return ReadPart(name, data, part)
+
+
+def _read_at(descriptor: int, offset: int, size: int) -> bytes:
+    """Return bytes of an open file, fewer at its end only."""
+    data = os.pread(descriptor, size, offset)
+    if len(data) < size:  # a system call reads 2 GiB at most
+        pieces, rest = [data], size - len(data)
+        while rest and (data := os.pread(descriptor, rest, offset + size - rest)):
+            pieces.append(data)
+            rest -= len(data)
+        data = b"".join(pieces)
+    return data
 
 
 def _check_unchanged(file: SourceFile) -> None:

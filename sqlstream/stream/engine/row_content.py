@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sqlstream.cache.session import ObjectRef
+from sqlstream.cache.session import AnyHold, ObjectRef
 from sqlstream.transforms.base import Sample
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ class SampleContent(Protocol):
         """What names the content of each column, as `CachedChain` names objects."""
         ...
 
-    def fill(self, sample: Sample, refs: Sequence[ObjectRef], files: Sequence[str]) -> None:
+    def fill(self, sample: Sample, hold: AnyHold | None, first: int) -> None:
         """Put the content into a sample.
 
         Args:
             sample: The sample.
-            refs: Its objects: those that were wanted, or others that the cache has in their place.
-            files: The file of each.
+            hold: Has its objects: those that were wanted, or others that the cache has in their place; None: it wants none.
+            first: Which object of the hold is the first of these.
         """
         ...
 

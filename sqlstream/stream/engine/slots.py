@@ -101,12 +101,10 @@ class PlannedSample:
 
     def fill(self) -> None:
         """Put into the sample what its objects, which are held, give: paths, and content that is not in its row."""
-        hold, num_refs = self.hold, len(self.refs)
-        refs, paths = ((), ()) if hold is None else (hold.refs, hold.paths)
-        if num_refs:
-            self.sample.update(zip(self.refs, paths, strict=False))
+        if self.refs and self.hold is not None:
+            self.sample.update(zip(self.refs, self.hold.paths, strict=False))
         if self.content is not None:
-            self.content.fill(self.sample, refs[num_refs:], paths[num_refs:])
+            self.content.fill(self.sample, self.hold, len(self.refs))
 
     def with_own_text(self, error: Exception) -> Exception:
         """Return the error of one of its objects, with the row's own text where an object that cannot be had has another URL.
