@@ -17,7 +17,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from sqlstream.errors import DecodeError, MissingDependencyError, SourceError
+from sqlstream.errors import DamagedShardError, DecodeError, MissingDependencyError
 
 MAX_RECORD_BYTES = 1 << 30
 """Largest record; a damaged length may promise any number of bytes, which would be waited for in memory."""
@@ -69,7 +69,7 @@ def record_places(
         max_record_bytes: Largest record.
 
     Raises:
-        SourceError: A record is damaged, cut off, too large, or no map.
+        DamagedShardError: A record is damaged, cut off, too large, or no map.
         MissingDependencyError: The package that reads them is not installed.
     """
     is_message_pack = layout is RecordFormat.MSGPACK
@@ -182,21 +182,21 @@ def _places(
         records, at = skipper(rest), 0
         while at < len(rest):
             if rest[at] not in maps:
-                raise SourceError(f"{_at(name, number, start)} is no map: it begins with {rest[at]:#04x}")
+                raise DamagedShardError(f"{_at(name, number, start)} is no map: it begins with {rest[at]:#04x}")
             try:
                 stop = records.skip()
             except records.too_short:
                 break
             except Exception as error:
-                raise SourceError(f"{_at(name, number, start)} is damaged: {type(error).__name__}: {error}") from error
+                raise DamagedShardError(f"{_at(name, number, start)} is damaged: {type(error).__name__}: {error}") from error
             yield RecordPlace(start, stop - at)
             number, start, at = number + 1, start + stop - at, stop
         rest = rest[at:]
         wanted = 2 * len(rest)  # a long record that is tried at each of its n chunks would be read n² times
         if len(rest) > max_bytes:
-            raise SourceError(f"{_at(name, number, start)} is damaged, or larger than {max_bytes} bytes")
+            raise DamagedShardError(f"{_at(name, number, start)} is damaged, or larger than {max_bytes} bytes")
     if rest:
-        raise SourceError(f"{_at(name, number, start)} is cut off: the file ends at byte {start + len(rest)}")
+        raise DamagedShardError(f"{_at(name, number, start)} is cut off: the file ends at byte {start + len(rest)}")
 
 
 def _at(name: str, number: int, offset: int) -> str:

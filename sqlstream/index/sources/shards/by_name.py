@@ -7,10 +7,12 @@ from pathlib import Path
 
 from sqlstream.errors import ConfigError
 from sqlstream.index.sources.shards.layout import ShardLayout
+from sqlstream.index.sources.shards.record_shard import RecordShard
 from sqlstream.index.sources.shards.tar_shard import TarShard
 from sqlstream.index.sources.shards.zip_shard import ZipShard
 from sqlstream.storage.base import urls
 from sqlstream.storage.members import braces
+from sqlstream.storage.members.records import EXTENSIONS
 
 _TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst|zstd))?|tgz|tbz2?|txz)$", re.IGNORECASE)
 
@@ -32,6 +34,8 @@ def layout_of(url: str, label_column: str | None = None) -> ShardLayout | None:
     name = re.split(r"[?#]", url, maxsplit=1)[0]
     if _TAR.search(name):
         return TarShard()
+    if (layout := EXTENSIONS.get(urls.extension(name))) is not None:
+        return RecordShard(layout=layout)
     return ZipShard(label_column=label_column) if _ZIP.search(name) else None
 
 
