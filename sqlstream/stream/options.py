@@ -19,10 +19,11 @@ from sqlstream.config import (
     IndexOptions,
     OnCacheError,
     SampleOptions,
+    ShardUnit,
     StorageOptions,
     default_cache_directory,
 )
-from sqlstream.errors import ConfigError
+from sqlstream.errors import CacheError, ConfigError
 from sqlstream.index.build.build import open_index
 from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.index.build.content_index import ContentIndex
@@ -34,6 +35,7 @@ from sqlstream.index.file.store import IndexStore
 from sqlstream.index.named.find import find_members
 from sqlstream.index.sources.plan.plan import source_items
 from sqlstream.index.sources.shards.by_name import shard_urls
+from sqlstream.index.types.models import SourceFile
 from sqlstream.index.types.origins import RowJudge
 from sqlstream.order import BlockLayout, Filtered, Order, Steps, Weighted, shuffled
 from sqlstream.storage.base import urls
@@ -41,7 +43,8 @@ from sqlstream.storage.base.access import Rules, check_providers
 from sqlstream.storage.base.settings import check_options_of_sources
 from sqlstream.stream.engine.content import MEMORY_BYTES
 from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS
-from sqlstream.stream.engine.units import ShardUse
+from sqlstream.stream.engine.shard_files import CachedShards
+from sqlstream.stream.engine.units import ShardUse, choose_unit
 from sqlstream.stream.run.order_options import AUTO_BLOCKS, TORCH_PREFETCH_FACTOR, BatchOptions, OrderOptions
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.run.state import RunIdentity
@@ -225,9 +228,11 @@ def default_name(src: str) -> str:
 
 def open_any(options: DatasetOptions, cache: Cache) -> Index:
     """Return the index of a source: lazy if `options` say so."""
-    opener = open_index if options.index.lazy is None else open_lazy_index
     directory, show_progress = cache.path / "index", options.show_progress
     store = None if options.index_store is None else IndexStore(options.index_store, cache.fetcher)
+    opener = (
+        partial(open_index, keep=partial(shards_to_keep, options, cache)) if options.index.lazy is None else open_lazy_index
+    )
     index = opener(options.index, directory, cache.fetcher, show_progress=show_progress, identity=cache.identity, store=store)
     if options.index.lazy is None and options.index.columns_to_download:
         judge = judge_of(index, options.samples, cache)
@@ -312,6 +317,36 @@ def warn_of_reading_again(options: DatasetOptions, index: Index, memory_bytes: i
                 "decode one again. Give shuffle_window=%d, or write smaller row groups",
                 *(num_mixed, index.src, num_kept, max(1, group_bytes >> 20), num_kept),
             )
+
+
+def shards_to_keep(options: DatasetOptions, cache: Cache, src: str, shards: Sequence[SourceFile]) -> CachedShards | None:
+    """Return what brings the shards of a source whole while they are indexed; None: the dataset does not take them so.
+
+    It does where it is known to take whole shards before its rows are, and all of them fit the limit of the cache.
+
+    Args:
+        options: All of them.
+        cache: Where shards are kept.
+        src: The source, without credentials.
+        shards: Its remote shards.
+    """
+    index, samples = options.index, options.samples
+    takes_all = samples.content_columns is None and index.where is None and index.sql_query is None and index.max_size is None
+    num_bytes = sum(shard.size_bytes or 0 for shard in shards)
+    use = ShardUse(
+        num_bytes=num_bytes,
+        window_bytes=num_bytes,
+        wanted_share=1.0 if takes_all else 0.0,  # not known
+        num_nodes=options.order.layout.whole.num_nodes,
+    )
+    try:
+        limit_bytes = cache.statistics().limit_bytes
+    except CacheError:  # of a cache that is bypassed; of another one the next step raises it
+        return None
+    is_whole = choose_unit(ShardUnit(samples.shards), use, limit_bytes).unit is ShardUnit.WHOLE
+    if not is_whole or (limit_bytes is not None and num_bytes > limit_bytes):
+        return None
+    return CachedShards(cache, cache.session.register(options.name or default_name(src), src, ""))
 
 
 def shard_use(options: DatasetOptions, index: ShardIndex) -> ShardUse:

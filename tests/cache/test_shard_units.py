@@ -210,3 +210,11 @@ def test_statistics_show_what_was_chosen_and_why(cache: Cache) -> None:
     cache.session.shard_unit(ShardWish(dataset, "all of it", 3), lambda _: WHOLE)
     found = cache.statistics().shard_units
     assert [(some.dataset, some.epoch, some.unit, some.reason) for some in found] == [("pictures", 3, "whole", "it was wished")]
+
+
+def test_a_whole_whose_members_are_in_use_is_not_there_for_who_knows_none_of_them(cache: Cache, shard: ObjectParts) -> None:
+    hold = held(cache, [shard.member(SPANS[0])])
+    assert list(Session(cache).acquire([[shard.whole()]])) == []
+    Session(cache).release(hold)
+    Session(cache).flush()
+    assert bring(cache, [shard.whole()]) == [(0, len(DATA))]

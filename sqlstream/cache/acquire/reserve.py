@@ -195,7 +195,10 @@ class AcquireTransaction:
                 if given.room is Room.AGAIN:
                     self.room = Room.AGAIN
                     return None
-                if given.room is Room.NONE and ref.members:
+                if given.room is Room.NONE and not ref.members:  # which of them would do is not known
+                    self.room = Room.NONE
+                    return None
+                if given.room is Room.NONE:
                     members = [*map(shard.member, ref.members)]
                     self.found.update(tx.find([member.key for member in members]))
                     found += members

@@ -10,7 +10,7 @@ import logging
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,8 +34,9 @@ from sqlstream.index.named.find import chained_columns
 from sqlstream.index.sources.base.base import TableFile
 from sqlstream.index.sources.base.derived import DerivedTable, derived_rows
 from sqlstream.index.sources.places.directory import DirectoryTable
+from sqlstream.index.sources.plan.parts import ShardPart, innermost
 from sqlstream.index.sources.plan.plan import SourcePlan, plan_sources
-from sqlstream.index.sources.shards.layout import Scratch
+from sqlstream.index.sources.shards.layout import KeepsShards, Scratch, ShardFiles
 from sqlstream.index.sql.expressions import with_where
 from sqlstream.index.types.models import SourceFile, ruled
 from sqlstream.index.types.values import declared
@@ -56,6 +57,7 @@ def open_index(
     show_progress: bool = True,
     identity: Identity | None = None,
     store: IndexStore | None = None,
+    keep: KeepsShards | None = None,
 ) -> Index:
     """Return the index of a source, built when no earlier run has built it.
 
@@ -66,6 +68,7 @@ def open_index(
         show_progress: Show a bar while building, if stderr is a terminal.
         identity: What else than its URL identifies a source; None: nothing.
         store: Where built indexes are shared; None: nowhere.
+        keep: Keeps whole shards that are read for the index; None: nothing does.
 
     Raises:
         ConfigError: The source is nothing that an index can be made of, or is of this machine and there is a `store`.
@@ -76,7 +79,8 @@ def open_index(
         check_shareable(plan, store)
         own_query = None if plan.has_database else options.sql_query  # a database has run it already
         options = replace(options, sql_query=with_where(own_query, options.where, options.sql_engine), where=None)
-        base = _open_base(plan, options, directory, roomy, store, show_progress=show_progress, identity=identity)
+        reading = SourceReading(remote=roomy, keep=keep or (lambda _, __: None), show_progress=show_progress)
+        base = _open_base(plan, options, directory, reading, store, identity=identity)
     if options.sql_query is not None:
         base_key = ruled(target_of(plan, options, identity).key, base.meta)
         index = select.open_selection(base, options, directory, base_key=base_key, show_progress=show_progress)
@@ -90,6 +94,24 @@ def open_index(
     check_downloads(index, options)
     index.hold()
     return index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceReading:
+    """How a source is read."""
+
+    remote: RemoteReader
+    """Reads what is not local."""
+    keep: KeepsShards
+    """Keeps whole shards."""
+    show_progress: bool
+    """Show a bar, if stderr is a terminal."""
+
+    def files(self, plan: SourcePlan) -> ShardFiles | None:
+        """Return what brings the shards of a source whole; None: it has no remote ones, or nothing does."""
+        shards = [part.source for part in map(innermost, plan.parts) if isinstance(part, ShardPart)]
+        shards = [shard for shard in shards if urls.is_remote(shard.url)]
+        return self.keep(plan.src, shards) if shards else None
 
 
 @contextlib.contextmanager
@@ -121,10 +143,9 @@ def _open_base(
     plan: SourcePlan,
     options: IndexOptions,
     directory: Path,
-    remote: RemoteReader,
+    reading: SourceReading,
     store: IndexStore | None,
     *,
-    show_progress: bool,
     identity: Identity | None,
 ) -> Index:
     """Return the index file of all rows (or of the first `max_size` where no filter comes after)."""
@@ -135,7 +156,7 @@ def _open_base(
     def build(place: Workplace) -> Index:
         temporary = place.temporary()
         num_known = _start_from_relative(plan, options, target, directory, temporary)
-        _build(plan, options, place, remote, (target, temporary, num_known), show_progress=show_progress)
+        _build(plan, options, place, reading, (target, temporary, num_known))
         return index
 
     def find() -> Index | None:
@@ -149,7 +170,7 @@ def _open_base(
     def check() -> None:
         find_grown(plan, options, target, directory)
 
-    return build_shared(store, options, (directory, target.key), find, build, check=check, show_progress=show_progress)
+    return build_shared(store, options, (directory, target.key), find, build, check=check, show_progress=reading.show_progress)
 
 
 def _content_layout(plan: SourcePlan) -> str:
@@ -182,15 +203,15 @@ def _build(
     plan: SourcePlan,
     options: IndexOptions,
     place: Workplace,
-    remote: RemoteReader,
+    reading: SourceReading,
     start: tuple[Target, Path, int],
-    *,
-    show_progress: bool,
 ) -> None:
     target, temporary, num_known = start
+    remote, show_progress = reading.remote, reading.show_progress
     max_size = target.max_size
     room = IndexRoom(temporary.parent, options)
-    scratch = Scratch(place.temporary, IndexRoom(temporary.parent, options).on_growth)
+    own_room = IndexRoom(temporary.parent, options)  # that of the writer waits for what asks this one
+    scratch = Scratch(place.temporary, own_room.on_growth, reading.files(plan))
     num_joined = len(plan.joined_parts)
     with (
         contextlib.closing(IndexWriter(temporary, plan.key_column, room=room)) as writer,

@@ -28,6 +28,7 @@ from sqlstream.storage.base.identity import Identity
 from sqlstream.storage.base.protocols import Unpack
 from sqlstream.storage.members.entries import Span
 from sqlstream.storage.members.places import SamplePart
+from sqlstream.stream.engine.shard_files import parts_of
 from sqlstream.transforms.base import Sample
 
 if TYPE_CHECKING:
@@ -222,15 +223,7 @@ class MemberReader:
         if is_remote or unpack is not None:
             if not is_remote:
                 _check_unchanged(file)
-            parts = ObjectParts(
-                file.url,
-                file.size_bytes,
-                etag=file.etag if is_remote else None,  # of a local file it is its time of change, which the key has
-                version=file.etag or file.content,
-                dataset=self._dataset,
-                identity=self._identity,
-                access=file.access,
-            )
+            parts = parts_of(file, self._dataset, self._identity)
         if len(self._shards) >= _MAX_KNOWN:
             self._shards.clear()
         known = self._shards[number] = _KnownShard(number, shard, unpack, parts)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.types.models import SourceFile
-from sqlstream.storage.base.protocols import RemoteReader
+from sqlstream.storage.base.protocols import RemoteReader, Unpack
 from sqlstream.storage.members.places import SamplePart
 
 
@@ -21,6 +22,31 @@ class ReadPart(NamedTuple):
     part: SamplePart
 
 
+class ShardFiles(Protocol):
+    """Brings whole remote shards to this disk, where they stay for those who read their content next. Thread safe."""
+
+    def held(self, file: SourceFile, unpack: Unpack | None) -> AbstractContextManager[Path | None]:
+        """Give a file that stays for the time of the context; None: there is no room for it, or it does not come.
+
+        Args:
+            file: The shard.
+            unpack: How its content is made, which is then what the file has; None: the file has the shard itself.
+
+        Raises:
+            StorageError: The shard is not there, may not be read, or is another one than was found before.
+            SourceError: It does not unpack.
+        """
+        ...
+
+    def discard(self, file: SourceFile, unpack: Unpack | None) -> None:
+        """Give up what was brought of a shard, which is damaged: another time it may come whole."""
+        ...
+
+
+KeepsShards: TypeAlias = Callable[[str, Sequence[SourceFile]], ShardFiles | None]
+"""(source, all of its remote shards) → what brings them whole as they are indexed; None: they are read by ranges."""
+
+
 class Scratch(NamedTuple):
     """Where temporary files are written while a shard is indexed."""
 
@@ -28,6 +54,8 @@ class Scratch(NamedTuple):
     """Gives a new path for a purpose."""
     on_growth: Callable[[Path], Callable[[], None]] = lambda _path: lambda: None
     """Returns what asks for room as a file grows (`IndexRoom.on_growth`)."""
+    files: ShardFiles | None = None
+    """Brings whole shards whose content is wanted as well; None: nothing does."""
 
 
 class MembersAreBytes:

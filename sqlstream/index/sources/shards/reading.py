@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sqlstream.index.sources.base.access import named_errors
 from sqlstream.index.sources.base.byte_source import RemoteBytes
+from sqlstream.index.sources.shards.layout import ShardFiles
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader
@@ -44,27 +45,34 @@ class AheadBytes:
 
     Args:
         source: The file.
+        bring: Returns the whole of it, on this disk, or None: called once, as soon as headers turn out to be near each other.
+            None: it comes by ranges.
     """
 
-    def __init__(self, source: RemoteBytes) -> None:
-        self._source = source
+    def __init__(self, source: RemoteBytes, bring: Callable[[], LocalShard | None] | None = None) -> None:
+        self._source, self._bring = source, bring
+        self._whole: LocalShard | None = None
         self.size_bytes = source.size_bytes
         self._start, self._block = 0, b""
         self._num_reads = 0
 
     def read_at(self, offset: int, num_bytes: int) -> bytes:
         """Return a part of it."""
+        if self._whole is not None:
+            return self._whole.read_at(offset, num_bytes)
         start = offset - self._start
         self._num_reads += 1
         if not 0 <= start <= start + num_bytes <= len(self._block):
             is_near = self._num_reads > _FIRST_STEPS and offset / self._num_reads < NEAR_BYTES
+            if self._bring is not None and (is_near or self.size_bytes <= BLOCK_BYTES):  # a block would have all of it
+                bring, self._bring = self._bring, None
+                if (whole := bring()) is not None:
+                    self._whole, self._block = whole, b""
+                    return whole.read_at(offset, num_bytes)
             ahead = BLOCK_BYTES if is_near else AHEAD_BYTES
             self._start, self._block = offset, self._source.read_at(offset, max(num_bytes, ahead))
             start = 0
         return self._block[start : start + num_bytes]
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def other_size(file: SourceFile, num_bytes: int | None) -> str | None:
@@ -76,9 +84,21 @@ def other_size(file: SourceFile, num_bytes: int | None) -> str | None:
 
 
 @contextlib.contextmanager
-def opened(file: SourceFile, remote: RemoteReader) -> Iterator[LocalShard | AheadBytes]:
-    """Give the bytes of a shard."""
-    with named_errors(file.url):
-        reading = AheadBytes(RemoteBytes(file, remote)) if urls.is_remote(file.url) else LocalShard(Path(file.url))
-        with contextlib.closing(reading):
-            yield reading
+def opened(file: SourceFile, remote: RemoteReader, files: ShardFiles | None = None) -> Iterator[LocalShard | AheadBytes]:
+    """Give the bytes of a shard.
+
+    Args:
+        file: The shard.
+        remote: Reads what is not local.
+        files: Brings a remote one whole where its headers are near each other: reading them reads it all; None: nothing does.
+    """
+    with named_errors(file.url), contextlib.ExitStack() as stack:
+
+        def bring() -> LocalShard | None:
+            path = None if files is None else stack.enter_context(files.held(file, None))
+            return None if path is None else stack.enter_context(contextlib.closing(LocalShard(path)))
+
+        if urls.is_remote(file.url):
+            yield AheadBytes(RemoteBytes(file, remote), None if files is None else bring)
+        else:
+            yield stack.enter_context(contextlib.closing(LocalShard(Path(file.url))))

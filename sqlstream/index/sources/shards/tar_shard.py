@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from sqlstream.errors import SourceError
-from sqlstream.index.sources.base.access import local_copy
+from sqlstream.index.sources.base.access import local_copy, named_errors
 from sqlstream.index.sources.shards.layout import MembersAreBytes, ReadPart, Scratch
 from sqlstream.index.sources.shards.reading import LocalShard, opened, other_size
 from sqlstream.index.sources.shards.samples import ShardSamples
@@ -23,6 +23,8 @@ from sqlstream.storage.members.source import ByteRange
 from sqlstream.storage.members.unpack import MAGIC_BYTES, Compression, compression_of, decompress
 
 _PIECE_BYTES = 1 << 20
+_PACKED = frozenset((".gz", ".tgz", ".bz2", ".tbz", ".tbz2", ".xz", ".txz", ".zst", ".zstd"))
+"""Extensions of shards that are compressed as a whole, as a rule: these are brought unpacked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +42,19 @@ class TarShard(MembersAreBytes):
 
     def samples(self, file: SourceFile, remote: RemoteReader, scratch: Scratch) -> ShardSamples:
         """Return the samples of a shard; see `ShardLayout.samples`."""
+        samples = self._samples(file, remote, scratch)
+        if samples.damage is not None and scratch.files is not None and urls.is_remote(file.url):
+            scratch.files.discard(file, samples.unpack)
+        return self._checked(samples, file)
+
+    def _samples(self, file: SourceFile, remote: RemoteReader, scratch: Scratch) -> ShardSamples:
         name = urls.redact(file.url)
-        with opened(file, remote) as source:
+        with opened(file, remote, None if urls.extension(file.url) in _PACKED else scratch.files) as source:
             compression = compression_of(source.read_at(0, MAGIC_BYTES))
             if compression is None:
-                return self._checked(_samples(source, name, None), file)
-        with (
-            local_copy(file, scratch.path("shard"), remote) as path,
-            _content(path, compression, name, scratch) as content,
-        ):
-            return self._checked(_samples(content, name, Unpack(compression)), file)
+                return _samples(source, name, None)
+        with _content(file, compression, remote, scratch) as content:
+            return _samples(content, name, Unpack(compression))
 
     def _checked(self, samples: ShardSamples, file: SourceFile) -> ShardSamples:
         """Return the samples of a shard that is the one of its index, or damaged."""
@@ -79,7 +84,22 @@ def _samples(source: ByteRange, name: str, unpack: Unpack | None) -> ShardSample
 
 
 @contextlib.contextmanager
-def _content(path: Path, compression: Compression, name: str, scratch: Scratch) -> Iterator[LocalShard]:
+def _content(file: SourceFile, compression: Compression, remote: RemoteReader, scratch: Scratch) -> Iterator[LocalShard]:
+    """Give the content of a compressed shard: where it stays for those who read it next, or unpacked for this time."""
+    with contextlib.ExitStack() as stack:
+        path: Path | None = None
+        if scratch.files is not None and urls.is_remote(file.url):
+            with named_errors(file.url):
+                path = stack.enter_context(scratch.files.held(file, Unpack(compression)))
+        if path is not None:
+            yield stack.enter_context(contextlib.closing(LocalShard(path)))
+            return
+        stored = stack.enter_context(local_copy(file, scratch.path("shard"), remote))
+        yield stack.enter_context(_unpacked(stored, compression, urls.redact(file.url), scratch))
+
+
+@contextlib.contextmanager
+def _unpacked(path: Path, compression: Compression, name: str, scratch: Scratch) -> Iterator[LocalShard]:
     """Give the content of a compressed file, which is removed afterwards.
 
     Raises:
