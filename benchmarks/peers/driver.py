@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.peers import contenders, data, disks
 from benchmarks.peers.case import Case
 from benchmarks.peers.job import Job
+from benchmarks.peers.measures import sent_bytes
 from benchmarks.peers.runner import MARK
 from benchmarks.peers.workloads import judged
 from sqlstream.testing.nginx import Nginx
@@ -221,7 +222,7 @@ def _run_in(work: Path, case: Case, contender: str, settings: Settings) -> Run:
         job = replace(job_of(case, contender, settings), work=str(work), endpoint=url)
         figures = in_process(job)
     if disk is not None and "error" not in figures:
-        sent = sum(int(line.split()[0]) for line in log.read_text().splitlines())
+        sent = sent_bytes(job)
         total = data.total_bytes(settings.place)
         figures |= {"sent_bytes": sent, "sent_share": sent / total, "disk_bytes": disk.peak_bytes}
         figures["disk_over_limit"] = disk.peak_bytes / (job.limit_bytes or 1)

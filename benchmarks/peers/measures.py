@@ -167,6 +167,28 @@ def two_passes(job: Job, begin: Callable[[Job], Stream]) -> Figures:
     return figures
 
 
+def later_passes(job: Job, begin: Callable[[Job], Stream]) -> Figures:
+    """Bytes that the server sent in the second and third epoch, under a limit; of the data, for each of them."""
+    stream = begin(job)
+    started = time.perf_counter()
+    num_samples, num_bytes = run_epoch(stream)
+    before = sent_bytes(job)
+    for _ in range(NUM_LATER_PASSES):
+        run_epoch(stream)
+    sent = (sent_bytes(job) - before) / NUM_LATER_PASSES
+    return {
+        "later_share": sent / num_bytes,
+        "first_share": before / num_bytes,
+        "samples": num_samples,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def sent_bytes(job: Job) -> int:
+    """Return what the server has sent so far."""
+    return sum(int(line.split()[0]) for line in (job.work_path / "sent.log").read_text().splitlines())
+
+
 def lru_bytes(job: Job, rows: list[int], limit_bytes: int) -> int:
     """Return what an LRU cache of whole blocks would download for these rows in this order."""
     sizes = [(job.photos / name).stat().st_size for name in names(job.num_samples)]
@@ -211,6 +233,7 @@ def memory(job: Job, begin: Callable[[Job], Stream]) -> Figures:
 
 
 NUM_BATCHES_BEFORE_MEMORY = 50
+NUM_LATER_PASSES = 2
 MEASURES: dict[str, Callable[[Job, Any], Figures]] = {
     "throughput": throughput,
     "lookups": lookups,
@@ -218,6 +241,7 @@ MEASURES: dict[str, Callable[[Job, Any], Figures]] = {
     "first_epoch": first_epoch,
     "second_epoch": second_epoch,
     "two_passes": two_passes,
+    "later_passes": later_passes,
     "first_batch": first_batch,
     "memory": memory,
 }

@@ -9,6 +9,8 @@ from benchmarks.peers.case import Bar, Case
 OURS = ("sqlstream_mds", "sqlstream_tar")
 THEIRS = ("mosaicml", "webdataset", "litdata_chunks")
 COLD_SAMPLES = 2000
+SHUFFLED_SAMPLES = 5000
+"""In 100 shards of 50: with 20 000, in shards of 200, MosaicML would take hours."""
 LATENCIES = (20, 50)
 
 
@@ -47,6 +49,21 @@ def cases() -> list[Case]:
             for latency in LATENCIES
         ],
         _case(
+            "shuffled",
+            "a whole shuffle of 100 shards under a limit of 30 % of the data: bytes of epochs 2 and 3",
+            workload="shuffled_shards",
+            prepares="prepare_shuffled",
+            measure="later_passes",
+            figure="later_share",
+            unit="of the data's bytes, an epoch",
+            is_higher_better=False,
+            contenders=(*OURS, "mosaicml", "webdataset"),
+            needs_server=True,
+            num_samples=SHUFFLED_SAMPLES,
+            limit_share=0.3,
+            options={"num_workers": 0},
+        ),
+        _case(
             "random",
             "random access, local shards, median",
             workload="random_access",
@@ -70,6 +87,9 @@ def _bars() -> list[Bar]:
             least = 1.0 if workers else 0.75
             text = f"{least} of LitData's chunks, by {ours}"
             bars.append(Bar(case=f"shards-warm-{workers}", text=text, contender=ours, against=("litdata_chunks",), limit=least))
+    for ours in OURS:
+        text = f"a whole shuffle: at most 1.02 of the data, by {ours}"
+        bars.append(Bar(case="shards-shuffled", text=text, contender=ours, limit=1.02, is_at_least=False))
     for latency in LATENCIES:
         for ours in OURS:
             text = f"1.2 times the best of MosaicML and WebDataset, by {ours}"

@@ -115,3 +115,34 @@ def test_a_unit_that_is_chosen_anew_takes_over_in_the_next_epoch(server: FaultyH
         assert "all 1.3 MiB of them fit" in use.reason
         assert dataset.cache.statistics().entries == 3
     check_invariants(tmp_path / "cache", at_rest=True)
+
+
+@pytest.mark.parametrize(("num_canonical_nodes", "limit"), [(2, "10mb"), (1, "10mb")], ids=["whole shards", "members"])
+def test_two_nodes_fetch_the_data_once_between_them(
+    server: FaultyHttpServer, tmp_path: Path, num_canonical_nodes: int, limit: str
+) -> None:
+    expected = sorted(map(str, serve(server, 8, 20, num_bytes=20_000)))
+    src = f"{server.url}/data/s-{{000..007}}.tar"
+    num_bytes = sum(map(len, server.objects.values()))
+    datasets = [
+        opened(
+            src,
+            tmp_path / str(node),
+            cache_limit=limit,
+            shuffle_seed=1,
+            shuffle_window=2,
+            batch_size=8,
+            num_canonical_nodes=num_canonical_nodes,
+            world=World(rank=node, world_size=2, node=node, num_nodes=2),
+        )
+        for node in range(2)
+    ]
+    before = [len(ranges(server, shard)) for shard in range(8)]
+    found = [str(content(sample)) for dataset in datasets for sample in dataset]
+    assert sorted(found) == expected
+    asked = [size for shard in range(8) for size in ranges(server, shard)[before[shard] :]]
+    assert sum(asked) <= 1.05 * num_bytes
+    units = {use.unit for dataset in datasets for use in dataset.cache.statistics().shard_units}
+    assert units == {"whole" if num_canonical_nodes == 2 else "members"}
+    for dataset in datasets:
+        dataset.close()

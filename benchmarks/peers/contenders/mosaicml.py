@@ -29,6 +29,8 @@ SETTINGS = (
 
 SMALL_BYTES = 1 << 24
 """Of the squeeze's shards: its limit must be at least four of them."""
+SHUFFLED_BYTES = 50 * 44_700
+"""Of a hundred shards of 5000 photos."""
 SQUEEZE_BLOCK = 700
 """Samples that are shuffled together under a limit: two shards."""
 
@@ -40,13 +42,23 @@ def _shards(job: Job) -> Path:
 def prepare(job: Job) -> None:
     """Write the photos as MDS."""
 
-    def write(out: Path, **options: Any) -> None:
-        with MDSWriter(out=str(out), columns={"image": "bytes", "label": "int"}, exist_ok=True, **options) as writer:
+    _write(job, "mds")
+    _write(job, "mds-small", size_limit=SMALL_BYTES)
+
+
+def _write(job: Job, folder: str, **options: Any) -> None:
+    def write() -> None:
+        out = str(_shards(job).with_name(folder))
+        with MDSWriter(out=out, columns={"image": "bytes", "label": "int"}, exist_ok=True, **options) as writer:
             for number, name in enumerate(names(job.num_samples)):
                 writer.write({"image": (job.photos / name).read_bytes(), "label": number % 1000})
 
-    once(job.data_path / "mds.made", lambda: write(_shards(job)))
-    once(job.data_path / "mds-small.made", lambda: write(_shards(job).with_name("mds-small"), size_limit=SMALL_BYTES))
+    once(job.data_path / f"{folder}.made", write)
+
+
+def prepare_shuffled(job: Job) -> None:
+    """Write the photos as small shards."""
+    _write(job, "mds-shuffled", size_limit=SHUFFLED_BYTES)
 
 
 def prepare_rows(job: Job) -> None:
@@ -144,6 +156,12 @@ def squeeze(job: Job) -> Stream:
     """The same, under a limit."""
     near = {"num_canonical_nodes": 1, "shuffle_block_size": SQUEEZE_BLOCK, "predownload": 2 * job.batch_size}
     return _loader(job, _remote(job, "mds-small", cache_limit=job.limit_bytes, **near))
+
+
+def shuffled_shards(job: Job) -> Stream:
+    """The same, all samples shuffled."""
+    whole = {"num_canonical_nodes": 1, "shuffle_block_size": job.num_samples, "predownload": 2 * job.batch_size}
+    return _loader(job, _remote(job, "mds-shuffled", cache_limit=job.limit_bytes, **whole))
 
 
 def start(job: Job) -> Stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from benchmarks.peers import contenders, users
 from benchmarks.peers.contenders import SHARDS
@@ -22,7 +23,12 @@ def prepare(job: Job) -> None:
     contenders.load("mosaicml").prepare(job)
 
 
-def open_shards(job: Job, src: str, cache: Path, transform: Transform) -> StreamingDataset:
+def prepare_shuffled(job: Job) -> None:
+    """Have MosaicML write small shards."""
+    contenders.load("mosaicml").prepare_shuffled(job)
+
+
+def open_shards(job: Job, src: str, cache: Path, transform: Transform, **options: Any) -> StreamingDataset:
     """Return the photos of shards as a dataset."""
     return StreamingDataset(
         src,
@@ -32,6 +38,7 @@ def open_shards(job: Job, src: str, cache: Path, transform: Transform) -> Stream
         shuffle_seed=job.seed,
         cache_limit=job.limit_bytes,
         show_progress=False,
+        **options,
     )
 
 
@@ -54,3 +61,10 @@ def cold_shards(job: Job) -> Stream:
     """Return the photos from shards on the server."""
     src = job.url(f"{FOLDER}/{INDEX}")
     return load(open_shards(job, src, job.work_path / "cache", users.Read()), job, collate_fn=users.listed)
+
+
+def shuffled_shards(job: Job) -> Stream:
+    """The same, all samples shuffled."""
+    src = job.url(f"{FOLDER}-shuffled/{INDEX}")
+    dataset = open_shards(job, src, job.work_path / "cache", users.Read(), shuffle_block_size=None)
+    return load(dataset, job, collate_fn=users.listed)

@@ -24,6 +24,11 @@ def prepare(job: Job) -> None:
     contenders.load("webdataset").prepare(job)
 
 
+def prepare_shuffled(job: Job) -> None:
+    """Have WebDataset write small archives."""
+    contenders.load("webdataset").prepare_shuffled(job)
+
+
 class Read:
     """The transform of a user whose archives call the picture `jpg`, and hold its bytes."""
 
@@ -61,3 +66,10 @@ def cold_shards(job: Job) -> Stream:
     last = len(list(_tars(job).glob("*.tar"))) - 1
     src = job.url(f"tar/{{0000..{last:04}}}.tar")
     return load(open_shards(job, src, job.work_path / "cache", Read()), job, collate_fn=listed)
+
+
+def shuffled_shards(job: Job) -> Stream:
+    """The same, all samples shuffled."""
+    last = len(list(_tars(job).with_name("tar-shuffled").glob("*.tar"))) - 1
+    src = job.url(f"tar-shuffled/{{0000..{last:04}}}.tar")
+    return load(open_shards(job, src, job.work_path / "cache", Read(), shuffle_block_size=None), job, collate_fn=listed)

@@ -21,6 +21,7 @@ SETTINGS = (
     "made in workers, WebLoader; cold: over HTTP by curl, it does not sign S3 requests"
 )
 SHARD = 500
+SHUFFLED_SHARD = 50
 
 
 def _shards(job: Job) -> Path:
@@ -30,13 +31,23 @@ def _shards(job: Job) -> Path:
 def prepare(job: Job) -> None:
     """Write the photos as TAR."""
 
+    _write(job, "tar", SHARD)
+
+
+def prepare_shuffled(job: Job) -> None:
+    """Write the photos as small archives."""
+    _write(job, "tar-shuffled", SHUFFLED_SHARD)
+
+
+def _write(job: Job, folder: str, maxcount: int) -> None:
     def write() -> None:
-        _shards(job).mkdir(parents=True, exist_ok=True)
-        with wds.ShardWriter(str(_shards(job) / "%04d.tar"), maxcount=SHARD, verbose=0) as writer:
+        out = _shards(job).with_name(folder)
+        out.mkdir(parents=True, exist_ok=True)
+        with wds.ShardWriter(str(out / "%04d.tar"), maxcount=maxcount, verbose=0) as writer:
             for name in names(job.num_samples):
                 writer.write({"__key__": name[:6], "jpg": (job.photos / name).read_bytes()})
 
-    once(job.data_path / "tar.made", write)
+    once(job.data_path / f"{folder}.made", write)
 
 
 def _bytes_of(sample: tuple[bytes]) -> bytes:
@@ -52,8 +63,8 @@ def _transformed(transform: users.Read) -> Any:
     return lambda sample: wrapped(sample[0])
 
 
-def _stream(job: Job, urls: list[str], make: Any, collate: Any = list) -> Stream:
-    dataset = wds.WebDataset(urls, shardshuffle=len(urls), workersplitter=wds.split_by_worker, empty_check=False)
+def _stream(job: Job, urls: list[str], make: Any, collate: Any = list, **options: Any) -> Stream:
+    dataset = wds.WebDataset(urls, shardshuffle=len(urls), workersplitter=wds.split_by_worker, empty_check=False, **options)
     dataset = dataset.shuffle(1000).to_tuple("jpg").map(make).batched(job.batch_size, collation_fn=collate)
     loader = wds.WebLoader(dataset, batch_size=None, num_workers=job.num_workers, persistent_workers=job.has_persistent_workers)
     return Stream(batches=loader, payload=lambda batch: batch)
@@ -79,3 +90,14 @@ def cold_shards(job: Job) -> Stream:
     if job.as_users:
         return _stream(job, urls, _transformed(users.Read()), users.listed)
     return _stream(job, urls, _bytes_of)
+
+
+def shuffled_shards(job: Job) -> Stream:
+    """The same, with its cache; its buffer of 1000 samples is no shuffle of all."""
+    urls = [
+        f"{job.endpoint}/bench/tar-shuffled/{path.name}"
+        for path in sorted(_shards(job).with_name("tar-shuffled").glob("*.tar"))
+    ]
+    cache = job.work_path / "cache"
+    cache.mkdir()
+    return _stream(job, urls, _bytes_of, cache_dir=str(cache), cache_size=job.limit_bytes)
