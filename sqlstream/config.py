@@ -410,6 +410,15 @@ class ShardUnit(StrEnum):
     """The whole shard, whichever of its samples are wanted."""
 
 
+class MemberForm(StrEnum):
+    """What samples have of a part of a shard."""
+
+    BYTES = "bytes"
+    """Its content."""
+    PATH = "path"
+    """The path of a local file with its content, under its extension."""
+
+
 DEFAULT_RETAINED = 192
 """Samples of a DataLoader worker of which nothing is known: (prefetch_factor 2 + 1) × a batch of 64."""
 DEFAULT_PREFETCH = 256
@@ -426,6 +435,8 @@ class SampleOptions:
     """Columns of content in Parquet files that samples get; None: all of them."""
     shards: ShardUnit | str = ShardUnit.AUTO
     """What of shards is fetched."""
+    members: MemberForm | str = MemberForm.BYTES
+    """What samples have of parts of shards."""
     allow_missing_columns: bool = False
     """True: a row without a value in a downloaded column has None there; False: it fails."""
     allowed_roots: tuple[str, ...] = ()
@@ -466,3 +477,8 @@ class SampleOptions:
             check_at_least("retained_samples", self.retained_samples, 1)
         object.__setattr__(self, "on_error", word_of("on_error", self.on_error, OnError))
         object.__setattr__(self, "shards", word_of("shards", self.shards, ShardUnit))
+        object.__setattr__(self, "members", word_of("members", self.members, MemberForm))
+        if self.members is MemberForm.PATH:
+            if self.shards is ShardUnit.WHOLE:
+                raise ConfigError("members='path' fetches each part as a file, and shards='whole' none: leave one of them out")
+            object.__setattr__(self, "shards", ShardUnit.MEMBERS)

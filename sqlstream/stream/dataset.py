@@ -18,6 +18,7 @@ from sqlstream.config import (
     IndexOptions,
     JoinOptions,
     LazyOptions,
+    MemberForm,
     OnCacheError,
     OnError,
     SampleOptions,
@@ -123,6 +124,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         on: The column by which they are joined: the source and each table have it, and in a table no value comes twice.
         missing: Of a row without a partner in a table: `'raise'`, `'null'` (None in its columns), or `'drop'` the row.
         shards: What of remote shards is fetched: `'members'` (parts that samples want), `'whole'` shards, or `'auto'`.
+        members: What samples have of parts of TAR and ZIP: `'bytes'`, or the `'path'` of a local file (docs/shards.md).
 
     Raises:
         ConfigError: An option is wrong.
@@ -194,6 +196,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         missing: str = "raise",
         refresh: str | None = None,
         shards: ShardUnit | str = ShardUnit.AUTO,
+        members: MemberForm | str = MemberForm.BYTES,
     ) -> None:
         self.data_type = None if data_type is None else DataSampleType.from_str(data_type).value
         columns = names_of("columns_to_download", columns_to_download)
@@ -236,6 +239,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
                 columns_to_download=columns,
                 content_columns=None if columns_to_download is None else columns,
                 shards=shards,
+                members=members,
                 allow_missing_columns=allow_missing_columns,
                 none_to_empty_str=none_to_empty_str,
                 data_type=self.data_type,

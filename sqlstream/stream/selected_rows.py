@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 from sqlstream.cache import Cache
 from sqlstream.cache.session import FailureRecord
-from sqlstream.config import check_at_least
+from sqlstream.config import MemberForm, check_at_least
 from sqlstream.errors import ConfigError, EmptySelectionError, SqlStreamError
 from sqlstream.index.build.narrow import narrowed
 from sqlstream.index.file.index import Index
@@ -232,7 +232,8 @@ class SelectedRows:
         except BaseException:
             cache.close()
             raise
-        handover = Handover.new() if options.samples.columns_to_download else None
+        gives_paths = options.samples.columns_to_download or options.samples.members is MemberForm.PATH
+        handover = Handover.new() if gives_paths else None
         named = options.naming_source(index.src)
         self._pipeline = Pipeline(options=named, seed=seed, index=index, cache=cache, handover=handover)
         self.name = self._pipeline.name

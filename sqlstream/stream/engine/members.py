@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sqlstream.cache.session import AnyHold, ObjectParts, ObjectRef
-from sqlstream.config import SampleOptions, ShardUnit
-from sqlstream.errors import DamagedMemberError, MissingFieldError, SourceChangedError, SourceError
+from sqlstream.config import MemberForm, SampleOptions, ShardUnit
+from sqlstream.errors import ConfigError, DamagedMemberError, MissingFieldError, SourceChangedError, SourceError
 from sqlstream.index.build.shards import SamplePlace, Shard, ShardIndex
 from sqlstream.index.sources.base.access import local_file
 from sqlstream.index.sources.shards.layout import ReadPart
@@ -136,6 +136,7 @@ class MemberReader:
         must_be = [column.name for column in index.content_columns if column.is_member and not options.allow_missing_columns]
         self._named = tuple(name for name in must_be if name in options.columns_to_download)
         self._names = [name if name in self._columns or name == SAMPLE else None for name in index.member_names]
+        self._gives_paths = options.members is MemberForm.PATH
         self._choose_unit = unit
         self._unit: tuple[int, ShardUnit] | None = None
         """The last epoch, and the unit that is wished in it."""
@@ -172,7 +173,11 @@ class MemberReader:
                         "pass allow_missing_columns=True"
                     )
             if slot.error is None:
-                slot.content = self._content(slot.sample, prepared[slot.place], slot.epoch)
+                place = prepared[slot.place]
+                if self._gives_paths:
+                    slot.refs.update(self._files(slot.sample, place))
+                else:
+                    slot.content = self._content(slot.sample, place, slot.epoch)
                 slot.want()
 
     def _content(self, sample: Sample, place: SamplePlace, epoch: int) -> MemberContent:
@@ -194,6 +199,26 @@ class MemberReader:
             else:
                 refs = tuple(map(shard.parts.member, spans))
         return MemberContent(self, shard, tuple(found), refs)
+
+    def _files(self, sample: Sample, place: SamplePlace) -> dict[str, ObjectRef]:
+        """Return the parts of a sample as files, by column: entries of their own, also where the shard is local.
+
+        Raises:
+            ConfigError: They are no files, or lie in a shard that is compressed as a whole.
+        """
+        names, shard, files = self._names, self._shard(place.shard), dict[str, ObjectRef]()
+        for part in place.place.parts:
+            name = names[part.column]
+            if name is None or not (name in sample or name == SAMPLE):
+                continue
+            file = shard.layout.file_of(part, name, sample)
+            if shard.unpack is not None or shard.parts is None:
+                raise ConfigError(
+                    f"members='path': {shard.name} is compressed as a whole, so that no part of it is fetched alone: leave it "
+                    "out, or decompress the shards"
+                )
+            files[name] = shard.parts.file((part.offset, part.offset + part.size), file.ext, file.record)
+        return files
 
     def _wished(self, epoch: int) -> ShardUnit:
         """Return in what unit remote shards are fetched in an epoch."""
@@ -220,7 +245,7 @@ class MemberReader:
         assert shard is not None, "rows of this part lie in no shard"
         file, is_remote = shard.file, urls.is_remote(shard.file.url)
         parts: ObjectParts | None = None
-        if is_remote or unpack is not None:
+        if is_remote or unpack is not None or self._gives_paths:
             if not is_remote:
                 _check_unchanged(file)
             parts = parts_of(file, self._dataset, self._identity)

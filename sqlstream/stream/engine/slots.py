@@ -11,6 +11,7 @@ from sqlstream.cache.session import AnyHold, CacheSession, ListedObject, ObjectP
 from sqlstream.config import SampleOptions
 from sqlstream.errors import (
     AccessDeniedError,
+    DamagedMemberError,
     MissingFieldError,
     ObjectChangedError,
     ObjectNotFoundError,
@@ -117,11 +118,17 @@ class PlannedSample:
             changed = SourceChangedError(f"{where} changed since it was indexed: open the dataset again")
             changed.__cause__ = error  # no other row stands in for those of another version
             return changed
+        if isinstance(error, DamagedMemberError):
+            which = f"row {self.row_id}, sample {self.sample.get('__sample_key__')!r}"
+            damaged = DamagedMemberError(f"{error} ({which})", **error.context)
+            damaged.__cause__ = error
+            return damaged
         if not isinstance(error, ObjectNotFoundError | AccessDeniedError):
             return error
         for column, ref in self.refs.items():
             where = redact(ref.url)
-            written = shown(str(self.sample.get(column)))
+            value = self.sample.get(column)
+            written = shown(value) if isinstance(value, str) else where  # of a part of a shard it is the size
             if where == error.context.get("url") and (written != where or written != written.strip()):
                 text = f"{error} (row {self.row_id} has {written!r} in column {column!r})"
                 named = type(error)(text, **error.context)

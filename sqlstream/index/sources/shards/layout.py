@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from sqlstream.errors import ConfigError
 from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.types.models import SourceFile
-from sqlstream.storage.base.protocols import RemoteReader, Unpack
+from sqlstream.storage.base import urls
+from sqlstream.storage.base.protocols import RemoteReader, Unpack, ZipRecord
 from sqlstream.storage.members.places import SamplePart
 
 
@@ -47,6 +49,15 @@ KeepsShards: TypeAlias = Callable[[str, Sequence[SourceFile]], ShardFiles | None
 """(source, all of its remote shards) → what brings them whole as they are indexed; None: they are read by ranges."""
 
 
+class PartFile(NamedTuple):
+    """A part as a file of its own."""
+
+    ext: str
+    """Its extension, with the dot; empty: it has none."""
+    record: ZipRecord | None
+    """What makes its content of its bytes in the shard; None: they are it."""
+
+
 class Scratch(NamedTuple):
     """Where temporary files are written while a shard is indexed."""
 
@@ -71,6 +82,22 @@ class MembersAreBytes:
     def locate(self, part: SamplePart, read: Callable[[int, int], bytes], name: str) -> SamplePart:  # noqa: ARG002
         """Return the part: the index knows its place."""
         return part
+
+    def file_of(self, part: SamplePart, column: str, row: Mapping[str, object]) -> PartFile:  # noqa: ARG002
+        """Return the part as it is, under the extension that its column is called by."""
+        return PartFile(urls.extension(f"x.{column}"), None)
+
+
+class PartsAreValues:
+    """What layouts have in common whose samples are values: there is no file that a path could lead to."""
+
+    __slots__ = ()
+
+    def file_of(self, part: SamplePart, column: str, row: Mapping[str, object]) -> PartFile:  # noqa: ARG002
+        """Refuse it."""
+        raise ConfigError(
+            f"members='path': row {row.get('__row__')} lies in a shard of values, in which there are no files: leave it out"
+        )
 
 
 class ShardLayout(Protocol):
@@ -109,6 +136,19 @@ class ShardLayout(Protocol):
 
         Raises:
             SourceError: The table is damaged.
+        """
+        ...
+
+    def file_of(self, part: SamplePart, column: str, row: Mapping[str, object]) -> PartFile:
+        """Return a part as a file of its own.
+
+        Args:
+            part: It.
+            column: Its column.
+            row: What the index says of the sample.
+
+        Raises:
+            ConfigError: Parts of such shards are no files.
         """
         ...
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from sqlstream.errors import DamagedShardError, SourceError
 from sqlstream.index.sources.base.access import named_errors, stat_file
 from sqlstream.index.sources.base.byte_source import bytes_of
-from sqlstream.index.sources.shards.layout import ReadPart, Scratch
+from sqlstream.index.sources.shards.layout import PartsAreValues, ReadPart, Scratch
 from sqlstream.index.sources.shards.reading import other_size
 from sqlstream.index.sources.shards.samples import SAMPLE, ShardSamples
 from sqlstream.index.types.models import SourceFile
@@ -35,7 +35,7 @@ _KINDS: dict[str, pa.DataType] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MdsLayout:
+class MdsLayout(PartsAreValues):
     """A shard that an `index.json` of MosaicML Streaming describes."""
 
     shard: MdsShard

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sqlstream.errors import DamagedShardError, DecodeError, SourceChangedError
 from sqlstream.index.sources.formats.json_values import JsonRecords, Record
-from sqlstream.index.sources.shards.layout import MembersAreBytes, ReadPart, Scratch
+from sqlstream.index.sources.shards.layout import MembersAreBytes, PartsAreValues, ReadPart, Scratch
 from sqlstream.index.sources.shards.reading import BLOCK_BYTES, opened
 from sqlstream.index.sources.shards.samples import KEY, SAMPLE, SHARD, URL, ShardSamples
 from sqlstream.index.types.models import SourceFile
@@ -31,7 +31,7 @@ _LEAST, _MOST = -(1 << 63), 1 << 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordShard(MembersAreBytes):
+class RecordShard(PartsAreValues, MembersAreBytes):
     """A file of maps."""
 
     layout: RecordFormat

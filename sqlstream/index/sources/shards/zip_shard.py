@@ -20,13 +20,13 @@ from sqlstream.index.sources.base.base import PLAIN
 from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.formats.by_extension import open_table
 from sqlstream.index.sources.places.folder import FILE_NAME, METADATA
-from sqlstream.index.sources.shards.layout import MembersAreBytes, ReadPart, Scratch
+from sqlstream.index.sources.shards.layout import MembersAreBytes, PartFile, ReadPart, Scratch
 from sqlstream.index.sources.shards.reading import opened
 from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.types.models import SourceFile
 from sqlstream.sample_types import EXTENSIONS, DataSampleType
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.protocols import RemoteReader
+from sqlstream.storage.base.protocols import RemoteReader, ZipRecord
 from sqlstream.storage.members import names
 from sqlstream.storage.members.places import SamplePart
 from sqlstream.storage.members.source import ByteRange
@@ -59,6 +59,11 @@ class ZipShard(MembersAreBytes):
             if described:
                 return _described(described, members, source, name, scratch.path)
         return _grouped(members, self.label_column)
+
+    def file_of(self, part: SamplePart, column: str, row: Mapping[str, object]) -> PartFile:
+        """Return a part with what inflates it; its extension is that of its name, which metadata have, or its column."""
+        found = row.get(f"{column}_{FILE_NAME}", row.get(FILE_NAME))
+        return PartFile(urls.extension(found if isinstance(found, str) else f"x.{column}"), ZipRecord(part.offset, *part.facts))
 
     def values(self, parts: Sequence[ReadPart], wanted: Sequence[str], name: str) -> dict[str, bytes]:  # noqa: ARG002 - all are
         """Return the content of members."""

@@ -1,0 +1,156 @@
+"""`members="path"`: parts of shards as paths of files."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from sqlstream import StreamingDataLoader, StreamingDataset
+from sqlstream.errors import ConfigError, DamagedMemberError, SourceChangedError
+from sqlstream.testing.invariants import check_invariants
+from sqlstream.testing.servers import FaultyHttpServer
+from sqlstream.transforms import presets
+from tests.goldens import FIXTURES
+from tests.stream import shards
+from tests.stream.shards import content, opened, tar_of
+
+
+def zip_of(made: shards.Made) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for number, (key, parts) in enumerate(made):
+            for extension, body in parts.items():
+                archive.writestr(f"{key}.{extension}", body, (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)[number % 2])
+    return data.getvalue()
+
+
+def read(dataset: StreamingDataset) -> list[dict[str, bytes]]:
+    """Key and content of each sample, which has paths under the extensions of its parts."""
+    found = []
+    for sample in dataset:
+        parts = {name: sample[name] for name in ("jpg", "cls", "txt", "seg.png") if sample.get(name) is not None}
+        assert all(path.endswith("." + name.rpartition(".")[2]) for name, path in parts.items())
+        assert all(Path(path).is_relative_to(dataset.cache.path / "data") for path in parts.values())
+        found.append({"__key__": sample["__key__"].encode(), **{name: Path(path).read_bytes() for name, path in parts.items()}})
+    return found
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_parts_are_files_of_the_ledger_with_their_content(
+    kind: str, is_remote: bool, server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    made = [(key, {**parts, "seg.png": b"s" + parts["cls"]}) for key, parts in shards.samples(0, 12)]
+    data = tar_of(made) if kind == "tar" else zip_of(made)
+    server.objects[f"/s.{kind}"] = data
+    (tmp_path / f"s.{kind}").write_bytes(data)
+    src = f"{server.url}/s.{kind}" if is_remote else tmp_path / f"s.{kind}"
+    expected = [{"__key__": key.encode(), **parts} for key, parts in made]
+    dataset = opened(src, tmp_path, members="path")
+    num_indexing = len(server.requests(f"/s.{kind}"))
+    assert read(dataset) == expected
+    num_parts = sum(len(parts) for _, parts in made)
+    assert dataset.cache.statistics().entries == num_parts
+    assert read(dataset) == expected
+    assert len(server.requests(f"/s.{kind}")) - num_indexing == (num_parts if is_remote else 0)
+    some = opened(src, tmp_path, members="path", columns_to_download=["jpg"], where="txt IS NULL")
+    assert [set(sample) & {"jpg", "cls", "txt", "seg.png"} for sample in some] == [{"jpg"}] * 8
+    beside = opened(src, tmp_path, shards="whole")  # bytes of the same shard, in the same cache
+    assert [content(sample) for sample in beside] == expected
+    for one in (dataset, some, beside):
+        one.close()
+    check_invariants(tmp_path / "cache", at_rest=True)
+
+
+def test_a_script_that_opens_paths_runs_in_workers_under_a_small_limit(server: FaultyHttpServer, tmp_path: Path) -> None:
+    def picture(number: int) -> bytes:
+        data = io.BytesIO()
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(data, "PNG")
+        return data.getvalue()
+
+    server.objects["/s.tar"] = tar_of([(f"{number:03}", {"png": picture(number)}) for number in range(40)])
+
+    def look(sample: dict[str, Any]) -> dict[str, Any]:
+        with Image.open(sample["png"]) as image:  # as scripts of sds do
+            return {"red": image.getchannel("R").getpixel((0, 0))}
+
+    dataset = opened(
+        f"{server.url}/s.tar", tmp_path, members="path", shuffle_seed=1, transforms=[look], cache_limit=30 * 4096, prefetch=4
+    )
+    for _ in range(2):
+        reds = [red for batch in StreamingDataLoader(dataset, batch_size=4, num_workers=2) for red in batch["red"].tolist()]
+        assert sorted(reds) == list(range(40))
+    pipeline = presets.create_standard_image_pipeline("png", (8, 8))
+    images = opened(f"{server.url}/s.tar", tmp_path / "b", members="path", transforms=pipeline, columns_to_download=["png"])
+    assert images[7]["image"].shape == (3, 8, 8)
+
+
+def test_files_that_metadata_of_a_zip_name_have_their_extensions(tmp_path: Path) -> None:
+    dataset = opened(FIXTURES / "hf/folder.zip", tmp_path, members="path")
+    bytes_of = opened(FIXTURES / "hf/folder.zip", tmp_path)
+    for sample, plain in zip(dataset, bytes_of, strict=True):
+        assert sample["image"].endswith(".png")
+        assert Path(sample["image"]).read_bytes() == plain["image"]
+
+
+def test_empty_parts_are_empty_files(server: FaultyHttpServer, tmp_path: Path) -> None:
+    made: shards.Made = [("a", {"jpg": b"x", "txt": b""}), ("b", {"jpg": b"", "txt": b"y"})]
+    for name, data in (("s.tar", tar_of(made)), ("s.zip", zip_of(made))):
+        server.objects[f"/{name}"] = data
+        assert read(opened(f"{server.url}/{name}", tmp_path, members="path")) == [
+            {"__key__": key.encode(), **parts} for key, parts in made
+        ]
+
+
+def test_shards_without_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a shard of values"):
+        opened(FIXTURES / "mds/plain", tmp_path, members="path")[0]
+    (tmp_path / "s.tar.gz").write_bytes(gzip.compress(tar_of(shards.samples(0, 3))))
+    with pytest.raises(ConfigError, match=r"s\.tar\.gz is compressed as a whole"):
+        next(iter(opened(tmp_path / "s.tar.gz", tmp_path, members="path")))
+    with pytest.raises(ConfigError, match="shards='whole'"):
+        opened(tmp_path / "s.tar.gz", tmp_path, members="path", shards="whole")
+    with pytest.raises(ConfigError, match="members='paths' is unknown"):
+        opened(tmp_path / "s.tar.gz", tmp_path, members="paths")
+
+
+def test_a_damaged_part_fails_alone_and_a_shard_that_changes_is_an_error(server: FaultyHttpServer, tmp_path: Path) -> None:
+    made: shards.Made = [(name, {"txt": f"the text of {name}".encode()}) for name in ("a", "b", "c", "d")]
+    server.objects["/s.zip"] = zip_of(made).replace(b"text of c", b"texx of c", 1)
+    dataset = opened(f"{server.url}/s.zip", tmp_path, members="path", on_error="skip")
+    assert [sample["__key__"] for sample in dataset] == ["a", "b", "d"]
+    with pytest.raises(DamagedMemberError, match=r"s\.zip: the member at byte .*row 2, sample 'c'"):
+        dataset[2]
+    dataset.close()
+    other = opened(f"{server.url}/s.zip", tmp_path / "other", members="path")
+    server.objects["/s.zip"] = zip_of([*made, ("e", {"txt": b"more"})])
+    with pytest.raises(SourceChangedError, match=r"s\.zip"):
+        list(other)
+
+
+def test_a_run_goes_on_at_any_step(server: FaultyHttpServer, tmp_path: Path) -> None:
+    expected = shards.serve(server, 3, 8)
+    src = f"{server.url}/data/s-{{000..002}}.tar"
+
+    def run(folder: str) -> StreamingDataset:
+        return opened(src, tmp_path / folder, members="path", shuffle_seed=5, columns_to_download=["jpg", "cls"])
+
+    def samples(loader: StreamingDataLoader) -> list[bytes]:
+        return [Path(path).read_bytes() for batch in loader for path in batch["jpg"]]
+
+    whole = samples(StreamingDataLoader(run("a"), batch_size=2))
+    assert sorted(whole) == sorted(sample["jpg"] for sample in expected)
+    for step in range(1, 12, 3):
+        loader = StreamingDataLoader(run("a"), batch_size=2)
+        batches = iter(loader)
+        for _ in range(step):
+            next(batches)
+        resumed = StreamingDataLoader(run("b"), batch_size=2)
+        resumed.load_state_dict(loader.state_dict())
+        assert samples(resumed) == whole[2 * step :]
