@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 import struct
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,14 +82,19 @@ def read_directory(source: ByteRange, name: str, *, largest_bytes: int | None = 
         SourceError: A member is one that cannot or must not be read.
     """
     limit = max(_LEAST_LIMIT, _DEFLATE_RATIO * source.size_bytes) if largest_bytes is None else largest_bytes
-    return _members(*_Directory(source, name).columns(limit))
+    directory = _Directory(source, name)
+    columns = directory.columns(limit)
+    return _members(directory, columns, directory.is_file())
 
 
-def _members(names: list[str], columns: list[_Ints], rows: _Ints) -> Iterator[ZipMember]:
+def _members(directory: _Directory, columns: list[_Ints], is_file: _Bools) -> Iterator[ZipMember]:
     """Yield members; a list of a million tracked tuples costs the garbage collector more than all else."""
-    for start in range(0, len(rows), _ROWS):
-        some = rows[start : start + _ROWS]
-        of_rows = zip(map(names.__getitem__, some.tolist()), *(column[some].tolist() for column in columns), strict=True)
+    for start in range(0, len(is_file), _ROWS):
+        some = np.flatnonzero(is_file[start : start + _ROWS]) + start  # [files]
+        names = directory.names(start, start + _ROWS)
+        of_rows = zip(
+            (names[row - start] for row in some.tolist()), *(column[some].tolist() for column in columns), strict=True
+        )
         yield from map(_NEW_MEMBER, of_rows)
 
 
@@ -122,34 +129,77 @@ class _Directory:
         if place.start < self._tail_start:
             self._data = self._read(place.start, min(self._tail_start, place.stop)) + self._data
         self._at = self._offsets()  # [members], in the directory
-        self._entries = np.ndarray((max(0, len(self._data) - _ENTRY_BYTES + 1),), _ENTRY, self._data, 0, (1,))[self._at]
-        if (self._entries["signature"] != _SIGNATURE).any():
+        self._view = np.ndarray((max(0, len(self._data) - _ENTRY_BYTES + 1),), _ENTRY, self._data, 0, (1,))
+        """An entry at each byte of the directory: of a column only the field is copied."""
+        if (self._column("signature") != _SIGNATURE).any():
             raise self._damage("an entry of its directory has no signature")
-        self._name_at = self._at + _ENTRY_BYTES
-        self._name_stop = self._name_at + self._entries["name"]
+        self._name_bytes = self._column("name")
+        maybe = [match.start() for match in _MAYBE_UNICODE_PATH.finditer(self._data)]
+        self._maybe_unicode = np.unique(np.searchsorted(self._at, maybe, "right") - 1)
+        """Rows that may have a Unicode path."""
 
-    def columns(self, largest_bytes: int) -> tuple[list[str], list[_Ints], _Ints]:
-        """Return the names of all entries, their other facts as `ZipMember` has them, and which rows are files."""
-        entries = self._entries
-        size, stored, start, disk = (entries[field].astype(np.int64) for field in ("size", "stored_size", "start", "disk"))
+    def _column(self, field: str) -> npt.NDArray[Any]:
+        """Return a field of all entries."""
+        found: npt.NDArray[Any] = self._view[field][self._at]
+        return found
+
+    def columns(self, largest_bytes: int) -> list[_Ints]:
+        """Return the facts of all entries as `ZipMember` has them behind the name."""
+        size, stored, start, disk = (self._column(field).astype(np.int64) for field in ("size", "stored_size", "start", "disk"))
         is_large = (size == _ONES32) | (stored == _ONES32) | (start == _ONES32) | (disk == _ONES16)
         for row in np.flatnonzero(is_large).tolist():
             size[row], stored[row], start[row], disk[row] = self._zip64(row)
         start += self._place.shift
-        last = np.frombuffer(self._data, np.uint8)[self._name_stop - 1] if len(self._at) else np.zeros(0, np.uint8)
-        is_folder = (last == ord("/")) & (entries["name"] > 0)
-        self._check(is_folder, size, stored, disk)
-        stop = self._stops(start, stored + entries["name"] + LOCAL_BYTES)
+        method = self._column("method")
+        self._check(method, size, stored, disk)
+        stop = self._stops(start, stored + self._name_bytes + LOCAL_BYTES)
         if (total := size.sum(dtype=np.float64)) > largest_bytes:
             raise SourceError(
                 f"{self._name} would hold {total:.0f} bytes in {self._size}, and {largest_bytes} are allowed: it is a bomb, or "
                 "damaged"
             )
-        names = self._names()
-        rows = np.arange(len(names))
-        if len(set(names)) < len(names):
-            rows = np.array(sorted({name: row for row, name in enumerate(names)}.values()), np.int64)
-        return names, [start, stop, entries["method"], stored, size, entries["crc"]], rows[~is_folder[rows]]
+        return [start, stop, method, stored, size, self._column("crc")]
+
+    def is_file(self) -> _Bools:
+        """Return which rows are files, of several with one name the last."""
+        found = ~self._is_folder()
+        hashes = np.empty(len(found), np.int64)  # [rows]
+        for start in range(0, len(found), _ROWS):
+            hashes[start : start + _ROWS] = list(map(hash, self.names(start, start + _ROWS)))
+        ordered = np.sort(hashes)  # [rows]
+        if (twice := ordered[1:][ordered[1:] == ordered[:-1]]).size:
+            last: dict[str, int] = {}
+            for row in np.flatnonzero(np.isin(hashes, twice)).tolist():
+                (name,) = self.names(row, row + 1)
+                if name in last:
+                    found[last[name]] = False
+                last[name] = row
+        return found
+
+    def names(self, start: int, stop: int) -> list[str]:
+        """Return the names of some rows; of ASCII names all at once."""
+        places = self._at[start:stop] + _ENTRY_BYTES  # [rows]
+        ends = places + self._name_bytes[start:stop]  # [rows]
+        raw = [self._data[place:end] for place, end in zip(places.tolist(), ends.tolist(), strict=True)]
+        joined = b"\0".join(raw)
+        if joined.count(b"\0") >= max(1, len(raw)):
+            raise self._damage("a name has a NUL in it")
+        if joined.isascii():
+            names = joined.decode("ascii").split("\0")[: len(raw)]
+        else:
+            flags = self._view["flags"][self._at[start:stop]].tolist()
+            names = [decoded_name(name, of_row, b"") for name, of_row in zip(raw, flags, strict=True)]
+        odd = self._maybe_unicode
+        for row in odd[(odd >= start) & (odd < stop)].tolist():
+            names[row - start] = decoded_name(raw[row - start], int(self._view["flags"][self._at[row]]), self._extra(row))
+        return names
+
+    def _is_folder(self) -> _Bools:
+        if not len(self._at):
+            return np.zeros(0, bool)
+        last = np.frombuffer(self._data, np.uint8)[self._at + (_ENTRY_BYTES - 1) + self._name_bytes]
+        found: _Bools = (last == ord("/")) & (self._name_bytes > 0)
+        return found
 
     def _find(self) -> _Place:
         """Return the place of the directory, by the end record that reaches to the end, or else by the last that fits."""
@@ -188,7 +238,7 @@ class _Directory:
 
     def _offsets(self) -> _Ints:
         """Return where each entry begins in the directory."""
-        lengths, data, at, found = _LENGTHS.unpack_from, self._data, 0, []
+        lengths, data, at, found = _LENGTHS.unpack_from, self._data, 0, array("q")
         try:
             while at < len(data):
                 found.append(at)
@@ -202,15 +252,14 @@ class _Directory:
             raise self._damage(f"its directory has {len(found)} entries in {len(data)} bytes, the end record says {expected}")
         return np.array(found, np.int64)
 
-    def _check(self, is_folder: _Bools, size: _Ints, stored: _Ints, disk: _Ints) -> None:
+    def _check(self, method: _Ints, size: _Ints, stored: _Ints, disk: _Ints) -> None:
         """Raise if a member is one that is not read."""
-        entries, cure = self._entries, "write the archive again without such members"
-        method = entries["method"]
+        is_folder, cure = self._is_folder(), "write the archive again without such members"
         for is_bad, reason in (
             (disk != 0, "in another part of a split archive"),
-            (entries["flags"] & _ENCRYPTED != 0, "encrypted"),
+            (self._column("flags") & _ENCRYPTED != 0, "encrypted"),
             (~_IS_READ[method] & ~is_folder, "compressed with a method that is not read"),
-            (entries["external"] >> 28 == _LINK, "a symbolic link"),
+            (self._column("external") >> 28 == _LINK, "a symbolic link"),
             (is_folder & (size != 0), "a directory with content"),
             ((method == ZipMethod.STORED) & (size != stored), "stored as it is, with two sizes"),
         ):
@@ -243,7 +292,7 @@ class _Directory:
 
     def _zip64(self, row: int) -> tuple[int, int, int, int]:
         """Return sizes, offset and disk of a member; those whose field is all ones stand in an extra field, in this order."""
-        entry = self._entries[row]
+        entry = self._view[self._at[row]]
         field = next((data for kind, data in extra_fields(self._extra(row)) if kind == _ZIP64), b"")
         found, at = [], 0
         for key, ones in (("size", _ONES32), ("stored_size", _ONES32), ("start", _ONES32), ("disk", _ONES16)):
@@ -260,25 +309,8 @@ class _Directory:
         return size, stored, start, disk
 
     def _extra(self, row: int) -> bytes:
-        start = int(self._at[row]) + _ENTRY_BYTES + int(self._entries["name"][row])
-        return self._data[start : start + int(self._entries["extra"][row])]
-
-    def _names(self) -> list[str]:
-        """Return the names; in an ASCII directory without Unicode paths all at once."""
-        spans = zip(self._name_at.tolist(), self._name_stop.tolist(), strict=True)
-        raw = [self._data[start:stop] for start, stop in spans]
-        joined = b"\0".join(raw)
-        if joined.count(b"\0") >= max(1, len(raw)):
-            raise self._damage("a name has a NUL in it")
-        if joined.isascii():
-            names = joined.decode("ascii").split("\0")
-        else:
-            flags = self._entries["flags"].tolist()
-            names = [decoded_name(name, of_row, b"") for name, of_row in zip(raw, flags, strict=True)]
-        maybe = [match.start() for match in _MAYBE_UNICODE_PATH.finditer(self._data)]
-        for row in {int(row) - 1 for row in np.searchsorted(self._at, maybe, "right")}:
-            names[row] = decoded_name(raw[row], int(self._entries["flags"][row]), self._extra(row))
-        return names[: len(raw)]
+        start = int(self._at[row]) + _ENTRY_BYTES + int(self._name_bytes[row])
+        return self._data[start : start + int(self._view["extra"][self._at[row]])]
 
     def _read(self, start: int, stop: int) -> bytes:
         data = self._source.read_at(start, stop - start)
@@ -287,7 +319,8 @@ class _Directory:
         return data
 
     def _shown(self, row: int) -> str:
-        raw = self._data[self._name_at[row] : self._name_stop[row]]
+        start = int(self._at[row]) + _ENTRY_BYTES
+        raw = self._data[start : start + int(self._name_bytes[row])]
         return repr(raw[:200].decode(errors="backslashreplace"))
 
     def _damage(self, reason: str) -> DamagedShardError:

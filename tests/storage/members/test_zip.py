@@ -142,6 +142,18 @@ def test_an_archive_with_a_changed_byte_gives_no_wrong_content(draws: st.DataObj
     assert set(found.items()) <= right  # a member whose name is damaged uncovers an older one of that name
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")  # which is what is tested
+def test_names_of_a_large_directory_are_those_of_zipfile_and_of_equal_ones_the_last_is_there() -> None:
+    names = [f"{number:06}.{'jpg' if number % 1000 else 'bêta'}" for number in range(70_000)]
+    names += [names[5], "folder/", names[69_999], names[5]]
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as file:
+        for name in names:
+            file.writestr(zipfile.ZipInfo(name), b"")
+    found = [member.name for member in members_of(data.getvalue())]
+    assert found == [name for name in names[:69_999] if name != names[5]] + [names[69_999], names[5]]
+
+
 def test_a_directory_takes_one_read_or_two_and_its_bytes_once() -> None:
     small = Bytes(archive({f"{number:06}.jpg": b"1" for number in range(500)}, zipfile.ZIP_STORED))
     assert len(list(read_directory(small, NAME))) == 500
