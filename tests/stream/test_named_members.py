@@ -22,6 +22,7 @@ from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import AccessDeniedError, ConfigError, DamagedMemberError, SchemaError, SourceChangedError, SourceError
 from sqlstream.testing.servers import FaultyHttpServer, LocalS3
 from sqlstream.transforms import presets
+from tests.goldens import FIXTURES
 
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 
@@ -337,3 +338,22 @@ def test_the_members_found_are_kept_for_later_runs(server: FaultyHttpServer, tmp
     assert sorted(read(dataset.select("n > 1"))) == [2, 3]
     names = sorted(path.suffix for path in (tmp_path / "cache/index").glob("*.sqlite"))
     assert len(names) == 2
+
+
+def test_the_golden_of_hugging_face_is_read_as_it_says(tmp_path: Path) -> None:
+    with zipfile.ZipFile(FIXTURES / "hf/chained/images.zip") as archive:
+        for table, column in (("metadata.csv", "image"), ("metadata.jsonl", "image")):
+            dataset = opened(FIXTURES / "hf/chained" / table, tmp_path, columns_to_download=[column])
+            rows = dataset.query(f"SELECT {column} FROM dataframe").to_pylist()
+            names = [row[column].removeprefix("zip://").partition("::")[0] for row in rows]
+            assert names
+            assert [Path(sample[column]).read_bytes() for sample in dataset] == [archive.read(name) for name in names]
+
+
+def test_relative_archives_start_at_their_own_table(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.zip").write_bytes(zip_of({"a.bin": name.encode()}))
+        write_csv(tmp_path / name / "t.csv", ["zip://a.bin::a.zip"])
+    dataset = opened([tmp_path / "one/t.csv", tmp_path / "two/t.csv"], tmp_path)
+    assert [Path(sample["image"]).read_bytes() for sample in dataset] == [b"one", b"two"]

@@ -100,6 +100,8 @@ def below(base_url: str, *, keeps_rooted: bool = False) -> Rewrite:
     def rewritten(value: Any) -> Any:
         if isinstance(value, list):
             return list(map(rewritten, value))
+        if value is not None and (chain := urls.chain_of(value)) is not None:  # its archive may be relative
+            return f"{chain.kind}://{chain.inner}::{rewritten(chain.outer)}"
         return value if value is None or (keeps_rooted and value.startswith("/")) else urls.join(base_url, value)
 
     return rewritten
