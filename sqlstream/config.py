@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Literal, TypeVar
@@ -233,6 +233,8 @@ class SourceOptions:
     """Column with the first byte of a row's part in the object that the column to download names; None: all of it."""
     length_column: str | None = None
     """Column with the number of bytes of that part."""
+    index_members: tuple[str, ...] = ()
+    """Members of TAR and ZIP shards (`json`, `txt`, `cls`), or columns of MDS, whose values are parsed into SQL columns."""
     damaged_shards: DamagedShards = DamagedShards.RAISE
     """What becomes of the samples of a shard that is damaged or cut off: `'raise'`, `'skip'`, or `'until_damage'`, which keeps
     those that lie before the damage."""
@@ -240,6 +242,7 @@ class SourceOptions:
     def __post_init__(self) -> None:
         """Check words and marks."""
         object.__setattr__(self, "damaged_shards", word_of("damaged_shards", self.damaged_shards, DamagedShards))
+        object.__setattr__(self, "index_members", tuple(sorted({*names_of("index_members", self.index_members)})))
         for name, flag in (("decode", self.decode), ("allow_pickle", self.allow_pickle)):
             if not isinstance(flag, bool):
                 raise ConfigError(f"{name}={flag!r} is no bool: give True or False")
@@ -340,6 +343,11 @@ class IndexOptions(SourceOptions):
             object.__setattr__(self, "index_limit", parse_bytes(self.index_limit, "index_limit"))
 
     @property
+    def path_columns(self) -> tuple[str, ...]:
+        """Those of `columns_to_download` whose values may name objects: parsed members are values."""
+        return tuple(name for name in self.columns_to_download if name not in self.index_members)
+
+    @property
     def wanted_key(self) -> str:
         """The column that names samples, if it can."""
         return DEFAULT_KEY_COLUMN if self.key_column is None else self.key_column
@@ -357,6 +365,29 @@ def word_of(option: str, value: str, kind: type[Word]) -> Word:
     if value not in tuple(kind):
         raise ConfigError(f"{option}={value!r} is unknown: give one of {', '.join(kind)}")
     return kind(value)
+
+
+def names_of(option: str, names: Sequence[str] | None, what: str = "column names") -> tuple[str, ...]:
+    """Return names as a tuple.
+
+    Args:
+        option: What the user calls them.
+        names: The names.
+        what: What they name.
+
+    Raises:
+        ConfigError: A single text was given, whose letters would be taken for names, or what is no list of texts.
+    """
+    cure = f"give a list of {what}"
+    if isinstance(names, str):
+        raise ConfigError(f"{option}={names!r} is a text: {cure}, [{names!r}]")
+    try:
+        found = tuple(() if names is None else names)
+    except TypeError:
+        raise ConfigError(f"{option}={names!r} is no list: {cure}") from None
+    if wrong := [name for name in found if not isinstance(name, str)]:
+        raise ConfigError(f"{option} holds {wrong[0]!r}, which is no text: {cure}")
+    return found
 
 
 def check_at_least(name: str, value: float, least: float) -> None:

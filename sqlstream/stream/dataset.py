@@ -26,6 +26,7 @@ from sqlstream.config import (
     SourceOptions,
     StorageOptions,
     check_at_least,
+    names_of,
     parse_bytes,
 )
 from sqlstream.errors import ConfigError
@@ -33,7 +34,7 @@ from sqlstream.index.weights import WeightsSpec
 from sqlstream.sample_types import DataSampleType
 from sqlstream.stream.frameworks.accelerate import check_not_sharded_again
 from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
-from sqlstream.stream.options import CacheOptions, DatasetOptions, names_of, open_any
+from sqlstream.stream.options import CacheOptions, DatasetOptions, open_any
 from sqlstream.stream.refresh import refresh_rows
 from sqlstream.stream.run.checkpoint import load_state, save_state
 from sqlstream.stream.run.order_options import AUTO_BLOCKS, BatchOptions, Layout, OrderOptions

@@ -187,29 +187,6 @@ def _checked_transforms(option: str, transforms: Sequence[Transform]) -> tuple[T
     return tuple(transforms)
 
 
-def names_of(option: str, names: Sequence[str] | None, what: str = "column names") -> tuple[str, ...]:
-    """Return names as a tuple.
-
-    Args:
-        option: What the user calls them.
-        names: The names.
-        what: What they name.
-
-    Raises:
-        ConfigError: A single text was given, whose letters would be taken for names, or what is no list of texts.
-    """
-    cure = f"give a list of {what}"
-    if isinstance(names, str):
-        raise ConfigError(f"{option}={names!r} is a text: {cure}, [{names!r}]")
-    try:
-        found = tuple(() if names is None else names)
-    except TypeError:
-        raise ConfigError(f"{option}={names!r} is no list: {cure}") from None
-    if wrong := [name for name in found if not isinstance(name, str)]:
-        raise ConfigError(f"{option} holds {wrong[0]!r}, which is no text: {cure}")
-    return found
-
-
 def _schemes(item: object) -> list[str]:
     """Return the schemes of a source: of shards that a text names, of each."""
     if not isinstance(item, str):

@@ -154,7 +154,11 @@ class Pipeline:
                 listed=self.index.listed if self.index.has_listing else None,
                 named_members=self.index.named_members,
                 in_place=frozenset(column.name for column in self.index.columns if column.is_in_place),
-                in_shards=frozenset(column.name for column in self.index.columns if column.is_member),
+                in_shards=frozenset(
+                    column.name
+                    for column in self.index.columns
+                    if column.is_member or column.name in self.options.index.index_members
+                ),
             ),
         )
         chain = CachedChain(self.options.transforms, self.cache, options, seed=self.seed, dataset=self.dataset_id)

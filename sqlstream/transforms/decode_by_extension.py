@@ -90,7 +90,8 @@ class DecodeByExtension:
             `wids-numpy`: wids' own, shorter table of extensions, and images as they are stored. None: images stay bytes.
         allow_pickle: Decode pkl, pickle, pyd, pth and pt too, which run whatever code the file names.
         only: Names of the fields to decode, as a list or as one text with spaces; None: all.
-        partial: Leave fields alone that hold no content, as another transform has decoded them already; False: an error.
+        partial: Leave fields alone that hold no content, as `index_members` or another transform has decoded them already;
+            False: an error.
         max_inflated_bytes: Largest content of a gzipped field: of a few kilobytes any number can be made.
 
     Example:
@@ -166,8 +167,8 @@ class DecodeByExtension:
 
 def _no_content(value: Any) -> DecodeError:
     return DecodeError(
-        f"expected the content of a file, got {summary(value)}: if another transform has decoded it, say partial=True or name "
-        "the fields to decode in only=[…]; load a path with LoadFromDiskTransform first"
+        f"expected the content of a file, got {summary(value)}: if index_members or another transform has decoded it, say "
+        "partial=True or name the fields to decode in only=[…]; load a path with LoadFromDiskTransform first"
     )
 
 

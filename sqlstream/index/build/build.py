@@ -269,7 +269,7 @@ def finish(writer: IndexWriter, plan: SourcePlan, options: IndexOptions, target:
         why = " with a partner in every table of join" if plan.joins else ""
         raise SourceError(f"{plan.src} has no rows{why}: an index needs one at least")
     own: dict[str, object] = {"fingerprint": target.key, "lineage": target.lineage, "src": plan.src}
-    own |= chained_columns(writer, options.columns_to_download)
+    own |= chained_columns(writer, options.path_columns)
     if writer.leaves_content:
         own |= {"lineage": target.content_lineage, "layout": _content_layout(plan)}
     elif plan.layout is not None:
@@ -336,6 +336,7 @@ def _add_missing(writer: IndexWriter, options: IndexOptions, plan: SourcePlan) -
     for option, names, is_open in (
         ("columns_to_download", options.columns_to_download, may_be_given),
         ("index_cols_to_keep", options.columns_to_keep, False),
+        ("index_members", options.index_members if options.columns_to_keep is None else (), False),
     ):
         for name in names or ():
             if name in writer.columns or name in computed:

@@ -72,8 +72,10 @@ def target_of(
         lineage["paths"] = "beside their tables"  # what an earlier version made of the same files is no version of this
     if identity is not None and (places := _places(plan, identity, has_hashed=True)):
         lineage["identity"] = places  # what lies elsewhere is no version of this source, whatever its ETag
+    if options.index_members:
+        lineage["index_members"] = list(options.index_members)
     if options.damaged_shards is not DamagedShards.RAISE:
-        lineage["damaged_shards"] = options.damaged_shards  # the key has it by the parts
+        lineage["damaged_shards"] = options.damaged_shards  # the key has both by the parts
     if options.lazy is not None:
         key["chunk_rows"] = lineage["chunk_rows"] = options.lazy.chunk_rows
     return Target(

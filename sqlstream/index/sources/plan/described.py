@@ -129,10 +129,16 @@ def shard_parts(index: IndexFile, options: IndexOptions, rules: Rules, remote: R
         layout: ShardLayout
         if isinstance(shard, WidsShard):
             num_bytes = shard.num_bytes
-            layout = TarShard(num_samples=shard.num_samples, num_bytes=num_bytes)
+            layout = TarShard(num_samples=shard.num_samples, num_bytes=num_bytes, index_members=options.index_members)
         else:
             num_bytes = (shard.zip or shard.raw).bytes
-            layout = MdsLayout(shard=shard, directory=directory, is_decoded=options.decode, allow_pickle=options.allow_pickle)
+            layout = MdsLayout(
+                shard=shard,
+                directory=directory,
+                is_decoded=options.decode,
+                allow_pickle=options.allow_pickle,
+                index_members=options.index_members,
+            )
         source = replace(file, size_bytes=num_bytes if file.size_bytes is None else file.size_bytes)
         parts.append(ShardPart(source=source, layout=layout, damaged=options.damaged_shards))
     return parts

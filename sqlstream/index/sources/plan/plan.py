@@ -138,12 +138,12 @@ def plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteRead
         for part in plan.parts:
             needs_more = constants or base is not None
             parts.append(
-                DerivedPart(part=part, constants=constants, base_url=base, path_columns=options.columns_to_download)
+                DerivedPart(part=part, constants=constants, base_url=base, path_columns=options.path_columns)
                 if needs_more
                 else part
             )
     has_database = any(isinstance(item, str) and is_database(item) for item in items)
-    _check_kinds(plans, labels)
+    _check_kinds(plans, labels, options)
     keys = {plan.key_column for plan in plans}
     assert len(keys) == 1  # a directory refuses another key column than its own
     return SourcePlan(
@@ -163,13 +163,17 @@ def plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteRead
     )
 
 
-def _check_kinds(plans: Sequence[SourcePlan], labels: Sequence[str]) -> None:
-    """Raise ConfigError if some sources are shards, and others are none."""
+def _check_kinds(plans: Sequence[SourcePlan], labels: Sequence[str], options: IndexOptions) -> None:
+    """Raise ConfigError if some sources are shards, and others are none, or none is and members are to be parsed."""
     are_shards = [any(isinstance(innermost(part), ShardPart) for part in plan.parts) for plan in plans]
     if len(set(are_shards)) > 1:
         shard, other = labels[are_shards.index(True)], labels[are_shards.index(False)]
         raise ConfigError(
             f"src has shards ({shard}) beside {other}, whose rows have no content in shards: give them to two datasets"
+        )
+    if options.index_members and not any(are_shards):
+        raise ConfigError(
+            f"index_members={list(options.index_members)!r} names members of shards, and {labels[0]} is none: leave it out"
         )
 
 
@@ -183,7 +187,9 @@ def _plan_joins(options: IndexOptions, temporary: Temporary, remote: RemoteReade
     if options.join is None:
         return plans
     for name, table in options.join.tables.items():
-        own = replace(options, src=table, join=None, key_column=options.join.on, data_type=None, label_column=None)
+        own = replace(
+            options, src=table, join=None, key_column=options.join.on, data_type=None, label_column=None, index_members=()
+        )
         own = replace(own, max_index_files=None)
         if any(isinstance(item, str) and is_database(item) for item in source_items(table)):
             raise ConfigError(f"join has a database as {name!r}: join in its own SQL, or export what it has to a table file")
@@ -298,7 +304,9 @@ def _plan_shards(item: str, src: str, options: IndexOptions, remote: RemoteReade
     if named is None:
         return None
     files = _shard_files(list(map(_absolute, named)), remote)
-    layouts = ((file, layout_of(file.url, options.label_column)) for file in files[: options.max_index_files])
+    layouts = (
+        (file, layout_of(file.url, options.label_column, options.index_members)) for file in files[: options.max_index_files]
+    )
     damaged = options.damaged_shards
     parts = [ShardPart(source=file, layout=layout, damaged=damaged) for file, layout in layouts if layout is not None]
     plan = _plan(item, options, urls.parent(files[0].url), parts)

@@ -20,23 +20,24 @@ _ZIP = re.compile(r"\.zip$", re.IGNORECASE)
 PIPE = "pipe:"
 
 
-def layout_of(url: str, label_column: str | None = None) -> ShardLayout | None:
+def layout_of(url: str, label_column: str | None = None, index_members: tuple[str, ...] = ()) -> ShardLayout | None:
     """Return how a file is read by its name; None: it is no shard.
 
     Args:
         url: The file.
         label_column: Column for the folder of each sample in a ZIP; None: none.
+        index_members: Columns of members that are parsed.
 
     Example:
-        >>> layout_of("s3://bucket/train-000.tar"), layout_of("photos.zip")
-        (TarShard(num_samples=None), ZipShard(label_column=None))
+        >>> layout_of("s3://bucket/train-000.tar") == TarShard(), layout_of("photos.zip") == ZipShard(), layout_of("a.csv")
+        (True, True, None)
     """
     name = re.split(r"[?#]", url, maxsplit=1)[0]
     if _TAR.search(name):
-        return TarShard()
+        return TarShard(index_members=index_members)
     if (layout := EXTENSIONS.get(urls.extension(name))) is not None:
         return RecordShard(layout=layout)
-    return ZipShard(label_column=label_column) if _ZIP.search(name) else None
+    return ZipShard(label_column=label_column, index_members=index_members) if _ZIP.search(name) else None
 
 
 def shard_urls(text: str) -> list[str] | None:

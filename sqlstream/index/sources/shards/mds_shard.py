@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,8 @@ from sqlstream.errors import DamagedShardError, SourceError
 from sqlstream.index.sources.base.access import named_errors, stat_file
 from sqlstream.index.sources.base.byte_source import bytes_of
 from sqlstream.index.sources.shards.layout import PartsAreValues, ReadPart, Scratch
-from sqlstream.index.sources.shards.reading import other_size
+from sqlstream.index.sources.shards.mds_values import check_columns, mds_values
+from sqlstream.index.sources.shards.reading import ShardBytes, opened, other_size, unpacked_content
 from sqlstream.index.sources.shards.samples import SAMPLE, ShardSamples
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
@@ -44,10 +46,17 @@ class MdsLayout(PartsAreValues):
     is_decoded: bool = True
     """Samples have values; False: their bytes."""
     allow_pickle: bool = False
+    index_members: tuple[str, ...] = ()
+    """Columns whose values rows have."""
+
+    def __post_init__(self) -> None:
+        """Check which columns rows are to have."""
+        check_columns(self.index_members, self.shard)
 
     def identity(self) -> object:
-        """Return what the index says of it."""
-        return {"mds": asdict(self.shard)}
+        """Return what the index says of it, and whose values rows have."""
+        members = {"members": list(self.index_members)} if self.index_members else {}
+        return {"mds": asdict(self.shard), **members}
 
     @property
     def reading(self) -> object:
@@ -59,18 +68,41 @@ class MdsLayout(PartsAreValues):
 
         The table of an MDS shard that is compressed is in what it holds: samples have their numbers, and `locate` finds them.
         """
-        del scratch
         shard = self.shard
         if (other := other_size(file, (shard.zip or shard.raw).bytes)) is not None:
             raise DamagedShardError(other)
         unpack = None if shard.zip is None else _unpack(shard.compression, shard.raw, shard.zip)
-        typed = {column.name: _KINDS.get(column.encoding, pa.binary()) for column in shard.columns}
-        if unpack is not None and shard.meta is None:
-            numbered = [{SAMPLE: SamplePart(0, number, 0)} for number in range(shard.samples)]
-            return ShardSamples(keys=None, parts=numbered, typed=typed, unpack=unpack)
-        found = pairwise(self._offsets(file, remote))
-        parts = [{SAMPLE: SamplePart(0, start, stop - start)} for start, stop in found]
-        return ShardSamples(keys=None, parts=parts, typed=typed, unpack=unpack)
+        left = [column for column in shard.columns if column.name not in self.index_members]
+        typed = {column.name: _KINDS.get(column.encoding, pa.binary()) for column in left}
+        found = None if unpack is not None and shard.meta is None else self._offsets(file, remote)
+        values = self._values(file, unpack, found, remote, scratch) if self.index_members else None
+        if found is None:
+            parts = [{SAMPLE: SamplePart(0, number, 0)} for number in range(shard.samples)]
+        else:
+            parts = [{SAMPLE: SamplePart(0, start, stop - start)} for start, stop in pairwise(found)]
+        return ShardSamples(keys=None, parts=parts, typed=typed, beside=values, unpack=unpack)
+
+    def _values(
+        self, file: SourceFile, unpack: Unpack | None, found: list[int] | None, remote: RemoteReader, scratch: Scratch
+    ) -> pa.Table:
+        """Return the values that rows have; of a compressed shard it is downloaded and unpacked for them.
+
+        Args:
+            file: The shard.
+            unpack: How it is unpacked; None: it is not compressed.
+            found: Where its samples begin and end; None: its content says it.
+            remote: Reads what is not local.
+            scratch: Where its content is written meanwhile.
+        """
+        name = urls.redact(file.url)
+        with contextlib.ExitStack() as stack:
+            if unpack is None:
+                source: ShardBytes = stack.enter_context(opened(file, remote))
+            else:
+                source = stack.enter_context(unpacked_content(file, unpack, remote, scratch))
+            if found is None:
+                found = offsets(source.read_at(0, table_bytes(self.shard)), self.shard, name).tolist()
+            return mds_values(self.index_members, self.shard, found, source, name)
 
     def _offsets(self, file: SourceFile, remote: RemoteReader) -> list[int]:
         """Return where samples begin in the raw file, and where the last one ends."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
-from sqlstream.index.sources.base.access import named_errors
-from sqlstream.index.sources.base.byte_source import RemoteBytes
-from sqlstream.index.sources.shards.layout import ShardFiles
+from sqlstream.index.sources.base.access import local_copy, named_errors
+from sqlstream.index.sources.base.byte_source import RemoteBytes, Span
+from sqlstream.index.sources.shards.layout import Scratch, ShardFiles
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.protocols import RemoteReader
+from sqlstream.storage.base.protocols import RemoteReader, Unpack
+from sqlstream.storage.members.unpacked import unpacked
 
 AHEAD_BYTES = 8 << 10
 """Read with what is asked for, where the next header is far away: it brings small members, and their headers."""
@@ -20,6 +24,11 @@ BLOCK_BYTES = 8 << 20
 """Read at once where headers are near each other: half of the largest request that ranges are merged to."""
 NEAR_BYTES = 1 << 20
 """Headers nearer than this are read with all that lies between: a request costs as long as so many bytes, 20 ms at 50 MB/s."""
+_SPANS_AT_A_TIME = 256
+"""Parts of a shard that one call asks for. Arbitrary."""
+_CALLS_AT_A_TIME = 8
+"""Such calls under way for one shard: half of what a helper process works on."""
+_PIECE_BYTES = 1 << 20
 _FIRST_STEPS = 8
 """Steps from header to header that are seen before whole blocks are read. Arbitrary."""
 
@@ -34,6 +43,14 @@ class LocalShard:
     def read_at(self, offset: int, num_bytes: int) -> bytes:
         """Return a part of it."""
         return os.pread(self._descriptor, num_bytes, offset)
+
+    def read_beside(self, offset: int, num_bytes: int) -> bytes:
+        """Return a part of it."""
+        return self.read_at(offset, num_bytes)
+
+    def read_spans(self, spans: Sequence[Span]) -> list[bytes]:
+        """Return parts of it."""
+        return [self.read_at(start, stop - start) for start, stop in spans]
 
     def close(self) -> None:
         """Close it."""
@@ -74,6 +91,21 @@ class AheadBytes:
             start = 0
         return self._block[start : start + num_bytes]
 
+    def read_beside(self, offset: int, num_bytes: int) -> bytes:
+        """Return a part of it that is wanted beside the headers: it is no step from one to the next."""
+        self._num_reads -= 1
+        return self.read_at(offset, num_bytes)
+
+    def read_spans(self, spans: Sequence[Span]) -> list[bytes]:
+        """Return parts of it, near ones by one request."""
+        if self._whole is not None:
+            return self._whole.read_spans(spans)
+        some = [spans[start : start + _SPANS_AT_A_TIME] for start in range(0, len(spans), _SPANS_AT_A_TIME)]
+        if len(some) < 2:
+            return self._source.read_spans(spans)
+        with ThreadPoolExecutor(_CALLS_AT_A_TIME, thread_name_prefix="members") as pool:
+            return list(chain.from_iterable(pool.map(self._source.read_spans, some)))
+
 
 def other_size(file: SourceFile, num_bytes: int | None) -> str | None:
     """Return what is wrong with a shard that has another size than its index says; None: nothing, or nothing says it."""
@@ -83,8 +115,12 @@ def other_size(file: SourceFile, num_bytes: int | None) -> str | None:
     return f"{name} has {file.size_bytes} bytes, and its index says {num_bytes}: one of them is of another version"
 
 
+ShardBytes = LocalShard | AheadBytes
+"""The bytes of a shard while it is indexed."""
+
+
 @contextlib.contextmanager
-def opened(file: SourceFile, remote: RemoteReader, files: ShardFiles | None = None) -> Iterator[LocalShard | AheadBytes]:
+def opened(file: SourceFile, remote: RemoteReader, files: ShardFiles | None = None) -> Iterator[ShardBytes]:
     """Give the bytes of a shard.
 
     Args:
@@ -102,3 +138,46 @@ def opened(file: SourceFile, remote: RemoteReader, files: ShardFiles | None = No
             yield AheadBytes(RemoteBytes(file, remote), None if files is None else bring)
         else:
             yield stack.enter_context(contextlib.closing(LocalShard(Path(file.url))))
+
+
+@contextlib.contextmanager
+def unpacked_content(file: SourceFile, unpack: Unpack, remote: RemoteReader, scratch: Scratch) -> Iterator[LocalShard]:
+    """Give the content of a shard that is compressed as a whole: where it stays for those who read it next, or for this time.
+
+    Args:
+        file: The shard.
+        unpack: How it is unpacked.
+        remote: Reads what is not local.
+        scratch: Where the content is written, if it does not stay.
+    """
+    with contextlib.ExitStack() as stack:
+        path: Path | None = None
+        if scratch.files is not None and urls.is_remote(file.url):
+            with named_errors(file.url):
+                path = stack.enter_context(scratch.files.held(file, unpack))
+        if path is not None:
+            yield stack.enter_context(contextlib.closing(LocalShard(path)))
+            return
+        stored = stack.enter_context(local_copy(file, scratch.path("shard"), remote))
+        yield stack.enter_context(_unpacked(stored, unpack, urls.redact(file.url), scratch))
+
+
+@contextlib.contextmanager
+def _unpacked(path: Path, unpack: Unpack, name: str, scratch: Scratch) -> Iterator[LocalShard]:
+    """Give the content of a compressed file, which is removed afterwards.
+
+    Raises:
+        CacheFullError: It has no room among the index files: it is a bomb, or `index_limit` is small.
+    """
+    temporary = scratch.path("content")
+    make_room = scratch.on_growth(temporary)
+    try:
+        with open(path, "rb") as file, open(temporary, "xb") as content:
+            for piece in unpacked(iter(partial(file.read, _PIECE_BYTES), b""), unpack, name):
+                make_room()
+                content.write(piece)
+                content.flush()
+        with contextlib.closing(LocalShard(temporary)) as source:
+            yield source
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -34,6 +34,8 @@ class ShardSamples:
     """Columns whose values are in the samples' only part, with their types: no query sees them."""
     beside: pa.Table | None = None
     """What the shard says of each sample beside its parts; None: nothing."""
+    parsed: frozenset[str] = frozenset()
+    """Columns of parts whose values are in `beside`: samples have these in place of the content."""
     size_fact: int | None = None
     """Which fact of a part is the size of its content; None: that is the size of the part."""
     unpack: Unpack | None = None
@@ -52,7 +54,8 @@ class ShardSamples:
     @cached_property
     def member_columns(self) -> list[str]:
         """Columns of parts, in the order of their first appearance."""
-        return [] if self.typed else list(dict.fromkeys(name for parts in self.parts for name in parts))
+        found = dict.fromkeys(name for parts in self.parts for name in parts)
+        return [name for name in found if name != SAMPLE and name not in self.parsed]
 
     def part_names(self, columns: Collection[str]) -> list[str]:
         """Return the parts that hold some columns."""

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 from sqlstream.errors import SourceError
-from sqlstream.index.sources.base.access import local_copy, named_errors
 from sqlstream.index.sources.shards.layout import MembersAreBytes, ReadPart, Scratch
-from sqlstream.index.sources.shards.reading import LocalShard, opened, other_size
+from sqlstream.index.sources.shards.reading import ShardBytes, opened, other_size, unpacked_content
 from sqlstream.index.sources.shards.samples import ShardSamples
+from sqlstream.index.sources.shards.values import check_bytes, check_members, with_values
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader, Unpack
 from sqlstream.storage.members import names, tar
 from sqlstream.storage.members.damage import before_damage
 from sqlstream.storage.members.places import SamplePart
-from sqlstream.storage.members.source import ByteRange
-from sqlstream.storage.members.unpack import MAGIC_BYTES, Compression, compression_of, decompress
+from sqlstream.storage.members.tar import TarMember
+from sqlstream.storage.members.unpack import MAGIC_BYTES, compression_of
 
-_PIECE_BYTES = 1 << 20
 _PACKED = frozenset((".gz", ".tgz", ".bz2", ".tbz", ".tbz2", ".xz", ".txz", ".zst", ".zstd"))
 """Extensions of shards that are compressed as a whole, as a rule: these are brought unpacked."""
 
@@ -35,10 +31,16 @@ class TarShard(MembersAreBytes):
     """Samples that an index file says it has; None: nothing says it."""
     num_bytes: int | None = None
     """Its size by an index file; None: nothing says it."""
+    index_members: tuple[str, ...] = ()
+    """Columns of members that are parsed."""
+
+    def __post_init__(self) -> None:
+        """Check what is to be parsed."""
+        check_members(self.index_members)
 
     def identity(self) -> object:
-        """Return its format."""
-        return "tar"
+        """Return its format, and what is parsed."""
+        return ["tar", *self.index_members] if self.index_members else "tar"
 
     def samples(self, file: SourceFile, remote: RemoteReader, scratch: Scratch) -> ShardSamples:
         """Return the samples of a shard; see `ShardLayout.samples`."""
@@ -52,9 +54,10 @@ class TarShard(MembersAreBytes):
         with opened(file, remote, None if urls.extension(file.url) in _PACKED else scratch.files) as source:
             compression = compression_of(source.read_at(0, MAGIC_BYTES))
             if compression is None:
-                return _samples(source, name, None)
-        with _content(file, compression, remote, scratch) as content:
-            return _samples(content, name, Unpack(compression))
+                return _samples(source, name, None, self.index_members)
+        unpack = Unpack(compression)
+        with unpacked_content(file, unpack, remote, scratch) as content:
+            return _samples(content, name, unpack, self.index_members)
 
     def _checked(self, samples: ShardSamples, file: SourceFile) -> ShardSamples:
         """Return the samples of a shard that is the one of its index, or damaged."""
@@ -74,46 +77,27 @@ class TarShard(MembersAreBytes):
         return {part.name: part.data for part in parts}
 
 
-def _samples(source: ByteRange, name: str, unpack: Unpack | None) -> ShardSamples:
-    grouped, damage = before_damage(names.group(tar.read_members(source, name), name))
+def _samples(source: ShardBytes, name: str, unpack: Unpack | None, index_members: Sequence[str]) -> ShardSamples:
+    contents: dict[int, bytes] = {}
+    members = tar.read_members(source, name)
+    if index_members:
+        members = _read_along(members, source, index_members, contents, name)
+    grouped, damage = before_damage(names.group(members, name))
     keys = [key for key, _ in grouped]
     parts = [
         {column: SamplePart(0, member.offset, member.size) for column, member in members.items()} for _, members in grouped
     ]
-    return ShardSamples(keys=keys, parts=parts, unpack=unpack, damage=damage)
+    samples = ShardSamples(keys=keys, parts=parts, unpack=unpack, damage=damage)
+    return with_values(samples, index_members, contents, name) if index_members else samples
 
 
-@contextlib.contextmanager
-def _content(file: SourceFile, compression: Compression, remote: RemoteReader, scratch: Scratch) -> Iterator[LocalShard]:
-    """Give the content of a compressed shard: where it stays for those who read it next, or unpacked for this time."""
-    with contextlib.ExitStack() as stack:
-        path: Path | None = None
-        if scratch.files is not None and urls.is_remote(file.url):
-            with named_errors(file.url):
-                path = stack.enter_context(scratch.files.held(file, Unpack(compression)))
-        if path is not None:
-            yield stack.enter_context(contextlib.closing(LocalShard(path)))
-            return
-        stored = stack.enter_context(local_copy(file, scratch.path("shard"), remote))
-        yield stack.enter_context(_unpacked(stored, compression, urls.redact(file.url), scratch))
-
-
-@contextlib.contextmanager
-def _unpacked(path: Path, compression: Compression, name: str, scratch: Scratch) -> Iterator[LocalShard]:
-    """Give the content of a compressed file, which is removed afterwards.
-
-    Raises:
-        CacheFullError: It has no room among the index files: it is a bomb, or `index_limit` is small.
-    """
-    temporary = scratch.path("tar")
-    make_room = scratch.on_growth(temporary)
-    try:
-        with open(path, "rb") as file, open(temporary, "xb") as content:
-            for piece in decompress(iter(partial(file.read, _PIECE_BYTES), b""), compression, name):
-                make_room()
-                content.write(piece)
-                content.flush()
-        with contextlib.closing(LocalShard(temporary)) as source:
-            yield source
-    finally:
-        temporary.unlink(missing_ok=True)
+def _read_along(
+    members: Iterable[TarMember], source: ShardBytes, wanted: Sequence[str], contents: dict[int, bytes], name: str
+) -> Iterator[TarMember]:
+    """Yield members, and note the contents of some by their places: while the bytes about their headers are here."""
+    for member in members:
+        split = names.split_name(member.name)
+        if split is not None and split[1] in wanted:
+            check_bytes(member.size, f"{name}: the member {member.name[:200]!r} at byte {member.offset}", split[1])
+            contents[member.offset] = source.read_beside(member.offset, member.size)
+        yield member

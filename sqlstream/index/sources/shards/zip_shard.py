@@ -21,8 +21,9 @@ from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.formats.by_extension import open_table
 from sqlstream.index.sources.places.folder import FILE_NAME, METADATA
 from sqlstream.index.sources.shards.layout import MembersAreBytes, PartFile, ReadPart, Scratch
-from sqlstream.index.sources.shards.reading import opened
+from sqlstream.index.sources.shards.reading import ShardBytes, opened
 from sqlstream.index.sources.shards.samples import ShardSamples
+from sqlstream.index.sources.shards.values import check_bytes, check_members, with_values
 from sqlstream.index.types.models import SourceFile
 from sqlstream.sample_types import EXTENSIONS, DataSampleType
 from sqlstream.storage.base import urls
@@ -45,10 +46,16 @@ class ZipShard(MembersAreBytes):
 
     label_column: str | None = None
     """Column that gets each sample's folder; None: none."""
+    index_members: tuple[str, ...] = ()
+    """Columns of members that are parsed."""
+
+    def __post_init__(self) -> None:
+        """Check what is to be parsed."""
+        check_members(self.index_members)
 
     def identity(self) -> object:
-        """Return its format, and which columns are made."""
-        return ["zip", self.label_column]
+        """Return its format, which columns are made, and what is parsed."""
+        return ["zip", self.label_column, *self.index_members]
 
     def samples(self, file: SourceFile, remote: RemoteReader, scratch: Scratch) -> ShardSamples:
         """Return the samples of a shard; see `ShardLayout.samples`."""
@@ -57,8 +64,12 @@ class ZipShard(MembersAreBytes):
             members = {member.name: member for member in read_directory(source, name) if not _is_hidden(member.name)}
             described = [member for member in members.values() if METADATA.fullmatch(member.name)]
             if described:
-                return _described(described, members, source, name, scratch.path)
-        return _grouped(members, self.label_column)
+                samples = _described(described, members, source, name, scratch.path)
+            else:
+                samples = _grouped(members, self.label_column)
+            if not self.index_members:
+                return samples
+            return with_values(samples, self.index_members, _contents(samples, self.index_members, source, name), name)
 
     def file_of(self, part: SamplePart, column: str, row: Mapping[str, object]) -> PartFile:
         """Return a part with what inflates it; its extension is that of its name, which metadata have, or its column."""
@@ -90,6 +101,18 @@ def _content(part: ReadPart, shard: str) -> bytes:
         )
     start = part.part.offset
     return content(part.data, ZipMember(written, start, start + part.part.size, method, stored_size, size, crc), shard)
+
+
+def _contents(samples: ShardSamples, wanted: Sequence[str], source: ShardBytes, shard: str) -> dict[int, bytes]:
+    """Return the contents of the members of some columns, by their places."""
+    found = {
+        part.offset: ReadPart(name, b"", part) for parts in samples.parts for name, part in parts.items() if name in wanted
+    }
+    for name, _, part in found.values():
+        check_bytes(max(part.size, part.facts[_SIZE_FACT]), f"{shard}: the member at byte {part.offset}", name)
+    places = sorted(found)
+    read = source.read_spans([(place, place + found[place].part.size) for place in places])
+    return {place: _content(found[place]._replace(data=data), shard) for place, data in zip(places, read, strict=True)}
 
 
 def _grouped(members: Mapping[str, ZipMember], label_column: str | None) -> ShardSamples:
