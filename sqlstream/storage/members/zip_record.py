@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator
 
-from sqlstream.errors import DamagedMemberError
+from sqlstream.errors import DamagedMemberError, SqlStreamError
 from sqlstream.storage.base.protocols import ZipRecord
 from sqlstream.storage.members.zip import LOCAL_BYTES, UNPACK, UNPACK_ERRORS, ZipMethod, local_header, method_name
 
@@ -36,6 +36,8 @@ def record_content(chunks: Iterable[bytes | memoryview], record: ZipRecord, name
                 break
             crc = zlib.crc32(piece, crc)
             yield piece
+    except SqlStreamError:  # of the network, while the next bytes were waited for: some are OSErrors, too
+        raise
     except UNPACK_ERRORS as error:
         raise _damage(name, record, f"it is no {method_name(record.method)} content: {error}") from error
     if num_bytes != record.raw_bytes:
