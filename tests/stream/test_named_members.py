@@ -20,7 +20,7 @@ from PIL import Image
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import AccessDeniedError, ConfigError, DamagedMemberError, SchemaError, SourceChangedError, SourceError
-from sqlstream.testing.servers import FaultyHttpServer, LocalS3
+from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer, LocalS3
 from sqlstream.transforms import presets
 from tests.goldens import FIXTURES
 
@@ -357,3 +357,54 @@ def test_relative_archives_start_at_their_own_table(tmp_path: Path) -> None:
         write_csv(tmp_path / name / "t.csv", ["zip://a.bin::a.zip"])
     dataset = opened([tmp_path / "one/t.csv", tmp_path / "two/t.csv"], tmp_path)
     assert [Path(sample["image"]).read_bytes() for sample in dataset] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [FaultyAnswer(fault=Fault.NO_RANGES)],
+        [FaultyAnswer(fault=Fault.RESET, after_bytes=500)],
+        [FaultyAnswer(fault=Fault.TRUNCATE, after_bytes=700), FaultyAnswer(fault=Fault.STATUS, status=503)],
+        [FaultyAnswer(fault=Fault.NO_LENGTH)],
+    ],
+    ids=["no ranges", "reset", "cut and busy", "no length"],
+)
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_what_servers_do_wrong_costs_requests_and_no_bytes(
+    kind: str, answers: list[FaultyAnswer], server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    files = files_of("a", 4)
+    server.objects[f"/a.{kind}"] = zip_of(files) if kind == "zip" else tar_of(files)
+    table = write_csv(tmp_path / "t.csv", [f"{kind}://{name}::{server.url}/a.{kind}" for name in files])
+    dataset = opened(table, tmp_path)
+    server.script(f"/a.{kind}", *answers)
+    assert read(dataset) == dict(enumerate(files.values()))
+
+
+def test_a_member_damaged_on_its_way_fails_and_is_not_kept(server: FaultyHttpServer, tmp_path: Path) -> None:
+    server.objects["/a.zip"] = zip_of({"a.bin": content(1)}, zipfile.ZIP_STORED)
+    dataset = opened(write_csv(tmp_path / "t.csv", [f"zip://a.bin::{server.url}/a.zip"]), tmp_path)
+    server.script("/a.zip", FaultyAnswer(fault=Fault.DAMAGE))
+    with pytest.raises(DamagedMemberError, match=r"a\.zip: the member at byte 0 is damaged: there is no local header.*row 0"):
+        dataset[0]
+    assert Path(dataset[0]["image"]).read_bytes() == content(1)
+    assert dataset.cache.statistics().entries == 1
+
+
+def test_an_archive_that_is_gone_fails_its_samples_alone(server: FaultyHttpServer, tmp_path: Path) -> None:
+    server.objects |= {"/a.zip": zip_of({"a.bin": b"a"}), "/b.zip": zip_of({"b.bin": b"b"})}
+    values = [f"zip://a.bin::{server.url}/a.zip", f"zip://b.bin::{server.url}/b.zip"]
+    dataset = opened(write_csv(tmp_path / "t.csv", values), tmp_path, on_error="skip", max_failure_ratio=0.9)
+    del server.objects["/a.zip"]
+    assert read(dataset) == {1: b"b"}
+    (failure,) = [failure for failure in dataset.failures() if failure.row is not None]
+    assert "zip://a.bin" in failure.error or "a.zip" in failure.error
+
+
+def test_archives_are_named_by_rows_of_a_remote_table_below_its_directory(tmp_path: Path) -> None:
+    with LocalS3() as s3:
+        s3.put("bucket/data/a.zip", zip_of({"a.bin": b"a", "../../etc/passwd": b"data"}))
+        table = s3.put("bucket/data/t.csv", b"image,n\nzip://a.bin::a.zip,0\nzip://../../etc/passwd::a.zip,1\n")
+        dataset = opened(table, tmp_path, storage_options=s3.storage_options)
+        assert read(dataset) == {0: b"a", 1: b"data"}
+        dataset.close()

@@ -166,14 +166,13 @@ class _Finder:
             archives = self._look_for_values(found)
             files = self._stat(archives)
             writer.connection.execute(SCHEMA)
-            rows = [
-                Archive(archive.url, archive.row, archive.column, file.size_bytes or 0, file.etag, file.content)._asdict()
+            known = [
+                Archive(archive.url, archive.row, archive.column, file.size_bytes or 0, file.etag, file.content)
                 for archive, file in zip(archives, files, strict=True)
             ]
-            batch = pa.RecordBatch.from_pylist(rows, schema=_ARCHIVES)
-            writer.begin_source(SourceFile(url=self.index.src, size_bytes=None, etag=None), batch.schema)
-            if rows:
-                writer.write_batch(batch)
+            writer.begin_source(SourceFile(url=self.index.src, size_bytes=None, etag=None), _ARCHIVES)
+            if known:
+                writer.write_values(dict(zip(Archive._fields, zip(*known, strict=True), strict=True)))
             title = f"reading the archives that {self.index.src} names"
             with progress(len(files), " archives", title, self.show_progress) as bar:
                 of_archives = zip(archives, files, map(found.of, range(len(files))), strict=True)  # read as they are asked for
@@ -294,13 +293,21 @@ class _NamedValues:
             "stop INTEGER) STRICT"
         )
         self._connection.execute("BEGIN")
+        self._added: list[tuple[int | str, ...]] = []
 
     def add(self, archive: int, wanted: Wanted) -> None:
         """Note a value."""
-        self._connection.execute("INSERT INTO wanted VALUES (?, ?, ?, ?, ?, ?, ?)", (archive, *wanted))
+        self._added.append((archive, *wanted))
+        if len(self._added) >= _ROWS_AT_A_TIME:
+            self._write()
+
+    def _write(self) -> None:
+        self._connection.executemany("INSERT INTO wanted VALUES (?, ?, ?, ?, ?, ?, ?)", self._added)
+        self._added.clear()
 
     def finish(self) -> None:
         """All are noted."""
+        self._write()
         self._connection.execute("CREATE INDEX by_archive ON wanted (archive)")
         self._connection.execute("COMMIT")
 

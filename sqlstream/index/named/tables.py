@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.access import named_errors
@@ -64,9 +64,9 @@ def _of_zip(file: SourceFile, wanted: Sequence[Wanted], remote: RemoteReader) ->
     with named_errors(file.url), opened(file, remote) as source:
         tail = _END_BYTES + num_bytes
         reading = _Tail(RemoteBytes(file, remote), tail) if urls.is_remote(file.url) else source
-        members = {member.name: member for member in read_directory(reading, name)}
+        members = _Members(wanted, read_directory(reading, name))
     for some in wanted:
-        member = members[_found(members, some, name)]
+        member = members.find(some, name)
         facts = (member.method, member.stored_size, member.size, member.crc, zlib.crc32(member.name.encode()))
         yield (some.row, some.number, some.written, member.start, member.stop, *facts)
 
@@ -78,9 +78,9 @@ def _of_tar(file: SourceFile, wanted: Sequence[Wanted], remote: RemoteReader) ->
             raise SourceError(
                 f"{name} is compressed as a whole, and its members cannot be read one by one: give it as src, or decompress it"
             )
-        members = {member.name: member for member in tar.read_members(source, name)}
+        members = _Members(wanted, tar.read_members(source, name))
     for some in wanted:
-        member = members[_found(members, some, name)]
+        member = members.find(some, name)
         yield (some.row, some.number, some.written, member.offset, member.offset + member.size, *_NO_RECORD)
 
 
@@ -106,21 +106,50 @@ class _Tail:
         return self._tail[offset - self._start :][:num_bytes]
 
 
-def _found(members: Mapping[str, object], wanted: Wanted, name: str) -> str:
-    """Return the name of a member as its archive has it.
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
 
-    Raises:
-        SourceError: There is none.
+
+_Member = TypeVar("_Member", bound=_Named)
+
+
+class _Members(Generic[_Member]):
+    """The members of an archive that rows name; of several with one name the last.
+
+    Args:
+        wanted: What rows name.
+        members: All members.
     """
-    bare = wanted.name.lstrip("/")
-    for candidate in (wanted.name, bare, f"./{bare}"):
-        if candidate in members:
-            return candidate
-    hint = ", in which * and ? are no wildcards" if set("*?") & set(wanted.name) else ""
-    raise SourceError(
-        f"row {wanted.row} names {wanted.name!r} in {name}, which has {len(members)} files and none of that name{hint}: "
-        "mend the row, or leave it out with where"
-    )
+
+    def __init__(self, wanted: Iterable[Wanted], members: Iterable[_Member]) -> None:
+        names = {name for some in wanted for name in _spellings(some.name)}
+        self._found: dict[str, _Member] = {}
+        self._num_members = 0
+        for member in members:
+            self._num_members += 1
+            if member.name in names:
+                self._found[member.name] = member
+
+    def find(self, wanted: Wanted, name: str) -> _Member:
+        """Return the member that a row names.
+
+        Raises:
+            SourceError: There is none.
+        """
+        for spelling in _spellings(wanted.name):
+            if (member := self._found.get(spelling)) is not None:
+                return member
+        hint = ", in which * and ? are no wildcards" if set("*?") & set(wanted.name) else ""
+        raise SourceError(
+            f"row {wanted.row} names {wanted.name!r} in {name}, which has {self._num_members} files and none of that "
+            f"name{hint}: mend the row, or leave it out with where"
+        )
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    """Return how an archive may have the name of a member."""
+    return (name, f"./{name}") if not name.startswith("/") else (name, name.lstrip("/"), f"./{name.lstrip('/')}")
 
 
 def _of_places(file: SourceFile, wanted: Iterable[Wanted]) -> Iterator[Found]:
