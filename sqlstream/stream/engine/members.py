@@ -182,13 +182,7 @@ class MemberReader:
 
     def _content(self, sample: Sample, place: SamplePlace, epoch: int) -> MemberContent:
         """Return where the content of a sample is, of the columns that it still has."""
-        names, shard = self._names, self._shard(place.shard)
-        entries, parts = place.place
-        found: list[MemberPart] = []
-        for part in parts:
-            name = names[part.column]
-            if name is not None and (name in sample or (name == SAMPLE and self._lacking(sample))):
-                found.append(MemberPart(name, part))
+        shard, found, entries = self._shard(place.shard), self._wanted(sample, place), place.place.entries
         refs: tuple[ObjectRef, ...] = shard.packed if found else ()
         if shard.parts is not None and shard.unpack is None:
             spans = tuple(dict.fromkeys(_entry_of(part, entries) for _, part in found if part.size))  # none holds an empty part
@@ -200,17 +194,23 @@ class MemberReader:
                 refs = tuple(map(shard.parts.member, spans))
         return MemberContent(self, shard, tuple(found), refs)
 
+    def _wanted(self, sample: Sample, place: SamplePlace) -> list[MemberPart]:
+        """Return the parts of a sample that are wanted, of the columns that it still has."""
+        names, found = self._names, list[MemberPart]()
+        for part in place.place.parts:
+            name = names[part.column]
+            if name is not None and (name in sample or (name == SAMPLE and self._lacking(sample))):
+                found.append(MemberPart(name, part))
+        return found
+
     def _files(self, sample: Sample, place: SamplePlace) -> dict[str, ObjectRef]:
         """Return the parts of a sample as files, by column: entries of their own, also where the shard is local.
 
         Raises:
             ConfigError: They are no files, or lie in a shard that is compressed as a whole.
         """
-        names, shard, files = self._names, self._shard(place.shard), dict[str, ObjectRef]()
-        for part in place.place.parts:
-            name = names[part.column]
-            if name is None or not (name in sample or name == SAMPLE):
-                continue
+        shard, files = self._shard(place.shard), dict[str, ObjectRef]()
+        for name, part in self._wanted(sample, place):
             file = shard.layout.file_of(part, name, sample)
             if shard.unpack is not None or shard.parts is None:
                 raise ConfigError(
