@@ -29,6 +29,8 @@ _SPELLING = {
     "allow_missing_columns=True": "--allow-missing-columns",
     "lazy_index_chunk_size": "--lazy",
     "label_column": "--label-column",
+    "index_members": "--index-members",
+    "damaged_shards": "--damaged-shards",
     "storage_options": "--storage-option",
     "index_store": "--index-store",
     "sql_engine": "--sql-engine",
@@ -67,6 +69,16 @@ def register(subcommands: Subcommands) -> None:
     )
     build.add_argument("--path-prefix", metavar="URL", help="where relative paths start, instead of the place of the source")
     build.add_argument("--label-column", metavar="COL", help="for a directory: a column for the name of each sample's folder")
+    build.add_argument(
+        "--index-members",
+        metavar="NAME",
+        nargs="+",
+        default=[],
+        help="small parts of shards whose values are columns: json txt cls",
+    )
+    build.add_argument(
+        "--damaged-shards", metavar="WHAT", default="raise", help="raise, skip or until_damage (default: %(default)s)"
+    )
     build.add_argument("--download", metavar="COL", nargs="+", default=[], help="columns whose values are URLs or paths")
     build.add_argument("--allow-missing-columns", action="store_true", help="a --download column that is not there is NULL")
     build.add_argument("--delimiter", metavar="CHAR", help="delimiter of CSV files")
@@ -116,6 +128,8 @@ def run_build(options: argparse.Namespace) -> int:
         sql_engine=options.sql_engine,
         path_prefix=options.path_prefix,
         label_column=options.label_column,
+        index_members=tuple(options.index_members),
+        damaged_shards=options.damaged_shards,
         allow_missing_columns=options.allow_missing_columns,
         delimiter=options.delimiter,
         encoding=options.encoding,

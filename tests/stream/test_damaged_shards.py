@@ -130,6 +130,20 @@ def test_damage_is_counted_and_listed_and_told_by_each_opening(
     assert "it has no end record" in run("index", "info", tmp_path / "cache").stdout
 
 
+def test_index_build_takes_what_a_dataset_takes(good: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut.tar").write_bytes(good.read_bytes()[:9_000])
+    failed = run("index", "build", tmp_path / "*.tar", tmp_path / "cache")
+    assert failed.returncode == 2
+    assert "cut.tar is damaged at byte 5632" in failed.stderr
+    words = ("--damaged-shards", "until_damage", "--index-members", "cls", "txt")
+    built = run_json("index", "build", tmp_path / "*.tar", tmp_path / "cache", *words)
+    assert (built["num_rows"], [found["shard"] for found in built["damaged"]]) == (5, [0])
+    options = {"damaged_shards": "until_damage", "index_members": ["txt", "cls"]}
+    dataset = opened(str(tmp_path / "*.tar"), tmp_path, source_options=options, where="cls = 0")
+    assert [sample["txt"] for sample in dataset] == ["sample 0 of 0"] * 2
+    assert {info["path"] for info in run_json("index", "info", tmp_path / "cache")["indexes"]} == {built["path"]}
+
+
 def test_each_mode_has_an_index_of_its_own_and_no_mode_is_a_change_of_the_source(good: Path, tmp_path: Path) -> None:
     src = [str(FIXTURES / "tar/concatenated.tar"), str(good)]
     strict = {"on_source_change": "raise"}

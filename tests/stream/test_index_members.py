@@ -230,6 +230,7 @@ BAD = {
     "jsn": (b"[1]", r"'jsn' of the sample 'bad', at byte 2560, .*a JSON list"),
     "id": (b"9" * 30, "'id' holds integers that 64 bits cannot"),
     "text": (b"x" * (MAX_VALUE_BYTES + 1), r"'bad.text' at byte 2560 has 1048577 bytes, .* 1048576 at most"),
+    "a.json": (b'{"\\ud800": 1}', "surrogates not allowed"),
     "transcript": (b"a\xed\xa0\x80", "utf-8"),
 }
 

@@ -116,6 +116,7 @@ class MemberValues(JsonRecords):
         value = self.parse(data.decode(json.detect_encoding(data), "surrogatepass"))
         if not isinstance(value, dict):
             raise TypeError(f"it is a JSON {type(value).__name__}, and objects alone have keys that can be columns")
+        "".join(value).encode()  # raises of half a surrogate pair, which no name of a column may have
         return {f"{name}_{key}": item for key, item in value.items()}
 
 
