@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import io
 import json
 import random
+import sqlite3
 import tarfile
 import zipfile
 from collections.abc import Mapping
@@ -20,6 +22,7 @@ from PIL import Image
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import AccessDeniedError, ConfigError, DamagedMemberError, SchemaError, SourceChangedError, SourceError
+from sqlstream.index.file.intact import stamp_sqlite
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer, LocalS3
 from sqlstream.transforms import presets
 from tests.goldens import FIXTURES
@@ -408,3 +411,19 @@ def test_archives_are_named_by_rows_of_a_remote_table_below_its_directory(tmp_pa
         dataset = opened(table, tmp_path, storage_options=s3.storage_options)
         assert read(dataset) == {0: b"a", 1: b"data"}
         dataset.close()
+
+
+def test_indexes_of_earlier_versions_are_looked_through_once(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(zip_of({"a.bin": b"a"}))
+    tables = [write_csv(tmp_path / "chained.csv", ["zip://a.bin::a.zip"]), write_csv(tmp_path / "plain.csv", ["a.zip"])]
+    for table in tables:
+        opened(table, tmp_path).close()
+    for path in (tmp_path / "cache/index").glob("*.sqlite"):
+        with contextlib.closing(sqlite3.connect(path)) as file, file:
+            file.execute("DELETE FROM meta WHERE key = 'chained'")
+        stamp_sqlite(path)
+    assert read(opened(tables[0], tmp_path)) == {0: b"a"}
+    assert read(opened(tables[1], tmp_path)) == {0: (tmp_path / "a.zip").read_bytes()}
+    num_files = len(list((tmp_path / "cache/index").glob("*.sqlite")))
+    assert read(opened(tables[1], tmp_path)) == {0: (tmp_path / "a.zip").read_bytes()}
+    assert len(list((tmp_path / "cache/index").glob("*.sqlite"))) == num_files
