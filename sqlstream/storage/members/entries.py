@@ -6,7 +6,7 @@ columns, or other rows, of one shard find each other's bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 Span = tuple[int, int]
@@ -18,6 +18,9 @@ LEAST_PART_BYTES = 16 << 10
 """A part of this size is worth an object of its own: four units of the account, and far less than a request costs."""
 MAX_JOINED_BYTES = 64 << 10
 """Small neighbours are joined up to this size: who reads one of them pays some milliseconds for the others."""
+
+_SAMPLES = 1 << 12
+"""Arbitrary: samples that are cut at a time."""
 
 
 def cut(samples: Sequence[Sequence[Span]]) -> list[list[Span]]:
@@ -38,6 +41,42 @@ def cut(samples: Sequence[Sequence[Span]]) -> list[list[Span]]:
         entry = (run[0][0], run[-1][1])
         entry_of.update(dict.fromkeys(run, entry))
     return [list(dict.fromkeys(entry_of[piece] for piece in _pieces(sorted(parts), follows))) for parts in samples]
+
+
+def are_in_order(samples: Iterable[Sequence[Span]]) -> bool:
+    """Return whether the parts of each sample lie behind those of all samples before it."""
+    end = 0
+    for parts in samples:
+        if parts and min(parts)[0] < end:
+            return False
+        end = max([end, *(stop for _, stop in parts)])
+    return True
+
+
+def cut_in_order(samples: Iterable[Sequence[Span]], at_a_time: int = _SAMPLES) -> Iterator[list[Span]]:
+    """Yield what `cut` returns, of samples that are in order: some of them are held at a time.
+
+    Args:
+        samples: The parts of each sample.
+        at_a_time: More samples that are taken, until one of them begins an object: what is joined does not reach across it.
+
+    Example:
+        >>> list(cut_in_order([[(0, 40_000)], [(40_512, 80_000)], [(80_384, 80_400)]], at_a_time=1))
+        [[(0, 40000)], [(40512, 80000)], [(80384, 80400)]]
+    """
+    waiting: list[Sequence[Span]] = []
+    enough = at_a_time
+    for parts in samples:
+        waiting.append(parts)
+        if len(waiting) < enough:
+            continue
+        entries = cut(waiting)
+        begins = (at for at in range(len(waiting) - 1, 0, -1) if waiting[at] and entries[at][0][0] == min(waiting[at])[0])
+        stop = next(begins, 0)
+        yield from entries[:stop]
+        del waiting[:stop]
+        enough = max(len(waiting) + at_a_time, 2 * len(waiting))  # where none begins one, all is cut few times
+    yield from cut(waiting)
 
 
 def _pieces(parts: Sequence[Span], follows: dict[int, int]) -> Iterator[Span]:

@@ -66,8 +66,8 @@ _IS_READ = np.zeros(1 << 16, bool)
 _IS_READ[list(ZipMethod)] = True
 
 
-def read_directory(source: ByteRange, name: str, *, largest_bytes: int | None = None) -> Iterator[ZipMember]:
-    """Read and check a directory, then return its files one by one, in its order; of several with one name the last.
+def read_directory(source: ByteRange, name: str, *, largest_bytes: int | None = None) -> ZipMembers:
+    """Read and check a directory, and return its files in its order; of several with one name the last.
 
     One read brings the end of the archive, and a second one the directory, where that lies before. Where something stands
     before the first member, 4 bytes are read more.
@@ -84,18 +84,28 @@ def read_directory(source: ByteRange, name: str, *, largest_bytes: int | None = 
     limit = max(_LEAST_LIMIT, _DEFLATE_RATIO * source.size_bytes) if largest_bytes is None else largest_bytes
     directory = _Directory(source, name)
     columns = directory.columns(limit)
-    return _members(directory, columns, directory.is_file())
+    return ZipMembers(directory, columns, directory.is_file())
 
 
-def _members(directory: _Directory, columns: list[_Ints], is_file: _Bools) -> Iterator[ZipMember]:
-    """Yield members; a list of a million tracked tuples costs the garbage collector more than all else."""
-    for start in range(0, len(is_file), _ROWS):
-        some = np.flatnonzero(is_file[start : start + _ROWS]) + start  # [files]
-        names = directory.names(start, start + _ROWS)
-        of_rows = zip(
-            (names[row - start] for row in some.tolist()), *(column[some].tolist() for column in columns), strict=True
-        )
-        yield from map(_NEW_MEMBER, of_rows)
+class ZipMembers:
+    """The files of an archive, made as they are taken, and anew each time: a list of a million takes ten times the memory.
+
+    Args:
+        directory: Of the archive.
+        columns: What it says of each entry, behind the name.
+        is_file: Which entries are members.
+    """
+
+    def __init__(self, directory: _Directory, columns: list[_Ints], is_file: _Bools) -> None:
+        self._directory, self._columns, self._is_file = directory, columns, is_file
+
+    def __iter__(self) -> Iterator[ZipMember]:
+        """Yield them."""
+        for start in range(0, len(self._is_file), _ROWS):
+            some = np.flatnonzero(self._is_file[start : start + _ROWS]) + start  # [files]
+            names = self._directory.names(start, start + _ROWS)
+            facts = (column[some].tolist() for column in self._columns)
+            yield from map(_NEW_MEMBER, zip((names[row - start] for row in some.tolist()), *facts, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from sqlstream.errors import DamagedShardError
 from sqlstream.index.sources.base.base import BATCH_ROWS
 from sqlstream.index.types.models import ENCODING, MEMBER, SHARD_URL
 from sqlstream.storage.base.protocols import Unpack
-from sqlstream.storage.members.entries import cut
+from sqlstream.storage.members.entries import Span, are_in_order, cut, cut_in_order
 from sqlstream.storage.members.places import SamplePart
 
 KEY, SHARD, URL = "__key__", "__shard__", "__url__"
@@ -87,11 +87,14 @@ class ShardSamples:
             columns = [self._column(name, schema.field(name).type, some, start) for name in names]
             yield pa.RecordBatch.from_arrays(columns, names=list(names))
 
-    def entries(self) -> list[list[tuple[int, int]]]:
-        """Return the objects of the cache that hold each sample; none of a shard that is unpacked: it is one."""
+    def entries(self) -> Iterator[list[Span]]:
+        """Yield the objects of the cache that hold each sample; none of a shard that is unpacked: it is one."""
         if self.unpack is not None:
-            return [[] for _ in self.parts]
-        return cut([[(p.offset, p.offset + p.size) for p in parts.values() if p.size] for parts in self.parts])
+            return ([] for _ in self.parts)
+        return cut_in_order(self._spans()) if are_in_order(self._spans()) else iter(cut([*self._spans()]))
+
+    def _spans(self) -> Iterator[list[Span]]:
+        return ([(p.offset, p.offset + p.size) for p in parts.values() if p.size] for parts in self.parts)
 
     def _column(self, name: str, kind: Any, some: Sequence[dict[str, SamplePart]], start: int) -> Any:
         if name == KEY and self.keys is not None:

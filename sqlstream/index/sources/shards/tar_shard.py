@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -79,15 +80,18 @@ class TarShard(MembersAreBytes):
 
 def _samples(source: ShardBytes, name: str, unpack: Unpack | None, index_members: Sequence[str]) -> ShardSamples:
     contents: dict[int, bytes] = {}
+    parts: list[dict[str, SamplePart]] = []
     members = tar.read_members(source, name)
     if index_members:
         members = _read_along(members, source, index_members, contents, name)
-    grouped, damage = before_damage(names.group(members, name))
-    keys = [key for key, _ in grouped]
-    parts = [
-        {column: SamplePart(0, member.offset, member.size) for column, member in members.items()} for _, members in grouped
-    ]
-    samples = ShardSamples(keys=keys, parts=parts, unpack=unpack, damage=damage)
+
+    def keys() -> Iterator[str]:
+        for key, found in names.group(members, name):
+            parts.append({sys.intern(column): SamplePart(0, part.offset, part.size) for column, part in found.items()})
+            yield key
+
+    found, damage = before_damage(keys())
+    samples = ShardSamples(keys=found, parts=parts, unpack=unpack, damage=damage)
     return with_values(samples, index_members, contents, name) if index_members else samples
 
 

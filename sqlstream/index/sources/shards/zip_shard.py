@@ -8,8 +8,9 @@ No metadata: a sample for each name without its extension, as in TAR shards; `la
 from __future__ import annotations
 
 import posixpath
+import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,12 +62,13 @@ class ZipShard(MembersAreBytes):
         """Return the samples of a shard; see `ShardLayout.samples`."""
         name = urls.redact(file.url)
         with opened(file, remote) as source:
-            members = {member.name: member for member in read_directory(source, name) if not _is_hidden(member.name)}
-            described = [member for member in members.values() if METADATA.fullmatch(member.name)]
+            found = read_directory(source, name)
+            described = [member for member in found if METADATA.fullmatch(member.name) and not _is_hidden(member.name)]
             if described:
+                members = {member.name: member for member in found if not _is_hidden(member.name)}
                 samples = _described(described, members, source, name, scratch.path)
             else:
-                samples = _grouped(members, self.label_column)
+                samples = _grouped(found, self.label_column)
             if not self.index_members:
                 return samples
             return with_values(samples, self.index_members, _contents(samples, self.index_members, source, name), name)
@@ -115,12 +117,12 @@ def _contents(samples: ShardSamples, wanted: Sequence[str], source: ShardBytes, 
     return {place: _content(found[place]._replace(data=data), shard) for place, data in zip(places, read, strict=True)}
 
 
-def _grouped(members: Mapping[str, ZipMember], label_column: str | None) -> ShardSamples:
+def _grouped(members: Iterable[ZipMember], label_column: str | None) -> ShardSamples:
     """Return a sample for each name without extension, in the order of the directory."""
     samples: dict[str, dict[str, SamplePart]] = {}
-    for name, member in members.items():
-        if (split := names.split_name(name)) is not None:
-            samples.setdefault(split[0], {})[split[1]] = _part(member)
+    for member in members:
+        if not _is_hidden(member.name) and (split := names.split_name(member.name)) is not None:
+            samples.setdefault(split[0], {})[sys.intern(split[1])] = _part(member)
     labels = None
     if label_column is not None:
         labels = pa.table({label_column: [posixpath.basename(posixpath.dirname(key)) or None for key in samples]})
