@@ -123,10 +123,10 @@ _STORAGE_KEYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LazyOptions:
-    """How an index is read whose rows stay in their Parquet files until they are needed (`lazy_index_…`)."""
+    """How an index is read whose rows stay in their Parquet files, or shards, until they are needed (`lazy_index_…`)."""
 
     chunk_rows: int
-    """Row groups of fewer rows are fetched together, so many rows at a time at least."""
+    """Row groups of fewer rows are fetched together, so many rows at a time at least; a shard is a chunk, whatever it has."""
     num_threads: int = 3
     """Chunks that a process has under way at a time; 3 as in `sds`."""
     num_ahead: int = 3

@@ -84,7 +84,7 @@ def register(subcommands: Subcommands) -> None:
     build.add_argument("--delimiter", metavar="CHAR", help="delimiter of CSV files")
     build.add_argument("--encoding", metavar="NAME", help="encoding of CSV and JSON files, such as latin-1 (default: UTF-8)")
     build.add_argument(
-        "--lazy", metavar="ROWS", type=int, help="leave the rows in their Parquet files; at least so many at a time"
+        "--lazy", metavar="ROWS", type=int, help="leave the rows in their Parquet files, at least so many at a time, or shards"
     )
     store_help = "where nodes share indexes: it is looked for there before it is built, and put there after"
     build.add_argument("--index-store", metavar="URL", help=store_help)
@@ -344,7 +344,10 @@ def _files(join: JoinedTable) -> str:
 
 
 def _where(info: IndexInfo) -> str:
-    return " (lazy: they stay in their files)" if info.is_lazy else ""
+    if not info.is_lazy:
+        return ""
+    uncounted = f", of which {info.num_uncounted:,} are not counted" if info.num_uncounted else ""
+    return f" (lazy: they stay in their files{uncounted})"
 
 
 def _as_document(info: IndexInfo) -> dict[str, object]:

@@ -53,6 +53,7 @@ def describe(path: Path, selection: SelectionInfo | None = None) -> IndexInfo:
         created_at=meta["created_at"],
         is_lazy=bool(meta.get("is_lazy")),
         joined=tuple(joined),
+        num_uncounted=int(meta.get("num_uncounted") or 0),
         damaged=tuple(DamagedShard(shard=shard, num_samples=num, damage=damage) for shard, num, damage in damaged),
     )
 

@@ -88,7 +88,7 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         max_index_files_to_use: At most this many files of a wildcard or list.
         resolution: Ignored, as in `sds`.
         lazy_index_chunk_size: Leave the rows in their Parquet files, and fetch row groups when they are needed, neighbours
-            together up to so many rows (docs/index.md). None: build the index whole first.
+            together up to so many rows (docs/index.md); or in their shards (docs/shards.md). None: build the index whole first.
         lazy_index_num_threads, lazy_index_prefetch_factor: Chunks that a process has under way, and fetches ahead.
         min_num_pending_tasks_thresh: Accepted; our downloads are bounded by `prefetch`.
         storage_options: Backend settings, as fsspec users write them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from sqlstream.config import (
     DEFAULT_RETAINED,
     AsItIs,
     IndexOptions,
+    MemberForm,
     OnCacheError,
     SampleOptions,
     ShardUnit,
@@ -25,10 +27,12 @@ from sqlstream.config import (
 )
 from sqlstream.errors import CacheError, ConfigError
 from sqlstream.index.build.build import open_index
+from sqlstream.index.build.chunks import ChunkPlace
 from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.index.build.content_index import ContentIndex
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_build import open_lazy_index
+from sqlstream.index.build.lazy_shards.index import LazyShardIndex
 from sqlstream.index.build.shards import ShardIndex
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.store import IndexStore
@@ -41,8 +45,9 @@ from sqlstream.order import BlockLayout, Filtered, Order, Steps, Weighted, shuff
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import Rules, check_providers
 from sqlstream.storage.base.settings import check_options_of_sources
+from sqlstream.stream.engine.chunk_objects import ChunkObjects
 from sqlstream.stream.engine.content import MEMORY_BYTES
-from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS
+from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS, ChunkWalk
 from sqlstream.stream.engine.shard_files import CachedShards
 from sqlstream.stream.engine.units import ShardUse, choose_unit
 from sqlstream.stream.run.order_options import AUTO_BLOCKS, TORCH_PREFETCH_FACTOR, BatchOptions, OrderOptions
@@ -207,20 +212,43 @@ def open_any(options: DatasetOptions, cache: Cache) -> Index:
     """Return the index of a source: lazy if `options` say so."""
     directory, show_progress = cache.path / "index", options.show_progress
     store = None if options.index_store is None else IndexStore(options.index_store, cache.fetcher)
-    opener = (
-        partial(open_index, keep=partial(shards_to_keep, options, cache)) if options.index.lazy is None else open_lazy_index
+    if options.index.lazy is None:
+        index = open_index(
+            options.index,
+            directory,
+            cache.fetcher,
+            show_progress=show_progress,
+            identity=cache.identity,
+            store=store,
+            keep=partial(shards_to_keep, options, cache),
+        )
+        if options.index.columns_to_download:
+            judge = judge_of(index, options.samples, cache)
+            try:
+                index.named_members = find_members(
+                    index, options.index, directory, cache.fetcher, judge, show_progress=show_progress
+                )
+            except BaseException:
+                index.close()
+                raise
+        return index
+    objects = ChunkObjects(cache, None)
+
+    def bring(place: ChunkPlace, num_shards: int) -> AbstractContextManager[list[Path]] | None:
+        share = float(options.samples.content_columns != ())
+        use = shard_use(options, [place.file.size_bytes or 0] * num_shards, share)
+        is_whole = table_unit(options, use, cache) is ShardUnit.WHOLE
+        return objects.fetched(place, objects.refs(place)) if is_whole else None
+
+    return open_lazy_index(
+        options.index,
+        directory,
+        cache.fetcher,
+        show_progress=show_progress,
+        identity=cache.identity,
+        store=store,
+        bring=bring,
     )
-    index = opener(options.index, directory, cache.fetcher, show_progress=show_progress, identity=cache.identity, store=store)
-    if options.index.lazy is None and options.index.columns_to_download:
-        judge = judge_of(index, options.samples, cache)
-        try:
-            index.named_members = find_members(
-                index, options.index, directory, cache.fetcher, judge, show_progress=show_progress
-            )
-        except BaseException:
-            index.close()
-            raise
-    return index
 
 
 def judge_of(index: Index, options: SampleOptions, cache: Cache) -> RowJudge:
@@ -249,7 +277,7 @@ def open_schedule(options: OrderOptions, seed: int | None, index: Index, directo
     """
     weighting = weighting_of(index, directory, options.epoch_size, options.weights)
     layout = blocks_of(index, options, weighting.num_positions)
-    seeded = partial(compose, index, weighting, options.num_canonical_nodes, layout)
+    seeded = partial(compose, index, weighting, options, layout)
     steps = Steps(
         order=seeded(seed), batch_size=options.batch_size, tail=options.tail, num_canonical_nodes=options.num_canonical_nodes
     )
@@ -257,7 +285,7 @@ def open_schedule(options: OrderOptions, seed: int | None, index: Index, directo
         fingerprint=index.fingerprint,
         shuffle_seed=seed,
         num_canonical_nodes=options.num_canonical_nodes,
-        blocks=None if layout is None else layout.fingerprint,
+        blocks=_named_blocks(index, options, layout),
         epoch_size=weighting.num_positions,
         content=index.content,
     )
@@ -326,10 +354,29 @@ def shards_to_keep(options: DatasetOptions, cache: Cache, src: str, shards: Sequ
     return CachedShards(cache, cache.session.register(options.name or default_name(src), src, ""))
 
 
-def shard_use(options: DatasetOptions, index: ShardIndex) -> ShardUse:
+def shard_use_of(options: DatasetOptions, index: ShardIndex | LazyShardIndex) -> ShardUse:
     """Return what an epoch takes of the shards of an index."""
-    order, wanted = options.order, options.samples.content_columns
-    sizes = sorted((shard.file.size_bytes or 0 for shard in index.shards if shard is not None), reverse=True)
+    wanted = options.samples.content_columns
+    share = index.wanted_share([column.name for column in index.content_columns] if wanted is None else wanted)
+    return shard_use(options, index.shard_sizes(), share)
+
+
+def table_unit(options: DatasetOptions, use: ShardUse, cache: Cache) -> ShardUnit:
+    """Return in what unit shards are brought whose tables are not known: whole ones are kept for their samples."""
+    if options.samples.members is MemberForm.PATH:  # each part is an entry of its own
+        return ShardUnit.MEMBERS
+    return choose_unit(ShardUnit(options.samples.shards), use, cache.statistics().limit_bytes).unit
+
+
+def shard_use(options: DatasetOptions, shard_bytes: Sequence[int], wanted_share: float) -> ShardUse:
+    """Return what an epoch takes of shards.
+
+    Args:
+        options: The order.
+        shard_bytes: Size of each shard.
+        wanted_share: Share of the bytes of all that is wanted, in [0, 1].
+    """
+    order, sizes = options.order, sorted(shard_bytes, reverse=True)
     if order.shuffle_seed is None:
         num_mixed = 1
     elif order.shuffle_block_size == AUTO_BLOCKS:
@@ -340,18 +387,30 @@ def shard_use(options: DatasetOptions, index: ShardIndex) -> ShardUse:
     return ShardUse(
         num_bytes=sum(sizes),
         window_bytes=sum(sizes[:num_mixed]),
-        wanted_share=index.wanted_share([column.name for column in index.content_columns] if wanted is None else wanted),
+        wanted_share=wanted_share,
         num_nodes=1 if num_nodes == order.num_canonical_nodes else num_nodes,
     )
 
 
-def compose(
-    index: Index, weighting: Weighting, num_canonical_nodes: int, layout: BlockLayout | None, seed: int | None
-) -> Order:
+def chunk_walk(index: LazyShardIndex, order: OrderOptions, unit: ShardUnit) -> ChunkWalk:
+    """Return how an order comes by shards that are chunks."""
+    return ChunkWalk(
+        window=lazy_window(index, order), is_in_order=order.shuffle_seed is None, in_ranges=unit is ShardUnit.MEMBERS
+    )
+
+
+def lazy_window(index: LazyIndex, order: OrderOptions) -> int:
+    """Return how many chunks of a lazy index are mixed: without a seed a shard is known to its end before the next is read."""
+    if not isinstance(index, LazyShardIndex):
+        return WINDOW_CHUNKS
+    return order.shuffle_window if order.shuffle_seed is not None else 1
+
+
+def compose(index: Index, weighting: Weighting, options: OrderOptions, layout: BlockLayout | None, seed: int | None) -> Order:
     """Return the order of an index's rows, with their weights, or their chunks as a filter leaves them."""
-    if isinstance(index, LazyIndex) and index.condition is not None:
-        return Filtered(chunks=index, window=WINDOW_CHUNKS, seed=seed)
-    order = shuffled(weighting.num_positions, seed, num_canonical_nodes, layout)
+    if isinstance(index, LazyIndex) and index.learns_sizes:
+        return Filtered(chunks=index, window=lazy_window(index, options), seed=seed)
+    order = shuffled(weighting.num_positions, seed, options.num_canonical_nodes, layout)
     return order if isinstance(index, LazyIndex) else Weighted(order=order, weights=weighting, seed=seed)
 
 
@@ -371,14 +430,23 @@ def blocks_of(index: Index, options: OrderOptions, num_positions: int) -> BlockL
         return BlockLayout.of_size(options.shuffle_block_size, num_rows=num_positions, window=options.shuffle_window)
     if options.shuffle_block_size not in (None, AUTO_BLOCKS):
         raise ConfigError("chunks of a lazy index are its blocks: leave shuffle_block_size or lazy_index_chunk_size out")
-    if index.condition is None:
-        return BlockLayout(bounds=index.bounds, window=WINDOW_CHUNKS)
+    if not index.learns_sizes:
+        bounds = np.unique(index.bounds) if isinstance(index, LazyShardIndex) else index.bounds  # as a built index has them
+        return BlockLayout(bounds=bounds, window=lazy_window(index, options))
     if options.num_canonical_nodes > 1:
+        what = "samples shards have" if index.condition is None else "rows a filter keeps"
         raise ConfigError(
-            f"num_canonical_nodes={options.num_canonical_nodes} needs to know how many rows a filter keeps, which a lazy index "
+            f"num_canonical_nodes={options.num_canonical_nodes} needs to know how many {what}, which a lazy index "
             "finds out on the way: use 1, or leave the filter or lazy_index_chunk_size out"
         )
     return None
+
+
+def _named_blocks(index: Index, options: OrderOptions, layout: BlockLayout | None) -> str | None:
+    """Return what a state says of blocks; None: there are none, or they are always the same."""
+    if layout is not None:
+        return layout.fingerprint
+    return f"shards, window {lazy_window(index, options)}" if isinstance(index, LazyShardIndex) else None
 
 
 def _blocks_of_content(index: Index, options: OrderOptions, num_positions: int) -> BlockLayout | None:

@@ -17,6 +17,7 @@ from sqlstream.cache.session import ShardWish
 from sqlstream.config import DEFAULT_RETAINED, LazyOptions, SampleOptions, ShardUnit
 from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.index.build.lazy import LazyIndex
+from sqlstream.index.build.lazy_shards.index import LazyShardIndex
 from sqlstream.index.build.shards import ShardIndex
 from sqlstream.index.file.index import Index
 from sqlstream.process import interrupts
@@ -32,7 +33,7 @@ from sqlstream.stream.engine.slots import KnownObjects, Recipe, RowReader
 from sqlstream.stream.engine.stored_samples import CachedChain
 from sqlstream.stream.engine.units import choose_unit
 from sqlstream.stream.frameworks.plain_loader import warn_of_paths
-from sqlstream.stream.options import DatasetOptions, default_name, judge_of, shard_use
+from sqlstream.stream.options import DatasetOptions, chunk_walk, default_name, judge_of, shard_use_of, table_unit
 from sqlstream.stream.run.order_options import BatchOptions
 from sqlstream.stream.transport.handover import Handover, LoaderHandovers
 from sqlstream.transforms.base import Chain
@@ -175,14 +176,14 @@ class Pipeline:
         """Return the reader of content that is not in the rows; None: they have all values."""
         if isinstance(self.index, RowGroupIndex):
             return ContentReader(self.index, ChunkObjects(self.cache, self.dataset_id), options)
-        if isinstance(self.index, ShardIndex):
+        if isinstance(self.index, ShardIndex | LazyShardIndex):
             return MemberReader(self.index, self.dataset_id, self.cache.identity, options, self._shard_unit)
         return None
 
     def _shard_unit(self, epoch: int) -> ShardUnit:
         """Return in what unit remote shards are fetched in an epoch."""
-        assert isinstance(self.index, ShardIndex)
-        wished, use = ShardUnit(self.options.samples.shards), shard_use(self.options, self.index)
+        assert isinstance(self.index, ShardIndex | LazyShardIndex)
+        wished, use = ShardUnit(self.options.samples.shards), shard_use_of(self.options, self.index)
         if self.dataset_id is None:
             return choose_unit(wished, use, None).unit
         wish = ShardWish(self.dataset_id, f"{wished.value} {use}", epoch)
@@ -190,9 +191,16 @@ class Pipeline:
 
     def rows(self) -> RowSource:
         """Return the rows of the index, for this process."""
-        if isinstance(self.index, LazyIndex):
-            return LazyRows(self.index, self.cache, self.options.index.lazy or LazyOptions(chunk_rows=1), self.dataset_id)
-        return IndexRows(self.index)
+        index = self.index
+        if not isinstance(index, LazyIndex):
+            return IndexRows(index)
+        walk = None
+        if isinstance(index, LazyShardIndex):
+            walk = chunk_walk(
+                index, self.options.order, table_unit(self.options, shard_use_of(self.options, index), self.cache)
+            )
+            index.keep_tables(2 * walk.window)
+        return LazyRows(index, self.cache, self.options.index.lazy or LazyOptions(chunk_rows=1), self.dataset_id, walk)
 
     def renew(self, index: Index) -> None:
         """Take the rows of another index from now on: accesses by row at once, iterations that are under way never."""

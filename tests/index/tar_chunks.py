@@ -76,6 +76,12 @@ class TarChunks:
         del store  # what it would write down is here
         return np.cumsum([0, *map(len, self._samples)], dtype=np.int64)
 
+    def counts(self, store: ChunkStore) -> None:
+        """All are counted."""
+
+    def look_up(self, numbers: Sequence[int], store: ChunkStore, remote: RemoteReader, *, in_ranges: bool) -> None:
+        """All is known."""
+
     def place_of(self, number: int, store: ChunkStore) -> ChunkPlace:
         """Name the members, or the shard; nothing of a local one."""
         del store

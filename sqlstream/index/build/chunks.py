@@ -16,7 +16,7 @@ from sqlstream.index.sources.base.byte_source import ByteSource, LocalBytes, Pie
 from sqlstream.index.types.models import Column, SourceFile
 from sqlstream.order.permute import Int64Array
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.protocols import RemoteReader
+from sqlstream.storage.base.protocols import RemoteReader, Unpack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,11 @@ class ChunkPlace:
     """What tells its bytes from those of another version: that of the server, else a hash of how the file ends."""
     ending: bytes = field(default=b"", repr=False)
     """How the file ends, where its server names no versions; else empty."""
+    is_shard: bool = False
+    """It is all of a shard, whose members are not known yet."""
+    unpack: Unpack | None = None
+    """How all that the file holds is made of it, which is compressed as a whole: that is brought in place of spans; None: it is
+    not."""
 
     def check_unchanged(self, remote: RemoteReader) -> None:
         """Compare the file, of which bytes have come, with what was indexed, where its server names no versions.
@@ -86,7 +91,26 @@ class ChunkSource(Protocol):
     """The rows of a lazy index, before any filter: chunks numbered from 0, each read as a whole. Picklable."""
 
     def bounds(self, store: ChunkStore) -> Int64Array:
-        """Return the first row of each chunk, and the end: [num_chunks + 1]."""
+        """Return the first row of each chunk, and the end: [num_chunks + 1]. Where counts are not known: numbers with room."""
+        ...
+
+    def counts(self, store: ChunkStore) -> Int64Array | None:
+        """Return how many rows each chunk has, -1 where that is not known yet: [num_chunks]; None: `bounds` says it."""
+        ...
+
+    def look_up(self, numbers: Sequence[int], store: ChunkStore, remote: RemoteReader, *, in_ranges: bool) -> None:
+        """Learn what must be known of chunks before their places are asked for.
+
+        Args:
+            numbers: Of the chunks.
+            store: The file of the index.
+            remote: Asks for it.
+            in_ranges: Also what says which rows they have: they will not be brought.
+
+        Raises:
+            SourceError: A chunk is damaged.
+            StorageError: It cannot be read.
+        """
         ...
 
     def place_of(self, number: int, store: ChunkStore) -> ChunkPlace:

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from sqlstream.errors import ConfigError, UnknownLengthError
 from sqlstream.index.build.chunks import ChunkPlace, ChunkSource
+from sqlstream.index.file.found import FoundRows
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.kept import KeptRows
 from sqlstream.index.file.workplace import workplace
@@ -31,6 +32,7 @@ from sqlstream.index.types.models import ROW, Column, fingerprint
 from sqlstream.index.types.values import decoder, encode_named
 from sqlstream.order.permute import Int64Array
 from sqlstream.storage.base import urls
+from sqlstream.storage.base.protocols import RemoteReader
 
 _ROWS_AT_A_TIME = 65_536
 
@@ -113,10 +115,10 @@ class LazyIndex(Index):
         length = self.known_length
         if length is None:
             num_known = int((self.sizes() >= 0).sum())
+            what = "samples have been counted" if self.condition is None else f"the filter {self.condition} has been run"
             raise UnknownLengthError(
-                f"the length of {self.src} is not known yet: the filter {self.condition} has been run on {num_known} of "
-                f"{len(self.bounds) - 1} chunks. One whole pass finds it out, for later runs, too; or leave "
-                "lazy_index_chunk_size out"
+                f"the length of {self.src} is not known yet: {what} on {num_known} of {len(self.bounds) - 1} chunks. "
+                "One whole pass finds it out, for later runs, too; or leave lazy_index_chunk_size out"
             )
         return length
 
@@ -133,7 +135,7 @@ class LazyIndex(Index):
             )
         conditions = [some for some in (self.condition, condition) if some is not None]
         limits = [some for some in (self._max_rows, max_rows) if some is not None]
-        index = LazyIndex(
+        index = type(self)(
             self.path,
             chunks=self._chunks,
             condition=" AND ".join(conditions) if conditions else None,
@@ -183,18 +185,27 @@ class LazyIndex(Index):
     def bounds(self) -> Int64Array:
         """First row of each chunk, and the end: [num_chunks + 1]."""
         bounds = self._chunks.bounds(self)
-        if self._max_rows is None or self.condition is not None:
+        if self._max_rows is None or self.learns_sizes:
             return bounds
         return np.append(bounds[:-1][bounds[:-1] < self._max_rows], min(int(bounds[-1]), self._max_rows))
+
+    @cached_property
+    def learns_sizes(self) -> bool:
+        """How many rows of a chunk are selected is known once it was read: there is a filter, or nothing else counts them."""
+        return self.condition is not None or self._chunks.counts(self) is not None
+
+    def _counts_of_chunks(self) -> Int64Array:
+        counts = self._chunks.counts(self)
+        return np.diff(self.bounds) if counts is None else counts
 
     def sizes(self) -> Int64Array:
         """Return how many rows of each chunk the filter keeps, -1 where it is not known yet: [num_chunks].
 
         With `max_rows`, that is known of a chunk when all chunks before it have been counted, or enough rows found.
         """
-        if self.condition is None:
+        if not self.learns_sizes:
             return np.diff(self.bounds)
-        counts = self.kept.counts()
+        counts = self._counts_of_chunks() if self.condition is None else self.kept.counts()
         if self._max_rows is None:
             return counts
         num_known = int(np.argmax(counts < 0)) if (counts < 0).any() else len(counts)
@@ -208,6 +219,10 @@ class LazyIndex(Index):
         sizes = self.sizes()
         unknown = [chunk for chunk in chunks if sizes[chunk] < 0]
         return unknown if self._max_rows is None else [int(np.argmax(sizes < 0))] if unknown else []
+
+    def look_up(self, numbers: Sequence[int], remote: RemoteReader, *, in_ranges: bool = False) -> None:
+        """Learn what must be known of chunks before their places are asked for; see `ChunkSource.look_up`."""
+        self._chunks.look_up(numbers, self, remote, in_ranges=in_ranges)
 
     def place_of(self, number: int) -> ChunkPlace:
         """Return where the bytes of a chunk are."""
@@ -237,9 +252,13 @@ class LazyIndex(Index):
         return ChunkRows(self.columns, batch, row_ids, urls.redact(self.place_of(number).file.url))
 
     @cached_property
-    def kept(self) -> KeptRows:
+    def kept(self) -> KeptRows | FoundRows:
         """What the filter keeps, as far as it has been run."""
         return KeptRows(self.kept_path, np.diff(self.bounds))
+
+    def own_files(self) -> dict[Path, int]:
+        """Return the files beside the index in which is noted what is learned, with their sizes while nothing is."""
+        return {} if self.condition is None else {self.kept_path: KeptRows.size_bytes(np.diff(self.bounds))}
 
     @property
     def kept_path(self) -> Path:

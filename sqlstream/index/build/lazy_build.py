@@ -5,29 +5,54 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError
 from sqlstream.index.build.build import begin_source, finish, planned
 from sqlstream.index.build.checks import check_downloads, check_key
+from sqlstream.index.build.chunks import ChunkSource
 from sqlstream.index.build.lazy import LazyIndex
+from sqlstream.index.build.lazy_shards.chunks import Bring, ShardChunks, members_path
+from sqlstream.index.build.lazy_shards.index import LazyShardIndex
+from sqlstream.index.build.lazy_shards.opening import first_shards, write_shards
+from sqlstream.index.build.lazy_shards.table import encoded
 from sqlstream.index.build.parquet_chunks import ParquetChunks, ParquetPart, with_footers, write_parquet_chunks
 from sqlstream.index.build.shared import build_shared, check_shareable
 from sqlstream.index.build.target import Target, find_grown, target_of
+from sqlstream.index.file.found import Found, FoundChunks
 from sqlstream.index.file.intact import check_plain
-from sqlstream.index.file.kept import KeptRows
 from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.file.store import IndexStore
 from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.base import TableFile
-from sqlstream.index.sources.plan.parts import parquet_part
+from sqlstream.index.sources.plan.parts import ShardPart, innermost, parquet_part
 from sqlstream.index.sources.plan.plan import SourcePlan, label, source_items
+from sqlstream.index.sources.shards.layout import Scratch
 from sqlstream.index.sql.expressions import condition_of
 from sqlstream.progress import progress
 from sqlstream.storage.base.identity import Identity
 from sqlstream.storage.base.protocols import RemoteReader
+
+
+class _Write(Protocol):
+    """Writes the file of an index."""
+
+    def __call__(
+        self,
+        plan: SourcePlan,
+        options: IndexOptions,
+        target: Target,
+        place: Workplace,
+        remote: RemoteReader,
+        *,
+        show_progress: bool,
+    ) -> None:
+        """Write it at its place."""
+        ...
 
 
 def open_lazy_index(
@@ -38,8 +63,9 @@ def open_lazy_index(
     show_progress: bool = True,
     identity: Identity | None = None,
     store: IndexStore | None = None,
+    bring: Bring | None = None,
 ) -> LazyIndex:
-    """Return the lazy index of a source of Parquet files; only their footers are read.
+    """Return the lazy index of a source of Parquet files, of which the footers are read, or of shards: the first one is read.
 
     Args:
         options: The source, what is kept of it, the filter, and `lazy`.
@@ -48,10 +74,11 @@ def open_lazy_index(
         show_progress: Show a bar while footers are read, if stderr is a terminal.
         identity: What else than its URL identifies a source; None: nothing.
         store: Where built indexes are shared; None: nowhere.
+        bring: Gives the bytes of a whole shard, which are kept for its samples; None: its table is read in ranges.
 
     Raises:
-        ConfigError: The source is not made of Parquet files, or is of this machine and there is a `store`; an option needs all
-            rows.
+        ConfigError: The source is not made of Parquet files or shards, or is of this machine and there is a `store`; an option
+            needs all rows.
         QueryError: The filter needs more than one row at a time, or does not run.
         SourceError: A file is broken, or lacks what is asked for.
     """
@@ -61,20 +88,29 @@ def open_lazy_index(
     for item in source_items(options.src):
         if not isinstance(item, str):  # said before a function is asked for all its rows
             raise _not_parquet(label(item))
-    with planned(options, directory, remote) as (plan, roomy):
+    with planned(options, directory, remote) as (found, roomy):
+        plan = found
         check_shareable(plan, store)
-        parts = [_parquet(part, plan) for part in map(parquet_part, plan.parts)]
-    parts = with_footers(parts, roomy)
-    plan = replace(plan, parts=tuple(parts))
+        kind: type[LazyIndex] = LazyIndex
+        chunks: ChunkSource
+        write: _Write
+        if all(isinstance(innermost(part), ShardPart) for part in plan.parts):
+            options = replace(options, lazy=replace(options.lazy, chunk_rows=1) if options.lazy else None)  # a shard is a chunk
+            kind, chunks = LazyShardIndex, ShardChunks(plan.parts, IndexRoom(directory, options))
+            write = partial(_build_shards, chunks=chunks, bring=bring)
+        else:
+            parts = with_footers([_parquet(part, plan) for part in map(parquet_part, plan.parts)], roomy)
+            plan, chunks = replace(plan, parts=tuple(parts)), ParquetChunks(parts)
+            write = partial(_build, parts=parts)
     target = target_of(plan, options, identity)
     path = directory / f"{target.key}.sqlite"
     max_rows = options.max_size
-    index = LazyIndex(path, chunks=ParquetChunks(parts), condition=condition, max_rows=max_rows, base_url=plan.paths_base_url)
+    index = kind(path, chunks=chunks, condition=condition, max_rows=max_rows, base_url=plan.paths_base_url)
     index.provenance = plan.provenance
 
     def build(place: Workplace) -> LazyIndex:
         find_grown(plan, options, target, directory)
-        _build(plan, parts, options, target, place, roomy, show_progress=show_progress)
+        write(plan, options, target, place, roomy, show_progress=show_progress)
         return index
 
     def find() -> LazyIndex | None:
@@ -99,17 +135,31 @@ def with_filter(index: LazyIndex, directory: Path) -> LazyIndex:
     Raises:
         QueryError: The filter does not run.
     """
-    if index.condition is None:
-        index.hold()
-        return index
-    index.check_condition()
-    kept = index.kept_path
-    check_plain(kept)
-    build_once(
-        directory, kept.stem, lambda: kept if kept.exists() else None, lambda place: _make_kept(index, place), is_brief=True
-    )
-    index.hold(kept)
+    if index.condition is not None:
+        index.check_condition()
+    files = index.own_files()
+    for path, num_bytes in files.items():
+        check_plain(path)
+        build_once(
+            directory, path.name.replace(".", "-"), partial(_found, path), partial(_made, path, num_bytes), is_brief=True
+        )
+    index.hold(*files)
     return index
+
+
+def _found(path: Path) -> Path | None:
+    return path if path.exists() else None
+
+
+def _made(path: Path, num_bytes: int, place: Workplace) -> Path:
+    """Make a file in which nothing is noted yet."""
+    return place.publish(_emptied(place.temporary(path.suffix.lstrip(".")), num_bytes), path.name)
+
+
+def _emptied(path: Path, num_bytes: int) -> Path:
+    with open(path, "wb") as file:
+        file.truncate(num_bytes)
+    return path
 
 
 def _parquet(part: ParquetPart | None, plan: SourcePlan) -> ParquetPart:
@@ -120,26 +170,19 @@ def _parquet(part: ParquetPart | None, plan: SourcePlan) -> ParquetPart:
 
 def _not_parquet(src: str) -> ConfigError:
     return ConfigError(
-        f"lazy_index_chunk_size needs Parquet files, whose rows can be read in groups, but {src} is not made of them: "
-        "leave it out, then the index is built whole"
+        f"lazy_index_chunk_size needs Parquet files, whose rows can be read in groups, or shards, but {src} is not made of "
+        "them: leave it out, then the index is built whole"
     )
-
-
-def _make_kept(index: LazyIndex, place: Workplace) -> Path:
-    temporary = place.temporary("kept")
-    with open(temporary, "wb") as file:
-        file.truncate(KeptRows.size_bytes(index.bounds[1:] - index.bounds[:-1]))
-    return place.publish(temporary, index.kept_path.name)
 
 
 def _build(
     plan: SourcePlan,
-    parts: Sequence[ParquetPart],
     options: IndexOptions,
     target: Target,
     place: Workplace,
     remote: RemoteReader,
     *,
+    parts: Sequence[ParquetPart],
     show_progress: bool,
 ) -> None:
     assert options.lazy is not None
@@ -155,4 +198,28 @@ def _build(
 
         write_parquet_chunks(parts, writer, remote, options.lazy.chunk_rows, begin)
         finish(writer, plan, options, target, is_lazy=1, chunk_rows=options.lazy.chunk_rows)
+    place.publish(temporary, f"{target.key}.sqlite")
+
+
+def _build_shards(
+    plan: SourcePlan,
+    options: IndexOptions,
+    target: Target,
+    place: Workplace,
+    remote: RemoteReader,
+    *,
+    chunks: ShardChunks,
+    bring: Bring | None,
+    show_progress: bool,
+) -> None:
+    del show_progress  # one shard is read
+    temporary, room = place.temporary(), IndexRoom(place.directory, options)
+    first = first_shards(chunks, bring, remote, Scratch(place.temporary, room.on_growth))
+    with contextlib.closing(IndexWriter(temporary, plan.key_column, room=room)) as writer:
+        write_shards(writer, plan, options, target, chunks, first)
+    members = members_path(place.directory / f"{target.key}.sqlite")
+    tables = FoundChunks(_emptied(place.temporary("members"), FoundChunks.size_bytes(len(chunks))), len(chunks))
+    for number, shard in enumerate(first):
+        tables.write(number, Found(shard.table.rows.num_rows, encoded(shard.table)))
+    place.publish(tables.path, members.name)
     place.publish(temporary, f"{target.key}.sqlite")

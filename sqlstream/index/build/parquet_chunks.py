@@ -76,6 +76,12 @@ class ParquetChunks:
         table = np.array(store.stored("SELECT first_row, num_rows FROM chunks ORDER BY chunk"), np.int64)  # [num_chunks, 2]
         return np.append(table[:, 0], table[-1].sum())
 
+    def counts(self, store: ChunkStore) -> None:
+        """Return None: footers say it."""
+
+    def look_up(self, numbers: Sequence[int], store: ChunkStore, remote: RemoteReader, *, in_ranges: bool) -> None:
+        """Nothing is left to learn: footers are read as the index is opened."""
+
     def place_of(self, number: int, store: ChunkStore) -> ChunkPlace:
         """Return where the bytes of a chunk are."""
         source, groups = self._groups(number, store)

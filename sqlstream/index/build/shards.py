@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -125,10 +125,18 @@ class ShardIndex(ContentIndex):
 
     _files: Shards
 
-    @property
-    def shards(self) -> Sequence[Shard | None]:
-        """The shards, by their number in the source."""
-        return self._files.shards
+    def shard(self, number: int) -> Shard:
+        """Return a shard by its number in the source."""
+        shard = self._files.shards[number]
+        assert shard is not None, "rows of this part lie in no shard"
+        return shard
+
+    def note_changed(self) -> None:
+        """Nothing: the next opening looks at the versions of all shards."""
+
+    def shard_sizes(self) -> list[int]:
+        """Return the bytes of each shard."""
+        return [shard.file.size_bytes or 0 for shard in self._files.shards if shard is not None]
 
     @property
     def content_columns(self) -> tuple[Column, ...]:
@@ -143,7 +151,7 @@ class ShardIndex(ContentIndex):
     @cached_property
     def unpacks(self) -> dict[int, Unpack]:
         """How the shards are unpacked that are compressed as a whole."""
-        return {shard: _unpack_of(text) for shard, _, text, _ in self.stored(_SHARDS) if text is not None}
+        return {shard: unpack_of(text) for shard, _, text, _ in self.stored(_SHARDS) if text is not None}
 
     def warn_of_damage(self) -> None:
         """Log which shards were damaged when they were indexed, if some were."""
@@ -153,12 +161,12 @@ class ShardIndex(ContentIndex):
         named = [f"{self._name_of(shard)} ({num:,} samples kept)" for shard, num in found[:_MAX_NAMED]]
         logger.warning(
             "%s: %d of %d shards are damaged: %s%s; `sqlstream index info` says where",
-            *(self.src, len(found), len(self.shards), ", ".join(named)),
+            *(self.src, len(found), len(self._files.shards), ", ".join(named)),
             f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else "",
         )
 
     def _name_of(self, number: int) -> str:
-        shard = self.shards[number]
+        shard = self._files.shards[number]
         return f"shard {number}" if shard is None else urls.redact(shard.file.url)
 
     def wanted_share(self, columns: Collection[str]) -> float:
@@ -213,10 +221,22 @@ class ShardIndex(ContentIndex):
         return damaged(self.path, f"it does not say where the content of a row is: {error!r}")
 
 
-def _unpack_of(text: str) -> Unpack:
+def unpack_of(text: str) -> Unpack:
+    """Return how a shard is unpacked, of its JSON."""
     compression, raw_bytes, *hashes = json.loads(text)
     stored, raw = (tuple((algorithm, digest) for algorithm, digest in some) for some in hashes)
     return Unpack(compression, raw_bytes, stored, raw)
+
+
+def packed_places(samples: ShardSamples, numbers: Mapping[str, int]) -> Iterator[bytes]:
+    """Yield the places of samples as an index file has them.
+
+    Args:
+        samples: The samples of a shard.
+        numbers: The parts that are kept, with the numbers of their columns.
+    """
+    for parts, entries in zip(samples.parts, samples.entries(), strict=True):
+        yield places.pack(entries, [part._replace(column=numbers[name]) for name, part in parts.items() if name in numbers])
 
 
 class PlacesOfShard:
@@ -239,10 +259,7 @@ class PlacesOfShard:
         tables = MemberTables(writer)
         numbers = {name: tables.number_of(name) for name in samples.part_names(writer.columns)}
         tables.count(samples.part_bytes())
-        packed = (
-            places.pack(entries, [part._replace(column=numbers[name]) for name, part in parts.items() if name in numbers])
-            for parts, entries in zip(samples.parts, samples.entries(), strict=True)
-        )
+        packed = packed_places(samples, numbers)
         unpack = None if samples.unpack is None else json.dumps(samples.unpack)
         tables.note_shard(number, len(samples.parts), unpack, None if samples.damage is None else str(samples.damage))
         kept = packed if joins is None or not joins.leaves_out else joins.kept(packed)

@@ -36,6 +36,11 @@ class Workplace:
     def __init__(self, directory: Path, key: str) -> None:
         self._directory, self._key = directory, key
 
+    @property
+    def directory(self) -> Path:
+        """Where index files are."""
+        return self._directory
+
     def temporary(self, what: str = "part") -> Path:
         """Return a new path for a temporary file."""
         return self._directory / f"{self._key}.{uuid.uuid4().hex[:12]}.{what}{_TEMPORARY}"

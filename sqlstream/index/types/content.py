@@ -77,7 +77,11 @@ class Content:
         if self.chunk_rows != other.chunk_rows:
             found.append(f"lazy_index_chunk_size (it was {self.chunk_rows}, and is {other.chunk_rows})")
         if not found and self.values != other.values:
-            what = "the values of the rows, or their order" if self.chunk_rows is None else "the footers of its Parquet files"
+            what = (
+                "the values of the rows, or their order"
+                if self.chunk_rows is None
+                else "the footers of its Parquet files, or its shards"
+            )
             found.append(f"{what} (it has as many rows, and the same columns)")
         for name, shown in (("query", "the query"), ("engine", "sql_engine"), ("max_size", "max_size")):
             theirs, ours = getattr(self, name), getattr(other, name)

@@ -180,6 +180,8 @@ class IndexInfo:
     """Its rows are not here: they stay in their files until they are needed."""
     joined: tuple[JoinedTable, ...] = ()
     """Tables whose columns its rows got."""
+    num_uncounted: int = 0
+    """Files of a lazy index whose rows were not counted as it was opened: `num_rows` has those of the others."""
     damaged: tuple[DamagedShard, ...] = ()
     """Shards of which not all samples are among the rows."""
 

@@ -36,7 +36,9 @@ class ChunkObjects:
             identity=self._cache.identity,
             access=file.access,
         )
-        return [*map(parts.part, place.spans)]
+        if place.unpack is not None:
+            return [parts.unpacked(place.unpack)]
+        return [parts.whole()] if place.is_shard else [*map(parts.part, place.spans)]
 
     @contextlib.contextmanager
     def fetched(self, place: ChunkPlace, refs: Sequence[ObjectRef]) -> Iterator[list[Path]]:

@@ -66,6 +66,9 @@ class RowContent:
         """What names the content of each column, as `CachedChain` names objects."""
         return {name: [*self.chunk.identity, self.row] for name in self.reader.names}
 
+    def note_changed(self) -> None:
+        """Nothing: the next opening looks at the versions of all files."""
+
     def fill(self, sample: Sample, hold: AnyHold | None, first: int) -> None:
         """Put the content into a sample, where the row has none that was copied; see `SampleContent.fill`.
 

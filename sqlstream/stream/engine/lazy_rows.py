@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,14 +17,28 @@ import numpy as np
 from sqlstream.cache import Cache
 from sqlstream.cache.session import AnyHold, ObjectRef
 from sqlstream.config import LazyOptions
-from sqlstream.errors import EmptySelectionError
+from sqlstream.errors import EmptySelectionError, FetchCancelledError, SourceError, StorageError
 from sqlstream.index.build.lazy import ChunkRows, LazyIndex
 from sqlstream.order import Int64Array
 from sqlstream.stream.engine.chunk_objects import ChunkObjects
 
 WINDOW_CHUNKS = 4
-"""Chunks whose rows are shuffled together: the first sample waits for all of them, and each process holds two windows."""
+"""Row groups whose rows are shuffled together: the first sample waits for all of them, and each process holds two windows."""
+_LOOKED_AT_TOGETHER = 16
+"""Chunks of which it is asked together what must be known before they are brought."""
 R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkWalk:
+    """How an order comes by the chunks of a lazy index, and what is brought of them."""
+
+    window: int = WINDOW_CHUNKS
+    """Chunks whose rows are mixed."""
+    is_in_order: bool = False
+    """Chunks come as they are numbered."""
+    in_ranges: bool = False
+    """Of chunks what says which rows they have is read in ranges, by the index itself: they are not brought."""
 
 
 class LazyRows:
@@ -34,10 +49,15 @@ class LazyRows:
         cache: The cache of their bytes.
         options: Number of chunks under way.
         dataset: Id of the dataset in the ledger.
+        walk: How the order comes by chunks.
     """
 
-    def __init__(self, index: LazyIndex, cache: Cache, options: LazyOptions, dataset: int | None) -> None:
+    def __init__(
+        self, index: LazyIndex, cache: Cache, options: LazyOptions, dataset: int | None, walk: ChunkWalk | None = None
+    ) -> None:
         self._index = index
+        self._walk = walk or ChunkWalk()
+        self._num_ahead_chunks = options.num_ahead if walk is None else max(options.num_ahead, walk.window)
         self._cache = cache
         self._session = cache.session
         self._options = options
@@ -65,7 +85,7 @@ class LazyRows:
             return self._num_ahead
         sizes = self._index.sizes()
         counted = sizes[sizes >= 0]
-        found = int(counted.sum()) * self._options.num_ahead // len(counted) if len(counted) else 0
+        found = int(counted.sum()) * self._num_ahead_chunks // len(counted) if len(counted) else 0
         if len(counted) == len(sizes):
             self._num_ahead = found
         return found
@@ -75,8 +95,13 @@ class LazyRows:
         self._fetch(self._chunks_of(numbers))
 
     def expect_chunks(self, chunks: Int64Array) -> None:
-        """Begin to fetch chunks."""
-        self._fetch(chunks.tolist())
+        """Begin to fetch chunks, and those that follow where they come in order; what has come is read, and released."""
+        wanted: list[int] = chunks.tolist()
+        if self._walk.is_in_order and wanted:
+            wanted = [*range(wanted[0], min(wanted[0] + self._num_ahead_chunks, len(self._index.bounds) - 1))]
+        if self._walk.window > WINDOW_CHUNKS:
+            self._read_settled()
+        self._fetch(wanted)
 
     def count(self, chunks: Int64Array) -> None:
         """Run the filter on chunks, and release those that another process has found empty."""
@@ -86,12 +111,17 @@ class LazyRows:
                 self._session.release(hold)
         unknown = self._index.to_count(chunks.tolist())
         for number, chunk in enumerate(unknown):
-            self._fetch(unknown[number:])
+            if not self._walk.in_ranges:
+                self._fetch(unknown[number:])
+            elif number % _LOOKED_AT_TOGETHER == 0:
+                self._look_up(unknown[number : number + _LOOKED_AT_TOGETHER])
             self._load(chunk)
 
     def check_rows(self) -> None:
         """Raise EmptySelectionError if the filter keeps no row."""
-        if self._index.condition is not None and not self._index.sizes().any():
+        if self._index.learns_sizes and not self._index.sizes().any():
+            if self._index.condition is None:
+                raise EmptySelectionError(f"{self._index.src} has no rows: an epoch needs one at least")
             raise EmptySelectionError(f"the filter {self._index.condition} keeps no row of {self._index.src}: loosen it")
 
     # -- rows ---------------------------------------------------------------------------------------------------------
@@ -166,29 +196,48 @@ class LazyRows:
     def _refs(self, chunk: int) -> list[ObjectRef]:
         return self._objects.refs(self._index.place_of(chunk))
 
-    def _fetch(self, chunks: Iterable[int]) -> None:
-        """Begin to download chunks that are not in memory, as many as may be under way; does not wait."""
-        for chunk in chunks:
+    def _fetch(self, chunks: Sequence[int]) -> None:
+        """Begin to download chunks that are not in memory, as many as may be under way; does not wait for them."""
+        if self._walk.in_ranges:
+            return
+        wanted = [chunk for chunk in chunks if chunk not in self._loaded and chunk not in self._ahead]
+        for number, chunk in enumerate(wanted):
             num_under_way = sum(not hold.is_settled for hold in list(self._ahead.values()))
             if num_under_way >= self._options.num_threads or len(self._ahead) >= WINDOW_CHUNKS + self._options.num_ahead:
                 return
-            if chunk in self._loaded or chunk in self._ahead or not (refs := self._refs(chunk)):
+            if number % _LOOKED_AT_TOGETHER == 0:
+                self._look_up(wanted[number : number + _LOOKED_AT_TOGETHER])
+            if not (refs := self._refs(chunk)):
                 continue
             for hold in self._session.acquire([refs]):
                 if self._ahead.setdefault(chunk, hold) is not hold:
                     self._session.release(hold)
 
+    def _look_up(self, chunks: Sequence[int]) -> None:
+        """Learn what must be known before chunks are brought; waits for it."""
+        while True:
+            with contextlib.suppress(FetchCancelledError):  # an iteration of another thread has ended: asked again
+                return self._index.look_up(chunks, self._cache.fetcher, in_ranges=self._walk.in_ranges)
+
+    def _read_settled(self) -> None:
+        """Take chunks into memory that have come; what is wrong with one is said where its rows are needed."""
+        for chunk, hold in list(self._ahead.items()):
+            if hold.is_settled and hold.error is None and chunk not in self._loaded:
+                with contextlib.suppress(SourceError, StorageError):
+                    self._load(chunk)
+
     def _load(self, chunk: int) -> ChunkRows:
         """Return a chunk, in memory."""
         if (rows := self._loaded.get(chunk)) is None:
             rows = self._loaded[chunk] = self._read(chunk)
-            while len(self._loaded) > 2 * WINDOW_CHUNKS:
+            while len(self._loaded) > 2 * self._walk.window:
                 self._loaded.popitem(last=False)
         with contextlib.suppress(KeyError):  # another thread has dropped it
             self._loaded.move_to_end(chunk)
         return rows
 
     def _read(self, chunk: int) -> ChunkRows:
+        self._look_up([chunk])
         try:
             with self._objects.fetched(self._index.place_of(chunk), self._refs(chunk)) as files:
                 return self._index.read(chunk, files)

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sqlstream.cache.session import AnyHold, ObjectParts, ObjectRef
 from sqlstream.config import MemberForm, SampleOptions, ShardUnit
 from sqlstream.errors import ConfigError, DamagedMemberError, MissingFieldError, SourceChangedError, SourceError
-from sqlstream.index.build.shards import SamplePlace, Shard, ShardIndex
+from sqlstream.index.build.shards import SamplePlace, Shard
 from sqlstream.index.sources.base.access import local_file
 from sqlstream.index.sources.shards.layout import ReadPart
 from sqlstream.index.sources.shards.samples import SAMPLE
-from sqlstream.index.types.models import SourceFile
+from sqlstream.index.types.models import Column, SourceFile
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.identity import Identity
 from sqlstream.storage.base.protocols import Unpack
@@ -80,6 +80,10 @@ class MemberContent:
         version = (self.shard.name, file.size_bytes, file.etag or file.content)
         return {name: [*version, layout.reading, part.offset, part.size] for name, part in self.parts}
 
+    def note_changed(self) -> None:
+        """Have the next opening look at the shards anew."""
+        self.reader.note_changed()
+
     def fill(self, sample: Sample, hold: AnyHold | None, first: int) -> None:
         """Put the content into a sample; see `SampleContent.fill`.
 
@@ -109,6 +113,37 @@ class _KnownShard:
         """In what unit the cache has it in this epoch, where that is another than was wished."""
 
 
+class MemberIndex(Protocol):
+    """An index of samples that lie in shards."""
+
+    @property
+    def content_columns(self) -> Sequence[Column]:
+        """The columns whose content is in the shards."""
+        ...
+
+    @property
+    def member_names(self) -> Sequence[str]:
+        """Names of the columns of parts, by the number that a place has of them."""
+        ...
+
+    @property
+    def unpacks(self) -> Mapping[int, Unpack]:
+        """How the shards are unpacked that are compressed as a whole, of rows whose places were asked for."""
+        ...
+
+    def shard(self, number: int) -> Shard:
+        """Return a shard by its number in the source."""
+        ...
+
+    def places_of(self, row_ids: Sequence[int]) -> list[SamplePlace]:
+        """Return where the content of rows is, in the order asked."""
+        ...
+
+    def note_changed(self) -> None:
+        """Note that a shard is another version than was indexed."""
+        ...
+
+
 class MemberReader:
     """The content of rows whose samples lie in shards, in this process. Threads share it.
 
@@ -122,7 +157,7 @@ class MemberReader:
 
     def __init__(
         self,
-        index: ShardIndex,
+        index: MemberIndex,
         dataset: int | None,
         identity: Identity | None,
         options: SampleOptions,
@@ -135,13 +170,18 @@ class MemberReader:
         self._unwanted = tuple(name for name in columns if name not in self._columns)
         must_be = [column.name for column in index.content_columns if column.is_member and not options.allow_missing_columns]
         self._named = tuple(name for name in must_be if name in options.columns_to_download)
-        self._names = [name if name in self._columns or name == SAMPLE else None for name in index.member_names]
+        self._names: list[str | None] = []
+        """See `_wanted_names`."""
         self._gives_paths = options.members is MemberForm.PATH
         self._choose_unit = unit
         self._unit: tuple[int, ShardUnit] | None = None
         """The last epoch, and the unit that is wished in it."""
         self._shards: dict[int, _KnownShard] = {}
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
+
+    def note_changed(self) -> None:
+        """See `MemberContent.note_changed`."""
+        self._index.note_changed()
 
     def prepare(self, rows: Sequence[Sample], row_ids: Sequence[int]) -> Sequence[SamplePlace]:
         """Return where the content of rows is.
@@ -196,7 +236,7 @@ class MemberReader:
 
     def _wanted(self, sample: Sample, place: SamplePlace) -> list[MemberPart]:
         """Return the parts of a sample that are wanted, of the columns that it still has."""
-        names, found = self._names, list[MemberPart]()
+        names, found = self._wanted_names(), list[MemberPart]()
         for part in place.place.parts:
             name = names[part.column]
             if name is not None and (name in sample or (name == SAMPLE and self._lacking(sample))):
@@ -220,6 +260,13 @@ class MemberReader:
             files[name] = shard.parts.file((part.offset, part.offset + part.size), file.ext, file.record)
         return files
 
+    def _wanted_names(self) -> Sequence[str | None]:
+        """Return for each number that places have of the column of a part its name; None: it is not wanted."""
+        names, known = self._names, self._index.member_names
+        if len(names) < len(known):  # of a lazy index they become known shard by shard
+            names = self._names = [name if name in self._columns or name == SAMPLE else None for name in list(known)]
+        return names
+
     def _wished(self, epoch: int) -> ShardUnit:
         """Return in what unit remote shards are fetched in an epoch."""
         known = self._unit
@@ -241,8 +288,7 @@ class MemberReader:
         """
         if (known := self._shards.get(number)) is not None:
             return known
-        shard, unpack = self._index.shards[number], self._index.unpacks.get(number)
-        assert shard is not None, "rows of this part lie in no shard"
+        shard, unpack = self._index.shard(number), self._index.unpacks.get(number)
         file, is_remote = shard.file, urls.is_remote(shard.file.url)
         parts: ObjectParts | None = None
         if is_remote or unpack is not None or self._gives_paths:

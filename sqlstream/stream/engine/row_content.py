@@ -25,6 +25,10 @@ class SampleContent(Protocol):
         """What names the content of each column, as `CachedChain` names objects."""
         ...
 
+    def note_changed(self) -> None:
+        """Note that what it is read from is another version than was indexed."""
+        ...
+
     def fill(self, sample: Sample, hold: AnyHold | None, first: int) -> None:
         """Put the content into a sample.
 

@@ -116,6 +116,8 @@ class PlannedSample:
         of_shards = [*self.content_refs, *(ref for ref in self.refs.values() if ref.span is not None)]
         if isinstance(error, ObjectChangedError) and any(redact(ref.url) == where for ref in of_shards):
             changed = SourceChangedError(f"{where} changed since it was indexed: open the dataset again")
+            if self.content is not None:
+                self.content.note_changed()
             changed.__cause__ = error  # no other row stands in for those of another version
             return changed
         if isinstance(error, DamagedMemberError):

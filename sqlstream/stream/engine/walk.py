@@ -5,12 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
+from sqlstream.errors import SourceError
 from sqlstream.order import Draws, Int64Array, is_counted
 from sqlstream.stream.engine.row_source import RowSource
 from sqlstream.stream.engine.slots import PlannedSample, Recipe
@@ -41,11 +42,34 @@ def planned_slots(shares: Iterable[EpochShare], recipes: Sequence[Recipe]) -> It
     """
     sources = [recipe.rows for recipe in recipes]
     for share in shares:
-        for span in walk(share, sources):
-            planned = _slots_of(span, recipes)
-            if span.places.size:
-                announce(span.share, int(span.places[0]), sources)
-            yield from planned
+        place, is_first = share.taken, True
+        try:
+            for span in walk(share, sources):
+                try:
+                    planned = _slots_of(span, recipes)
+                except SourceError:
+                    for slot in chain.from_iterable(_slots_of(one, recipes) for one in _one_by_one(span)):
+                        yield slot
+                        place = slot.place + 1
+                    continue
+                if is_first:  # the first samples do not wait for what is asked for ahead of others
+                    yield from planned
+                if span.places.size:
+                    place = int(span.places[-1]) + 1
+                    announce(span.share, int(span.places[0]), sources)
+                if not is_first:
+                    yield from planned
+                is_first = False
+        except SourceError as error:  # of a chunk that is read now: the samples before come, then the error
+            yield PlannedSample(share.epoch, -1, -1, {}, {}, recipes[0], error=error, place=place, share=share)
+            return
+
+
+def _one_by_one(span: PlannedSpan) -> Iterator[PlannedSpan]:
+    """Yield the positions of a span one by one."""
+    for at in range(len(span.places)):
+        some = slice(at, at + 1)
+        yield PlannedSpan(span.share, span.places[some], span.positions[some], span.draws.of_positions(at, at + 1))
 
 
 def _slots_of(span: PlannedSpan, recipes: Sequence[Recipe]) -> list[PlannedSample]:
@@ -86,7 +110,12 @@ def walk(share: EpochShare, sources: Sequence[RowSource]) -> Iterator[PlannedSpa
     """
     taken = share.taken
     while True:
-        share = _settled(share, taken, sources)
+        try:
+            share = _settled(share, taken, sources)
+        except SourceError:
+            if (known := _known_span(share, taken)) is not None:
+                yield known
+            raise
         if taken >= share.partition.num_samples:
             return
         num_together = SHUFFLED_TOGETHER if is_counted(share.order, share.epoch) else PLANNED_TOGETHER
@@ -98,6 +127,19 @@ def walk(share: EpochShare, sources: Sequence[RowSource]) -> Iterator[PlannedSpa
                 fingerprint, draws = share.order.fingerprint, share.order.rows_at(share.epoch, positions)
             yield PlannedSpan(share, places[some], positions[some], draws.of_positions(start, start + PLANNED_TOGETHER))
         taken += num_together
+
+
+def _known_span(share: EpochShare, taken: int) -> PlannedSpan | None:
+    """Return the next positions of a share, up to the first whose row is not known; None: that is the first of them."""
+    order, epoch = share.order, share.epoch
+    places, positions = share.planned(taken)
+    end = order.num_positions(epoch)
+    unknown = (at for at, position in enumerate(positions.tolist()) if position >= end or order.needs(epoch, position))
+    num_known = next(unknown, len(positions))
+    if not num_known:
+        return None
+    known = positions[:num_known]
+    return PlannedSpan(share, places[:num_known], known, order.rows_at(epoch, known))
 
 
 def _settled(share: EpochShare, taken: int, sources: Sequence[RowSource]) -> EpochShare:

@@ -10,7 +10,7 @@ from sqlstream.index.sources.base.access import local_copy, stat_file
 from sqlstream.index.sources.formats.by_extension import check_table
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.access import Rules, origin_at
+from sqlstream.storage.base.access import Allowed, Rules, origin_at
 from sqlstream.storage.base.protocols import RemoteReader
 
 _REQUESTS_AT_A_TIME = 16  # as many as a helper process works on
@@ -37,7 +37,9 @@ def read_paths(file: SourceFile, temporary: Path, remote: RemoteReader) -> list[
     return paths
 
 
-def list_files(src: SourceFile, paths: list[str], rules: Rules, remote: RemoteReader) -> list[SourceFile]:
+def list_files(
+    src: SourceFile, paths: list[str], rules: Rules, remote: RemoteReader, num_looked_at: int | None = None
+) -> list[SourceFile]:
     """Return the files that a list names, with their versions; a request each, so several at a time.
 
     Args:
@@ -45,11 +47,20 @@ def list_files(src: SourceFile, paths: list[str], rules: Rules, remote: RemoteRe
         paths: What it names.
         rules: What that is.
         remote: Asks for versions.
+        num_looked_at: Of so many remote files, the first ones; None: of all.
 
     Raises:
         AccessDeniedError: A remote list names what it may not.
     """
     origin = origin_at(src.url, is_private=src.is_private)
     allowed = [rules.judge(path, origin, named_by=src.url) for path in paths]
+    most = len(allowed) if num_looked_at is None else num_looked_at
+
+    def find(numbered: tuple[int, Allowed]) -> SourceFile:
+        number, (url, access) = numbered
+        if number >= most and urls.is_remote(url):
+            return SourceFile(url=url, size_bytes=None, etag=None, access=access)
+        return stat_file(url, remote, access)
+
     with ThreadPoolExecutor(_REQUESTS_AT_A_TIME, thread_name_prefix="sqlstream-index") as pool:
-        return list(pool.map(lambda one: stat_file(one.url, remote, one.access), allowed))
+        return list(pool.map(find, enumerate(allowed)))

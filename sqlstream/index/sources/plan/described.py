@@ -107,7 +107,9 @@ def _wids_shards(document: Mapping[str, Any], name: str) -> tuple[WidsShard, ...
     return tuple(WidsShard(some["url"], some.get("nsamples"), some.get("filesize")) for some in found)
 
 
-def shard_parts(index: IndexFile, options: IndexOptions, rules: Rules, remote: RemoteReader) -> list[ShardPart]:
+def shard_parts(
+    index: IndexFile, options: IndexOptions, rules: Rules, remote: RemoteReader, num_looked_at: int | None = None
+) -> list[ShardPart]:
     """Return the shards of an index file.
 
     Args:
@@ -115,6 +117,7 @@ def shard_parts(index: IndexFile, options: IndexOptions, rules: Rules, remote: R
         options: How shards are read, and how many.
         rules: What that is.
         remote: Asks for versions.
+        num_looked_at: Of so many shards, the first ones; None: of all.
 
     Raises:
         ObjectNotFoundError: One is not there.
@@ -123,7 +126,7 @@ def shard_parts(index: IndexFile, options: IndexOptions, rules: Rules, remote: R
     directory = urls.parent(index.file.url).rstrip("/") + "/"
     shards = index.shards[: options.max_index_files]
     named = [shard.url if isinstance(shard, WidsShard) else (shard.zip or shard.raw).basename for shard in shards]
-    files = list_files(index.file, [urls.join(directory, name) for name in named], rules, remote)
+    files = list_files(index.file, [urls.join(directory, name) for name in named], rules, remote, num_looked_at)
     parts: list[ShardPart] = []
     for shard, file in zip(shards, files, strict=True):
         layout: ShardLayout

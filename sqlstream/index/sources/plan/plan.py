@@ -125,7 +125,7 @@ def plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteRead
         AccessDeniedError: It may not be read.
     """
     items = source_items(options.src)
-    plans = [_plan_item(item, options, temporary, remote, room) for item in items]
+    plans = [_plan_item(item, options, temporary, remote, room, is_first=not number) for number, item in enumerate(items)]
     joined = _plan_joins(options, temporary, remote, room)
     labels = [label(item, number) for number, item in enumerate(items)]
     own_base = None if options.path_prefix is None else _absolute(_named(options.path_prefix)).rstrip("/") or "/"
@@ -262,15 +262,17 @@ def _new_spool(temporary: Temporary, room: IndexRoom) -> Spool:
     return Spool(path, room.on_growth(path))
 
 
-def _plan_item(item: Any, options: IndexOptions, temporary: Temporary, remote: RemoteReader, room: IndexRoom) -> SourcePlan:
-    """Return the plan of one source."""
+def _plan_item(
+    item: Any, options: IndexOptions, temporary: Temporary, remote: RemoteReader, room: IndexRoom, *, is_first: bool
+) -> SourcePlan:
+    """Return the plan of one source, which may be the first of several."""
     if isinstance(item, str):
-        return _plan_named(item, options, temporary, remote)
+        return _plan_named(item, options, temporary, remote, is_first=is_first)
     table = as_table(item, partial(_new_spool, temporary, room), _called(item))
     return _plan(item, options, os.getcwd(), [MemoryPart(table=table, digest=table.digest())], has_versions=False)
 
 
-def _plan_named(item: str, options: IndexOptions, temporary: Temporary, remote: RemoteReader) -> SourcePlan:
+def _plan_named(item: str, options: IndexOptions, temporary: Temporary, remote: RemoteReader, *, is_first: bool) -> SourcePlan:
     """Return the plan of one source that is a path, a URL or a wildcard."""
     if is_database(item):
         if options.sql_query is None:
@@ -278,7 +280,7 @@ def _plan_named(item: str, options: IndexOptions, temporary: Temporary, remote: 
         part = DatabasePart(url=item, query=options.sql_query, version=options.source_version)
         return _plan(item, options, os.getcwd(), [part], has_versions=False)
     src = _absolute(item)
-    if (plan := _plan_shards(item, src, options, remote)) is not None:
+    if (plan := _plan_shards(item, src, options, remote, is_first=is_first)) is not None:
         return plan
     if wildcard.has_wildcard(src):
         by_extension.check_table(src, src)
@@ -295,15 +297,19 @@ def _plan_named(item: str, options: IndexOptions, temporary: Temporary, remote: 
     return _tables(item, options, [stat_file(src, remote)], urls.parent(src))
 
 
-def _plan_shards(item: str, src: str, options: IndexOptions, remote: RemoteReader) -> SourcePlan | None:
-    """Return the plan of shards; their own keys name samples, if they can. None: the source is none of them."""
+def _plan_shards(item: str, src: str, options: IndexOptions, remote: RemoteReader, *, is_first: bool) -> SourcePlan | None:
+    """Return the plan of shards; their own keys name samples, if they can. None: the source is none of them.
+
+    For a lazy index the version of the first remote shard is asked for: those of the others as they are needed.
+    """
+    num_looked_at = None if options.lazy is None else int(is_first)
     if not wildcard.has_wildcard(src) and (index := described.find_index(src, options.data_type, remote)) is not None:
-        parts = described.shard_parts(index, options, _rules(options, index.file), remote)
+        parts = described.shard_parts(index, options, _rules(options, index.file), remote, num_looked_at)
         return _plan(item, options, urls.parent(index.file.url), parts, listed=index.file)
     named = shard_urls(item)
     if named is None:
         return None
-    files = _shard_files(list(map(_absolute, named)), remote)
+    files = _shard_files(list(map(_absolute, named)), remote, num_looked_at)
     layouts = (
         (file, layout_of(file.url, options.label_column, options.index_members)) for file in files[: options.max_index_files]
     )
@@ -318,16 +324,26 @@ def _rules(options: IndexOptions, listed: SourceFile) -> Rules:
     return Rules(allowed_roots=options.allowed_roots, credential_hosts=options.credential_hosts, places=_places([listed.url]))
 
 
-def _shard_files(named: Sequence[str], remote: RemoteReader) -> list[SourceFile]:
-    """Return the files that URLs and wildcards name, in their order."""
+def _shard_files(named: Sequence[str], remote: RemoteReader, num_looked_at: int | None) -> list[SourceFile]:
+    """Return the files that URLs and wildcards name, in their order.
 
-    def find(url: str) -> list[SourceFile]:
-        return wildcard.match_files(url, remote) if wildcard.has_wildcard(url) else [stat_file(url, remote)]
+    Args:
+        named: URLs and wildcards.
+        remote: Lists, and asks for versions.
+        num_looked_at: Remote files whose versions are asked for, where a URL names them: the first ones; None: all.
+    """
 
-    if len(named) == 1:
-        return find(named[0])
+    def find(url: str, *, is_looked_at: bool) -> list[SourceFile]:
+        if wildcard.has_wildcard(url):
+            return wildcard.match_files(url, remote)
+        is_left = urls.is_remote(url) and not is_looked_at
+        return [SourceFile(url=url, size_bytes=None, etag=None) if is_left else stat_file(url, remote)]
+
+    are_looked_at = [num_looked_at is None or number < num_looked_at for number in range(len(named))]
+    if num_looked_at is not None or len(named) == 1:
+        return [file for url, is_one in zip(named, are_looked_at, strict=True) for file in find(url, is_looked_at=is_one)]
     with ThreadPoolExecutor(_LOOKS_AT_A_TIME, thread_name_prefix="shard") as pool:
-        return [file for files in pool.map(find, named) for file in files]
+        return [file for files in pool.map(partial(find, is_looked_at=True), named) for file in files]
 
 
 def _absolute(src: str) -> str:

@@ -40,6 +40,12 @@ def layout_of(url: str, label_column: str | None = None, index_members: tuple[st
     return ZipShard(label_column=label_column, index_members=index_members) if _ZIP.search(name) else None
 
 
+def says_compressed(url: str) -> bool:
+    """Return whether a shard is compressed as a whole by its name: its first bytes tell for sure."""
+    found = _TAR.search(re.split(r"[?#]", url, maxsplit=1)[0])
+    return found is not None and found[0].lower() != ".tar"
+
+
 def shard_urls(text: str) -> list[str] | None:
     """Return the shards that a text names, with braces, `::`, variables and `pipe:` as WebDataset takes them; None: none.
 

@@ -75,6 +75,11 @@ class MembersAreBytes:
     __slots__ = ()
 
     @property
+    def is_table_apart(self) -> bool:
+        """The table is among the samples."""
+        return False
+
+    @property
     def reading(self) -> object:
         """Nothing: values are bytes."""
         return None
@@ -102,6 +107,16 @@ class PartsAreValues:
 
 class ShardLayout(Protocol):
     """How one shard is read. Frozen and picklable."""
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples that an index file says it has; None: nothing says it."""
+        ...
+
+    @property
+    def is_table_apart(self) -> bool:
+        """Its table is not in its own bytes, or not in these as they are stored: other bytes, and few, say it."""
+        ...
 
     def identity(self) -> object:
         """Return what a fingerprint must tell apart, beside the shard's file (JSON)."""

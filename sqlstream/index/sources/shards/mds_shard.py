@@ -53,6 +53,16 @@ class MdsLayout(PartsAreValues):
         """Check which columns rows are to have."""
         check_columns(self.index_members, self.shard)
 
+    @property
+    def num_samples(self) -> int | None:
+        """Samples, as the index says."""
+        return self.shard.samples
+
+    @property
+    def is_table_apart(self) -> bool:
+        """The table of a split format is a file of its own; one in a compressed shard is found as its content is read."""
+        return self.shard.meta is not None or self.shard.zip is not None
+
     def identity(self) -> object:
         """Return what the index says of it, and whose values rows have."""
         members = {"members": list(self.index_members)} if self.index_members else {}

@@ -36,6 +36,11 @@ class RecordShard(PartsAreValues, MembersAreBytes):
 
     layout: RecordFormat
 
+    @property
+    def num_samples(self) -> int | None:
+        """Nothing says it."""
+        return None
+
     def identity(self) -> object:
         """Return its format."""
         return ["records", self.layout]

@@ -54,6 +54,11 @@ class ZipShard(MembersAreBytes):
         """Check what is to be parsed."""
         check_members(self.index_members)
 
+    @property
+    def num_samples(self) -> int | None:
+        """Nothing says it."""
+        return None
+
     def identity(self) -> object:
         """Return its format, which columns are made, and what is parsed."""
         return ["zip", self.label_column, *self.index_members]

@@ -1,0 +1,385 @@
+"""Shards as the chunks of a lazy index: the table of each is found when it is first needed, and kept for all processes."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import logging
+import os
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from sqlstream.config import DamagedShards
+from sqlstream.errors import SourceChangedError, SourceError
+from sqlstream.index.build.chunks import ChunkPlace, ChunkStore
+from sqlstream.index.build.lazy_shards.table import ShardTable, decoded, encoded, schema_of, table_of
+from sqlstream.index.file.connection import damaged
+from sqlstream.index.file.found import Found, FoundChunks
+from sqlstream.index.file.room import IndexRoom, RoomyReader
+from sqlstream.index.file.workplace import workplace
+from sqlstream.index.sources.base.access import local_file, named_errors, stat_file
+from sqlstream.index.sources.base.byte_source import RemoteBytes
+from sqlstream.index.sources.plan.parts import ShardPart, SourcePart, innermost, over
+from sqlstream.index.sources.shards.by_name import says_compressed
+from sqlstream.index.sources.shards.layout import Scratch
+from sqlstream.index.sources.shards.samples import ShardSamples
+from sqlstream.index.sources.shards.tar_shard import TarShard
+from sqlstream.index.types.models import SourceFile, fingerprint
+from sqlstream.order.permute import Int64Array
+from sqlstream.storage.base import urls
+from sqlstream.storage.base.access import Access
+from sqlstream.storage.base.protocols import DownloadRoom, ObjectInfo, RemoteReader, Unpack
+from sqlstream.storage.members.unpack import MAGIC_BYTES, compression_of
+
+logger = logging.getLogger(__name__)
+
+ROOM_ROWS = 1 << 24
+"""Numbers that a shard has whose samples are not counted: with 2^24 shards they are below the 2^48 that orders take."""
+_LOOKS_AT_A_TIME = 16
+_KEPT_TABLES = 128
+"""Tables that a process keeps in memory, those of two default windows; of wider windows more (`keep_tables`)."""
+
+
+Bring: TypeAlias = Callable[[ChunkPlace, int], AbstractContextManager[list[Path]] | None]
+"""Gives what is at the place of a shard, one of so many; None: shards shall not be brought as a whole."""
+
+
+class FirstShard(NamedTuple):
+    """What an index is made of whose other shards are not looked at."""
+
+    table: ShardTable
+    schema: pa.Schema
+    """The columns of its rows."""
+    typed: tuple[str, ...]
+    """Those whose values stay in the shards."""
+
+
+class ShardChunks:
+    """Shards as chunks.
+
+    Args:
+        parts: The shards, in the order of the index.
+        room: Is asked for room for what is noted.
+    """
+
+    def __init__(self, parts: Sequence[SourcePart], room: IndexRoom) -> None:
+        self._parts, self._room = tuple(parts), room
+        self._shards = [_shard_of(part) for part in self._parts]
+        self._versions: dict[int, SourceFile] = {}
+        """Shards that were looked at, with their versions."""
+        self._packings: dict[int, Unpack | None] = {}
+        """How those shards are compressed whose names say that they are."""
+        self._tables: OrderedDict[int, ShardTable] = OrderedDict()
+        self._num_kept = _KEPT_TABLES
+        self._found: FoundChunks | None = None
+
+    def __reduce__(self) -> tuple[type[ShardChunks], tuple[Sequence[SourcePart], IndexRoom]]:
+        return (ShardChunks, (self._parts, self._room))
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def shard(self, number: int) -> ShardPart:
+        """Return a shard as the source names it."""
+        return self._shards[number]
+
+    def keep_tables(self, num_tables: int) -> None:
+        """Keep so many tables in memory."""
+        self._num_kept = max(_KEPT_TABLES, num_tables)
+
+    # -- as chunks ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def known_counts(self) -> list[int | None]:
+        """Samples of each shard, as far as an index file says it, and none of them may be left out as damaged."""
+        return [shard.layout.num_samples if shard.damaged is DamagedShards.RAISE else None for shard in self._shards]
+
+    @cached_property
+    def _are_counted(self) -> bool:
+        return None not in self.known_counts
+
+    def bounds(self, store: ChunkStore) -> Int64Array:
+        """Return the first row of each shard, and the end; where they are not counted, each has `ROOM_ROWS` numbers."""
+        del store
+        sizes = [count or 0 if self._are_counted else ROOM_ROWS for count in self.known_counts]
+        return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+
+    def counts(self, store: ChunkStore) -> Int64Array | None:
+        """Return how many samples each shard has, -1 where it was not read yet: [num_shards]; None: index files say it."""
+        return None if self._are_counted else self.found(store).counts()
+
+    def look_up(self, numbers: Sequence[int], store: ChunkStore, remote: RemoteReader, *, in_ranges: bool) -> None:
+        """Ask for the versions of shards; see `ChunkSource.look_up`.
+
+        Args:
+            numbers: Of the shards.
+            store: The file of the index.
+            remote: Asks for them.
+            in_ranges: Read their tables, too: nobody brings these shards as a whole.
+        """
+        unknown = [number for number in numbers if not self._has_table(number, store)]
+        if not in_ranges:
+            unknown = [number for number in unknown if self._has_more_to_say(number)]
+        look = partial(self._look_at, store=store, remote=remote, in_ranges=in_ranges)
+        if len(unknown) < 2:
+            for number in unknown:
+                look(number)
+            return
+        with ThreadPoolExecutor(_LOOKS_AT_A_TIME, thread_name_prefix="shard") as pool:
+            for _ in pool.map(look, unknown):
+                pass
+
+    def place_of(self, number: int, store: ChunkStore) -> ChunkPlace:
+        """Return what of a shard must be brought: all of it, unless its table is known, or it is of this machine."""
+        file = self.file(number)
+        if not urls.is_remote(file.url) or self._has_table(number, store):
+            return ChunkPlace(file=file, spans=())
+        return self._whole(number)
+
+    def _whole(self, number: int) -> ChunkPlace:
+        """Return the place of all of a remote shard that was looked at."""
+        file = self.file(number)
+        if file.size_bytes is None:
+            raise SourceError(
+                f"{urls.redact(file.url)}: the server does not say its length, which a lazy index needs: leave "
+                "lazy_index_chunk_size out"
+            )
+        unpack = self._packings.get(number)
+        spans = () if unpack is not None else ((0, file.size_bytes),)
+        return ChunkPlace(file=file, spans=spans, version=file.etag or file.content, is_shard=True, unpack=unpack)
+
+    def read(self, number: int, files: Sequence[Path], store: ChunkStore) -> pa.RecordBatch:
+        """Return the samples of a shard; its table is kept for all processes."""
+        rows = self.table(number, store, files).rows
+        names = [column.name for column in store.columns if column.name in rows.schema.names]
+        return rows.select(names)
+
+    # -- tables -------------------------------------------------------------------------------------------------------
+
+    def found(self, store: ChunkStore) -> FoundChunks:
+        """Return the file of the tables that were found."""
+        if self._found is None:
+            self._found = FoundChunks(members_path(store.path), len(self._parts))
+        return self._found
+
+    def table(self, number: int, store: ChunkStore, files: Sequence[Path] = ()) -> ShardTable:
+        """Return the table of a shard, which is read of its bytes where no process has found it.
+
+        Args:
+            number: Of the shard.
+            store: The file of the index.
+            files: What of it was brought (`place_of`).
+        """
+        if (table := self._tables.pop(number, None)) is None:
+            table = self._known(number, store)
+        if table is None:
+            table = self._read_once(number, store, _HeldShard(self.file(number), self._path(number, store, files)))
+        self._keep(number, table)
+        return table
+
+    def _has_table(self, number: int, store: ChunkStore) -> bool:
+        """Return whether the table of a shard is known; then it is in memory."""
+        if number not in self._tables:
+            if not self.found(store).is_found(number) or (table := self._known(number, store)) is None:
+                return False
+            self._keep(number, table)
+        return True
+
+    def _path(self, number: int, store: ChunkStore, files: Sequence[Path]) -> Path:
+        """Return where the bytes of a shard are."""
+        file = self.file(number)
+        if files:
+            return files[0]
+        if urls.is_remote(file.url):  # it was not brought, since its table was there
+            raise damaged(self.found(store).path, f"the table of shard {number} is gone")
+        if local_file(Path(file.url)) != file:
+            raise SourceChangedError(f"{file.url} changed since it was found: open the dataset again")
+        return Path(file.url)
+
+    def _keep(self, number: int, table: ShardTable) -> None:
+        self._tables[number] = table
+        with contextlib.suppress(KeyError):  # another thread has removed it
+            while len(self._tables) > self._num_kept:
+                self._tables.popitem(last=False)
+
+    def _known(self, number: int, store: ChunkStore) -> ShardTable | None:
+        tables = self.found(store)
+        found = tables.find(number)
+        if found is None:
+            if tables.is_found(number):
+                logger.warning("the table of shard %d in %s is damaged: reading the shard again", number, tables.path)
+                tables.forget(number)
+            return None
+        table = decoded(found.data)
+        self._versions[number] = table.file_of(self._shards[number].source)
+        return table
+
+    def _read_once(self, number: int, store: ChunkStore, remote: RemoteReader) -> ShardTable:
+        """Read the table of a shard, and note it; one process at a time."""
+        directory = store.path.parent
+        key = fingerprint({"shard": number, "of": store.path.stem})
+        with workplace(directory, key, is_brief=True) as place:
+            if (table := self._known(number, store)) is not None:  # another process has done it while we waited
+                return table
+            samples = self._samples(number, remote, Scratch(place.temporary, self._room.on_growth))
+            table = table_of(samples, over(self._parts[number], samples), self.file(number))
+            self.note(number, table, store)
+        return table
+
+    def note(self, number: int, table: ShardTable, store: ChunkStore) -> None:
+        """Keep the table of a shard for all processes.
+
+        Raises:
+            CacheFullError: There is no room for it.
+        """
+        data = encoded(table)
+        self._room.need(len(data))
+        self.found(store).write(number, Found(table.rows.num_rows, data))
+
+    def first_known(self, store: ChunkStore) -> ShardTable | None:
+        """Return the table of the first shard that was read; None: none was."""
+        known = np.flatnonzero(self.found(store).counts() >= 0)  # [num_known]
+        return self.table(int(known[0]), store) if known.size else None
+
+    def open_first(self, number: int, bring: Bring | None, remote: RemoteReader, scratch: Scratch) -> FirstShard:
+        """Return what a shard has, of which no process has found the table.
+
+        Args:
+            number: Of the shard.
+            bring: Gives what is at a place; None: its table is read in ranges.
+            remote: Reads it.
+            scratch: Where what is needed meanwhile is written.
+
+        Raises:
+            SourceError: It is damaged.
+        """
+        self._learn(number, remote)
+        part, file = self._parts[number], self.file(number)
+        is_whole = urls.is_remote(file.url) and not self._shards[number].layout.is_table_apart
+        brought = bring(self._whole(number), len(self)) if bring is not None and is_whole else None
+        if brought is None:
+            samples = self._samples(number, RoomyReader(remote, self._room), scratch)
+        else:
+            with brought as files:
+                samples = self._samples(number, _HeldShard(file, files[0]), scratch)
+        whole = over(part, samples)
+        return FirstShard(table_of(samples, whole, file), schema_of(whole), tuple(samples.typed))
+
+    def _samples(self, number: int, remote: RemoteReader, scratch: Scratch) -> ShardSamples:
+        """Return the samples of a shard, as its bytes say."""
+        shard, file = self._shards[number], self.file(number)
+        unpack = self._packings.get(number)
+        if isinstance(remote, _HeldShard) and unpack is not None and isinstance(shard.layout, TarShard):
+            # What is held is its content, and the size by the index file that of what is stored: `_learn` has compared that.
+            content = replace(file, size_bytes=remote.size_bytes)
+            held = replace(shard, source=content, layout=replace(shard.layout, num_bytes=None))
+            samples = replace(held.samples(remote, scratch), unpack=unpack)
+        else:
+            samples = replace(shard, source=file).samples(remote, scratch)
+        if samples.damage is not None:
+            logger.warning("%s is damaged, %d samples are kept: %s", urls.redact(file.url), len(samples.parts), samples.damage)
+        if len(samples.parts) > ROOM_ROWS and not self._are_counted:
+            raise SourceError(
+                f"{urls.redact(file.url)} has {len(samples.parts)} samples, and a lazy index takes {ROOM_ROWS} of a shard: "
+                "leave lazy_index_chunk_size out"
+            )
+        return samples.at(number, number)
+
+    # -- versions -----------------------------------------------------------------------------------------------------
+
+    def file(self, number: int) -> SourceFile:
+        """Return the file of a shard, in the version that is known."""
+        return self._versions.get(number) or self._shards[number].source
+
+    def _has_more_to_say(self, number: int) -> bool:
+        is_apart = self._shards[number].layout.is_table_apart
+        return is_apart or not self._is_looked_at(number) or self._may_be_packed(number)
+
+    def _is_looked_at(self, number: int) -> bool:
+        file = self.file(number)
+        return file.etag is not None or bool(file.content)
+
+    def _may_be_packed(self, number: int) -> bool:
+        file = self._shards[number].source
+        return number not in self._packings and urls.is_remote(file.url) and says_compressed(file.url)
+
+    def _look_at(self, number: int, *, store: ChunkStore, remote: RemoteReader, in_ranges: bool) -> None:
+        self._learn(number, remote)
+        if in_ranges or self._shards[number].layout.is_table_apart:
+            self._read_once(number, store, RoomyReader(remote, self._room))
+
+    def _learn(self, number: int, remote: RemoteReader) -> None:
+        """Ask for the version of a shard, and how it is compressed.
+
+        Raises:
+            SourceError: It has another size than its index file says.
+        """
+        file = named = self.file(number)
+        if not self._is_looked_at(number):
+            file = stat_file(named.url, remote, named.access)
+            if None not in (named.size_bytes, file.size_bytes) and named.size_bytes != file.size_bytes:
+                raise SourceError(
+                    f"{urls.redact(file.url)} has {file.size_bytes} bytes, and the index of its source says "
+                    f"{named.size_bytes}: one of them is of another version"
+                )
+            self._versions[number] = file
+        if self._may_be_packed(number) and file.size_bytes is not None:
+            with named_errors(file.url):
+                compression = compression_of(RemoteBytes(file, remote).read_at(0, MAGIC_BYTES))
+            self._packings[number] = None if compression is None else Unpack(compression)
+
+
+def _shard_of(part: SourcePart) -> ShardPart:
+    shard = innermost(part)
+    assert isinstance(shard, ShardPart), "shards are given alone"
+    return shard
+
+
+def members_path(index: Path) -> Path:
+    """Return where the tables are kept that were found of the shards of an index."""
+    return index.with_suffix(".members")
+
+
+class _HeldShard:
+    """Reads one shard, all of which is here, as if it were asked for at its URL: messages name that.
+
+    Args:
+        file: The shard.
+        path: Its bytes; of a compressed one, what it holds.
+    """
+
+    def __init__(self, file: SourceFile, path: Path) -> None:
+        self._file, self._path = file, path
+        self.size_bytes = path.stat().st_size
+
+    def with_access(self, _access: Access) -> _HeldShard:
+        """Nothing is asked for."""
+        return self
+
+    def head(self, _url: str) -> ObjectInfo:
+        """Return its size."""
+        return ObjectInfo(url=self._file.url, size_bytes=self.size_bytes, etag=None, is_private=self._file.is_private)
+
+    def list(self, _prefix: str) -> Iterator[ObjectInfo]:
+        """There is nothing else."""
+        return iter(())
+
+    def get_ranges(self, _url: str, ranges: Sequence[tuple[int, int]], _size_bytes: int | None = None) -> builtins.list[bytes]:
+        """Return parts of it."""
+        with open(self._path, "rb") as file:
+            return [os.pread(file.fileno(), stop - start, start) for start, stop in ranges]
+
+    def download(self, _url: str, path: Path, _room: DownloadRoom | None = None) -> ObjectInfo:
+        """Copy it."""
+        shutil.copyfile(self._path, path)
+        return self.head(_url)

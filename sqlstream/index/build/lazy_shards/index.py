@@ -1,0 +1,180 @@
+"""The lazy index of shards: its rows, and where their content lies, are in tables that are found shard by shard."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sqlstream.errors import IndexDatabaseError, SchemaError
+from sqlstream.index.build.lazy import ChunkRows, LazyIndex
+from sqlstream.index.build.lazy_shards.chunks import ShardChunks, members_path
+from sqlstream.index.build.lazy_shards.table import ShardTable
+from sqlstream.index.build.shards import SamplePlace, Shard
+from sqlstream.index.file.connection import damaged
+from sqlstream.index.file.found import FoundChunks, FoundRows
+from sqlstream.index.sources.shards.samples import SAMPLE
+from sqlstream.index.types.models import Column, fingerprint
+from sqlstream.storage.base import urls
+from sqlstream.storage.base.protocols import Unpack
+from sqlstream.storage.members import places
+
+logger = logging.getLogger(__name__)
+
+
+class LazyShardIndex(LazyIndex):
+    """The samples of shards, whose tables are read when they are needed; made by `lazy_build.open_lazy_index`."""
+
+    _chunks: ShardChunks
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        super().__init__(path, **options)
+        self.unpacks: dict[int, Unpack] = {}
+        """How the shards are unpacked that are compressed as a whole, as far as their rows were asked for."""
+        self.member_names: list[str] = []
+        """Names of the columns of parts, by the number that a place has of them in this process; it grows."""
+        self._numbers: dict[str, int] = {}
+        self._left_out: set[str] = set()
+        self._naming = threading.Lock()
+
+    def after_fork_in_child(self) -> None:
+        """Leave what is the parent's to it."""
+        super().after_fork_in_child()
+        self._naming = threading.Lock()
+
+    @property
+    def content_columns(self) -> tuple[Column, ...]:
+        """The columns whose content is in the shards."""
+        return tuple(column for column in self.columns if column.is_member or column.is_in_place)
+
+    def shard(self, number: int) -> Shard:
+        """Return a shard by its number in the source, in the version whose table was read."""
+        return Shard(self._chunks.file(number), self._chunks.shard(number).layout)
+
+    @property
+    def is_remote(self) -> bool:
+        """Some shards are not on this machine."""
+        return any(urls.is_remote(self._chunks.file(number).url) for number in range(len(self._chunks)))
+
+    def shard_sizes(self) -> list[int]:
+        """Return the bytes of each shard; of those of which only the names are known, as many as the first one has."""
+        first = self._chunks.first_known(self)
+        size = None if first is None else first.version[0]
+        sizes = [self._chunks.shard(number).source.size_bytes for number in range(len(self._chunks))]
+        return [size or 0 if known is None else known for known in sizes]
+
+    def wanted_share(self, columns: Collection[str]) -> float:
+        """Return the share of the bytes of the first shard that some columns have, in [0, 1]: of the others it is not known."""
+        table = self._chunks.first_known(self)
+        if table is None:
+            return 1.0 if columns else 0.0
+        wanted = sum(size for name, size in table.sizes.items() if name in columns or (name == SAMPLE and columns))
+        return wanted / max(1, sum(table.sizes.values()))
+
+    def keep_tables(self, num_tables: int) -> None:
+        """Keep so many tables in memory."""
+        self._chunks.keep_tables(num_tables)
+
+    def places_of(self, row_ids: Sequence[int]) -> list[SamplePlace]:
+        """Return where the content of rows is, in the order asked.
+
+        Raises:
+            IndexDatabaseError: The tables that were found are damaged.
+        """
+        wanted = np.asarray(row_ids, np.int64)  # [n]
+        numbers = np.searchsorted(self.bounds, wanted, side="right") - 1  # [n]
+        offsets = wanted - self.bounds[numbers]  # [n]
+        tables = {number: self._chunks.table(number, self) for number in set(numbers.tolist())}
+        columns = {number: [self._number_of(name) for name in table.names] for number, table in tables.items()}
+        self.unpacks.update({number: table.unpack for number, table in tables.items() if table.unpack is not None})
+        found = list[SamplePlace]()
+        for number, offset in zip(numbers.tolist(), offsets.tolist(), strict=True):
+            try:
+                entries, parts = places.unpack(tables[number].places[offset].as_py())
+                numbered = tuple(part._replace(column=columns[number][part.column]) for part in parts)
+            except (ValueError, LookupError) as error:
+                raise self._damaged(error) from error
+            found.append(SamplePlace(number, places.Place(entries, numbered)))
+        return found
+
+    def read(self, number: int, files: Sequence[Path]) -> ChunkRows:
+        """Return the rows of a shard that the filter keeps; see `LazyIndex.read`."""
+        rows = super().read(number, files)
+        self._check_columns(number, self._chunks.table(number, self))
+        return rows
+
+    # -- what is noted beside the index -------------------------------------------------------------------------------
+
+    @cached_property
+    def kept(self) -> FoundRows:
+        """What the filter keeps, as far as it has been run."""
+        return FoundRows(self.kept_path, len(self.bounds) - 1)
+
+    @property
+    def kept_path(self) -> Path:
+        """Where that is: named so that it goes with the tables."""
+        return self.path.with_suffix(f".{fingerprint({'condition': self.condition})}.kept")
+
+    def own_files(self) -> dict[Path, int]:
+        """Return the files of the tables that were found, and of what the filter keeps."""
+        size = FoundChunks.size_bytes(len(self._chunks))
+        files = {members_path(self.path): size}
+        return files if self.condition is None else {**files, self.kept_path: size}
+
+    def note_changed(self) -> None:
+        """Have the next opening find all tables anew: a shard is another one than its table says.
+
+        Processes that have the files open go on with them.
+        """
+        for path in (*self.path.parent.glob(f"{self.path.stem}.*.kept"), members_path(self.path)):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _number_of(self, name: str) -> int:
+        if (number := self._numbers.get(name)) is None:
+            with self._naming:
+                if (number := self._numbers.get(name)) is None:
+                    self.member_names.append(name)
+                    number = self._numbers[name] = len(self.member_names) - 1
+        return number
+
+    def _check_columns(self, number: int, table: ShardTable) -> None:
+        """Say once of each part that it is no column, since the shards that were looked at first have it not.
+
+        Raises:
+            SchemaError: Values stay in this shard that are values of rows in the first one: they would be lost.
+        """
+        here = next((column.name for column in self.columns if column.name in table.typed and not column.is_in_place), None)
+        if here is not None:
+            raise SchemaError(
+                f"{urls.redact(self._chunks.file(number).url)} has values in column {here!r} that stay in it, and the first "
+                f"shard of {self.src} has others: leave lazy_index_chunk_size out"
+            )
+        others = (
+            {name for name in (*table.names, *table.rows.schema.names) if name != SAMPLE}
+            - {column.name for column in self.columns}
+            - self._left_out
+        )
+        if others and self._says_all_columns:
+            self._left_out |= others
+            logger.warning(
+                "%s has parts %s, which the first shard of %s has not: samples come without them. Leave "
+                "lazy_index_chunk_size out, or put a shard first that has all parts",
+                *(urls.redact(self._chunks.file(number).url), ", ".join(map(repr, sorted(others))), self.src),
+            )
+
+    @cached_property
+    def _says_all_columns(self) -> bool:
+        """No columns were left out as the index was opened."""
+        return bool(self.meta.get("has_all_columns"))
+
+    def _damaged(self, error: Exception) -> IndexDatabaseError:
+        return damaged(members_path(self.path), f"it does not say where the content of a row is: {error!r}")
