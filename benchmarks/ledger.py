@@ -58,12 +58,12 @@ class Measured:
 
     def __init__(self) -> None:
         self._works: dict[str, tuple[int, Callable[[], None]]] = {}
-        self._cpu: dict[str, list[float]] = {}
+        self.cpu_us: dict[str, list[float]] = {}
         self._wall: dict[str, list[float]] = {}
 
     def add(self, name: str, num: int, work: Callable[[], None]) -> None:
         self._works[name] = (num, work)
-        self._cpu[name], self._wall[name] = [], []
+        self.cpu_us[name], self._wall[name] = [], []
 
     def run(self, num_rounds: int) -> None:
         for _ in range(num_rounds):
@@ -71,8 +71,8 @@ class Measured:
                 wall, cpu = time.perf_counter(), time.process_time()
                 work()
                 self._wall[name].append(1e6 * (time.perf_counter() - wall) / num)
-                self._cpu[name].append(1e6 * (time.process_time() - cpu) / num)
-        for name, cpus in self._cpu.items():
+                self.cpu_us[name].append(1e6 * (time.process_time() - cpu) / num)
+        for name, cpus in self.cpu_us.items():
             walls = self._wall[name]
             print(
                 f"{name:<58} CPU least {min(cpus):7.1f} median {statistics.median(cpus):7.1f}   "
