@@ -63,6 +63,12 @@ class CacheDirectory:
         self.remove_stand_in: Callable[[], object] | None = None
         """Ends a directory that only stands in for another one."""
 
+    def limit_in_force(self) -> int | None:
+        """Return the limit in bytes, which the first use of a new directory sets; None: there is none."""
+        if not self.owner.is_registered:
+            self.owner.run(lambda _: None)
+        return self.ledger.account().limit_bytes
+
     def hand_over(self, give: Callable[[int], None]) -> None:
         """End, and leave the pins of retained holds to the process that `give` gives a descriptor to; see `Owner.hand_over`."""
         if not self.holds.num_retained:

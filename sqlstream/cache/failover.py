@@ -254,6 +254,10 @@ class FailoverSession:
         """Return the id of a dataset in the ledger; None where the ledger fails."""
         return self._tried(lambda: self.primary.register(name, src, fingerprint), None)
 
+    def limit_in_force(self) -> int | None:
+        """Return the limit in bytes; None: there is none, or the ledger fails."""
+        return None if self.is_left_alone else self._tried(self.primary.limit_in_force, None)
+
     def shard_unit(self, wish: ShardWish, choose: Callable[[int | None], ChosenUnit]) -> ChosenUnit:
         """Return in what unit shards are fetched; where the ledger fails, as this process chooses."""
         if self.is_left_alone:

@@ -315,6 +315,10 @@ class PrivateFilesSession:
         """There is no ledger."""
         return None
 
+    def limit_in_force(self) -> int | None:
+        """No limit holds for private files."""
+        return None
+
     def shard_unit(self, _wish: ShardWish, choose: Callable[[int | None], ChosenUnit]) -> ChosenUnit:
         """Return what this process chooses: no limit holds for private files."""
         return choose(None)

@@ -164,6 +164,9 @@ class SessionOf(Protocol[H]):
     def register(self, name: str, src: str, fingerprint: str) -> int | None:
         """Return the id of a dataset in the ledger; None where there is no ledger."""
 
+    def limit_in_force(self) -> int | None:
+        """Return the limit in bytes; None: there is none."""
+
     def shard_unit(self, wish: ShardWish, choose: Callable[[int | None], ChosenUnit]) -> ChosenUnit:
         """Return in what unit shards are fetched: as a living process has chosen that opened the epoch first.
 
@@ -413,6 +416,10 @@ class LedgerSession:
         """See `CacheSession`."""
         with self._directory.ledger.transaction() as tx:
             return tx.add_dataset(name, src, fingerprint)
+
+    def limit_in_force(self) -> int | None:
+        """See `CacheSession`."""
+        return self._directory.limit_in_force()
 
     def shard_unit(self, wish: ShardWish, choose: Callable[[int | None], ChosenUnit]) -> ChosenUnit:
         """See `CacheSession`."""

@@ -283,7 +283,7 @@ def _shard_unit(index: Index, share: float, directory: Path) -> ChosenUnit | Non
         return None
     sizes = sorted((size or 0 for (size,) in index.stored("SELECT size_bytes FROM sources")), reverse=True)
     with Cache(directory) as cache:
-        limit_bytes = cache.statistics().limit_bytes
+        limit_bytes = cache.session.limit_in_force()
     use = ShardUse(
         num_bytes=sum(sizes),
         window_bytes=sum(sizes[: OrderOptions().shuffle_window]),

@@ -25,7 +25,7 @@ from sqlstream.config import (
     StorageOptions,
     default_cache_directory,
 )
-from sqlstream.errors import CacheError, ConfigError
+from sqlstream.errors import ConfigError
 from sqlstream.index.build.build import open_index
 from sqlstream.index.build.chunks import ChunkPlace
 from sqlstream.index.build.content import RowGroupIndex
@@ -344,10 +344,7 @@ def shards_to_keep(options: DatasetOptions, cache: Cache, src: str, shards: Sequ
         wanted_share=1.0 if takes_all else 0.0,  # not known
         num_nodes=options.order.layout.whole.num_nodes,
     )
-    try:
-        limit_bytes = cache.statistics().limit_bytes
-    except CacheError:  # of a cache that is bypassed; of another one the next step raises it
-        return None
+    limit_bytes = cache.session.limit_in_force()
     is_whole = choose_unit(ShardUnit(samples.shards), use, limit_bytes).unit is ShardUnit.WHOLE
     if not is_whole or (limit_bytes is not None and num_bytes > limit_bytes):
         return None
@@ -365,7 +362,7 @@ def table_unit(options: DatasetOptions, use: ShardUse, cache: Cache) -> ShardUni
     """Return in what unit shards are brought whose tables are not known: whole ones are kept for their samples."""
     if options.samples.members is MemberForm.PATH:  # each part is an entry of its own
         return ShardUnit.MEMBERS
-    return choose_unit(ShardUnit(options.samples.shards), use, cache.statistics().limit_bytes).unit
+    return choose_unit(ShardUnit(options.samples.shards), use, cache.session.limit_in_force()).unit
 
 
 def shard_use(options: DatasetOptions, shard_bytes: Sequence[int], wanted_share: float) -> ShardUse:

@@ -112,7 +112,7 @@ def test_a_lazy_index_goes_by_its_footers(tmp_path: Path) -> None:
     write_table(tmp_path / "there/t.parquet", [*rows[:9], {"index": 9, "score": 77.0}])
     changed = open_lazily(tmp_path, "s3://bucket/there/t.parquet", FolderReader(tmp_path))
     assert content_of(here).differences(content_of(changed)) == [
-        "the footers of its Parquet files (it has as many rows, and the same columns)"
+        "the footers of its Parquet files, or its shards (it has as many rows, and the same columns)"
     ]
 
 

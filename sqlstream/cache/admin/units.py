@@ -24,7 +24,7 @@ def agreed_unit(directory: CacheDirectory, wish: ShardWish, choose: Callable[[in
             if found[0] == directory.owner.id or directory.disk.owner_is_live(found[0]):
                 return found[1]
             dead = found[0]
-        chosen = choose(directory.ledger.account().limit_bytes)
+        chosen = choose(directory.limit_in_force())
         if directory.owner.run(partial(_note, directory, wish, chosen, dead)):
             return chosen
 

@@ -43,7 +43,7 @@ _ROWS_AT_A_TIME = 8_192
 _AT_A_TIME = 16
 """Archives that are looked at side by side. Arbitrary."""
 _OTHER_CHAIN = re.compile(r"[a-z][a-z0-9+.-]*::", re.IGNORECASE)
-_INSERT = f"INSERT OR REPLACE INTO named_members VALUES ({', '.join('?' * 11)})"
+_INSERT = f"INSERT OR IGNORE INTO named_members VALUES ({', '.join('?' * 11)})"
 
 
 class _NamedArchive(NamedTuple):
@@ -59,8 +59,11 @@ class _NamedArchive(NamedTuple):
 def chained_columns(writer: IndexWriter, names: Sequence[str]) -> dict[str, str]:
     """Return what an index file says of columns to download whose values name members, once its rows are written."""
     columns = [writer.columns[name] for name in names if name in writer.columns]
-    statements = {column.name: _ANY_CHAIN.format(quote(column.physical)) for column in columns}
-    return {_CHAINED: json.dumps([name for name, sql in statements.items() if writer.connection.execute(sql).fetchone()])}
+    return {_CHAINED: json.dumps(_with_chains(columns, lambda sql: writer.connection.execute(sql).fetchall()))}
+
+
+def _with_chains(columns: Sequence[Column], run: Callable[[str], Sequence[object]]) -> list[str]:
+    return [column.name for column in columns if run(_ANY_CHAIN.format(quote(column.physical)))]
 
 
 def find_members(
@@ -102,9 +105,6 @@ def find_members(
         *(index, columns, parts, key, directory, IndexRoom(directory, options), remote, judge), show_progress=show_progress
     )
     found = build_once(directory, key, finder.find, finder.build, show_progress=show_progress)
-    if not found.num_archives:
-        found.close()
-        return None
     found.hold()
     return found
 
@@ -113,8 +113,9 @@ def _columns_of(index: Index, options: IndexOptions, parts: PartColumns | None) 
     """Return the columns whose values may name members."""
     wanted = [column for column in index.sql_columns if column.name in options.columns_to_download and not column.is_member]
     if parts is None:
-        chained = index.meta.get(_CHAINED)  # None: an earlier version built the file, so all are looked through, once
-        return wanted if chained is None else [column for column in wanted if column.name in json.loads(chained)]
+        chained = index.meta.get(_CHAINED)
+        named = _with_chains(wanted, index.stored) if chained is None else json.loads(chained)  # an earlier version's file
+        return [column for column in wanted if column.name in named]
     names = [column.name for column in index.columns]
     for option, name in (("offset_column", parts.offset), ("length_column", parts.length)):
         if name not in names:

@@ -99,11 +99,6 @@ class NamedMembers:
         """Return an archive by its number."""
         return self.archives(number, number + 1)[0]
 
-    @property
-    def num_archives(self) -> int:
-        """How many archives there are."""
-        return self._index.num_rows
-
     def archives(self, start: int = 0, stop: int | None = None) -> list[Archive]:
         """Return archives, in the order of their numbers."""
         rows = self._index.rows(range(start, self._index.num_rows if stop is None else stop))
