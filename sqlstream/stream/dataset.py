@@ -34,7 +34,8 @@ from sqlstream.index.weights import WeightsSpec
 from sqlstream.sample_types import DataSampleType
 from sqlstream.stream.frameworks.accelerate import check_not_sharded_again
 from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
-from sqlstream.stream.options import CacheOptions, DatasetOptions, open_any
+from sqlstream.stream.opening import open_any
+from sqlstream.stream.options import CacheOptions, DatasetOptions
 from sqlstream.stream.refresh import refresh_rows
 from sqlstream.stream.run.checkpoint import load_state, save_state
 from sqlstream.stream.run.order_options import AUTO_BLOCKS, BatchOptions, Layout, OrderOptions

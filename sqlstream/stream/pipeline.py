@@ -33,7 +33,9 @@ from sqlstream.stream.engine.slots import KnownObjects, Recipe, RowReader
 from sqlstream.stream.engine.stored_samples import CachedChain
 from sqlstream.stream.engine.units import choose_unit
 from sqlstream.stream.frameworks.plain_loader import warn_of_paths
-from sqlstream.stream.options import DatasetOptions, chunk_walk, default_name, judge_of, shard_use_of, table_unit
+from sqlstream.stream.opening import judge_of, shard_use_of, table_unit
+from sqlstream.stream.options import DatasetOptions, default_name
+from sqlstream.stream.orders import chunk_walk
 from sqlstream.stream.run.order_options import BatchOptions
 from sqlstream.stream.transport.handover import Handover, LoaderHandovers
 from sqlstream.transforms.base import Chain

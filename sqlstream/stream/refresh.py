@@ -12,7 +12,8 @@ import logging
 from sqlstream.distributed import disagree, have_same
 from sqlstream.errors import SqlStreamError
 from sqlstream.index.file.index import Index
-from sqlstream.stream.options import open_any, open_schedule
+from sqlstream.stream.opening import open_any
+from sqlstream.stream.orders import open_schedule
 from sqlstream.stream.pipeline import Pipeline
 from sqlstream.stream.run.schedule import Schedule
 

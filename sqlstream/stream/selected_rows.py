@@ -25,7 +25,8 @@ from sqlstream.index.weights import weights_of_part
 from sqlstream.storage.base.urls import is_remote
 from sqlstream.stream.engine.row_source import RowSource
 from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
-from sqlstream.stream.options import DatasetOptions, open_schedule, warn_of_reading_again
+from sqlstream.stream.options import DatasetOptions
+from sqlstream.stream.orders import open_schedule, warn_of_reading_again
 from sqlstream.stream.pipeline import Pipeline
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.transport.handover import Handover

@@ -21,7 +21,7 @@ from sqlstream.errors import ConfigError, MissingFieldError, SourceChangedError,
 from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.stream.engine.chunk_objects import ChunkObjects
 from sqlstream.stream.engine.content import ContentReader
-from sqlstream.stream.options import warn_of_reading_again
+from sqlstream.stream.orders import warn_of_reading_again
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.transforms.base import Sample
 from sqlstream.transforms.presets import CacheTransform

@@ -1,0 +1,151 @@
+"""The index of a dataset, opened or built; and in what unit the shards of its source are brought."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+
+from sqlstream.cache import Cache
+from sqlstream.config import (
+    MemberForm,
+    SampleOptions,
+    ShardUnit,
+)
+from sqlstream.index.build.build import open_index
+from sqlstream.index.build.chunks import ChunkPlace
+from sqlstream.index.build.lazy_build import open_lazy_index
+from sqlstream.index.build.lazy_shards.index import LazyShardIndex
+from sqlstream.index.build.shards import ShardIndex
+from sqlstream.index.file.index import Index
+from sqlstream.index.file.store import IndexStore
+from sqlstream.index.named.find import find_members
+from sqlstream.index.types.models import SourceFile
+from sqlstream.index.types.origins import RowJudge
+from sqlstream.storage.base.access import Rules
+from sqlstream.stream.engine.chunk_objects import ChunkObjects
+from sqlstream.stream.engine.shard_files import CachedShards
+from sqlstream.stream.engine.units import ShardUse, choose_unit
+from sqlstream.stream.options import DatasetOptions, default_name
+from sqlstream.stream.run.order_options import AUTO_BLOCKS
+
+
+def open_any(options: DatasetOptions, cache: Cache) -> Index:
+    """Return the index of a source: lazy if `options` say so."""
+    directory, show_progress = cache.path / "index", options.show_progress
+    store = None if options.index_store is None else IndexStore(options.index_store, cache.fetcher)
+    if options.index.lazy is None:
+        index = open_index(
+            options.index,
+            directory,
+            cache.fetcher,
+            show_progress=show_progress,
+            identity=cache.identity,
+            store=store,
+            keep=partial(shards_to_keep, options, cache),
+        )
+        if options.index.columns_to_download:
+            judge = judge_of(index, options.samples, cache)
+            try:
+                index.named_members = find_members(
+                    index, options.index, directory, cache.fetcher, judge, show_progress=show_progress
+                )
+            except BaseException:
+                index.close()
+                raise
+        return index
+    objects = ChunkObjects(cache, None)
+
+    def bring(place: ChunkPlace, num_shards: int) -> AbstractContextManager[list[Path]] | None:
+        share = float(options.samples.content_columns != ())
+        use = shard_use(options, [place.file.size_bytes or 0] * num_shards, share)
+        is_whole = table_unit(options, use, cache) is ShardUnit.WHOLE
+        return objects.fetched(place, objects.refs(place)) if is_whole else None
+
+    return open_lazy_index(
+        options.index,
+        directory,
+        cache.fetcher,
+        show_progress=show_progress,
+        identity=cache.identity,
+        store=store,
+        bring=bring,
+    )
+
+
+def judge_of(index: Index, options: SampleOptions, cache: Cache) -> RowJudge:
+    """Return what the rows of an index may name."""
+    origins, storage = index.origins(), cache.storage_options
+    rules = Rules(
+        allowed_roots=options.allowed_roots,
+        credential_hosts=storage.credential_hosts,
+        places=origins.places,
+        providers=frozenset(storage.providers),
+    )
+    return RowJudge(origins=origins, rules=rules, base_url=index.base_url)
+
+
+def shards_to_keep(options: DatasetOptions, cache: Cache, src: str, shards: Sequence[SourceFile]) -> CachedShards | None:
+    """Return what brings the shards of a source whole while they are indexed; None: the dataset does not take them so.
+
+    It does where it is known to take whole shards before its rows are, and all of them fit the limit of the cache.
+
+    Args:
+        options: All of them.
+        cache: Where shards are kept.
+        src: The source, without credentials.
+        shards: Its remote shards.
+    """
+    index, samples = options.index, options.samples
+    takes_all = samples.content_columns is None and index.where is None and index.sql_query is None and index.max_size is None
+    num_bytes = sum(shard.size_bytes or 0 for shard in shards)
+    use = ShardUse(
+        num_bytes=num_bytes,
+        window_bytes=num_bytes,
+        wanted_share=1.0 if takes_all else 0.0,  # not known
+        num_nodes=options.order.layout.whole.num_nodes,
+    )
+    limit_bytes = cache.session.limit_in_force()
+    is_whole = choose_unit(ShardUnit(samples.shards), use, limit_bytes).unit is ShardUnit.WHOLE
+    if not is_whole or (limit_bytes is not None and num_bytes > limit_bytes):
+        return None
+    return CachedShards(cache, cache.session.register(options.name or default_name(src), src, ""))
+
+
+def shard_use_of(options: DatasetOptions, index: ShardIndex | LazyShardIndex) -> ShardUse:
+    """Return what an epoch takes of the shards of an index."""
+    wanted = options.samples.content_columns
+    share = index.wanted_share([column.name for column in index.content_columns] if wanted is None else wanted)
+    return shard_use(options, index.shard_sizes(), share)
+
+
+def table_unit(options: DatasetOptions, use: ShardUse, cache: Cache) -> ShardUnit:
+    """Return in what unit shards are brought whose tables are not known: whole ones are kept for their samples."""
+    if options.samples.members is MemberForm.PATH:  # each part is an entry of its own
+        return ShardUnit.MEMBERS
+    return choose_unit(ShardUnit(options.samples.shards), use, cache.session.limit_in_force()).unit
+
+
+def shard_use(options: DatasetOptions, shard_bytes: Sequence[int], wanted_share: float) -> ShardUse:
+    """Return what an epoch takes of shards.
+
+    Args:
+        options: The order.
+        shard_bytes: Size of each shard.
+        wanted_share: Share of the bytes of all that is wanted, in [0, 1].
+    """
+    order, sizes = options.order, sorted(shard_bytes, reverse=True)
+    if order.shuffle_seed is None:
+        num_mixed = 1
+    elif order.shuffle_block_size == AUTO_BLOCKS:
+        num_mixed = order.shuffle_window
+    else:  # samples of all shards, or blocks that know no shards
+        num_mixed = len(sizes)
+    num_nodes = order.layout.whole.num_nodes
+    return ShardUse(
+        num_bytes=sum(sizes),
+        window_bytes=sum(sizes[:num_mixed]),
+        wanted_share=wanted_share,
+        num_nodes=1 if num_nodes == order.num_canonical_nodes else num_nodes,
+    )

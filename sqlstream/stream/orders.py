@@ -1,0 +1,161 @@
+"""The order of a dataset, of its index and its options: blocks, windows of a lazy index, weights."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from sqlstream.config import (
+    ShardUnit,
+)
+from sqlstream.errors import ConfigError
+from sqlstream.index.build.content import RowGroupIndex
+from sqlstream.index.build.content_index import ContentIndex
+from sqlstream.index.build.lazy import LazyIndex
+from sqlstream.index.build.lazy_shards.index import LazyShardIndex
+from sqlstream.index.file.index import Index
+from sqlstream.order import BlockLayout, Filtered, Order, Steps, Weighted, shuffled
+from sqlstream.stream.engine.content import MEMORY_BYTES
+from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS, ChunkWalk
+from sqlstream.stream.options import DatasetOptions
+from sqlstream.stream.run.order_options import AUTO_BLOCKS, OrderOptions
+from sqlstream.stream.run.schedule import Schedule
+from sqlstream.stream.run.state import RunIdentity
+from sqlstream.stream.run.weighting import Weighting, weighting_of
+
+logger = logging.getLogger(__name__)
+
+
+def open_schedule(options: OrderOptions, seed: int | None, index: Index, directory: Path) -> Schedule:
+    """Return the order of an index's rows, at its start.
+
+    Args:
+        options: What the user asked for.
+        seed: What the ranks have agreed on.
+        index: Whose rows.
+        directory: Where tables of weights are kept.
+
+    Raises:
+        ConfigError: The index has no rows for such an order.
+    """
+    weighting = weighting_of(index, directory, options.epoch_size, options.weights)
+    layout = blocks_of(index, options, weighting.num_positions)
+    seeded = partial(compose, index, weighting, options, layout)
+    steps = Steps(
+        order=seeded(seed), batch_size=options.batch_size, tail=options.tail, num_canonical_nodes=options.num_canonical_nodes
+    )
+    identity = RunIdentity(
+        fingerprint=index.fingerprint,
+        shuffle_seed=seed,
+        num_canonical_nodes=options.num_canonical_nodes,
+        blocks=_named_blocks(index, options, layout),
+        epoch_size=weighting.num_positions,
+        content=index.content,
+    )
+    return Schedule(steps, weighting, options, identity=identity, reseeded=seeded)
+
+
+def warn_of_reading_again(options: DatasetOptions, index: Index, memory_bytes: int = MEMORY_BYTES) -> None:
+    """Say that an order has row groups of content decoded again for most samples, if it has.
+
+    Args:
+        options: Order, and which content is wanted.
+        index: The rows.
+        memory_bytes: What a process keeps of row groups.
+    """
+    order, wanted = options.order, options.samples.content_columns
+    if not isinstance(index, RowGroupIndex) or order.shuffle_seed is None:
+        return
+    if wanted is not None and not any(column.name in wanted for column in index.content_columns):
+        return
+    group_bytes = max(1, index.num_bytes // len(index.bounds))
+    if order.shuffle_block_size is None:
+        if index.is_remote or index.num_bytes > memory_bytes:
+            logger.warning(
+                "%s is shuffled as a whole, and the content of its samples is read by row groups of %d rows: mostly one for "
+                "each sample, remote ones again when the cache has no room for all; leave shuffle_block_size out to keep row "
+                "groups together",
+                *(index.src, index.group_rows),
+            )
+    elif order.shuffle_block_size == AUTO_BLOCKS:
+        num_mixed, num_kept = min(order.shuffle_window, len(index.bounds)), max(1, memory_bytes // group_bytes)
+        if num_mixed > num_kept:
+            logger.warning(
+                "the rows of %d row groups of %s are mixed, and a process keeps %d of them decoded (%d MiB each): most samples "
+                "decode one again. Give shuffle_window=%d, or write smaller row groups",
+                *(num_mixed, index.src, num_kept, max(1, group_bytes >> 20), num_kept),
+            )
+
+
+def chunk_walk(index: LazyShardIndex, order: OrderOptions, unit: ShardUnit) -> ChunkWalk:
+    """Return how an order comes by shards that are chunks."""
+    return ChunkWalk(
+        window=lazy_window(index, order), is_in_order=order.shuffle_seed is None, in_ranges=unit is ShardUnit.MEMBERS
+    )
+
+
+def lazy_window(index: LazyIndex, order: OrderOptions) -> int:
+    """Return how many chunks of a lazy index are mixed: without a seed a shard is known to its end before the next is read."""
+    if not isinstance(index, LazyShardIndex):
+        return WINDOW_CHUNKS
+    return order.shuffle_window if order.shuffle_seed is not None else 1
+
+
+def compose(index: Index, weighting: Weighting, options: OrderOptions, layout: BlockLayout | None, seed: int | None) -> Order:
+    """Return the order of an index's rows, with their weights, or their chunks as a filter leaves them."""
+    if isinstance(index, LazyIndex) and index.learns_sizes:
+        return Filtered(chunks=index, window=lazy_window(index, options), seed=seed)
+    order = shuffled(weighting.num_positions, seed, options.num_canonical_nodes, layout)
+    return order if isinstance(index, LazyIndex) else Weighted(order=order, weights=weighting, seed=seed)
+
+
+def blocks_of(index: Index, options: OrderOptions, num_positions: int) -> BlockLayout | None:
+    """Return the blocks of an order: the chunks of a lazy index, or such as the user asks for; None: it has none.
+
+    A filter of a lazy index keeps no block whole: its order has windows of chunks instead.
+
+    Raises:
+        ConfigError: These blocks cannot be, or there are parts of fixed size, which a lazy filter cannot give.
+    """
+    if not isinstance(index, LazyIndex):
+        if isinstance(options.shuffle_block_size, str):
+            return _blocks_of_content(index, options, num_positions)
+        if options.shuffle_block_size is None:
+            return None
+        return BlockLayout.of_size(options.shuffle_block_size, num_rows=num_positions, window=options.shuffle_window)
+    if options.shuffle_block_size not in (None, AUTO_BLOCKS):
+        raise ConfigError("chunks of a lazy index are its blocks: leave shuffle_block_size or lazy_index_chunk_size out")
+    if not index.learns_sizes:
+        bounds = np.unique(index.bounds) if isinstance(index, LazyShardIndex) else index.bounds  # as a built index has them
+        return BlockLayout(bounds=bounds, window=lazy_window(index, options))
+    if options.num_canonical_nodes > 1:
+        what = "samples shards have" if index.condition is None else "rows a filter keeps"
+        raise ConfigError(
+            f"num_canonical_nodes={options.num_canonical_nodes} needs to know how many {what}, which a lazy index "
+            "finds out on the way: use 1, or leave the filter or lazy_index_chunk_size out"
+        )
+    return None
+
+
+def _named_blocks(index: Index, options: OrderOptions, layout: BlockLayout | None) -> str | None:
+    """Return what a state says of blocks; None: there are none, or they are always the same."""
+    if layout is not None:
+        return layout.fingerprint
+    return f"shards, window {lazy_window(index, options)}" if isinstance(index, LazyShardIndex) else None
+
+
+def _blocks_of_content(index: Index, options: OrderOptions, num_positions: int) -> BlockLayout | None:
+    """Return the row groups or shards of content as blocks; None: the rows have none, or are not shuffled.
+
+    With weights, or an epoch of another size, a block has its rows' share of the positions.
+    """
+    if not isinstance(index, ContentIndex) or options.shuffle_seed is None:
+        return None
+    bounds = index.block_bounds()  # [num_blocks + 1]
+    if num_positions != len(index):
+        bounds = (bounds * (num_positions / len(index))).round().astype(np.int64)
+        bounds[-1] = num_positions
+    return BlockLayout(bounds=bounds, window=options.shuffle_window)
