@@ -37,9 +37,9 @@ def cases() -> list[Case]:
         *[
             _case(
                 f"cold-{latency}",
-                f"cold over S3 (WebDataset: HTTP), {latency} ms, {COLD_SAMPLES} samples, 2 workers",
+                f"cold over S3 (WebDataset: HTTP), {latency} ms, {COLD_SAMPLES} samples, 2 workers, from opening on",
                 workload="cold_shards",
-                measure="first_epoch",
+                measure="opened_epoch",
                 contenders=(*OURS, "mosaicml", "webdataset"),
                 needs_server=True,
                 latency_ms=latency,

@@ -1,0 +1,58 @@
+"""Options as frozen values, checked once.
+
+Public constructors take what users know (many loose parameters) and turn it at once into these.
+"""
+
+from sqlstream.config.checks import Word, check_at_least, names_of, word_of
+from sqlstream.config.samples import (
+    DEFAULT_PREFETCH,
+    DEFAULT_RETAINED,
+    MemberForm,
+    OnCacheError,
+    OnError,
+    SampleOptions,
+    ShardUnit,
+    cache_error_policy,
+)
+from sqlstream.config.sources import (
+    DEFAULT_KEY_COLUMN,
+    DamagedShards,
+    IndexOptions,
+    JoinOptions,
+    LazyOptions,
+    Missing,
+    SourceOptions,
+)
+from sqlstream.config.storage import StorageOptions
+from sqlstream.environment import default_cache_directory
+from sqlstream.sizes import AS_IT_IS, AsItIs, Limit, parse_bytes, parse_duration, parse_limit
+
+__all__ = [
+    "AS_IT_IS",
+    "DEFAULT_KEY_COLUMN",
+    "DEFAULT_PREFETCH",
+    "DEFAULT_RETAINED",
+    "AsItIs",
+    "DamagedShards",
+    "IndexOptions",
+    "JoinOptions",
+    "LazyOptions",
+    "Limit",
+    "MemberForm",
+    "Missing",
+    "OnCacheError",
+    "OnError",
+    "SampleOptions",
+    "ShardUnit",
+    "SourceOptions",
+    "StorageOptions",
+    "Word",
+    "cache_error_policy",
+    "check_at_least",
+    "default_cache_directory",
+    "names_of",
+    "parse_bytes",
+    "parse_duration",
+    "parse_limit",
+    "word_of",
+]

@@ -1,0 +1,58 @@
+"""Checks that options of all kinds share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TypeVar
+
+from sqlstream.errors import ConfigError
+
+Word = TypeVar("Word", bound=StrEnum)
+
+
+def word_of(option: str, value: str, kind: type[Word]) -> Word:
+    """Return the member of an enumeration that an option names.
+
+    Raises:
+        ConfigError: There is no such member.
+    """
+    if value not in tuple(kind):
+        raise ConfigError(f"{option}={value!r} is unknown: give one of {', '.join(kind)}")
+    return kind(value)
+
+
+def names_of(option: str, names: Sequence[str] | None, what: str = "column names") -> tuple[str, ...]:
+    """Return names as a tuple.
+
+    Args:
+        option: What the user calls them.
+        names: The names.
+        what: What they name.
+
+    Raises:
+        ConfigError: A single text was given, whose letters would be taken for names, or what is no list of texts.
+    """
+    cure = f"give a list of {what}"
+    if isinstance(names, str):
+        raise ConfigError(f"{option}={names!r} is a text: {cure}, [{names!r}]")
+    try:
+        found = tuple(() if names is None else names)
+    except TypeError:
+        raise ConfigError(f"{option}={names!r} is no list: {cure}") from None
+    if wrong := [name for name in found if not isinstance(name, str)]:
+        raise ConfigError(f"{option} holds {wrong[0]!r}, which is no text: {cure}")
+    return found
+
+
+def check_at_least(name: str, value: float, least: float) -> None:
+    """Raise ConfigError, with name and value, if `value` is below `least`, or no whole number although `least` is one."""
+    must_be_whole = isinstance(least, int)
+    try:
+        is_right = not isinstance(value, bool) and not (value % 1 and must_be_whole)
+    except TypeError:  # a text, say
+        is_right = False
+    if not is_right:
+        raise ConfigError(f"{name}={value!r} is no {'whole number' if must_be_whole else 'number'}: give {least} or more")
+    if value < least:
+        raise ConfigError(f"{name}={value!r} is out of range: give {least} or more")
