@@ -1,6 +1,9 @@
-"""The index of many TAR shards behind a late HTTP server, and the first epoch from the constructor on.
+"""The index of many TAR shards behind a late HTTP server, the first epoch from the constructor on, and a first batch.
 
-    .venv/bin/python benchmarks/shard_index.py [--shards 100] [--samples 100] [--bytes 5000] [--latency 0.02] [--rounds 3]
+    .venv/bin/python -m benchmarks.shard_index [--shards 100] [--samples 100] [--bytes 5000] [--latency 0.02] [--rounds 3]
+
+The first batch is 64 samples, of an index that is built and of a lazy one; its requests are all that were sent by then, those
+for what comes next among them.
 
 Each round is a process of its own with an empty cache; the server is another one. Prints a line for each way to read shards,
 then one JSON document. Seconds are of this machine; compare ratios within a run. Requests and bytes are exact.
@@ -18,15 +21,26 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from benchmarks.index import in_new_process
 from sqlstream import StreamingDataset
 from sqlstream.testing.faulty import FaultyAnswer, FaultyHttpServer, Request
 
-UNITS = ("members", "auto")
+WAYS: dict[str, dict[str, Any]] = {
+    "members": {"shards": "members"},
+    "auto": {},
+    "first batch, built": {"shuffle_seed": 1},
+    "first batch, lazy, unshuffled": {"lazy_index_chunk_size": 1},
+    "first batch, lazy, shuffled": {"lazy_index_chunk_size": 1, "shuffle_seed": 1},
+}
+"""Ways to read shards: options of the dataset."""
+FIRST = 64
+"""Samples of a first batch."""
 
 
 class LateServer(FaultyHttpServer):
@@ -91,14 +105,14 @@ def served(*shape: float) -> Iterator[tuple[Connection, str, int]]:
         process.join()
 
 
-def measure(src: str, directory: Path, unit: str) -> dict[str, float]:
-    """Open a dataset with an empty cache, and read it once."""
+def measure(src: str, directory: Path, way: str, num_samples: int) -> dict[str, float]:
+    """Open a dataset with an empty cache, and read so many of its samples."""
     started = time.perf_counter()
-    with StreamingDataset(src, directory, shards=unit, show_progress=False, cache_limit=None) as dataset:
+    with StreamingDataset(src, directory, show_progress=False, cache_limit=None, **WAYS[way]) as dataset:
         opened = time.perf_counter()
-        num_samples = sum(1 for _ in dataset)
+        num_read = sum(1 for _ in islice(dataset, num_samples))
         ended = time.perf_counter()
-    return {"index": opened - started, "epoch": ended - opened, "both": ended - started, "samples": num_samples}
+    return {"index": opened - started, "epoch": ended - opened, "both": ended - started, "samples": num_read}
 
 
 def main() -> None:
@@ -109,22 +123,25 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=5000)
     parser.add_argument("--latency", type=float, default=0.02)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--first", action="store_true", help="first batches alone")
     options = parser.parse_args()
     results: dict[str, dict[str, float]] = {}
     shape = (options.shards, options.samples, options.bytes, options.latency)
     with tempfile.TemporaryDirectory() as scratch, served(*shape) as (channel, url, total):
         src = f"{url}/s-{{00000..{options.shards - 1:05}}}.tar"
-        rounds: dict[str, list[dict[str, float]]] = {unit: [] for unit in UNITS}
+        ways = [way for way in WAYS if not options.first or way.startswith("first batch")]
+        rounds: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
         for number in range(options.rounds):
-            for unit in UNITS:
-                found = in_new_process(measure, src, Path(scratch) / f"{unit}-{number}", unit)
+            for way in ways:
+                num_samples = FIRST if way.startswith("first batch") else options.shards * options.samples
+                found = in_new_process(measure, src, Path(scratch) / f"{way}-{number}", way, num_samples)
                 channel.send(True)
                 num_requests, num_bytes = channel.recv()
-                assert found["samples"] == options.shards * options.samples
-                rounds[unit].append({**found, "requests": num_requests, "share_of_bytes": num_bytes / total})
-        for unit, of_unit in rounds.items():
-            results[unit] = {key: median(one[key] for one in of_unit) for key in of_unit[0]}
-            print(f"{unit}: " + ", ".join(f"{key} {value:.2f}" for key, value in results[unit].items()), flush=True)
+                assert found["samples"] == num_samples
+                rounds[way].append({**found, "requests": num_requests, "share_of_bytes": num_bytes / total})
+        for way, of_way in rounds.items():
+            results[way] = {key: median(one[key] for one in of_way) for key in of_way[0]}
+            print(f"{way}: " + ", ".join(f"{key} {value:.3f}" for key, value in results[way].items()), flush=True)
     print(json.dumps({**vars(options), "results": results}))
 
 

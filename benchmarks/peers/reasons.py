@@ -24,7 +24,7 @@ _FILE = (
     "each object is written under a lock, renamed and entered in the ledger, in the process that also runs the trainer, on the "
     "two cores that the server uses too (`benchmarks/results/profiles/cold-s3-20.txt`)"
 )
-_HELPER = "each worker starts a helper process of its own at its first miss: 0.15 s of imports, without a download"
+_HELPER = "each worker has a helper process of its own, forked at its first miss from one that has imported"
 _HTTP = f"{_HELPER}; then urllib3 and http.client take most of a sample, in Python, and check each answer"
 _SEEDS = "a transform of one's own may draw, so the generators of Python, numpy and torch are seeded for each sample"
 _RESTORES = f"{_SEEDS}, and those of the trainer come back after it"
