@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
-
-from torch.utils.data import IterableDataset, get_worker_info
 
 from sqlstream.cache.session import VerifyReads
 from sqlstream.config import (
@@ -25,30 +23,25 @@ from sqlstream.config import (
     ShardUnit,
     SourceOptions,
     StorageOptions,
-    check_at_least,
     names_of,
     parse_bytes,
 )
 from sqlstream.errors import ConfigError
 from sqlstream.index.weights import WeightsSpec
 from sqlstream.sample_types import DataSampleType
-from sqlstream.stream.frameworks.accelerate import check_not_sharded_again
-from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
+from sqlstream.stream.iterated import IteratedDataset
 from sqlstream.stream.opening import open_any
 from sqlstream.stream.options import CacheOptions, DatasetOptions
+from sqlstream.stream.pipeline import Pipeline
 from sqlstream.stream.refresh import refresh_rows
-from sqlstream.stream.run.checkpoint import load_state, save_state
-from sqlstream.stream.run.order_options import AUTO_BLOCKS, BatchOptions, Layout, OrderOptions
-from sqlstream.stream.run.positions import JobPosition, RunPosition
-from sqlstream.stream.run.schedule import Schedule, reweight
-from sqlstream.stream.run.shares import EpochShare, ShareProgress
+from sqlstream.stream.run.order_options import AUTO_BLOCKS, Layout, OrderOptions
+from sqlstream.stream.run.schedule import reweight
 from sqlstream.stream.selected_rows import SelectedRows
-from sqlstream.stream.transport.handover import Handover
-from sqlstream.transforms.base import Sample, Transform
+from sqlstream.transforms.base import Transform
 from sqlstream.world import World
 
 
-class StreamingDataset(SelectedRows, IterableDataset[Sample]):
+class StreamingDataset(SelectedRows, IteratedDataset):
     """Streams the rows of an index, with their remote objects on local disk, in one order on any number of ranks and workers.
 
     Iterate it (alone or in a DataLoader), or index it: `dataset[i]` is row i of the selection, unshuffled, or an error;
@@ -133,6 +126,8 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         SourceError: The source cannot be indexed; the message names file, row or column.
         CacheDirectoryError: `dst` cannot be used.
     """
+
+    _pipeline: Pipeline
 
     def __init__(
         self,
@@ -283,90 +278,15 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
 
     # -- as a stream --------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Sample]:
-        """Return the samples of the next epoch that are this rank's and this worker's.
-
-        In the trainer's own process the iteration begins with the first sample that is asked for.
-
-        Raises:
-            ConfigError: Accelerate deals out to ranks what is dealt out already; or a worker of a plain DataLoader begins, and
-                there is `refresh`.
-        """
-        check_not_sharded_again(self._schedule)
-        if self._pipeline.options.refresh is not None and get_worker_info() is not None and not self._schedule.is_announced:
+    def _check_plain_worker(self) -> None:
+        if self._pipeline.options.refresh is not None:
             raise ConfigError(
                 "refresh='epoch' has the trainer look at the source, before workers start: use StreamingDataLoader in place of "
                 "the DataLoader, or num_workers=0"
             )
-        if not self._schedule.is_announced:
-            warn_of_ranks(lambda: self._schedule.world, self._pipeline.warnings)
-        if get_worker_info() is None and not self._schedule.is_announced:
-            return self._iterate(None)
-        return self._iterate(self._schedule.begin())
 
-    def _iterate(self, begun: tuple[ShareProgress, Iterator[EpochShare]] | None) -> Iterator[Sample]:
-        schedule = self._schedule
-        if begun is None:
-            begin_epoch(self)
-        progress, shares = begun or schedule.begin()
-        with self._pipeline.engine(schedule.layout.whole.local_world_size, schedule.batches) as engine:
-            yield from engine.stream(shares, progress, is_endless=schedule.is_endless, note_several=schedule.note_several)
-
-    def expect_batches(self, options: BatchOptions) -> None:
-        """Learn how a loader takes samples (`StreamingDataLoader` calls this).
-
-        Raises:
-            ConfigError: The dataset was given another batch size.
-        """
-        self._schedule.expect_batches(options)
-
-    @property
-    def world(self) -> World:
-        """The place of this process in its job; ranks that take the same samples count as one."""
-        return self._schedule.world
-
-    @property
-    def schedule(self) -> Schedule:
-        """Order, layout and state."""
-        return self._schedule
-
-    @property
-    def shuffle_seed(self) -> int | None:
-        """The seed of the order; the drawn one for `shuffle_seed=-1`."""
-        return self._schedule.identity.shuffle_seed
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next iteration will be."""
-        return int(self._schedule.counter.next_epoch)
-
-    @property
-    def epoch_size(self) -> int:
-        """Positions of an epoch; of a lazy index whose filter has not been run on all of it: at most so many."""
-        return self._schedule.num_positions
-
-    def num_steps(self, batch_size: int, num_workers: int = 0, *, drop_last: bool = False) -> int:
-        """Return the batches that this rank takes of an epoch, as far as each row gives one sample.
-
-        Args:
-            batch_size: Samples of this rank's batch.
-            num_workers: Workers of the loader. They matter to a plain DataLoader, where each makes batches of its own share.
-            drop_last: The loader leaves out incomplete batches.
-        """
-        check_at_least("batch_size", batch_size, 1)
-        check_at_least("num_workers", num_workers, 0)
-        shares = self._schedule.samples_of_workers(max(1, num_workers))
-        return sum(share // batch_size if drop_last else -(-share // batch_size) for share in shares)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration epoch `epoch`."""
-        self.set_progress(epoch, 0)
-
-    def set_progress(self, epoch: int, sample_in_epoch: int) -> None:
-        """Make the next iteration go on in `epoch` after `sample_in_epoch` samples of the whole job."""
-        check_at_least("epoch", epoch, 0)
-        check_at_least("sample_in_epoch", sample_in_epoch, 0)
-        self._schedule.set_next(RunPosition(JobPosition(epoch, sample_in_epoch)))
+    def _prepare(self) -> None:
+        refresh_rows(self._pipeline, self._schedule)
 
     def reweight(self, weights: WeightsSpec | None, at_step: int | None = None) -> None:
         """Change how often rows come; call it on every rank, after the same step. States carry it.
@@ -382,49 +302,3 @@ class StreamingDataset(SelectedRows, IterableDataset[Sample]):
         if self._pipeline.options.refresh is not None:
             raise ConfigError("reweight() changes the weights of rows that stay: leave refresh='epoch' out")
         reweight(self._schedule, weights, at_step, self._pipeline.options.samples.prefetch)
-
-    def state_dict(self, num_samples: int | None = None) -> dict[str, object]:
-        """Return the state of the run, JSON-able.
-
-        Args:
-            num_samples: Samples of the epoch that the whole job has consumed. Needed with the workers of a plain DataLoader,
-                which run ahead of the trainer; otherwise what this process has yielded counts, or what a StreamingDataLoader
-                has delivered.
-
-        Raises:
-            StateError: `num_samples` is needed and was not given.
-        """
-        return save_state(self._schedule, num_samples).to_dict()
-
-    def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> None:
-        """Go on where `state` says; call it in the trainer before iteration starts, on every rank with the same state.
-
-        Args:
-            state: What `state_dict` returned, on any number of ranks and workers.
-            strict: False: take epoch and samples from the state of another dataset, query, seed or global batch size.
-
-        Raises:
-            StateError: `state` is that of another dataset, query, seed or global batch size.
-        """
-        load_state(self._schedule, state, strict=strict)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle for a worker."""
-        check_not_sharded_again(self._schedule)
-        return self.__dict__
-
-
-def begin_epoch(dataset: StreamingDataset) -> None:
-    """Look at the source again, in the trainer, if that was asked for."""
-    refresh_rows(dataset._pipeline, dataset.schedule)
-
-
-def handover_of(dataset: StreamingDataset, loader: object) -> Handover | None:
-    """Return where workers leave the pins of this loader's batches."""
-    return dataset._pipeline.handover_of(loader)
-
-
-def join_loader(dataset: StreamingDataset, handover: Handover | None) -> None:
-    """Make a worker's copy of a dataset that of a loader, which sets where iterations begin."""
-    dataset.schedule.is_announced = True
-    dataset._pipeline.handover = handover

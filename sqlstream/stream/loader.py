@@ -14,8 +14,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.stream.chain.global_rng import GeneratorLoan
-from sqlstream.stream.dataset import StreamingDataset, begin_epoch, handover_of, join_loader
 from sqlstream.stream.frameworks.accelerate import AcceleratedBatches, Destination, destination_of, remainder_of
+from sqlstream.stream.iterated import IteratedDataset, handover_of, join_loader, prepare
 from sqlstream.stream.run.delivery import Delivery
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions
 from sqlstream.stream.run.positions import WorkerPosition
@@ -57,11 +57,11 @@ class StreamingDataLoader(DataLoader[Sample]):
         ...     state = loader.state_dict()
     """
 
-    dataset: StreamingDataset
+    dataset: IteratedDataset
 
     def __init__(
         self,
-        dataset: StreamingDataset,
+        dataset: IteratedDataset,
         batch_size: int | None = 1,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -77,7 +77,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         pin_memory_device: str = "",
         pack_bytes: bool | Literal["views"] = True,
     ) -> None:
-        if not isinstance(dataset, StreamingDataset):
+        if not isinstance(dataset, IteratedDataset):
             raise ConfigError(
                 f"StreamingDataLoader takes a StreamingDataset, not {type(dataset).__name__}: use torch's DataLoader"
             )
@@ -116,14 +116,14 @@ class StreamingDataLoader(DataLoader[Sample]):
     def __iter__(self) -> _BaseDataLoaderIter:
         """Begin the next epoch, or go on where a state said."""
         schedule, collate_fn, init_fn = self.dataset.schedule, self.collate_fn, self.worker_init_fn
-        begin_epoch(self.dataset)
+        prepare(self.dataset)
         has_other_rows = self._num_renewed != schedule.num_renewed  # than its workers, also where another loader saw it first
         self._num_renewed = schedule.num_renewed
         if (has_other_rows or schedule.needs_new_workers) and self._iterator is not None:
             self._iterator._shutdown_workers()  # type: ignore[attr-defined]  # one of torch's, with workers
             self._iterator = None
         delivery, loan = schedule.begin_delivery(), GeneratorLoan()
-        is_alone = type(self.dataset).__iter__ is StreamingDataset.__iter__  # a subclass may look at samples
+        is_alone = type(self.dataset).__iter__ is IteratedDataset.__iter__  # a subclass may look at samples
         if self._pack_bytes and self.num_workers and self._iterator is None:  # workers are about to start
             self._packing = self._new_packing()
         self.collate_fn = _CollateWithPlace(self._packing or _quicker(collate_fn), schedule, loan)
@@ -211,7 +211,7 @@ class _InitWorker:
     def __call__(self, worker: int) -> None:
         info = get_worker_info()
         assert info is not None
-        assert isinstance(info.dataset, StreamingDataset)
+        assert isinstance(info.dataset, IteratedDataset)
         join_loader(info.dataset, self._handover)
         if self._then is not None:
             self._then(worker)

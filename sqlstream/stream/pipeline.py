@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy.random  # noqa: F401 - numpy brings it when it is first named: torch's worker loop would, in each worker
-from torch.utils.data import get_worker_info
 
 from sqlstream.cache import Cache
 from sqlstream.cache.session import ShardWish
-from sqlstream.config import DEFAULT_RETAINED, LazyOptions, SampleOptions, ShardUnit
+from sqlstream.config import LazyOptions, SampleOptions, ShardUnit
 from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_shards.index import LazyShardIndex
 from sqlstream.index.build.shards import ShardIndex
 from sqlstream.index.file.index import Index
-from sqlstream.process import interrupts
 from sqlstream.stream.chain.global_rng import GlobalGenerators
 from sqlstream.stream.engine.chunk_objects import ChunkObjects
 from sqlstream.stream.engine.content import ContentReader
@@ -32,12 +28,12 @@ from sqlstream.stream.engine.row_source import IndexRows, RowSource
 from sqlstream.stream.engine.slots import KnownObjects, Recipe, RowReader
 from sqlstream.stream.engine.stored_samples import CachedChain
 from sqlstream.stream.engine.units import choose_unit
-from sqlstream.stream.frameworks.plain_loader import warn_of_paths
+from sqlstream.stream.engines import Engines
 from sqlstream.stream.opening import judge_of, shard_use_of, table_unit
 from sqlstream.stream.options import DatasetOptions, default_name
 from sqlstream.stream.orders import chunk_walk
 from sqlstream.stream.run.order_options import BatchOptions
-from sqlstream.stream.transport.handover import Handover, LoaderHandovers
+from sqlstream.stream.transport.handover import Handover
 from sqlstream.transforms.base import Chain
 
 TEXT_TYPES = frozenset(("string", "large_string", "string_view"))
@@ -53,18 +49,17 @@ class Pipeline:
     """Part of the key of every sample's randomness."""
     index: Index
     cache: Cache
-    handover: Handover | None = field(compare=False)
+    handover: InitVar[Handover | None]
     """Where DataLoader workers leave their pins as they end; None: there are no objects, or no descriptors left."""
     dataset_id: int | None = None
     """Id of the dataset in the ledger; asked for when samples are first made."""
-    num_iterating: int = field(default=0, compare=False)
-    loader_handovers: LoaderHandovers = field(default_factory=LoaderHandovers, compare=False)
-    worker_engine: Engine | None = field(default=None, compare=False)
-    """A DataLoader worker's engine: it outlives an iteration, with what it has prepared for the next one."""
+    engines: Engines = field(init=False, compare=False)
     access_engine: Engine | None = field(default=None, compare=False)
     """The engine of random access; None: no row was asked for yet."""
-    warnings: set[str] = field(default_factory=set, compare=False)
-    """Texts of the warnings about loaders that this process has given for the dataset, each of them once."""
+
+    def __post_init__(self, handover: Handover | None) -> None:
+        """Make no engine yet."""
+        self.engines = Engines(caches=(self.cache,), handover=handover)
 
     @property
     def name(self) -> str:
@@ -74,58 +69,11 @@ class Pipeline:
     def begin_accesses(self) -> Engine:
         """Return the engine of random access, which is made for the first one."""
         self.cache.check_open()
-        self.access_engine = self._make_engine(self.options.samples.retained_accesses)
+        self.access_engine = self.engines.begin(self, self.options.samples.retained_accesses)
         return self.access_engine
 
-    @contextlib.contextmanager
-    def engine(self, ranks_on_node: int, batches: BatchOptions | None) -> Iterator[Engine]:
-        """Give an engine for one iteration; in the trainer's process its helper, threads and pins end with the iteration.
-
-        In a DataLoader worker the helper stays for the next epoch, and the paths of batches under way stay pinned.
-
-        Args:
-            ranks_on_node: Trainer processes of this node: they and their workers share the cache's limit.
-            batches: How a loader takes samples; None: not known.
-        """
-        self.cache.check_open()
-        info = get_worker_info()
-        is_worker = info is not None
-        if info is not None:
-            self.cache.session.expect(info.num_workers * ranks_on_node)
-            if self.worker_engine is None:
-                gc.freeze()  # else the first collection copies all pages that a worker shares with its trainer
-        engine = self.worker_engine
-        if engine is None:
-            num_retained = self.options.num_retained(batches)
-            note = None
-            if is_worker and num_retained is None:
-                note = partial(warn_of_paths, None if self.handover is None else self.handover.may_warn, self.warnings)
-            engine = self._make_engine(num_retained or DEFAULT_RETAINED, note)
-        if is_worker:
-            self.worker_engine = engine
-        self.num_iterating += 1
-        try:
-            yield engine
-        finally:  # the garbage collector may end an iteration that was left in the middle of a transaction
-            if self.cache.session.is_closed:  # as Python ends modules may be empty by then
-                self._end_iteration(engine, is_worker=is_worker)
-            else:
-                interrupts.call_outside(partial(self._end_iteration, engine, is_worker=is_worker))
-
-    def _end_iteration(self, engine: Engine, *, is_worker: bool) -> None:
-        self.num_iterating -= 1
-        engine.close(release_kept=not is_worker)
-        if not is_worker and not self.num_iterating:
-            self.cache.rest()
-
-    def handover_of(self, loader: object) -> Handover | None:
-        """Return where the workers of a loader leave their pins, apart from those of other loaders."""
-        return None if self.handover is None else self.loader_handovers.of(loader) or self.handover
-
-    def _make_engine(self, num_retained: int, note_given_up: Callable[[], None] | None = None) -> Engine:
+    def make_engine(self, num_retained: int, note_given_up: Callable[[], None] | None) -> Engine:
         """Return an engine that keeps the paths of `num_retained` samples valid, noting when it gives one up beyond these."""
-        if self.handover is not None:
-            self.handover.begin(self.cache.session)
         return Engine(
             [self.recipe()],
             self.cache,
@@ -134,6 +82,10 @@ class Pipeline:
             num_retained=num_retained,
             note_given_up=note_given_up,
         )
+
+    def num_retained(self, batches: BatchOptions | None) -> int | None:
+        """Return how many samples of a worker keep their paths valid; None: how many are under way is not known."""
+        return self.options.num_retained(batches)
 
     def recipe(self) -> Recipe:
         """Return how this process makes samples of the dataset."""
@@ -209,17 +161,15 @@ class Pipeline:
         old, self.index, self.dataset_id = self.index, index, None
         if self.access_engine is not None:
             self.access_engine.renew([self.recipe()])
-        if not self.num_iterating:  # else they read it to their end
+        if not self.engines.num_iterating:  # else they read it to their end
             old.close()
 
     def close(self) -> None:
         """Release all pins, and close cache and index."""
-        if self.handover is not None:
-            self.handover.close()
-        self.loader_handovers.close()
+        self.engines.close()
         self.cache.close()
         self.index.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle for a worker, which makes its own engines."""
-        return {**self.__dict__, "worker_engine": None, "access_engine": None, "num_iterating": 0}
+        return {**self.__dict__, "access_engine": None}

@@ -45,7 +45,7 @@ class SelectedRows:
 
         These are the rows of all ranks: `num_steps` counts the batches of one.
         """
-        warn_of_ranks(lambda: self._schedule.world, self._pipeline.warnings)
+        warn_of_ranks(lambda: self._schedule.world, self._pipeline.engines.warnings)
         return len(self.index)
 
     def __getitem__(self, index: Any) -> Any:

@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from multiprocessing.util import Finalize
@@ -74,7 +74,7 @@ class Handover:
             return (Handover, ())
         return (_attached, tuple(map(DupFd, self._fds)))
 
-    def begin(self, session: CacheSession) -> None:
+    def begin(self, sessions: Sequence[CacheSession]) -> None:
         """In a worker, at its first sample: release what earlier iterations left; send this one's pins as it ends."""
         info = get_worker_info()
         if info is None or self._worker == os.getpid() or not self._close.alive:
@@ -86,7 +86,8 @@ class Handover:
                 if number == iteration:  # of a worker of the same iteration, which has ended already
                     self._send(number, fd)
                 os.close(fd)
-        Finalize(None, session.hand_over, args=(lambda fd: self._send(iteration, fd),), exitpriority=_PRIORITY)
+        for session in sessions:
+            Finalize(None, session.hand_over, args=(lambda fd: self._send(iteration, fd),), exitpriority=_PRIORITY)
 
     def may_warn(self) -> bool:
         """Return True to one process of the dataset, once: workers of later iterations know nothing of earlier ones.

@@ -1,0 +1,115 @@
+"""The engines of a dataset in this process: one for each iteration, or for all those of a worker, and one of random access."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from torch.utils.data import get_worker_info
+
+from sqlstream.cache import Cache
+from sqlstream.config import DEFAULT_RETAINED
+from sqlstream.process import interrupts
+from sqlstream.stream.engine.engine import Engine
+from sqlstream.stream.frameworks.plain_loader import warn_of_paths
+from sqlstream.stream.run.order_options import BatchOptions
+from sqlstream.stream.transport.handover import Handover, LoaderHandovers
+
+
+class EngineMaker(Protocol):
+    """The parts of a dataset, or of a mixture, of which its engines are made."""
+
+    @property
+    def engines(self) -> Engines:
+        """Those of this process."""
+
+    def make_engine(self, num_retained: int, note_given_up: Callable[[], None] | None) -> Engine:
+        """Return an engine that keeps the paths of so many samples valid, and notes when it gives one up beyond these."""
+
+    def num_retained(self, batches: BatchOptions | None) -> int | None:
+        """Return how many samples of a worker keep their paths valid; None: how many are under way is not known."""
+
+
+@dataclass(kw_only=True)
+class Engines:
+    """Begins the engines of a dataset, or of a mixture, and keeps those that outlive an iteration; picklable."""
+
+    caches: Sequence[Cache]
+    """The caches that the samples come through, each once."""
+    handover: Handover | None = field(compare=False)
+    """Where DataLoader workers leave their pins as they end; None: there are no objects, or no descriptors left."""
+    num_iterating: int = field(default=0, compare=False)
+    loader_handovers: LoaderHandovers = field(default_factory=LoaderHandovers, compare=False)
+    of_worker: Engine | None = field(default=None, compare=False)
+    """A DataLoader worker's engine: it outlives an iteration, with what it has prepared for the next one."""
+    warnings: set[str] = field(default_factory=set, compare=False)
+    """Texts of the warnings about loaders that this process has given for the dataset, each of them once."""
+
+    @contextlib.contextmanager
+    def iterating(self, maker: EngineMaker, ranks_on_node: int, batches: BatchOptions | None) -> Iterator[Engine]:
+        """Give an engine for one iteration; in the trainer's process its helper, threads and pins end with the iteration.
+
+        In a DataLoader worker the helper stays for the next epoch, and the paths of batches under way stay pinned.
+
+        Args:
+            maker: Makes it, unless this worker has one; not kept, since it keeps these engines.
+            ranks_on_node: Trainer processes of this node: they and their workers share the cache's limit.
+            batches: How a loader takes samples; None: not known.
+        """
+        for cache in self.caches:
+            cache.check_open()
+        info = get_worker_info()
+        is_worker = info is not None
+        if info is not None:
+            for cache in self.caches:
+                cache.session.expect(info.num_workers * ranks_on_node)
+            if self.of_worker is None:
+                gc.freeze()  # else the first collection copies all pages that a worker shares with its trainer
+        engine = self.of_worker
+        if engine is None:
+            num_retained = maker.num_retained(batches)
+            note = None
+            if is_worker and num_retained is None:
+                note = partial(warn_of_paths, None if self.handover is None else self.handover.may_warn, self.warnings)
+            engine = self.begin(maker, num_retained or DEFAULT_RETAINED, note)
+        if is_worker:
+            self.of_worker = engine
+        self.num_iterating += 1
+        try:
+            yield engine
+        finally:  # the garbage collector may end an iteration that was left in the middle of a transaction
+            if all(cache.session.is_closed for cache in self.caches):  # as Python ends modules may be empty by then
+                self._end(engine, is_worker=is_worker)
+            else:
+                interrupts.call_outside(partial(self._end, engine, is_worker=is_worker))
+
+    def begin(self, maker: EngineMaker, num_retained: int, note_given_up: Callable[[], None] | None = None) -> Engine:
+        """Return a new engine of this process, whose pins go to the trainer when this is a worker and ends."""
+        if self.handover is not None:
+            self.handover.begin([cache.session for cache in self.caches])
+        return maker.make_engine(num_retained, note_given_up)
+
+    def _end(self, engine: Engine, *, is_worker: bool) -> None:
+        self.num_iterating -= 1
+        engine.close(release_kept=not is_worker)
+        if not is_worker and not self.num_iterating:
+            for cache in self.caches:
+                cache.rest()
+
+    def handover_of(self, loader: object) -> Handover | None:
+        """Return where the workers of a loader leave their pins, apart from those of other loaders."""
+        return None if self.handover is None else self.loader_handovers.of(loader) or self.handover
+
+    def close(self) -> None:
+        """Release all pins that ended workers have sent."""
+        if self.handover is not None:
+            self.handover.close()
+        self.loader_handovers.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle for a worker, which makes its own engines."""
+        return {**self.__dict__, "of_worker": None, "num_iterating": 0}

@@ -1,0 +1,162 @@
+"""What is iterated: the samples of a run, in its order; a single dataset, or several that are mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from sqlstream.config import check_at_least
+from sqlstream.stream.engines import EngineMaker
+from sqlstream.stream.frameworks.accelerate import check_not_sharded_again
+from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
+from sqlstream.stream.run.checkpoint import load_state, save_state
+from sqlstream.stream.run.order_options import BatchOptions
+from sqlstream.stream.run.positions import JobPosition, RunPosition
+from sqlstream.stream.run.schedule import Schedule
+from sqlstream.stream.run.shares import EpochShare, ShareProgress
+from sqlstream.stream.transport.handover import Handover
+from sqlstream.transforms.base import Sample
+from sqlstream.world import World
+
+
+class IteratedDataset(IterableDataset[Sample]):
+    """The samples of this rank and this worker, in the order of a run, which goes on from any state."""
+
+    _pipeline: EngineMaker
+    _schedule: Schedule
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Return the samples of the next epoch that are this rank's and this worker's.
+
+        In the trainer's own process the iteration begins with the first sample that is asked for.
+
+        Raises:
+            ConfigError: Accelerate deals out to ranks what is dealt out already, or a plain DataLoader cannot do it.
+        """
+        check_not_sharded_again(self._schedule)
+        if not self._schedule.is_announced:
+            if get_worker_info() is not None:
+                self._check_plain_worker()
+            warn_of_ranks(lambda: self._schedule.world, self._pipeline.engines.warnings)
+        if get_worker_info() is None and not self._schedule.is_announced:
+            return self._iterate(None)
+        return self._iterate(self._schedule.begin())
+
+    def _iterate(self, begun: tuple[ShareProgress, Iterator[EpochShare]] | None) -> Iterator[Sample]:
+        schedule = self._schedule
+        if begun is None:
+            self._prepare()
+        progress, shares = begun or schedule.begin()
+        ranks_on_node = schedule.layout.whole.local_world_size
+        with self._pipeline.engines.iterating(self._pipeline, ranks_on_node, schedule.batches) as engine:
+            yield from engine.stream(shares, progress, is_endless=schedule.is_endless, note_several=schedule.note_several)
+
+    def _check_plain_worker(self) -> None:
+        """Raise ConfigError if a worker of a plain DataLoader, of which the trainer knows nothing, cannot iterate this."""
+
+    def _prepare(self) -> None:
+        """Prepare for the next iteration, in the trainer, before its workers start."""
+
+    def expect_batches(self, options: BatchOptions) -> None:
+        """Learn how a loader takes samples (`StreamingDataLoader` calls this).
+
+        Raises:
+            ConfigError: The dataset was given another batch size.
+        """
+        self._schedule.expect_batches(options)
+
+    @property
+    def world(self) -> World:
+        """The place of this process in its job; ranks that take the same samples count as one."""
+        return self._schedule.world
+
+    @property
+    def schedule(self) -> Schedule:
+        """Order, layout and state."""
+        return self._schedule
+
+    @property
+    def shuffle_seed(self) -> int | None:
+        """The seed of the order; the drawn one for `shuffle_seed=-1`."""
+        return self._schedule.identity.shuffle_seed
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration will be."""
+        return int(self._schedule.counter.next_epoch)
+
+    @property
+    def epoch_size(self) -> int:
+        """Positions of an epoch; of a lazy index whose filter has not been run on all of it: at most so many."""
+        return self._schedule.num_positions
+
+    def num_steps(self, batch_size: int, num_workers: int = 0, *, drop_last: bool = False) -> int:
+        """Return the batches that this rank takes of an epoch, as far as each row gives one sample.
+
+        Args:
+            batch_size: Samples of this rank's batch.
+            num_workers: Workers of the loader. They matter to a plain DataLoader, where each makes batches of its own share.
+            drop_last: The loader leaves out incomplete batches.
+        """
+        check_at_least("batch_size", batch_size, 1)
+        check_at_least("num_workers", num_workers, 0)
+        shares = self._schedule.samples_of_workers(max(1, num_workers))
+        return sum(share // batch_size if drop_last else -(-share // batch_size) for share in shares)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration epoch `epoch`."""
+        self.set_progress(epoch, 0)
+
+    def set_progress(self, epoch: int, sample_in_epoch: int) -> None:
+        """Make the next iteration go on in `epoch` after `sample_in_epoch` samples of the whole job."""
+        check_at_least("epoch", epoch, 0)
+        check_at_least("sample_in_epoch", sample_in_epoch, 0)
+        self._schedule.set_next(RunPosition(JobPosition(epoch, sample_in_epoch)))
+
+    def state_dict(self, num_samples: int | None = None) -> dict[str, object]:
+        """Return the state of the run, JSON-able.
+
+        Args:
+            num_samples: Samples of the epoch that the whole job has consumed. Needed with the workers of a plain DataLoader,
+                which run ahead of the trainer; otherwise what this process has yielded counts, or what a StreamingDataLoader
+                has delivered.
+
+        Raises:
+            StateError: `num_samples` is needed and was not given.
+        """
+        return save_state(self._schedule, num_samples).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> None:
+        """Go on where `state` says; call it in the trainer before iteration starts, on every rank with the same state.
+
+        Args:
+            state: What `state_dict` returned, on any number of ranks and workers.
+            strict: False: take epoch and samples from the state of another dataset, query, seed or global batch size.
+
+        Raises:
+            StateError: `state` is that of another dataset, query, seed or global batch size.
+        """
+        load_state(self._schedule, state, strict=strict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle for a worker."""
+        check_not_sharded_again(self._schedule)
+        return self.__dict__
+
+
+def prepare(dataset: IteratedDataset) -> None:
+    """Prepare a dataset for its next iteration, in the trainer."""
+    dataset._prepare()
+
+
+def handover_of(dataset: IteratedDataset, loader: object) -> Handover | None:
+    """Return where workers leave the pins of this loader's batches."""
+    return dataset._pipeline.engines.handover_of(loader)
+
+
+def join_loader(dataset: IteratedDataset, handover: Handover | None) -> None:
+    """Make a worker's copy of a dataset that of a loader, which sets where iterations begin."""
+    dataset.schedule.is_announced = True
+    dataset._pipeline.engines.handover = handover
