@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -114,6 +115,24 @@ class IteratedDataset(IterableDataset[Sample]):
         check_at_least("epoch", epoch, 0)
         check_at_least("sample_in_epoch", sample_in_epoch, 0)
         self._schedule.set_next(RunPosition(JobPosition(epoch, sample_in_epoch)))
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the rows of all ranks."""
+
+    @abstractmethod
+    def reweight(self, weights: Any, at_step: int | None = None) -> None:
+        """Change what comes how often, from the next epoch on, or from a step of the epoch under way."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give all pins back, end helper process and threads, close all files. Also at the end of a `with` block."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def state_dict(self, num_samples: int | None = None) -> dict[str, object]:
         """Return the state of the run, JSON-able.

@@ -74,14 +74,7 @@ class Pipeline:
 
     def make_engine(self, num_retained: int, note_given_up: Callable[[], None] | None) -> Engine:
         """Return an engine that keeps the paths of `num_retained` samples valid, noting when it gives one up beyond these."""
-        return Engine(
-            [self.recipe()],
-            self.cache,
-            self.options.samples,
-            name=self.name,
-            num_retained=num_retained,
-            note_given_up=note_given_up,
-        )
+        return Engine([self.recipe], [self.cache], self.options.samples, num_retained=num_retained, note_given_up=note_given_up)
 
     def num_retained(self, batches: BatchOptions | None) -> int | None:
         """Return how many samples of a worker keep their paths valid; None: how many are under way is not known."""
@@ -119,7 +112,8 @@ class Pipeline:
         chain = CachedChain(self.options.transforms, self.cache, options, seed=self.seed, dataset=self.dataset_id)
         return Recipe(
             name=self.name,
-            session=self.cache.session,
+            cache=self.cache,
+            options=options,
             rows=self.rows(),
             reader=reader,
             chain=chain,
@@ -160,7 +154,7 @@ class Pipeline:
         """Take the rows of another index from now on: accesses by row at once, iterations that are under way never."""
         old, self.index, self.dataset_id = self.index, index, None
         if self.access_engine is not None:
-            self.access_engine.renew([self.recipe()])
+            self.access_engine.renew([self.recipe])
         if not self.engines.num_iterating:  # else they read it to their end
             old.close()
 

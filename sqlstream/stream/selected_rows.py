@@ -262,12 +262,6 @@ class SelectedRows:
         """Give all pins back, end helper process and threads, close all files. Also at the end of a `with` block."""
         self._pipeline.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         """Return name, rows, source, columns, seed and cache directory; nothing is read."""
         seed = self._schedule.identity.shuffle_seed

@@ -13,6 +13,7 @@ import torch
 
 from sqlstream import StreamingDataset
 from sqlstream.order import Int64Array
+from sqlstream.stream.iterated import IteratedDataset
 from sqlstream.transforms.base import Sample, Transform
 from sqlstream.transforms.presets import CacheTransform
 from tests.stream.sources import Photos
@@ -64,7 +65,7 @@ def with_transforms(photos: Photos, directory: Path, transforms: Sequence[Transf
     return StreamingDataset(photos.src, directory, transforms=transforms, **{**defaults, "cache_limit": None, **options})
 
 
-def rows_in_order(dataset: StreamingDataset, epoch: int, start: int, stop: int) -> Int64Array:
+def rows_in_order(dataset: IteratedDataset, epoch: int, start: int, stop: int) -> Int64Array:
     """The rows at positions `[start, stop)` of an epoch, as the dataset's order has them."""
     return dataset.schedule.steps.order.rows_at(epoch, np.arange(start, stop)).row
 

@@ -82,8 +82,8 @@ def order_of(dataset: StreamingDataset) -> Order:
 
 def engine_of(*datasets: StreamingDataset) -> Engine:
     pipelines = [dataset._pipeline for dataset in datasets]
-    recipes, options = [pipeline.recipe() for pipeline in pipelines], pipelines[0].options.samples
-    return Engine(recipes, datasets[0].cache, options, name="all of them", num_retained=64)
+    makers, options = [pipeline.recipe for pipeline in pipelines], pipelines[0].options.samples
+    return Engine(makers, [dataset.cache for dataset in datasets], options, num_retained=64)
 
 
 def share_of(order: Order, epoch: int = 0, world: World | None = None, consumed: int = 0) -> EpochShare:
@@ -205,3 +205,31 @@ def test_chunks_of_a_filtered_stream_are_counted_when_a_mixture_needs_them(opene
         assert not is_counted(order_of(lazy), 0), "ten draws need the first windows only"
         engine.close(release_kept=True)
         assert found == expected(order, 0, (high, lazy), num_epochs=1)
+
+
+def test_a_stream_is_opened_when_it_is_drawn_first(pair: tuple[StreamingDataset, StreamingDataset]) -> None:
+    engine = engine_of(*pair)
+    samples = stream(engine, share_of(mixed(list(map(order_of, pair)), (0,) * 90 + (1,), 91)))
+    assert [engine._recipes.made[stream] is None for stream in (0, 1)] == [True, True]
+    next(samples)
+    assert [engine._recipes.made[stream] is None for stream in (0, 1)] == [False, True]
+    assert len(list(samples)) == 90
+    assert engine._recipes.made[1] is not None
+    engine.close(release_kept=True)
+
+
+def test_streams_of_two_directories_keep_their_objects_in_their_own(photos: Photos, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"columns_to_download": ["image"], "show_progress": False, "cache_limit": "1mb"}
+    with (
+        StreamingDataset(photos.src, tmp_path / "one", where="score < 0.5", shuffle_seed=3, **options) as one,
+        StreamingDataset(photos.src, tmp_path / "two", where="score >= 0.5", shuffle_seed=8, **options) as two,
+    ):
+        engine = engine_of(one, two)
+        folders = [f"{dataset.cache.path}/" for dataset in (one, two)]
+        for number, sample in enumerate(stream(engine, share_of(mixed([order_of(one), order_of(two)], (0, 1), 120)))):
+            assert sample["image"].startswith(folders[number % 2])
+            assert Path(sample["image"]).stat().st_size  # a path is kept by a pin of its own directory
+        for dataset in (one, two):
+            assert 0 < dataset.cache.statistics().used_bytes <= 1_000_000
+        engine.close(release_kept=True)
+        assert [dataset.cache.statistics().pinned_entries for dataset in (one, two)] == [0, 0]

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -15,14 +16,12 @@ from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.config import SampleOptions
 from sqlstream.stream.engine.engine import FIRST_WIDTH, Window
 from sqlstream.stream.engine.slots import PlannedSample, Recipe
-from sqlstream.stream.run.shares import EpochShare
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.session import Session
 
 NUM_OBJECTS = 300
 SIZE_BYTES = 4096
-NO_RECIPE = cast(Recipe, None)  # no sample is made
 
 
 @pytest.fixture
@@ -31,16 +30,19 @@ def server() -> Iterator[FaultyHttpServer]:
         yield server
 
 
-def slots(server: FaultyHttpServer) -> Iterator[PlannedSample]:
+def slot_of(number: int, ref: ObjectRef, cache: Cache) -> PlannedSample:
+    recipe = cast(Recipe, SimpleNamespace(session=cache.session))  # no sample is made
+    return PlannedSample(0, number, row_id=number, sample={}, refs={"file": ref}, recipe=recipe, wanted=(ref,))
+
+
+def slots(server: FaultyHttpServer, cache: Cache) -> Iterator[PlannedSample]:
     for i in range(NUM_OBJECTS):
-        ref = ObjectRef.of(f"{server.url}/{i}")
-        yield PlannedSample(0, i, row_id=i, sample={}, refs={"file": ref}, recipe=NO_RECIPE, wanted=(ref,))
+        yield slot_of(i, ObjectRef.of(f"{server.url}/{i}"), cache)
 
 
 def opened(server: FaultyHttpServer, cache: Cache, prefetch_bytes: int) -> Window:
-    share = cast(EpochShare, None)  # asked for forecasts only, which this cache's policy does not want
     options = SampleOptions(prefetch=256, prefetch_bytes=prefetch_bytes)
-    return Window(slots(server), cache.session, options, share, for_reading=bool)
+    return Window(slots(server, cache), options, foresees=False, for_reading=bool)
 
 
 def take(window: Window, cache: Cache) -> None:
@@ -111,14 +113,11 @@ def test_samples_that_share_entries_are_acquired_ahead_as_far_as_their_distinct_
     """256 samples of 4 shards of 8 MiB: all of them are planned, where 40 MB may be ahead and the limit is 100 MB."""
     shards = {f"http://nowhere/shard/{i}.tar": bytes(8 << 20) for i in range(4)}
     refs = [ObjectRef.of(url) for url in shards]
-    planned = (
-        PlannedSample(0, number, row_id=number, sample={}, refs={"file": ref}, recipe=NO_RECIPE, wanted=(ref,))
-        for number, ref in ((number, refs[number // 64]) for number in range(256))
-    )
     with Cache(tmp_path / "cache", limit=100_000_000) as cache:
+        planned = (slot_of(number, refs[number // 64], cache) for number in range(256))
         cache.fetcher = fetcher = ScriptedFetcher(shards)
         options = SampleOptions(prefetch=256, prefetch_bytes=40_000_000)
-        window = Window(planned, cache.session, options, cast(EpochShare, None), for_reading=bool)
+        window = Window(planned, options, foresees=False, for_reading=bool)
         most = 0
         for _ in range(256):
             take(window, cache)

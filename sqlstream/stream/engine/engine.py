@@ -22,6 +22,7 @@ from sqlstream.config import OnError, SampleOptions
 from sqlstream.errors import SampleError, StorageError
 from sqlstream.stream.engine.failures import FailureLog
 from sqlstream.stream.engine.forecast import foresee, is_wanted
+from sqlstream.stream.engine.recipes import Recipes
 from sqlstream.stream.engine.row_source import RowSource
 from sqlstream.stream.engine.sample_maker import SampleMaker
 from sqlstream.stream.engine.slots import PlannedSample, Recipe
@@ -45,32 +46,31 @@ class Engine:
     """Makes the samples of a process.
 
     Args:
-        recipes: How the samples of each stream are made.
-        cache: Objects by URL.
-        options: Window, failures.
-        name: Name of the dataset, or of all that it mixes, in messages.
+        makers: What makes the recipe of each stream, when its first row is wanted.
+        caches: The caches of all streams, each once.
+        options: The window, and how often an access by row is tried.
         num_retained: Yielded samples whose paths stay valid.
         note_given_up: Called when a sample's paths stop to be valid, since there are more samples than `num_retained`.
     """
 
     def __init__(
         self,
-        recipes: Sequence[Recipe],
-        cache: Cache,
+        makers: Sequence[Callable[[], Recipe]],
+        caches: Sequence[Cache],
         options: SampleOptions,
         *,
-        name: str,
         num_retained: int,
         note_given_up: Callable[[], None] | None = None,
     ) -> None:
-        self._recipes = tuple(recipes)
-        self._cache = cache
+        self._recipes = Recipes(makers)
+        self._caches = tuple(caches)
+        self._cache, *self._others = self._caches
         self._options = options
-        self._maker = SampleMaker(cache.session, num_retained, note_given_up)
-        self._name = name
-        self._failures = FailureLog(options, cache.session, name, cache.path)
+        directories = tuple(directory for cache in self._caches for directory in cache.session.directories)
+        self._maker = SampleMaker(directories, num_retained, note_given_up)
+        self._failures: dict[Recipe, FailureLog] = {}
+        """The failures of the iteration under way, by stream."""
         self._ahead: Window | None = None
-        self._session = cache.session
 
     # -- a stream -----------------------------------------------------------------------------------------------------
 
@@ -90,13 +90,13 @@ class Engine:
         """
         first = next(shares)
         progress.begin(first)
-        self._failures = FailureLog(self._options, self._session, self._name, self._cache.path)
+        self._failures = {}
         window, last_epoch = self._window(first, shares), None if is_endless else first.epoch
         slot: PlannedSample | None = None
         share: EpochShare | None = None
         has_delivered = False
         try:
-            while not self._cache.is_closed and (slot := window.pop(last_epoch)) is not None:
+            while not self._is_closed and (slot := window.pop(last_epoch)) is not None:
                 if slot.share is not share:
                     share, has_delivered = slot.share, self._come_to_share(slot, progress)
                 try:
@@ -105,7 +105,7 @@ class Engine:
                     outcome = self._instead(slot, error)
                 else:
                     if isinstance(outcome, dict):
-                        self._failures.num_seen += 1
+                        self._log_of(slot).num_seen += 1
                     else:
                         outcome = self._each(slot, outcome)
                 if isinstance(outcome, dict) and slot.is_last and not has_delivered:
@@ -113,8 +113,8 @@ class Engine:
                     yield outcome
                 else:
                     yield from self._counted(slot, outcome, progress, note_several)
-            self._cache.check_open()
-            self._failures.end_epoch()
+            self._check_open()
+            self._end_epoch()
             progress.end()
         except BaseException:
             if slot is not None:
@@ -123,11 +123,32 @@ class Engine:
             raise
         self._ahead = window
 
+    @property
+    def _is_closed(self) -> bool:
+        """A cache of this engine was closed."""
+        return self._cache.is_closed or (bool(self._others) and any(cache.is_closed for cache in self._others))
+
+    def _check_open(self) -> None:
+        """Raise ConfigError if one of its caches was closed."""
+        for cache in self._caches:
+            cache.check_open()
+
+    def _log_of(self, slot: PlannedSample) -> FailureLog:
+        """Return the failures of the dataset that a slot is of."""
+        log = self._failures.get(slot.recipe)
+        if log is None:
+            log = self._failures[slot.recipe] = FailureLog(slot.recipe)
+        return log
+
+    def _end_epoch(self) -> None:
+        for log in self._failures.values():
+            log.end_epoch()
+
     def _come_to_share(self, slot: PlannedSample, progress: ShareProgress) -> bool:
         """Move to the share of a slot; return True if some of its samples may have been delivered before."""
         assert slot.share is not None, "it was asked for by row"
         if slot.share.epoch != progress.share.epoch:
-            self._failures.end_epoch()
+            self._end_epoch()
         progress.come_to(slot.share, slot.place)
         return slot.share.has_delivered
 
@@ -151,9 +172,9 @@ class Engine:
             IndexError: There is no such row.
             SampleError, StorageError: One of them cannot be made; never another row in its place.
         """
-        if self._cache.is_closed:
-            self._cache.check_open()
-        recipe = self._recipes[stream]
+        if self._is_closed:
+            self._check_open()
+        recipe = self._recipes.made[stream] or self._recipes[stream]
         selected = _from_start(indices, recipe.rows)
         row_ids = selected if recipe.rows.ids_are_numbers else recipe.rows.ids_at(selected)
         slots = recipe.slots(row_ids, selected, [epoch] * len(selected))
@@ -161,48 +182,42 @@ class Engine:
         made: defaultdict[int, list[Sample]] = defaultdict(list)
         try:
             if len(slots) > 1:  # all at once, as far as there is room; a single one is acquired where it is waited for
-                self._acquire_together(slots)
+                _acquire_together(slots, recipe.session, for_reading=self._maker.for_reading)
             for slot in slots:
                 slot.access = access
                 made[slot.place] += self._maker.make_all(slot, self._options.num_random_access_retries)
             if access:
-                self._maker.keep(access, num_accesses=KEPT_ACCESSES)
+                self._maker.keep(access, recipe.session, num_accesses=KEPT_ACCESSES)
         except BaseException:
             for slot in slots:
                 self._maker.give_back(slot)
             for hold in access:
-                self._session.release(hold)
+                recipe.session.release(hold)
             raise
         finally:
             if recipe.has_points:
                 recipe.chain.flush()
         return [made[place][0] if len(made[place]) == 1 else made[place] for place in range(len(selected))]
 
-    def _acquire_together(self, slots: Sequence[PlannedSample]) -> None:
-        """Acquire the objects of slots, as far as there is room."""
-        remote = [slot for slot in slots if slot.wanted and slot.error is None]
-        holds = self._session.acquire([slot.wanted for slot in remote], for_reading=self._maker.for_reading)
-        for slot, hold in zip(remote, holds, strict=False):
-            slot.hold = hold
-
     def close(self, *, release_kept: bool) -> None:
         """End: with `release_kept`, the paths of yielded samples are no longer kept valid."""
         if release_kept:
             if self._ahead is not None:
                 self._ahead.close()
-            for recipe in self._recipes:
+            for _, recipe in self._recipes.known():
                 recipe.rows.close()
         self._maker.close(release_kept=release_kept)
-        for recipe in self._recipes:
+        for _, recipe in self._recipes.known():
             recipe.chain.flush()
-        self._session.flush()
+        for cache in self._caches:
+            cache.session.flush()
 
-    def renew(self, recipes: Sequence[Recipe]) -> None:
+    def renew(self, makers: Sequence[Callable[[], Recipe]]) -> None:
         """Make samples in another manner from now on; what is yielded keeps its paths."""
-        for recipe in self._recipes:
+        for _, recipe in self._recipes.known():
             recipe.rows.close()
             recipe.chain.flush()
-        self._recipes = tuple(recipes)
+        self._recipes = Recipes(makers)
 
     def _window(self, first: EpochShare, following: Iterator[EpochShare]) -> Window:
         """Return the window that the last stream left, if it goes on with `first`, else a new one."""
@@ -213,7 +228,8 @@ class Engine:
                 return window
             window.close()
         planned = planned_slots(chain((first,), following), self._recipes)
-        return Window(planned, self._session, self._options, first, for_reading=lambda: self._maker.for_reading)
+        foresees = any(is_wanted(cache.policy, first) for cache in self._caches)
+        return Window(planned, self._options, foresees=foresees, for_reading=lambda: self._maker.for_reading)
 
     # -- one sample ---------------------------------------------------------------------------------------------------
 
@@ -224,14 +240,15 @@ class Engine:
         except (SampleError, StorageError) as error:
             yield from self._instead(slot, error)
         else:
-            self._failures.num_seen += 1
+            self._log_of(slot).num_seen += 1
 
     def _instead(self, slot: PlannedSample, error: Exception) -> Iterator[Sample]:
         """Note a failure, and return an iterator of the samples that replace the failed one."""
-        self._failures.note_failure(slot, error)
-        if self._options.on_error is OnError.RAISE:
+        self._log_of(slot).note_failure(slot, error)
+        on_error = slot.recipe.options.on_error
+        if on_error is OnError.RAISE:
             raise error
-        return self._replacement(slot, error) if self._options.on_error is OnError.REPLACE else iter(())
+        return self._replacement(slot, error) if on_error is OnError.REPLACE else iter(())
 
     def _replacement(self, slot: PlannedSample, error: Exception) -> Iterator[Sample]:
         """Yield the samples of the first other row that does not fail."""
@@ -245,13 +262,13 @@ class Engine:
                 try:
                     samples += self._maker.make_all(stand_in)
                 except (SampleError, StorageError) as again:
-                    self._failures.note_failure(stand_in, again)
+                    self._log_of(slot).note_failure(stand_in, again)
                     break
             else:
                 slot.is_single = len(samples) == 1
                 yield from samples
                 return
-        raise self._failures.no_replacement(slot) from error
+        raise self._log_of(slot).no_replacement(slot) from error
 
 
 def _from_start(indices: Sequence[SupportsIndex], rows: RowSource) -> list[int]:
@@ -281,32 +298,37 @@ def _from_start(indices: Sequence[SupportsIndex], rows: RowSource) -> list[int]:
     return numbers
 
 
+def _acquire_together(slots: Sequence[PlannedSample], session: CacheSession, *, for_reading: bool) -> None:
+    """Acquire the objects of slots of one dataset, as far as there is room."""
+    remote = [slot for slot in slots if slot.wanted and slot.error is None]
+    holds = session.acquire([slot.wanted for slot in remote], for_reading=for_reading)
+    for slot, hold in zip(remote, holds, strict=False):
+        slot.hold = hold
+
+
 class Window:
     """Slots in the order of their positions, as many of them acquired as there is room for.
 
     Args:
         planned: Slots, made when they are asked for.
-        session: Downloads and pins their objects; its policy may need to know when they are used again.
         options: Slots ahead at most, and bytes that the acquired ones may have, as far as sizes are known.
-        first: The share that the slots begin with.
+        foresees: The policy of a cache needs to know when the objects are used again.
         for_reading: Returns True while objects are only read between claim and release; see `CacheSession.acquire`.
     """
 
     def __init__(
         self,
         planned: Iterator[PlannedSample],
-        session: CacheSession,
         options: SampleOptions,
-        first: EpochShare,
         *,
+        foresees: bool,
         for_reading: Callable[[], bool],
     ) -> None:
         self._planned = planned
-        self._session = session
         self._for_reading = for_reading
         self._prefetch = options.prefetch
         self._prefetch_bytes = options.prefetch_bytes
-        self._foresees = is_wanted(session.policy, first)
+        self._foresees = foresees
         self._ahead: deque[PlannedSample] = deque()
         self._used: deque[Mapping[bytes, int]] = deque(maxlen=SIZES_LOOKED_AT)
         """Bytes on disk of the objects of the last slots: where samples are used as they come, no others are known."""
@@ -355,7 +377,7 @@ class Window:
     def give_back(self, slot: PlannedSample) -> None:
         """Release a slot's objects."""
         if slot.hold is not None:
-            self._session.release(slot.hold)
+            slot.recipe.session.release(slot.hold)
             slot.hold = None
 
     def _look_ahead(self) -> None:
@@ -375,16 +397,27 @@ class Window:
         affordable = bare[: self._num_affordable(bare)]
         if not affordable:
             return
-        next_uses = [slot.next_use for slot in affordable] if self._foresees else None
-        holds = self._session.acquire([slot.wanted for slot in affordable], next_uses, for_reading=self._for_reading())
-        for slot, hold in zip(affordable, holds, strict=False):
-            slot.hold = hold
-        self._num_acquired += len(holds)
-        self._num_bare -= len(holds)
+        num_held = self._acquire(affordable)
+        self._num_acquired += num_held
+        self._num_bare -= num_held
         # Without room for all, the window shrinks to the number of slots that have room; then it doubles again.
-        is_short = len(holds) < len(bare)
+        is_short = num_held < len(bare)
         self._width = max(1, self._num_acquired) if is_short else self._next_width
         self._next_width = min(self._prefetch, 2 * self._width)
+
+    def _acquire(self, slots: Sequence[PlannedSample]) -> int:
+        """Acquire the objects of slots, those of each cache together, as far as it has room; return for how many it has."""
+        num_held, for_reading = 0, self._for_reading()
+        by_session: defaultdict[CacheSession, list[PlannedSample]] = defaultdict(list)
+        for slot in slots:
+            by_session[slot.recipe.session].append(slot)
+        for session, some in by_session.items():
+            next_uses = [slot.next_use for slot in some] if self._foresees else None
+            holds = session.acquire([slot.wanted for slot in some], next_uses, for_reading=for_reading)
+            for slot, hold in zip(some, holds, strict=False):
+                slot.hold = hold
+            num_held += len(holds)
+        return num_held
 
     def _num_affordable(self, bare: Sequence[PlannedSample]) -> int:
         """Return how many of `bare` may be acquired: by the distinct entries ahead, and their mean size as far as known."""

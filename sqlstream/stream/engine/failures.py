@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 
-from sqlstream.cache.session import CacheSession, Failure
-from sqlstream.config import OnError, SampleOptions
+from sqlstream.cache.session import Failure
+from sqlstream.config import OnError
 from sqlstream.errors import CacheError, ObjectNotFoundError, StorageError, TooManyFailuresError
 from sqlstream.storage.base.urls import redact
-from sqlstream.stream.engine.slots import PlannedSample
+from sqlstream.stream.engine.slots import PlannedSample, Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -23,20 +23,18 @@ NAMED = 3
 
 
 class FailureLog:
-    """The failures of one iteration.
+    """The failures of one dataset in one iteration.
 
     Args:
-        options: What is logged, and how many failures are too many.
-        session: Where failures are written down; downloads have counted theirs there, but know no row and step.
-        name: Name of the dataset, or of all that it mixes.
-        directory: The cache, whose failures `sqlstream cache failures` lists.
+        recipe: How its samples are made: what is logged, how many failures are too many, and the cache where they are written
+            down; downloads have counted theirs there, but know no row and step.
     """
 
-    def __init__(self, options: SampleOptions, session: CacheSession, name: str, directory: object) -> None:
-        self._options = options
-        self._session = session
-        self._name = name
-        self._directory = directory
+    def __init__(self, recipe: Recipe) -> None:
+        self._options = recipe.options
+        self._session = recipe.session
+        self._name = recipe.name
+        self._directory = recipe.cache.path
         self.num_seen = 0
         """Samples of the epoch so far, failed ones included; the engine counts those that did not fail."""
         self._begin()

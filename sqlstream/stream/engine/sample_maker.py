@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from datetime import date, datetime
 from decimal import Decimal
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, NoneType
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -22,26 +22,32 @@ from sqlstream.stream.engine.slots import PlannedSample
 from sqlstream.transforms.base import Sample
 
 
+class _Access(NamedTuple):
+    """Samples that were yielded together, and what keeps their paths valid."""
+
+    holds: list[AnyHold]
+    session: CacheSession
+
+
 class SampleMaker:
     """Makes samples of slots.
 
     Args:
-        session: Holds their objects.
+        directories: Folders in which their files lie, each with a slash at its end.
         num_retained: Yielded samples whose paths stay valid.
         note_given_up: Called when a sample's paths stop to be valid, since there are more samples than `num_retained`.
     """
 
     def __init__(
         self,
-        session: CacheSession,
+        directories: tuple[str, ...],
         num_retained: int,
         note_given_up: Callable[[], None] | None = None,
     ) -> None:
-        self._session = session
-        self._directories = session.directories
+        self._directories = directories
         self._num_retained = num_retained
         self._note_given_up = note_given_up
-        self._kept: deque[list[AnyHold]] = deque()
+        self._kept: deque[_Access] = deque()
         """Holds of yielded samples with paths, by access; in a stream each sample is an access."""
         self._num_kept = 0
         self._promises = get_worker_info() is not None
@@ -61,7 +67,7 @@ class SampleMaker:
         if hold is None or hold.outstanding or hold.error is not None or recipe.has_points:
             self._settle(slot)
             hold = slot.hold
-        elif not self._session.open(hold):  # the slot is acquired again
+        elif not recipe.session.open(hold):  # the slot is acquired again
             self.give_back(slot)
             self._settle(slot)
             hold = slot.hold
@@ -103,7 +109,7 @@ class SampleMaker:
     def give_back(self, slot: PlannedSample) -> None:
         """Release a slot's objects."""
         if slot.hold is not None:
-            self._session.release(slot.hold)
+            slot.recipe.session.release(slot.hold)
             slot.hold = None
 
     def close(self, *, release_kept: bool) -> None:
@@ -112,16 +118,16 @@ class SampleMaker:
             while self._kept:
                 self._release_oldest()
 
-    def keep(self, holds: list[AnyHold], *, num_accesses: int = 1) -> None:
+    def keep(self, holds: list[AnyHold], session: CacheSession, *, num_accesses: int = 1) -> None:
         """Keep the paths of an access's samples valid, and release the oldest, but none of the last `num_accesses`."""
         if not holds:
             return
         if self._promises or num_accesses > 1:
             with contextlib.suppress(IndexError):  # another thread has released the oldest
-                oldest = self._kept[0][0]
-                if oldest.is_released:  # since this process's share of the limit was too small
-                    self._session.warn_of_paths()
-        self._kept.append(holds)
+                oldest = self._kept[0]
+                if oldest.holds[0].is_released:  # since this process's share of the limit was too small
+                    oldest.session.warn_of_paths()
+        self._kept.append(_Access(holds, session))
         self._num_kept += len(holds)
         while self._num_kept > self._num_retained and len(self._kept) > num_accesses:
             if self._note_given_up is not None:
@@ -130,12 +136,12 @@ class SampleMaker:
 
     def _release_oldest(self) -> None:
         try:
-            holds = self._kept.popleft()
+            holds, session = self._kept.popleft()
         except IndexError:  # another thread did
             return
         self._num_kept -= len(holds)
         for hold in holds:
-            self._session.release(hold)
+            session.release(hold)
 
     def _several(self, slot: PlannedSample, samples: Iterator[Sample]) -> Iterator[Sample]:
         """Yield samples that are made while they are asked for; the slot's objects are pinned until the last one."""
@@ -152,20 +158,20 @@ class SampleMaker:
 
     def _settle(self, slot: PlannedSample) -> None:
         """Wait until all that the slot wants is in the cache and claimed; acquire it again when it was revoked or lost."""
-        recipe, for_reading = slot.recipe, self.for_reading
+        recipe, session, for_reading = slot.recipe, slot.recipe.session, self.for_reading
         if recipe.has_points and recipe.chain.is_found_now(slot):
             self.give_back(slot)
         while wanted := slot.wanted:
             hold = slot.hold
             if hold is None:
-                hold = slot.hold = self._session.acquire_one(wanted, slot.next_use, for_reading=for_reading)
+                hold = slot.hold = session.acquire_one(wanted, slot.next_use, for_reading=for_reading)
             if hold.outstanding or hold.error is not None:
-                hold = slot.hold = self._session.wait(hold)
+                hold = slot.hold = session.wait(hold)
                 if hold.error is not None:
                     error = slot.with_own_text(hold.error)
                     self.give_back(slot)
                     raise error
-            if self._session.open(hold) and (not recipe.has_points or recipe.chain.read(slot)):
+            if session.open(hold) and (not recipe.has_points or recipe.chain.read(slot)):
                 return
             self.give_back(slot)
             recipe.chain.look_up([slot])
@@ -177,9 +183,10 @@ class SampleMaker:
         if hold is None:
             return
         self.for_reading = False
-        kept = self._session.retain(hold)
+        session = slot.recipe.session
+        kept = session.retain(hold)
         if slot.access is None:
-            self.keep([kept])
+            self.keep([kept], session)
         else:
             slot.access.append(kept)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from sqlstream.cache import Cache
 from sqlstream.cache.session import AnyHold, CacheSession, ListedObject, ObjectParts, ObjectRef
 from sqlstream.config import SampleOptions
 from sqlstream.errors import (
@@ -359,8 +360,10 @@ class Recipe:
 
     name: str
     """Name of the dataset, in the report of failures."""
-    session: CacheSession
-    """What holds its objects."""
+    cache: Cache
+    """What its objects come through."""
+    options: SampleOptions
+    """What becomes of samples that fail."""
     rows: RowSource
     reader: RowReader
     """From rows to slots."""
@@ -368,13 +371,16 @@ class Recipe:
     """The transforms of every sample."""
     content: ContentSource | None = None
     """Content that stays in Parquet files or shards; None: the rows have all values."""
+    session: CacheSession = field(init=False)
+    """What holds its objects."""
     num_columns: int = field(init=False)
     """Columns that name objects."""
     has_points: bool = field(init=False)
     """The chain stores samples."""
 
     def __post_init__(self) -> None:
-        """Ask reader and chain once, not for every sample."""
+        """Ask cache, reader and chain once, not for every sample."""
+        object.__setattr__(self, "session", self.cache.session)
         object.__setattr__(self, "num_columns", self.reader.num_columns)
         object.__setattr__(self, "has_points", self.chain.has_points)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, pairwise
 from operator import attrgetter
@@ -13,8 +13,8 @@ import numpy as np
 
 from sqlstream.errors import SourceError
 from sqlstream.order import Draws, Int64Array, is_counted
-from sqlstream.stream.engine.row_source import RowSource
-from sqlstream.stream.engine.slots import PlannedSample, Recipe
+from sqlstream.stream.engine.recipes import Recipes
+from sqlstream.stream.engine.slots import PlannedSample
 from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare
 
 SHUFFLED_TOGETHER = 1024
@@ -33,18 +33,17 @@ class PlannedSpan(NamedTuple):
     draws: Draws
 
 
-def planned_slots(shares: Iterable[EpochShare], recipes: Sequence[Recipe]) -> Iterator[PlannedSample]:
+def planned_slots(shares: Iterable[EpochShare], recipes: Recipes) -> Iterator[PlannedSample]:
     """Yield the slots of shares, in the order of their positions; what is needed behind them is announced.
 
     Args:
         shares: The shares.
         recipes: How the samples of each stream are made.
     """
-    sources = [recipe.rows for recipe in recipes]
     for share in shares:
         place, is_first = share.taken, True
         try:
-            for span in walk(share, sources):
+            for span in walk(share, recipes):
                 try:
                     planned = _slots_of(span, recipes)
                 except SourceError:
@@ -56,7 +55,7 @@ def planned_slots(shares: Iterable[EpochShare], recipes: Sequence[Recipe]) -> It
                     yield from planned
                 if span.places.size:
                     place = int(span.places[-1]) + 1
-                    announce(span.share, int(span.places[0]), sources)
+                    announce(span.share, int(span.places[0]), recipes)
                 if not is_first:
                     yield from planned
                 is_first = False
@@ -72,18 +71,14 @@ def _one_by_one(span: PlannedSpan) -> Iterator[PlannedSpan]:
         yield PlannedSpan(span.share, span.places[some], span.positions[some], span.draws.of_positions(at, at + 1))
 
 
-def _slots_of(span: PlannedSpan, recipes: Sequence[Recipe]) -> list[PlannedSample]:
+def _slots_of(span: PlannedSpan, recipes: Recipes) -> list[PlannedSample]:
     """Return the slots of a span, in the order of its positions and of the draws of each."""
     draws, share = span.draws, span.share
-    planned: list[PlannedSample] = []
-    for stream, recipe in enumerate(recipes):
-        numbers = np.flatnonzero(draws.stream == stream)  # [m]
-        row_ids = recipe.rows.ids_of(draws.row[numbers])
-        of_stream = recipe.slots(row_ids, draws.position[numbers].tolist(), draws.epoch[numbers].tolist())
-        for slot in of_stream if len(recipes) > 1 else ():
-            slot.place = int(numbers[slot.place])
-        planned += of_stream
-    planned.sort(key=attrgetter("place"))
+    if len(recipes) == 1:
+        recipe = recipes[0]
+        planned = recipe.slots(recipe.rows.ids_of(draws.row), draws.position.tolist(), draws.epoch.tolist())
+    else:
+        planned = _of_streams(draws, recipes)
     places, positions, starts = span.places.tolist(), span.positions.tolist(), draws.starts.tolist()
     if draws.is_one_each:
         for slot in planned:
@@ -98,12 +93,29 @@ def _slots_of(span: PlannedSpan, recipes: Sequence[Recipe]) -> list[PlannedSampl
     return planned
 
 
-def walk(share: EpochShare, sources: Sequence[RowSource]) -> Iterator[PlannedSpan]:
+def _of_streams(draws: Draws, recipes: Recipes) -> list[PlannedSample]:
+    """Return the slots of draws of several streams, in the order of the draws; `place` is the number of the draw."""
+    planned: list[PlannedSample] = []
+    in_turn = np.argsort(draws.stream, kind="stable")  # [m]
+    bounds = np.flatnonzero(np.diff(draws.stream[in_turn], prepend=-1, append=-1)).tolist()
+    for start, stop in pairwise(bounds):
+        numbers = in_turn[start:stop]  # [draws of a stream]
+        recipe, places = recipes[int(draws.stream[numbers[0]])], numbers.tolist()
+        row_ids = recipe.rows.ids_of(draws.row[numbers])
+        of_stream = recipe.slots(row_ids, draws.position[numbers].tolist(), draws.epoch[numbers].tolist())
+        for slot in of_stream:
+            slot.place = places[slot.place]
+        planned += of_stream
+    planned.sort(key=attrgetter("place"))
+    return planned
+
+
+def walk(share: EpochShare, recipes: Recipes) -> Iterator[PlannedSpan]:
     """Yield what is left of a share, `PLANNED_TOGETHER` positions at a time.
 
     Args:
         share: The share.
-        sources: The rows of each stream.
+        recipes: How the samples of each stream are made.
 
     Raises:
         QueryError: The filter of a lazy index keeps no row.
@@ -111,7 +123,7 @@ def walk(share: EpochShare, sources: Sequence[RowSource]) -> Iterator[PlannedSpa
     taken = share.taken
     while True:
         try:
-            share = _settled(share, taken, sources)
+            share = _settled(share, taken, recipes)
         except SourceError:
             if (known := _known_span(share, taken)) is not None:
                 yield known
@@ -142,7 +154,7 @@ def _known_span(share: EpochShare, taken: int) -> PlannedSpan | None:
     return PlannedSpan(share, places[:num_known], known, order.rows_at(epoch, known))
 
 
-def _settled(share: EpochShare, taken: int, sources: Sequence[RowSource]) -> EpochShare:
+def _settled(share: EpochShare, taken: int, recipes: Recipes) -> EpochShare:
     """Count until the rows of the next positions of a share, or the end of its epoch, are known."""
     order, partition = share.order, share.partition
     if not is_counted(order, share.epoch):
@@ -152,20 +164,21 @@ def _settled(share: EpochShare, taken: int, sources: Sequence[RowSource]) -> Epo
             last = min(last, (int(positions.max()) // partition.step_size + 1) * partition.step_size - 1)
         while needed := order.needs(share.epoch, last):
             for stream, chunks in needed.items():
-                sources[stream].count(chunks)
+                recipes[stream].rows.count(chunks)
     num_positions = order.num_positions(share.epoch)
     if not num_positions:
-        for source in sources:
-            source.check_rows()
+        for stream in range(len(recipes)):
+            recipes[stream].rows.check_rows()
     if partition.num_positions == num_positions:
         return share
     return replace(share, partition=replace(partition, num_positions=num_positions))
 
 
-def announce(share: EpochShare, taken: int, sources: Sequence[RowSource]) -> None:
+def announce(share: EpochShare, taken: int, recipes: Recipes) -> None:
     """Announce the rows that this process needs behind a place of its share, after those that are fetched ahead."""
     world = share.partition.world
-    for stream, source in enumerate(sources):
+    for stream, recipe in recipes.known():
+        source = recipe.rows
         if not source.num_ahead:
             continue
         # One position for each span: together they soon name all chunks of the next window, and none behind it.
