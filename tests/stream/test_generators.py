@@ -21,7 +21,7 @@ import torch
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError
-from sqlstream.stream.chain.global_rng import GeneratorLoan, GlobalGenerators, Turns
+from sqlstream.stream.chain.global_rng import GeneratorLoan, GlobalGenerators, GeneratorTurns
 from sqlstream.transforms import rng
 from sqlstream.transforms.cached import CacheTransform
 from tests.handlers import HandlerError, raised_everywhere
@@ -67,7 +67,7 @@ def test_loaders_in_several_threads_each_put_back_what_the_trainer_had(tmp_path:
 
 
 @contextlib.contextmanager
-def taken(turns: Turns) -> Iterator[None]:
+def taken(turns: GeneratorTurns) -> Iterator[None]:
     """Have a turn as a sample has it."""
     with turns.lock:
         turns.begin()
@@ -76,7 +76,7 @@ def taken(turns: Turns) -> Iterator[None]:
 
 
 def test_that_threads_take_turns_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    turns = Turns()
+    turns = GeneratorTurns()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             with taken(turns):
@@ -89,7 +89,7 @@ def test_that_threads_take_turns_is_said_once(caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_transform_that_waits_for_a_thread_that_draws_ends_in_an_error(tmp_path: Path) -> None:
-    turns, errors = Turns(patience_seconds=0.05), []
+    turns, errors = GeneratorTurns(patience_seconds=0.05), []
 
     def draw_in_another_thread() -> None:
         try:

@@ -36,7 +36,7 @@ PATIENCE_SECONDS = 300.0
 Made = TypeVar("Made")
 
 
-class Turns:
+class GeneratorTurns:
     """Gives the generators to one thread at a time; a sample that is made within another sample's transforms has them, too.
 
     Args:
@@ -105,7 +105,7 @@ class Turns:
         )
 
 
-_turns = Turns()
+_turns = GeneratorTurns()
 
 
 class GeneratorLoan:
