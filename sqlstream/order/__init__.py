@@ -2,7 +2,8 @@
 
 `order` says what an order is, and what it gives (`Draws`). `shuffled`, `blocks`, `weighted` and `filtered` are orders that are
 composed: weights and filters stand around a shuffle. `permute` shuffles numbers without a table; `steps` and `partition` say
-which process takes which positions. numpy only, O(1) memory (`blocks`: three numbers a block).
+which process takes which positions. `whole_weights`, `even`, `schedules` and `mixture` say which stream of a mixture a turn
+belongs to, with exact proportions. numpy only, O(1) memory (`blocks`: three numbers a block).
 
 Words: a *position* counts samples of an epoch over the whole job, a *step* takes G = batch size x world size positions, a
 *row* is a selected row of the index, a *stream* is one dataset of an order, a *draw* is a row that a stream gives.
@@ -13,35 +14,62 @@ exactly once an epoch, but for repeats in the last step on several ranks. O5 as 
 """
 
 from sqlstream.order.blocks import BlockLayout, BlockOrder, Blocks, shuffle_blocks
+from sqlstream.order.even import Even, Turns
 from sqlstream.order.filtered import Filtered
+from sqlstream.order.mixture import MIXTURE_VERSION, Change, Mixture, all_exhausted, first_exhausted, ramp
 from sqlstream.order.order import MAX_REPLACEMENTS, Draws, Order, is_counted
 from sqlstream.order.partition import Partition, Tail
 from sqlstream.order.permute import MAX_SIZE, PERMUTATION_VERSION, Int64Array, Permutation
 from sqlstream.order.plan import Plan, shuffled
+from sqlstream.order.schedules import IndependentDraws, ReorderedBlocks, ScheduleType, StreamSchedule
 from sqlstream.order.shuffled import Shuffled
 from sqlstream.order.steps import Steps
 from sqlstream.order.weighted import Weighted, WeightsFrom
+from sqlstream.order.whole_weights import (
+    absolute_choose,
+    relative_choose,
+    temperature_weights,
+    token_weights,
+    whole_weights,
+)
 
 __all__ = [
     "MAX_REPLACEMENTS",
     "MAX_SIZE",
+    "MIXTURE_VERSION",
     "PERMUTATION_VERSION",
     "BlockLayout",
     "BlockOrder",
     "Blocks",
+    "Change",
     "Draws",
+    "Even",
     "Filtered",
+    "IndependentDraws",
     "Int64Array",
+    "Mixture",
     "Order",
     "Partition",
     "Permutation",
     "Plan",
+    "ReorderedBlocks",
+    "ScheduleType",
     "Shuffled",
     "Steps",
+    "StreamSchedule",
     "Tail",
+    "Turns",
     "Weighted",
     "WeightsFrom",
+    "absolute_choose",
+    "all_exhausted",
+    "first_exhausted",
     "is_counted",
+    "ramp",
+    "relative_choose",
     "shuffle_blocks",
     "shuffled",
+    "temperature_weights",
+    "token_weights",
+    "whole_weights",
 ]

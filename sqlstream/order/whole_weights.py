@@ -1,0 +1,171 @@
+"""Whole weights: integers in proportion to any numbers, worked out once, so that no float decides anything twice.
+
+Numbers are read as they are written (`repr`), shares are fractions. A share that is within half a unit of its last decimal of a
+rational with a small denominator becomes that rational: 0.333333 and 0.666667 are 1 : 2, 0.6 and 0.4 are 3 : 2. Integers and
+fractions are meant exactly and stay. Where the total would pass 2**30, shares are rounded to that many parts by largest
+remainder: an error of 5e-10, and no stream that has a share loses it.
+
+Rejected: dividing by the smallest share and rounding, as sds does (0.6 and 0.4 become 1 : 1), and `int(weight * scale)`, as
+grain does (63 of the 999 weights 0.001 … 0.999 lose a hundredth of themselves).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from decimal import Context, Decimal
+from fractions import Fraction
+from numbers import Rational, Real
+from typing import TypeAlias
+
+from sqlstream.config import check_at_least
+from sqlstream.errors import ConfigError
+
+Number: TypeAlias = int | float | Fraction
+
+MAX_WHOLE_TOTAL = 1 << 30
+"""Parts into which shares are rounded at most: products of two weights fit into 64 bits, and independent draws take 31 bits."""
+_DIGITS = Context(prec=50)  # of temperatures: `decimal` computes in software, so all machines agree
+
+
+def whole_weights(weights: Sequence[Number], precision: int = 6) -> tuple[int, ...]:
+    """Return the smallest integers in proportion to `weights`; 0 stays 0, anything above stays above.
+
+    Args:
+        weights: One a stream, not negative, at least one above 0.
+        precision: Decimals of a share that count: floats within half a unit of the last one are the same.
+
+    Raises:
+        ConfigError: A weight is negative or no number, or all are 0.
+
+    Example:
+        >>> whole_weights([0.7, 0.2, 0.1]), whole_weights([0.333333, 0.666667])
+        ((7, 2, 1), (1, 2))
+    """
+    check_at_least("precision", precision, 1)
+    shares = _shares("weights", weights)
+    is_exact = all(isinstance(weight, Rational) for weight in weights)
+    return _whole(shares if is_exact else [_simplest(share, precision) for share in shares], shares)
+
+
+def temperature_weights(sizes: Sequence[int], temperature: float) -> tuple[int, ...]:
+    """Return weights in proportion to size ** (1 / temperature): 1 is by size, large ones make all alike.
+
+    Raises:
+        ConfigError: `temperature` is not above 0, a size is negative, or all are 0.
+
+    Example:
+        >>> temperature_weights([100, 400], 2)
+        (1, 2)
+    """
+    if not (_is_number(temperature) and temperature > 0):
+        raise ConfigError(f"temperature={temperature!r} is out of range: give a number above 0 (1: by size)")
+    _shares("sizes", sizes)
+    divisor = Decimal(repr(float(temperature)))
+    powers = [Fraction(_power(size, divisor)) if size else Fraction(0) for size in sizes]
+    shares = _shares("sizes", powers)
+    return _whole([_simplest(share, precision=6) for share in shares], shares)
+
+
+def token_weights(weights: Sequence[Number], num_rows: Sequence[int], num_tokens: Sequence[int]) -> tuple[int, ...]:
+    """Return weights of rows that give each stream its share of *tokens*: weight x rows / tokens.
+
+    Args:
+        weights: Shares of tokens, as `whole_weights` takes them.
+        num_rows: Rows of each stream.
+        num_tokens: Tokens of all rows of each stream.
+
+    Raises:
+        ConfigError: A stream with a weight has no rows or no tokens, or the lists differ in length.
+
+    Example:
+        >>> token_weights([1, 1], num_rows=[100, 100], num_tokens=[1000, 3000])  # rows of 10 and of 30 tokens
+        (3, 1)
+    """
+    if not len(weights) == len(num_rows) == len(num_tokens):
+        raise ConfigError(
+            f"{len(weights)} weights, {len(num_rows)} numbers of rows and {len(num_tokens)} of tokens: "
+            f"give one of each a stream"
+        )
+    by_rows = []
+    for stream, (weight, rows, tokens) in enumerate(zip(whole_weights(weights), num_rows, num_tokens, strict=True)):
+        if weight and (rows <= 0 or tokens <= 0):
+            raise ConfigError(
+                f"stream {stream} has {rows} rows with {tokens} tokens, so it cannot give a share of tokens: give it weight 0"
+            )
+        by_rows.append(Fraction(weight * rows, tokens) if weight else Fraction(0))
+    return whole_weights(by_rows)
+
+
+def absolute_choose(repeat: Number, size: int) -> int:
+    """Return how many rows of `size` are drawn an epoch when the stream is repeated `repeat` times.
+
+    Example:
+        >>> absolute_choose(0.29, 100)  # int(0.29 * 100) is 28
+        29
+    """
+    return round(_fraction("repeat", repeat) * size)
+
+
+def relative_choose(proportions: Sequence[Number], total: int) -> tuple[int, ...]:
+    """Return how many of `total` draws each stream gives: largest remainder, ties to the earlier stream; 0 stays 0.
+
+    Example:
+        >>> relative_choose([1, 0, 1], 101)
+        (51, 0, 50)
+    """
+    check_at_least("total", total, 0)
+    return _largest_remainder([share * total for share in _shares("proportions", proportions)], total)
+
+
+def _power(size: int, divisor: Decimal) -> Decimal:
+    """Return size ** (1 / divisor)."""
+    return _DIGITS.exp(_DIGITS.divide(_DIGITS.ln(Decimal(size)), divisor))
+
+
+def _is_number(value: object) -> bool:
+    """Return whether a value is a number, numpy's included."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _fraction(name: str, value: Number) -> Fraction:
+    """Return a number that is not negative as it is written."""
+    if not _is_number(value) or not math.isfinite(value) or value < 0:
+        raise ConfigError(f"{name}={value!r} is out of range: give a finite number, 0 or more")
+    return Fraction(value) if isinstance(value, Rational) else Fraction(repr(float(value)))
+
+
+def _shares(name: str, values: Sequence[Number]) -> list[Fraction]:
+    """Return numbers that are not negative as parts of their sum."""
+    given = [_fraction(f"{name}[{stream}]", value) for stream, value in enumerate(values)]
+    total = sum(given)
+    if not total:
+        raise ConfigError(f"{name}={list(values)!r} are all 0: give at least one stream more than 0")
+    return [value / total for value in given]
+
+
+def _simplest(share: Fraction, precision: int) -> Fraction:
+    """Return a share with a small denominator, if there is one within the precision."""
+    best = share.limit_denominator(10 ** (precision // 2))
+    is_near = abs(best - share) <= Fraction(1, 2 * 10**precision) and (best > 0) == (share > 0)
+    return best if is_near else share
+
+
+def _whole(parts: Sequence[Fraction], shares: Sequence[Fraction]) -> tuple[int, ...]:
+    """Return integers in proportion to `parts`, or near `shares` where those would be too large."""
+    scale = math.lcm(*(part.denominator for part in parts))
+    whole = tuple(int(part * scale) for part in parts)
+    if sum(whole) // math.gcd(*whole) > MAX_WHOLE_TOTAL:
+        rounded = _largest_remainder([share * MAX_WHOLE_TOTAL for share in shares], MAX_WHOLE_TOTAL)
+        whole = tuple(max(1, number) if share else 0 for number, share in zip(rounded, shares, strict=True))
+    divisor = math.gcd(*whole)
+    return tuple(number // divisor for number in whole)
+
+
+def _largest_remainder(parts: Sequence[Fraction], total: int) -> tuple[int, ...]:
+    """Return whole numbers near `parts`, which add up to `total`."""
+    whole = [math.floor(part) for part in parts]
+    by_remainder = sorted(range(len(parts)), key=lambda stream: (whole[stream] - parts[stream], stream))
+    for stream in by_remainder[: total - sum(whole)]:
+        whole[stream] += 1
+    return tuple(whole)
