@@ -21,7 +21,7 @@ import torch
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError
-from sqlstream.stream.chain.global_rng import GeneratorLoan, GlobalGenerators, GeneratorTurns
+from sqlstream.stream.chain.global_rng import GeneratorLoan, GeneratorTurns, GlobalGenerators
 from sqlstream.transforms import rng
 from sqlstream.transforms.cached import CacheTransform
 from tests.handlers import HandlerError, raised_everywhere
