@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from sqlstream.sample_types import DataSampleType
     from sqlstream.stream.dataset import StreamingDataset
     from sqlstream.stream.loader import StreamingDataLoader
+    from sqlstream.stream.mixed import MixedDataset
+    from sqlstream.stream.mixed_streams import Stream
+    from sqlstream.stream.run.mixture_plan import weight_ramp
     from sqlstream.stream.transport.packed_collate import PackedCollate
     from sqlstream.world import World
 
@@ -29,21 +32,27 @@ __all__ = [
     "AS_IT_IS",
     "Cache",
     "DataSampleType",
+    "MixedDataset",
     "PackedCollate",
+    "Stream",
     "StreamingDataLoader",
     "StreamingDataset",
     "World",
     "__version__",
+    "weight_ramp",
 ]
 
 _HOMES = {
     "AS_IT_IS": "sqlstream.config",
     "Cache": "sqlstream.cache",
     "DataSampleType": "sqlstream.sample_types",
+    "MixedDataset": "sqlstream.stream.mixed",
     "PackedCollate": "sqlstream.stream.transport.packed_collate",
+    "Stream": "sqlstream.stream.mixed_streams",
     "StreamingDataLoader": "sqlstream.stream.loader",
     "StreamingDataset": "sqlstream.stream.dataset",
     "World": "sqlstream.world",
+    "weight_ramp": "sqlstream.stream.run.mixture_plan",
 }
 
 

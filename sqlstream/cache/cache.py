@@ -242,6 +242,11 @@ class Cache:
                 return hold
             session.release(hold)
 
+    def serves(self, other: Cache) -> bool:
+        """Return whether objects may come through this cache object in place of another: one directory, the same settings."""
+        aside = {"limit": None, "eviction_policy": None}  # which concern the directory
+        return self.path == other.path and self._arguments | aside == other._arguments | aside
+
     def check_open(self) -> None:
         """Raise ConfigError after `close`."""
         if self.is_closed:

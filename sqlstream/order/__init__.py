@@ -3,7 +3,8 @@
 `order` says what an order is, and what it gives (`Draws`). `shuffled`, `blocks`, `weighted` and `filtered` are orders that are
 composed: weights and filters stand around a shuffle. `permute` shuffles numbers without a table; `steps` and `partition` say
 which process takes which positions. `whole_weights`, `even`, `schedules` and `mixture` say which stream of a mixture a turn
-belongs to, with exact proportions. numpy only, O(1) memory (`blocks`: three numbers a block).
+belongs to, with exact proportions, and `mixed` is the order of their rows. numpy only, O(1) memory (`blocks`: three numbers a
+block).
 
 Words: a *position* counts samples of an epoch over the whole job, a *step* takes G = batch size x world size positions, a
 *row* is a selected row of the index, a *stream* is one dataset of an order, a *draw* is a row that a stream gives.
@@ -16,6 +17,7 @@ exactly once an epoch, but for repeats in the last step on several ranks. O5 as 
 from sqlstream.order.blocks import BlockLayout, BlockOrder, Blocks, shuffle_blocks
 from sqlstream.order.even import Even, Turns
 from sqlstream.order.filtered import Filtered
+from sqlstream.order.mixed import ENDLESS, Mixed, MixtureSince, StreamWeights, TurnLayout
 from sqlstream.order.mixture import MIXTURE_VERSION, Change, Mixture, all_exhausted, first_exhausted, ramp
 from sqlstream.order.order import MAX_REPLACEMENTS, Draws, Order, is_counted
 from sqlstream.order.partition import Partition, Tail
@@ -34,6 +36,7 @@ from sqlstream.order.whole_weights import (
 )
 
 __all__ = [
+    "ENDLESS",
     "MAX_REPLACEMENTS",
     "MAX_SIZE",
     "MIXTURE_VERSION",
@@ -47,7 +50,9 @@ __all__ = [
     "Filtered",
     "IndependentDraws",
     "Int64Array",
+    "Mixed",
     "Mixture",
+    "MixtureSince",
     "Order",
     "Partition",
     "Permutation",
@@ -57,7 +62,9 @@ __all__ = [
     "Shuffled",
     "Steps",
     "StreamSchedule",
+    "StreamWeights",
     "Tail",
+    "TurnLayout",
     "Turns",
     "Weighted",
     "WeightsFrom",

@@ -37,6 +37,7 @@ class IteratedDataset(IterableDataset[Sample]):
             ConfigError: Accelerate deals out to ranks what is dealt out already, or a plain DataLoader cannot do it.
         """
         check_not_sharded_again(self._schedule)
+        self._check_begun()
         if not self._schedule.is_announced:
             if get_worker_info() is not None:
                 self._check_plain_worker()
@@ -53,6 +54,9 @@ class IteratedDataset(IterableDataset[Sample]):
         ranks_on_node = schedule.layout.whole.local_world_size
         with self._pipeline.engines.iterating(self._pipeline, ranks_on_node, schedule.batches) as engine:
             yield from engine.stream(shares, progress, is_endless=schedule.is_endless, note_several=schedule.note_several)
+
+    def _check_begun(self) -> None:
+        """Raise ConfigError if something is missing that the order depends on."""
 
     def _check_plain_worker(self) -> None:
         """Raise ConfigError if a worker of a plain DataLoader, of which the trainer knows nothing, cannot iterate this."""

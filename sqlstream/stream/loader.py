@@ -16,7 +16,9 @@ from sqlstream.errors import ConfigError
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.frameworks.accelerate import AcceleratedBatches, Destination, destination_of, remainder_of
 from sqlstream.stream.iterated import IteratedDataset, handover_of, join_loader, prepare
+from sqlstream.stream.mixed import MixedDataset
 from sqlstream.stream.run.delivery import Delivery
+from sqlstream.stream.run.mixture_run import PlannedStep
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions
 from sqlstream.stream.run.positions import WorkerPosition
 from sqlstream.stream.run.schedule import Schedule
@@ -79,7 +81,7 @@ class StreamingDataLoader(DataLoader[Sample]):
     ) -> None:
         if not isinstance(dataset, IteratedDataset):
             raise ConfigError(
-                f"StreamingDataLoader takes a StreamingDataset, not {type(dataset).__name__}: use torch's DataLoader"
+                f"StreamingDataLoader takes a StreamingDataset or MixedDataset, not {type(dataset).__name__}: use torch's DataLoader"
             )
         if batch_size is not None:
             check_at_least("batch_size", batch_size, 1)
@@ -179,17 +181,42 @@ class StreamingDataLoader(DataLoader[Sample]):
         """
         return self.dataset.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], strict: bool = True, streams: str | Mapping[str, str] | None = None
+    ) -> None:
         """Make the next iteration go on where `state` says, on any number of ranks and workers.
 
         Args:
             state: What `state_dict` returned: any rank's, or, where rows give no sample or several, this rank's own.
             strict: False: take epoch and samples from the state of another dataset, query, seed or global batch size.
+            streams: Of a mixture: `'continue'`, so that streams may come and go; see `MixedDataset.load_state_dict`.
 
         Raises:
             StateError: `state` is that of another dataset, query, seed or global batch size.
+            ConfigError: There is `streams`, and the dataset is no mixture.
         """
-        self.dataset.load_state_dict(state, strict=strict)
+        if streams is None:
+            self.dataset.load_state_dict(state, strict=strict)
+        else:
+            self._mixed("load_state_dict(streams=)").load_state_dict(state, strict=strict, streams=streams)
+
+    def counts(self, step: int) -> dict[str, int]:
+        """Return how many samples of each stream of a mixture the whole job has taken before a step of the run."""
+        return self._mixed("counts").counts(step)
+
+    def plan(self, first: int, stop: int) -> Iterator[PlannedStep]:
+        """Yield what the steps `[first, stop)` of the run take of each stream of a mixture, without loading anything."""
+        return self._mixed("plan").plan(first, stop)
+
+    def _mixed(self, what: str) -> MixedDataset:
+        """Return the dataset.
+
+        Raises:
+            ConfigError: It is no mixture.
+        """
+        if not isinstance(self.dataset, MixedDataset):
+            raise ConfigError(f"{what} is of mixtures, and the dataset is {self.dataset!r}: give a MixedDataset")
+        return self.dataset
 
 
 def _quicker(collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:

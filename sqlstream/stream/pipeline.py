@@ -34,7 +34,7 @@ from sqlstream.stream.options import DatasetOptions, default_name
 from sqlstream.stream.orders import chunk_walk
 from sqlstream.stream.run.order_options import BatchOptions
 from sqlstream.stream.transport.handover import Handover
-from sqlstream.transforms.base import Chain
+from sqlstream.transforms.base import Chain, Transform
 
 TEXT_TYPES = frozenset(("string", "large_string", "string_view"))
 """Arrow types in which `none_to_empty_str` puts ''."""
@@ -80,8 +80,13 @@ class Pipeline:
         """Return how many samples of a worker keep their paths valid; None: how many are under way is not known."""
         return self.options.num_retained(batches)
 
-    def recipe(self) -> Recipe:
-        """Return how this process makes samples of the dataset."""
+    def recipe(self, *, cache: Cache | None = None, last: Transform | None = None) -> Recipe:
+        """Return how this process makes samples of the dataset.
+
+        Args:
+            cache: What its objects come through, another one of the same directory and settings; None: its own.
+            last: A transform behind all others; None: there is none.
+        """
         if self.dataset_id is None:
             self.dataset_id = self.cache.session.register(self.name, self.index.src, self.index.fingerprint)
         options = self.options.samples
@@ -109,10 +114,11 @@ class Pipeline:
                 ),
             ),
         )
-        chain = CachedChain(self.options.transforms, self.cache, options, seed=self.seed, dataset=self.dataset_id)
+        transforms = self.options.transforms if last is None else (*self.options.transforms, last)
+        chain = CachedChain(transforms, self.cache, options, seed=self.seed, dataset=self.dataset_id)
         return Recipe(
             name=self.name,
-            cache=self.cache,
+            cache=self.cache if cache is None else cache,
             options=options,
             rows=self.rows(),
             reader=reader,

@@ -230,6 +230,6 @@ def test_streams_of_two_directories_keep_their_objects_in_their_own(photos: Phot
             assert sample["image"].startswith(folders[number % 2])
             assert Path(sample["image"]).stat().st_size  # a path is kept by a pin of its own directory
         for dataset in (one, two):
-            assert 0 < dataset.cache.statistics().used_bytes <= 1_000_000
+            assert 0 < dataset.cache.statistics().used_bytes <= 1 << 20
         engine.close(release_kept=True)
         assert [dataset.cache.statistics().pinned_entries for dataset in (one, two)] == [0, 0]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from sqlstream.stream.run.positions import JobPosition, RunPosition
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.run.state import StreamState
+from sqlstream.stream.run.weighting import Weighting
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ def save_state(schedule: Schedule, num_samples: int | None, *, by_content: bool 
         num_canonical_nodes=identity.num_canonical_nodes,
         blocks=identity.blocks,
         epoch_size=identity.epoch_size,
-        weights=tuple(schedule.weighting.to_state(by_content=by_content)),
+        weights=tuple(row_weights(schedule).to_state(by_content=by_content)),
         share=position.share,
         beyond=position.beyond,
     )
@@ -57,11 +58,26 @@ def load_state(schedule: Schedule, saved: Mapping[str, object], *, strict: bool)
     if strict:
         state.check(save_state(schedule, 0, by_content=state.content is not None))
         if state.fingerprint is not None:
-            schedule.weighting.restore(state.weights)
-        schedule.set_next(
-            RunPosition(JobPosition(state.epoch, state.sample_in_epoch), state.share, state.beyond), is_state=True
-        )
+            row_weights(schedule).restore(state.weights)
+        go_on(schedule, state)
         return
+    go_on_roughly(schedule, state)
+
+
+def row_weights(schedule: Schedule) -> Weighting:
+    """Return the weights of the rows of a single dataset."""
+    assert isinstance(schedule.weighting, Weighting)
+    return schedule.weighting
+
+
+def go_on(schedule: Schedule, state: StreamState) -> None:
+    """Make the next iteration go on exactly where a state says."""
+    position = RunPosition(JobPosition(state.epoch, state.sample_in_epoch), state.share, state.beyond)
+    schedule.set_next(position, is_state=True)
+
+
+def go_on_roughly(schedule: Schedule, state: StreamState) -> None:
+    """Make the next iteration go on after the samples that a state of another run counts, at the start of a step."""
     consumed, step_size = state.sample_in_epoch, schedule.step_size
     if schedule.steps.batch_size is not None and consumed < schedule.num_positions and consumed % step_size:
         consumed -= consumed % step_size

@@ -6,12 +6,12 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any, Protocol
 
 from torch.utils.data import get_worker_info
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError, UnknownLengthError
-from sqlstream.index.weights import WeightsSpec
 from sqlstream.order import Order, Partition, Steps, Tail, is_counted
 from sqlstream.stream.run.delivery import Delivery, advanced, begun, processed
 from sqlstream.stream.run.epoch_counter import EpochCounter
@@ -20,37 +20,46 @@ from sqlstream.stream.run.partial_steps import DeliveredAhead, TakenAlone
 from sqlstream.stream.run.positions import JobPosition, RunPosition, WorkerPosition
 from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare, ShareProgress
 from sqlstream.stream.run.state import RunIdentity
-from sqlstream.stream.run.weighting import Weighting
 from sqlstream.world import World
 
 logger = logging.getLogger(__name__)
 
 
+class RunWeights(Protocol):
+    """Weights of a run, of rows or of streams, that may change while it goes on."""
+
+    def add(self, epoch: int, sample: int, weights: Any) -> None:
+        """Make what is weighed weigh `weights` from position `sample` of `epoch` on."""
+
+
 class Schedule:
-    """Order and state of one dataset in this process.
+    """Order and state of one dataset, or mixture, in this process.
 
     Args:
         steps: Order and steps.
         weighting: The weights of the run.
         options: What the user asked for.
         identity: What a state says of the order, and compares.
-        reseeded: Returns the order with another seed.
+        reseeded: Returns the order with another seed; None: workers have no shuffle of their own.
+        has_end: An epoch has an end.
     """
 
     def __init__(
         self,
         steps: Steps,
-        weighting: Weighting,
+        weighting: RunWeights,
         options: OrderOptions,
         *,
         identity: RunIdentity,
-        reseeded: Callable[[int], Order],
+        reseeded: Callable[[int], Order] | None = None,
+        has_end: bool = True,
     ) -> None:
         self.steps = steps
         self.weighting = weighting
         self.identity = identity
         self.layout = options.layout
         self.is_endless = options.is_endless
+        self.has_end = has_end
         self.is_announced = False
         """True: a loader in the trainer sets where iterations begin; so while it creates its workers, and in those."""
         self.counter = EpochCounter()
@@ -97,6 +106,10 @@ class Schedule:
             UnknownLengthError: They are not known yet.
         """
         epoch = self.counter.next.epoch
+        if not self.has_end:
+            raise UnknownLengthError(
+                "a mixture with stop='never' has no end, and no length: give epoch_size=, or another stop="
+            )
         if not is_counted(self.steps.order, epoch):
             raise UnknownLengthError(
                 "the steps of an epoch are not known yet: the filter of a lazy index has not been run on all of its chunks. "
@@ -146,7 +159,7 @@ class Schedule:
         info = get_worker_info()
         world = self.world if info is None else self.world.with_worker(info.id, info.num_workers)
         first, seed = self._first_share(world), self.identity.shuffle_seed
-        if self._options.is_unaligned and seed is not None:
+        if self._options.is_unaligned and seed is not None and self._reseeded is not None:
             order = self._reseeded(own_seed(seed, first, is_endless=self.is_endless))
             first = replace(first, steps=replace(self.steps, order=order), fingerprint=order.fingerprint)
         progress = ShareProgress(first, first.taken)
@@ -334,12 +347,12 @@ def own_seed(seed: int, share: EpochShare, *, is_endless: bool) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest(), "little")
 
 
-def reweight(schedule: Schedule, weights: WeightsSpec | None, at_step: int | None, prefetch: int) -> None:
-    """Make rows weigh `weights` from the next epoch on, or from a step of the epoch under way.
+def reweight(schedule: Schedule, weights: Any, at_step: int | None, prefetch: int) -> None:
+    """Make rows, or streams, weigh `weights` from the next epoch on, or from a step of the epoch under way.
 
     Args:
         schedule: The run.
-        weights: Weights of the rows; None: all the same.
+        weights: Weights of the rows, or of the streams.
         at_step: The step, counted from the start of the epoch.
         prefetch: Samples that each process plans ahead.
 

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, fields
 from sqlstream.errors import StateError
 from sqlstream.index.types.content import Content
 from sqlstream.order import PERMUTATION_VERSION
+from sqlstream.stream.run.mixture_state import MixturePart
 from sqlstream.stream.run.partial_steps import DeliveredAhead, TakenAlone, check_counts
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 """The newest version that is read. What is written has the first version that has all its keys, which older programs read."""
 CHANGE_KEYS = frozenset(("epoch", "sample", "expression", "fingerprint"))
 """Keys of a change of weights in a state."""
@@ -113,11 +114,15 @@ class StreamState:
     """Set where rows give no sample, or several: what this rank has delivered behind `sample_in_epoch`."""
     streams: Mapping[str, StreamPart] | None = None
     """The streams of a mixture by name, since version 2; None: a single dataset."""
+    mixture: MixturePart | None = None
+    """How they are mixed, since version 4; None: a single dataset."""
     permutation_version: int = PERMUTATION_VERSION
 
     @property
     def version(self) -> int:
         """The first version that has all keys of this state."""
+        if self.mixture is not None:
+            return 4
         parts = [] if self.streams is None else [part.identity.content for part in self.streams.values()]
         if any(content is not None for content in (self.content, *parts)):
             return 3
@@ -146,6 +151,10 @@ class StreamState:
             del whole["streams"]
         else:
             whole["streams"] = {name: part.to_dict() for name, part in self.streams.items()}
+        if self.mixture is None:
+            del whole["mixture"]
+        else:
+            whole["mixture"] = self.mixture.to_dict()
         return whole
 
     @classmethod
@@ -158,14 +167,14 @@ class StreamState:
         version = state.get("version", 1)
         if not isinstance(version, int) or version > STATE_VERSION:
             raise StateError(f"the state has version {version!r}, this sqlstream knows {STATE_VERSION}: upgrade sqlstream")
-        later = {"streams": 2, "content": 3}
+        later = {"streams": 2, "content": 3, "mixture": 4}
         known = {"version", *(field.name for field in fields(cls))} - {name for name, first in later.items() if version < first}
         unknown = sorted(set(state) - known)
         missing = sorted({"epoch", "sample_in_epoch"} - set(state))
         if unknown or missing:
             raise StateError(f"not a state of this dataset: missing keys {missing}, unknown keys {unknown}")
         check_counts("the state", ("epoch", "sample_in_epoch"), state)
-        share, beyond, streams = (state.get(name) for name in ("share", "beyond", "streams"))
+        share, beyond, streams, mixture = (state.get(name) for name in ("share", "beyond", "streams", "mixture"))
         if streams is not None and not isinstance(streams, Mapping):
             raise StateError(f"streams={streams!r} in the state is not a dict of streams by name")
         parts = {
@@ -173,6 +182,7 @@ class StreamState:
             "share": None if share is None else TakenAlone.from_dict(share),
             "beyond": None if beyond is None else DeliveredAhead.from_dict(beyond),
             "weights": _checked_weights(state.get("weights", ())),
+            "mixture": None if mixture is None else MixturePart.from_dict(mixture),
             "streams": None if streams is None else {name: StreamPart.from_dict(name, part) for name, part in streams.items()},
         }
         return cls(**{**{name: state[name] for name in set(state) - {"version"}}, **parts})  # type: ignore[arg-type]  # checked above

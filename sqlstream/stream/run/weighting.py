@@ -10,12 +10,9 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError
@@ -23,14 +20,14 @@ from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.sums import SumsFile
 from sqlstream.index.weights import WeightsSpec, WeightTable, open_weights
-from sqlstream.order import Int64Array, WeightsFrom
+from sqlstream.order import WeightsFrom
 from sqlstream.order.weights import WeightedRows
+from sqlstream.stream.run.shared_text import SharedText
 
 TEXT_BYTES = 1 << 16
 """Room for some two hundred changes; arbitrary, more than a run is expected to need."""
 OPEN_TABLES = 8
 """Tables that stay open, the last ones: each takes a descriptor and 1 MiB. More changes in one epoch are rare."""
-_HEADER = 24
 _START = (0, 0)
 """Epoch and position at which a run begins."""
 
@@ -74,10 +71,7 @@ class Weighting:
         self.num_positions = num_positions
         """Positions of an epoch."""
         self._weigh = weigh
-        # Zeros from the start. To fill or copy more than 32768 numbers torch takes threads, for which a process that was forked
-        # from one that did so waits for ever: not `torch.zeros`, nor `share_memory_`.
-        shared = torch.UntypedStorage._new_shared(_HEADER + 2 * TEXT_BYTES)  # type: ignore[no-untyped-call]  # torch annotates it not
-        self._shared = torch.empty(0, dtype=torch.uint8).set_(shared)  # [bytes]
+        self._shared = SharedText(TEXT_BYTES)
         self._read: tuple[int, tuple[Change, ...]] = (0, ())
         self._tables: dict[str | None, WeightedRows] = {}
         """The tables that this process has opened, by path."""
@@ -87,18 +81,12 @@ class Weighting:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle for a worker, with the memory that it shares."""
-        return {name: value for name, value in self.__dict__.items() if name != "_numbers"} | {"_tables": {}}
-
-    @cached_property
-    def _numbers(self) -> Int64Array:
-        """Version, and length of each of the two texts: [3]."""
-        numbers: Int64Array = self._shared[:_HEADER].view(torch.int64).numpy()
-        return numbers
+        return {**self.__dict__, "_tables": {}}
 
     @property
     def version(self) -> int:
         """Grows with every change."""
-        return int(self._numbers[0])
+        return self._shared.version
 
     @property
     def fingerprint(self) -> str:
@@ -109,10 +97,9 @@ class Weighting:
     @property
     def changes(self) -> tuple[Change, ...]:
         """All changes so far, also those that the trainer makes while this worker runs."""
-        while (version := self.version) != self._read[0]:
-            text = self._text_of(version).numpy().tobytes()
-            if self.version == version:  # else the version after the next one may have been written over it meanwhile
-                self._read = (version, tuple(Change(**change) for change in json.loads(text)))
+        if self._shared.version != self._read[0]:
+            version, text = self._shared.read()
+            self._read = (version, tuple(Change(**change) for change in json.loads(text)))
         return self._read[1]
 
     def add(self, epoch: int, sample: int, weights: WeightsSpec | None) -> None:
@@ -187,15 +174,7 @@ class Weighting:
         text = json.dumps([asdict(change) for change in changes]).encode()
         if len(text) > TEXT_BYTES:
             raise ConfigError(f"{len(changes)} changes of weights are too many for one run ({len(text)} bytes): begin another")
-        version = self.version + 1
-        self._numbers[1 + version % 2] = len(text)
-        self._text_of(version)[:] = torch.from_numpy(np.frombuffer(text, np.uint8).copy())  # [bytes]
-        self._numbers[0] = version  # last: a worker that reads the new version finds the whole text
-
-    def _text_of(self, version: int) -> torch.Tensor:
-        """Return the memory of a version's text, in which the version before the last one was: [bytes]."""
-        start = _HEADER + version % 2 * TEXT_BYTES
-        return self._shared[start : start + int(self._numbers[1 + version % 2])]
+        self._shared.write(text)
 
     def _rows_of(self, path: str | None) -> WeightedRows | None:
         """Return the rows of slots by the table at a path; None: a slot is a row."""

@@ -1,0 +1,157 @@
+"""From the position of a mixture to a state that is saved, and back, also with other streams than those of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from sqlstream.errors import ConfigError, StateError
+from sqlstream.stream.run.checkpoint import go_on, go_on_roughly, row_weights
+from sqlstream.stream.run.mixture_plan import MixtureUnit
+from sqlstream.stream.run.mixture_run import MixtureRun
+from sqlstream.stream.run.mixture_state import MixturePart
+from sqlstream.stream.run.positions import JobPosition, RunPosition
+from sqlstream.stream.run.schedule import Schedule
+from sqlstream.stream.run.state import COMPARED, StreamPart, StreamState
+
+CONTINUE = "continue"
+"""`streams=`: streams that the state does not have begin, and those that the run does not have pause."""
+RESTART = "restart"
+"""`streams={name: 'restart'}`: this stream begins anew, at its first draw."""
+
+
+def save_mixture(run: MixtureRun, num_samples: int | None) -> StreamState:
+    """Return the state after `num_samples` of the epoch; None: as far as this process knows.
+
+    Raises:
+        StateError: Workers of a plain DataLoader run ahead of the trainer, and `num_samples` is not given.
+    """
+    position = run.schedule.where(num_samples)
+    counts = run.order.counts(position.job.epoch, position.job.consumed)
+    parts = {name: _part(stream.schedule, drawn) for (name, stream), drawn in zip(run.streams.items(), counts, strict=True)}
+    return replace(
+        _state_at_start(run),
+        epoch=position.job.epoch,
+        sample_in_epoch=position.job.consumed,
+        share=position.share,
+        beyond=position.beyond,
+        streams=parts | run.away,
+    )
+
+
+def _state_at_start(run: MixtureRun) -> StreamState:
+    """Return what a state says of a run wherever it stands."""
+    schedule, rule = run.schedule, run.mixing.rule
+    return StreamState(
+        epoch=0,
+        sample_in_epoch=0,
+        shuffle_seed=schedule.identity.shuffle_seed,
+        global_batch_size=schedule.global_batch_size,
+        num_canonical_nodes=schedule.identity.num_canonical_nodes,
+        epoch_size=schedule.identity.epoch_size,
+        streams={},
+        mixture=MixturePart(
+            schedule=rule.schedule.value,
+            unit=run.unit.value,
+            block=rule.block,
+            lanes=run.lanes,
+            changes=tuple(run.mixing.to_state()),
+            away=tuple(run.away),
+        ),
+    )
+
+
+def load_mixture(
+    run: MixtureRun, saved: Mapping[str, object], *, strict: bool, streams: str | Mapping[str, str] | None
+) -> None:
+    """Make the next iteration go on where a saved state says.
+
+    Args:
+        run: The run of now.
+        saved: `StreamState.to_dict()`, of any number of ranks and workers.
+        strict: False: take epoch and samples alone.
+        streams: `'continue'`: streams come and go; a dict: so that, and these begin anew.
+
+    Raises:
+        StateError: It is the state of another run.
+        ConfigError: `streams` is unknown.
+    """
+    state = StreamState.from_dict(saved)
+    if not strict:
+        go_on_roughly(run.schedule, state)
+        return
+    if state.streams is None or state.mixture is None:
+        raise StateError(
+            f"the state is of a single dataset, this run has streams {sorted(run.streams)}: load it with strict=False, "
+            "which takes epoch and samples alone, or resume with what the state came from"
+        )
+    anew = _restarted(run, streams, state.streams)
+    _check(run, state, state.mixture, state.streams, goes_on=streams is not None, anew=anew)
+    if run.unit is MixtureUnit.RANK:
+        run.lanes = state.mixture.lanes
+    for name, part in state.streams.items():
+        if name in run.streams and name not in anew:
+            row_weights(run.streams[name].schedule).restore(part.weights)
+    run.away = {name: part for name, part in state.streams.items() if name not in run.streams}
+    if streams is None:
+        run.mixing.restore(state.mixture.changes)
+        go_on(run.schedule, state)
+        return
+    if state.share is not None or state.beyond is not None:
+        raise StateError("the state was taken within a step, so streams cannot come or go: take it from a StreamingDataLoader")
+    drawn = {name: part.drawn for name, part in state.streams.items() if name not in anew}
+    epoch, consumed = state.epoch, state.sample_in_epoch
+    if consumed >= run.schedule.num_positions:
+        epoch, consumed = epoch + 1, 0
+    run.mixing.go_on(epoch, consumed, drawn, run.planned)
+    run.schedule.set_next(RunPosition(JobPosition(epoch, consumed)), is_state=True)
+
+
+def _restarted(run: MixtureRun, streams: str | Mapping[str, str] | None, parts: Mapping[str, StreamPart]) -> set[str]:
+    """Return the names of the streams that begin anew."""
+    if streams is None or streams == CONTINUE:
+        return set()
+    if isinstance(streams, str) or set(streams.values()) - {RESTART}:
+        raise ConfigError(f"streams={streams!r} is unknown: give 'continue', or a dict such as {{'web': 'restart'}}")
+    unknown = sorted(set(streams) - set(run.streams))
+    if unknown:
+        raise ConfigError(f"streams={streams!r} names {unknown}, this run has {sorted(run.streams)}")
+    return set(streams) & set(parts)
+
+
+def _check(
+    run: MixtureRun, state: StreamState, mixture: MixturePart, parts: Mapping[str, StreamPart], *, goes_on: bool, anew: set[str]
+) -> None:
+    """Raise StateError if a state is of another run than this."""
+    theirs, ours = set(parts) - set(mixture.away), set(run.streams)
+    if not goes_on and (theirs != ours or ours & set(mixture.away)):
+        raise StateError(
+            f"the state has streams {sorted(theirs)}, this run {sorted(ours)}: load it with streams='continue', then new "
+            "streams begin, and missing ones pause"
+        )
+    current = _state_at_start(run)
+    mixture.check(current.mixture or mixture)
+    for name in COMPARED:
+        if name == "first_weights" or (name == "epoch_size" and goes_on):
+            continue
+        of_state, of_run = getattr(state, name), getattr(current, name)
+        if name == "global_batch_size" and (of_state is None or of_run is None):
+            continue
+        if of_state != of_run:
+            raise StateError(
+                f"the state has {name}={of_state!r}, this mixture {of_run!r}: resume with the streams, seed and global "
+                "batch size (batch size x ranks) that the state came from, or load it with strict=False"
+            )
+    for name, part in parts.items():
+        if name in run.streams and name not in anew:
+            part.check(name, _part(run.streams[name].schedule, 0, by_content=part.identity.content is not None))
+
+
+def _part(stream: Schedule, drawn: int, *, by_content: bool | None = None) -> StreamPart:
+    """Return what a state says of a stream."""
+    identity = stream.identity
+    by_content = identity.content is not None if by_content is None else by_content
+    if not by_content:
+        identity = replace(identity, content=None)
+    weights = row_weights(stream).to_state(by_content=by_content)
+    return StreamPart(identity=identity, drawn=drawn, weights=tuple(weights))

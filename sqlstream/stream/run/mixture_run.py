@@ -1,0 +1,205 @@
+"""The run of a mixture: its turns, once batch size and ranks are known, places of planned changes, and who gives what when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from sqlstream.config import check_at_least
+from sqlstream.errors import ConfigError
+from sqlstream.order import Mixed, Order, Steps, TurnLayout
+from sqlstream.stream.run.mixing import Mixing, MixtureRule, NamedWeights, StreamChange
+from sqlstream.stream.run.mixture_plan import MixtureUnit, PlannedMixture, Stop, StreamShare, whole_of
+from sqlstream.stream.run.order_options import OrderOptions
+from sqlstream.stream.run.positions import JobPosition
+from sqlstream.stream.run.schedule import Schedule
+from sqlstream.stream.run.state import RunIdentity, StreamPart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStep:
+    """What a step of the whole job takes of each stream."""
+
+    step: int
+    """The step, counted from the start of the run."""
+    epoch: int
+    num_samples: Mapping[str, int]
+    """Samples of the global batch, by stream; streams that give none are left out."""
+
+
+class StreamRun(NamedTuple):
+    """One stream of a mixture."""
+
+    share: StreamShare
+    schedule: Schedule
+    """Its run alone, which has its order and its identity."""
+
+
+@dataclass(kw_only=True)
+class MixtureRun:
+    """Order and position of a mixture in this process."""
+
+    streams: Mapping[str, StreamRun]
+    """By name, in their order."""
+    plan: PlannedMixture
+    rule: MixtureRule
+    unit: MixtureUnit
+    by_tokens: bool
+    """Weights are shares of tokens."""
+    schedule: Schedule
+    mixing: Mixing
+    lanes: int | None = None
+    """Batches of ranks in a step, of the first start of the run; None: not known yet, or a turn is no batch of a rank."""
+    planned: Sequence[StreamChange] = ()
+    """Changes of weights that the constructor asks for, by their places; empty: the places are not known yet."""
+    away: dict[str, StreamPart] = field(default_factory=dict)
+    """Streams that a state has and this run has not."""
+
+    @classmethod
+    def begin(
+        cls,
+        streams: Mapping[str, StreamRun],
+        plan: PlannedMixture,
+        rule: MixtureRule,
+        unit: MixtureUnit,
+        options: OrderOptions,
+        *,
+        by_tokens: bool,
+    ) -> MixtureRun:
+        """Return a run at its start; its turns are known if nothing but `options` is needed for them."""
+        identities = [stream.schedule.identity for stream in streams.values()]
+        num_parts = identities[0].num_canonical_nodes
+        for name, stream in streams.items():
+            if stream.schedule.num_positions < num_parts:
+                raise ConfigError(f"stream {name!r} has fewer rows than num_canonical_nodes={num_parts}: give a lower number")
+        mixing = Mixing(plan.names, rule, plan.weights)
+        orders: tuple[Order, ...] = tuple(stream.schedule.steps.order for stream in streams.values())
+        unknown = TurnLayout(epoch_size=num_parts, num_parts=num_parts)
+        steps = Steps(
+            order=Mixed(orders=orders, weights=mixing, turns=unknown),
+            batch_size=options.batch_size,
+            tail=options.tail,
+            num_canonical_nodes=num_parts,
+        )
+        seed = options.shuffle_seed
+        identity = RunIdentity(
+            fingerprint="mixture", shuffle_seed=seed, num_canonical_nodes=num_parts, blocks=None, epoch_size=num_parts
+        )
+        schedule = Schedule(steps, mixing, options, identity=identity, has_end=plan.stop is not Stop.NEVER)
+        run = cls(
+            streams=streams, plan=plan, rule=rule, unit=unit, by_tokens=by_tokens, schedule=schedule, mixing=mixing
+        )  # fmt: skip
+        mixing.whole = run.whole
+        if unit is MixtureUnit.SAMPLE or options.batch_size is not None:
+            run.settle()
+        return run
+
+    @property
+    def order(self) -> Mixed:
+        """The order of all streams."""
+        order = self.schedule.steps.order
+        assert isinstance(order, Mixed)
+        return order
+
+    def whole(self, weights: NamedWeights) -> tuple[int, ...]:
+        """Return whole weights of named ones."""
+        return whole_of(weights, [stream.share for stream in self.streams.values()], by_tokens=self.by_tokens)
+
+    # -- turns --------------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Work out the turns of an epoch, which depend on the batch size and the ranks; again where these have changed.
+
+        Raises:
+            ConfigError: The batch size is needed, and nothing has said it; or it does not fit.
+        """
+        schedule = self.schedule
+        turns = self.plan.layout(self.rule, self._turn_size(), schedule.identity.num_canonical_nodes)
+        if turns != self.order.turns:
+            schedule.steps = replace(schedule.steps, order=replace(self.order, turns=turns))
+            schedule.identity = replace(schedule.identity, epoch_size=turns.epoch_size)
+        self._place_changes()
+
+    def check_settled(self) -> None:
+        """Work out the turns if they are not known.
+
+        Raises:
+            ConfigError: They, or the places of changes, depend on a batch size that nothing has said.
+        """
+        if not self.planned:
+            self.settle()
+        if not self.planned:
+            raise ConfigError("weights that change by step need the batch size: give batch_size=, or use StreamingDataLoader")
+
+    def _turn_size(self) -> int:
+        """Return the positions of a turn."""
+        if self.unit is MixtureUnit.SAMPLE:
+            return 1
+        global_batch_size = self.schedule.global_batch_size
+        if global_batch_size is None:
+            raise ConfigError(f"unit={self.unit.value!r} needs the batch size: give batch_size=, or use StreamingDataLoader")
+        if self.unit is MixtureUnit.BATCH:
+            return global_batch_size
+        if self.schedule.identity.num_canonical_nodes > 1:
+            raise ConfigError("unit='rank' and num_canonical_nodes above 1 deal out batches in two ways: use unit='batch'")
+        lanes = self.lanes = self.lanes or self.schedule.world.world_size
+        if global_batch_size % lanes:
+            nearest = max(1, global_batch_size // lanes) * lanes
+            raise ConfigError(
+                f"unit='rank': the run began with {lanes} ranks, which do not divide the global batch of {global_batch_size} "
+                f"samples: give a batch size that makes one of {nearest}"
+            )
+        return global_batch_size // lanes
+
+    def _place_changes(self) -> None:
+        """Find the places of weights that change by step, and have them hold unless something else does by now."""
+        if self.plan.changes and self.schedule.global_batch_size is None:
+            return
+        planned = [StreamChange(epoch=0, sample=0, weights=self.plan.weights)]
+        for step, weights in self.plan.changes:
+            place = self.place_of(step)
+            planned.append(StreamChange(epoch=place.epoch, sample=place.consumed, weights=weights))
+        if planned == self.planned:
+            return
+        is_untouched = self.mixing.changes == tuple(self.planned or planned[:1])
+        self.planned = planned
+        if is_untouched:
+            self.mixing.set(planned)
+
+    # -- who gives what -----------------------------------------------------------------------------------------------
+
+    def place_of(self, step: int) -> JobPosition:
+        """Return where a step of the run begins, counted from the start of the run.
+
+        Raises:
+            ConfigError: The batch size is not known.
+        """
+        schedule = self.schedule
+        if schedule.global_batch_size is None:
+            raise ConfigError("steps need the batch size: give batch_size=, or use StreamingDataLoader")
+        if not schedule.has_end:
+            return JobPosition(0, step * schedule.step_size)
+        partition = schedule.steps.partition(0, schedule.world)
+        if not partition.num_steps:
+            raise ConfigError(
+                f"an epoch of {partition.num_positions} samples has no step of {partition.step_size}: lower batch_size"
+            )
+        epoch, step_in_epoch = divmod(step, partition.num_steps)
+        return JobPosition(epoch, step_in_epoch * partition.step_size)
+
+    def counts(self, step: int) -> dict[str, int]:
+        """Return how many samples of each stream the whole job has taken before a step."""
+        check_at_least("step", step, 0)
+        self.check_settled()
+        place = self.place_of(step)
+        return dict(zip(self.streams, self.order.counts(place.epoch, place.consumed), strict=True))
+
+    def steps(self, first: int, stop: int) -> Iterator[PlannedStep]:
+        """Yield what the steps `[first, stop)` of the run take of each stream."""
+        before = self.counts(first)
+        for step in range(first, stop):
+            epoch, after = self.place_of(step).epoch, self.counts(step + 1)
+            given = {name: number - before[name] for name, number in after.items() if number > before[name]}
+            yield PlannedStep(step=step, epoch=epoch, num_samples=given)
+            before = after
