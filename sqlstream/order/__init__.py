@@ -3,8 +3,8 @@
 `order` says what an order is, and what it gives (`Draws`). `shuffled`, `blocks`, `weighted` and `filtered` are orders that are
 composed: weights and filters stand around a shuffle. `permute` shuffles numbers without a table; `steps` and `partition` say
 which process takes which positions. `whole_weights`, `even`, `schedules` and `mixture` say which stream of a mixture a turn
-belongs to, with exact proportions, and `mixed` is the order of their rows. numpy only, O(1) memory (`blocks`: three numbers a
-block).
+belongs to, with exact proportions; `mixed` is the order of their rows, and `step_partition` deals out steps whose streams have
+batches of their own. numpy only, O(1) memory (`blocks`: three numbers a block).
 
 Words: a *position* counts samples of an epoch over the whole job, a *step* takes G = batch size x world size positions, a
 *row* is a selected row of the index, a *stream* is one dataset of an order, a *draw* is a row that a stream gives.
@@ -25,6 +25,7 @@ from sqlstream.order.permute import MAX_SIZE, PERMUTATION_VERSION, Int64Array, P
 from sqlstream.order.plan import Plan, shuffled
 from sqlstream.order.schedules import IndependentDraws, ReorderedBlocks, ScheduleType, StreamSchedule
 from sqlstream.order.shuffled import Shuffled
+from sqlstream.order.step_partition import Grouped, Lanes, MicroBatch, StepPartition, StreamBatches, group_streams
 from sqlstream.order.steps import Steps
 from sqlstream.order.weighted import Weighted, WeightsFrom
 from sqlstream.order.whole_weights import (
@@ -48,8 +49,11 @@ __all__ = [
     "Draws",
     "Even",
     "Filtered",
+    "Grouped",
     "IndependentDraws",
     "Int64Array",
+    "Lanes",
+    "MicroBatch",
     "Mixed",
     "Mixture",
     "MixtureSince",
@@ -60,7 +64,9 @@ __all__ = [
     "ReorderedBlocks",
     "ScheduleType",
     "Shuffled",
+    "StepPartition",
     "Steps",
+    "StreamBatches",
     "StreamSchedule",
     "StreamWeights",
     "Tail",
@@ -71,6 +77,7 @@ __all__ = [
     "absolute_choose",
     "all_exhausted",
     "first_exhausted",
+    "group_streams",
     "is_counted",
     "ramp",
     "relative_choose",

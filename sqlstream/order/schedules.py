@@ -24,7 +24,7 @@ MAX_BLOCK = 1 << 20
 """Turns of the largest block: its table takes 16 MiB."""
 MAX_INDEPENDENT = 1 << 31
 """Sum of weights of independent draws (exclusive): a hash gives 31 bits."""
-_KEPT_BLOCKS = 2  # positions are asked for in order, from two blocks at most
+_KEPT_TURNS = 1 << 14  # of the latest blocks, and two at least: numbers are asked for nearly in order
 _BLOCK_KEY = 201  # what a permutation is for; rows have other keys
 _CHUNK = 1 << 16  # draws that are counted at once
 _GOLDEN_RATIO = 0x9E3779B97F4A7C15
@@ -159,7 +159,7 @@ class ReorderedBlocks:
         table = self._tables.get(number)
         if table is None:
             table = self._tables[number] = self._built(number)
-            for old in list(self._tables)[:-_KEPT_BLOCKS]:
+            for old in list(self._tables)[: -max(2, _KEPT_TURNS // self.size)]:
                 self._tables.pop(old, None)
         return table
 

@@ -81,7 +81,8 @@ class StreamingDataLoader(DataLoader[Sample]):
     ) -> None:
         if not isinstance(dataset, IteratedDataset):
             raise ConfigError(
-                f"StreamingDataLoader takes a StreamingDataset or MixedDataset, not {type(dataset).__name__}: use torch's DataLoader"
+                f"StreamingDataLoader takes a StreamingDataset or a MixedDataset, not {type(dataset).__name__}: use torch's "
+                "DataLoader"
             )
         if batch_size is not None:
             check_at_least("batch_size", batch_size, 1)
