@@ -21,7 +21,7 @@ from sqlstream.order.mixed import ENDLESS, Mixed, MixtureSince, StreamWeights, T
 from sqlstream.order.mixture import MIXTURE_VERSION, Change, Mixture, all_exhausted, first_exhausted, ramp
 from sqlstream.order.order import MAX_REPLACEMENTS, Draws, Order, is_counted
 from sqlstream.order.partition import Partition, Tail
-from sqlstream.order.permute import MAX_SIZE, PERMUTATION_VERSION, Int64Array, Permutation
+from sqlstream.order.permute import MAX_SIZE, PERMUTATION_VERSION, Int64Array, Permutation, forward_each
 from sqlstream.order.plan import Plan, shuffled
 from sqlstream.order.schedules import IndependentDraws, ReorderedBlocks, ScheduleType, StreamSchedule
 from sqlstream.order.shuffled import Shuffled
@@ -77,6 +77,7 @@ __all__ = [
     "absolute_choose",
     "all_exhausted",
     "first_exhausted",
+    "forward_each",
     "group_streams",
     "is_counted",
     "ramp",

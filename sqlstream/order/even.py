@@ -30,6 +30,7 @@ from sqlstream.order.permute import Int64Array
 MAX_TOTAL = 1 << 47
 """Sum of whole weights (exclusive): limbs of 16 bits, and numbers below it, fit into 64 bits."""
 _NARROW = 1 << 31  # products of two weights below it fit into int64
+_LEVELS = 2  # of the tree between two looks whether all have come to a leaf
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,15 +45,23 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    """The inner nodes of a Huffman tree, children before parents; the last one is the root: [nodes] each.
+    """A Huffman tree: its inner nodes, children before parents, so the last one is the root; then a leaf for each stream.
 
-    A child >= 0 is a stream, ~n is inner node n.
+    A leaf is its own left child and gives it all turns: a walk of any length ends there.
     """
 
+    num_inner: int
+    """Inner nodes; the leaf of stream s is node num_inner + s."""
+    root: int
+    """Node at which walks begin."""
     weight: Int64Array
+    """Weight of each node, 1 of leaves: [nodes]."""
     left_weight: Int64Array
-    left: Int64Array
-    right: Int64Array
+    """Weight of its left child: [nodes]."""
+    children: Int64Array
+    """Right and left child of each node: [nodes * 2]."""
+    of_period: Int64Array
+    """Turns of each stream in a period: its weight: [streams]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,6 @@ class Even:
     weights: tuple[int, ...]
     """Whole weights; a stream of weight 0 has no turn."""
     _tree: _Tree = field(init=False, repr=False, compare=False)
-    _root: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the weights and build the tree: O(S log S)."""
@@ -76,18 +84,21 @@ class Even:
                 f"whole weights {self.weights} add up to {self.total}: give none below 0, "
                 f"at least one above 0, and fewer than 2**47 in all"
             )
-        heap = [(weight, stream, stream) for stream, weight in enumerate(self.weights) if weight]
+        num_streams = len(self.weights)
+        num_inner = num_streams - self.weights.count(0) - 1
+        heap = [(weight, stream, num_inner + stream) for stream, weight in enumerate(self.weights) if weight]
         heapq.heapify(heap)  # weight, earliest stream (decides ties), node
-        nodes: list[list[int]] = []
-        while len(heap) > 1:
+        weights, left_weights, children = [1] * (num_inner + num_streams), [1] * (num_inner + num_streams), []
+        for node in range(num_inner):
             light, heavy = heapq.heappop(heap), heapq.heappop(heap)
             if light[0] == heavy[0]:  # ties: the earlier stream is the left child
                 light, heavy = heavy, light
-            nodes.append([light[0] + heavy[0], heavy[0], heavy[2], light[2]])
-            heapq.heappush(heap, (light[0] + heavy[0], min(light[1], heavy[1]), ~(len(nodes) - 1)))
-        columns = np.ascontiguousarray(np.array(nodes, np.int64).reshape(-1, 4).T)  # [4, nodes]
-        object.__setattr__(self, "_tree", _Tree(*columns))
-        object.__setattr__(self, "_root", heap[0][2])
+            weights[node], left_weights[node] = light[0] + heavy[0], heavy[0]
+            children += [light[2], heavy[2]]
+            heapq.heappush(heap, (light[0] + heavy[0], min(light[1], heavy[1]), node))
+        children += [leaf for leaf in range(num_inner, num_inner + num_streams) for _ in range(2)]
+        columns = (np.array(column, np.int64) for column in (weights, left_weights, children, self.weights))
+        object.__setattr__(self, "_tree", _Tree(num_inner, heap[0][2], *columns))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Rebuild from the weights."""
@@ -104,69 +115,56 @@ class Even:
         Args:
             numbers: Numbers of turns, 0 or more, below 2**48, in any order: [n].
         """
-        count = np.array(numbers, np.int64)  # [n]
-        node = np.full(len(count), self._root, np.int64)  # [n]
-        split = _split_wide if int(self._tree.weight[-1:].sum()) >= _NARROW else _split
-        inner = np.flatnonzero(node < 0)  # [m]
-        while inner.size:
-            at = ~node[inner]  # [m]
-            turns = count[inner]  # [m]
-            left, is_left = split(turns, self._tree.weight[at], self._tree.left_weight[at])
-            count[inner] = np.where(is_left, left, turns - left)
-            child = np.where(is_left, self._tree.left[at], self._tree.right[at])  # [m]
-            node[inner] = child
-            inner = inner[child < 0]  # [m]
-        return Turns(node, count)
+        tree = self._tree
+        period, count = np.divmod(np.asarray(numbers, np.int64), self.total)  # [n]: every period is alike
+        node = np.full(len(count), tree.root, np.int64)  # [n]
+        split = _split_wide if self.total >= _NARROW else _split
+        while node.size and node.min() < tree.num_inner:
+            for _ in range(_LEVELS):
+                left, is_left = split(count, tree.weight.take(node), tree.left_weight.take(node))
+                count = np.where(is_left, left, count - left)  # [n]
+                node = tree.children.take(2 * node + is_left)  # [n]
+        stream = node - tree.num_inner  # [n]
+        return Turns(stream, count + period * tree.of_period[stream])
 
     def counts(self, number: int) -> tuple[int, ...]:
         """Return how many of the first `number` turns are each stream's: O(S), in integers of any size."""
-        found = [0] * len(self.weights)
         tree = self._tree
         turns = [0] * len(tree.weight)
-
-        def give(node: int, count: int) -> None:
-            if node >= 0:
-                found[node] = count
-            else:
-                turns[~node] = count
-
-        give(self._root, number)
-        columns = (tree.weight.tolist(), tree.left_weight.tolist(), tree.left.tolist(), tree.right.tolist())
-        nodes = list(zip(*columns, strict=True))
-        for node in range(len(nodes) - 1, -1, -1):  # parents before children
-            weight, left_weight, left, right = nodes[node]
-            lefts = (turns[node] * left_weight + weight // 2) // weight
-            give(left, lefts)
-            give(right, turns[node] - lefts)
-        return tuple(found)
+        turns[tree.root] = number
+        columns = zip(tree.weight.tolist(), tree.left_weight.tolist(), strict=True)
+        nodes = list(zip(columns, tree.children[::2].tolist(), tree.children[1::2].tolist(), strict=True))
+        for node in range(tree.num_inner - 1, -1, -1):  # parents before children
+            (weight, left_weight), right, left = nodes[node]
+            turns[left] = (turns[node] * left_weight + weight // 2) // weight
+            turns[right] = turns[node] - turns[left]
+        return tuple(turns[tree.num_inner :])
 
 
 class _Split(NamedTuple):
     """What nodes give to their left children."""
 
     left: Int64Array
-    """Turns of the left child: [m]."""
+    """Turns of the left child: [n]."""
     is_left: NDArray[np.bool_]
-    """The next turn is the left child's: [m]."""
+    """The next turn is the left child's: [n]."""
 
 
 def _split(turns: Int64Array, weight: Int64Array, left_weight: Int64Array) -> _Split:
-    """Return round(turns * left / weight), halves up; the weights are below 2**31."""
-    whole, rest = np.divmod(turns, weight)  # [m]
-    left, remainder = np.divmod(rest * left_weight + (weight >> 1), weight)  # [m]
-    return _Split(whole * left_weight + left, remainder + left_weight >= weight)
+    """Return round(turns * left / weight), halves up, for weights below 2**31 and fewer turns than the weight."""
+    left, remainder = np.divmod(turns * left_weight + (weight >> 1), weight)  # [n]
+    return _Split(left, remainder + left_weight >= weight)
 
 
 def _split_wide(turns: Int64Array, weight: Int64Array, left_weight: Int64Array) -> _Split:
     """Return the same for weights below 2**47, by Horner's rule in limbs of 16 bits."""
-    wide, part = weight.astype(np.uint64), left_weight.astype(np.uint64)  # [m]
-    whole, rest = np.divmod(turns.astype(np.uint64), wide)  # [m]
-    left, remainder = np.zeros_like(rest), np.zeros_like(rest)  # [m]
+    wide, part, rest = (array.astype(np.uint64) for array in (weight, left_weight, turns))  # [n]
+    left, remainder = np.zeros_like(rest), np.zeros_like(rest)  # [n]
     for shift in (32, 16, 0):
-        limb = (rest >> np.uint64(shift)) & np.uint64(0xFFFF)  # [m]
-        more, remainder = np.divmod((remainder << np.uint64(16)) + limb * part, wide)  # [m]
-        left = (left << np.uint64(16)) + more  # [m]
-    remainder = remainder + (wide >> np.uint64(1))  # [m]
+        limb = (rest >> np.uint64(shift)) & np.uint64(0xFFFF)  # [n]
+        more, remainder = np.divmod((remainder << np.uint64(16)) + limb * part, wide)  # [n]
+        left = (left << np.uint64(16)) + more  # [n]
+    remainder = remainder + (wide >> np.uint64(1))  # [n]
     left += remainder >= wide  # the half rounds up
-    remainder = np.where(remainder >= wide, remainder - wide, remainder)  # [m]
-    return _Split((whole * part + left).astype(np.int64), remainder + part >= wide)
+    remainder = np.where(remainder >= wide, remainder - wide, remainder)  # [n]
+    return _Split(left.astype(np.int64), remainder + part >= wide)

@@ -12,6 +12,7 @@ all that a shuffle needs. It is a shuffle, not a cipher: it hides nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import shake_128
@@ -49,10 +50,14 @@ _SHIFT_1, _SHIFT_2 = _constant(32), _constant(16)
 
 
 class _Rounds(NamedTuple):
-    """Keys and radices of one permutation's network."""
+    """Keys and radices of one permutation's network, or of one for each number: [] or [n] each."""
 
     keys: tuple[_UInt64Array, ...]
     radices: tuple[_UInt64Array, _UInt64Array]
+
+    def of(self, numbers: Int64Array) -> _Rounds:
+        """Return those of some numbers, of as many networks as numbers: [m]."""
+        return _Rounds(tuple(key[numbers] for key in self.keys), (self.radices[0][numbers], self.radices[1][numbers]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,44 +104,76 @@ class Permutation:
             return np.empty(0, dtype=np.int64)
         bounds = _constant(self.size) if sizes is None else sizes.astype(np.uint64)
         offsets = None if tweak is None else tweak.astype(np.uint64) << _TWEAK_SHIFT
-        images = self._network(numbers.astype(np.uint64), offsets, is_inverse=is_inverse)
+        rounds = _rounds(self.size, self.keys)
+        images = _network(rounds, numbers.astype(np.uint64), offsets, is_inverse=is_inverse)
         is_outside = images >= bounds
         while np.count_nonzero(is_outside):
             outside = np.flatnonzero(is_outside)
-            images[outside] = self._network(
-                images[outside], None if offsets is None else offsets[outside], is_inverse=is_inverse
+            images[outside] = _network(
+                rounds, images[outside], None if offsets is None else offsets[outside], is_inverse=is_inverse
             )
             is_outside = images >= bounds
         return images.view(np.int64)
 
-    def _network(self, numbers: _UInt64Array, offsets: _UInt64Array | None, *, is_inverse: bool) -> _UInt64Array:
-        """Run all rounds once over `numbers` of the domain `[0, left radix x right radix)`; into few arrays, for speed."""
-        keys, radices = _rounds(self.size, self.keys)
-        left = numbers // radices[1]
-        digits = (left, numbers - left * radices[1])
-        mixed, shifted = np.empty_like(numbers), np.empty_like(numbers)
-        rounds = range(len(keys))
-        for i in reversed(rounds) if is_inverse else rounds:
-            changed, other, radix = digits[i % 2], digits[1 - i % 2], radices[i % 2]
-            if offsets is None:
-                np.bitwise_xor(other, keys[i], mixed)
-            else:
-                np.add(other, offsets, mixed)
-                np.bitwise_xor(mixed, keys[i], mixed)
-            np.multiply(mixed, _MULTIPLIER_1, mixed)
-            np.right_shift(mixed, _SHIFT_1, shifted)
-            np.bitwise_xor(mixed, shifted, mixed)
-            np.multiply(mixed, _MULTIPLIER_2, mixed)
-            np.right_shift(mixed, _SHIFT_2, mixed)  # 48 well mixed bits of the other digit under the key
-            if is_inverse:
-                np.remainder(mixed, radix, mixed)
-                np.subtract(radix, mixed, mixed)
-            np.add(changed, mixed, changed)
-            np.remainder(changed, radix, changed)
-        left, right = digits
-        left *= radices[1]
-        left += right
-        return left
+
+def forward_each(permutations: Sequence[Permutation], which: Int64Array, numbers: Int64Array) -> Int64Array:
+    """Return the image of each number under a permutation of its own, as `forward` gives it, but all at once.
+
+    Numbers that belong to many permutations, a few to each, cost little more than as many of one.
+
+    Args:
+        permutations: The permutations, none of them of nothing.
+        which: Index of the permutation of each number: [n].
+        numbers: Numbers below the size of their permutation: [n].
+    """
+    images = np.empty(len(numbers), np.int64)  # [n]
+    lengths = np.array([len(permutation.keys) for permutation in permutations])  # [p]
+    for num_rounds in set(lengths.tolist()):
+        alike = np.flatnonzero(lengths == num_rounds)  # [q]
+        here = np.flatnonzero(lengths[which] == num_rounds)  # [m]
+        own = np.searchsorted(alike, which[here])  # [m]
+        some = [permutations[index] for index in alike.tolist()]
+        keys = np.array([permutation.keys for permutation in some], np.uint64).T  # [rounds, q]
+        sizes = [permutation.size for permutation in some]
+        radices = np.array([_radices(size) for size in sizes], np.uint64).T  # [2, q]
+        rounds = _Rounds(tuple(keys[:, own]), (radices[0, own], radices[1, own]))
+        bounds = np.array(sizes, np.uint64)[own]  # [m]
+        found = _network(rounds, numbers[here].astype(np.uint64), None, is_inverse=False)  # [m]
+        outside = np.flatnonzero(found >= bounds)  # [o]
+        while outside.size:
+            found[outside] = _network(rounds.of(outside), found[outside], None, is_inverse=False)
+            outside = outside[found[outside] >= bounds[outside]]  # [o]
+        images[here] = found.view(np.int64)
+    return images
+
+
+def _network(rounds: _Rounds, numbers: _UInt64Array, offsets: _UInt64Array | None, *, is_inverse: bool) -> _UInt64Array:
+    """Run all rounds once over `numbers` of the domain `[0, left radix x right radix)`; into few arrays, for speed."""
+    keys, radices = rounds
+    left = numbers // radices[1]
+    digits = (left, numbers - left * radices[1])
+    mixed, shifted = np.empty_like(numbers), np.empty_like(numbers)
+    for i in range(len(keys) - 1, -1, -1) if is_inverse else range(len(keys)):
+        changed, other, radix = digits[i % 2], digits[1 - i % 2], radices[i % 2]
+        if offsets is None:
+            np.bitwise_xor(other, keys[i], mixed)
+        else:
+            np.add(other, offsets, mixed)
+            np.bitwise_xor(mixed, keys[i], mixed)
+        np.multiply(mixed, _MULTIPLIER_1, mixed)
+        np.right_shift(mixed, _SHIFT_1, shifted)
+        np.bitwise_xor(mixed, shifted, mixed)
+        np.multiply(mixed, _MULTIPLIER_2, mixed)
+        np.right_shift(mixed, _SHIFT_2, mixed)  # 48 well mixed bits of the other digit under the key
+        if is_inverse:
+            np.remainder(mixed, radix, mixed)
+            np.subtract(radix, mixed, mixed)
+        np.add(changed, mixed, changed)
+        np.remainder(changed, radix, changed)
+    left, right = digits
+    left *= radices[1]
+    left += right
+    return left
 
 
 @lru_cache(maxsize=256)
@@ -148,6 +185,12 @@ def _derive_keys(num_rounds: int, key: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def _rounds(size: int, keys: tuple[int, ...]) -> _Rounds:
-    left_radix = math.isqrt(size - 1) + 1
-    left_radix += left_radix % 2  # even: with two odd radices every reachable order would be an even permutation
-    return _Rounds(tuple(map(_constant, keys)), (_constant(left_radix), _constant(-(-size // left_radix))))
+    left, right = _radices(size)
+    return _Rounds(tuple(map(_constant, keys)), (_constant(left), _constant(right)))
+
+
+def _radices(size: int) -> tuple[int, int]:
+    """Return the radices of the two digits of numbers of `[0, size)`."""
+    left = math.isqrt(size - 1) + 1
+    left += left % 2  # even: with two odd radices every reachable order would be an even permutation
+    return left, -(-size // left)

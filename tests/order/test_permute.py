@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqlstream.errors import ConfigError
-from sqlstream.order import MAX_SIZE, PERMUTATION_VERSION, Int64Array, Permutation
+from sqlstream.order import MAX_SIZE, PERMUTATION_VERSION, Int64Array, Permutation, forward_each
 
 GOLDEN = {
     (1, 0, 0): [0],
@@ -140,3 +140,26 @@ def test_keys_that_differ_in_one_bit_give_unrelated_orders() -> None:
 def test_a_size_beyond_the_range_is_refused(size: int) -> None:
     with pytest.raises(ConfigError, match=str(size)):
         Permutation.keyed(size, 1)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, MAX_SIZE), st.integers(0, 2**64 - 1)), min_size=1, max_size=12),
+    st.lists(st.tuples(st.integers(0, 11), st.integers(0, MAX_SIZE)), max_size=80),
+)
+def test_many_permutations_at_once_give_the_images_of_each(
+    made_of: list[tuple[int, int]], asked: list[tuple[int, int]]
+) -> None:
+    permutations = [Permutation.keyed(size, seed) for size, seed in made_of]
+    which = np.array([index % len(permutations) for index, _ in asked], np.int64)
+    numbers = np.array([number % made_of[index][0] for index, (_, number) in zip(which.tolist(), asked, strict=True)], np.int64)
+    images = forward_each(permutations, which, numbers)
+    alone = [int(permutations[i].forward(np.array([n]))[0]) for i, n in zip(which.tolist(), numbers.tolist(), strict=True)]
+    assert images.tolist() == alone
+
+
+def test_small_and_large_permutations_may_stand_together() -> None:
+    permutations = [Permutation.keyed(size, 3) for size in (1, 2, 7, 65_535, 65_536, 10**9)]
+    which = np.repeat(np.arange(6), 2)
+    images = forward_each(permutations, which, np.zeros(12, np.int64))
+    assert images.tolist() == [int(permutations[index].forward(np.zeros(1, np.int64))[0]) for index in which.tolist()]
