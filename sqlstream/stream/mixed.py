@@ -8,7 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from sqlstream.config import DEFAULT_PREFETCH, SampleOptions
+from sqlstream.config import DEFAULT_PREFETCH, SampleOptions, word_of
 from sqlstream.errors import ConfigError
 from sqlstream.order import ScheduleType
 from sqlstream.stream.dataset import StreamingDataset
@@ -89,8 +89,8 @@ class MixedDataset(IteratedDataset):
         prefetch: int | None = None,
         infinite_iteration: bool = False,
     ) -> None:
-        kind = _one_of("schedule", schedule, ScheduleType)
-        end = None if stop is None else _one_of("stop", stop, Stop)
+        kind = word_of("schedule", schedule, ScheduleType)
+        end = None if stop is None else word_of("stop", stop, Stop)
         order = OrderOptions(
             shuffle_seed=shuffle_seed,
             shuffle_block_size=None,
@@ -99,7 +99,7 @@ class MixedDataset(IteratedDataset):
             is_endless=infinite_iteration,
             layout=Layout(world=world, replication=replication),
         )
-        _check_schedule(kind, _one_of("unit", unit, MixtureUnit), end, order)
+        _check_schedule(kind, word_of("unit", unit, MixtureUnit), end, order)
         seed = order.agreed_seed()
         opened: list[StreamingDataset] = []
         try:
@@ -114,7 +114,7 @@ class MixedDataset(IteratedDataset):
                 {leaf.name: StreamRun(share, leaf.dataset.schedule) for leaf, share in zip(self._leaves, shares, strict=True)},
                 plan,
                 MixtureRule(schedule=kind, seed=seed or 0, block=block),
-                _one_of("unit", unit, MixtureUnit),
+                word_of("unit", unit, MixtureUnit),
                 replace(order, shuffle_seed=seed),
                 by_tokens=tokens is not None,
             )
@@ -283,18 +283,6 @@ class MixedDataset(IteratedDataset):
         run, size = self._run, self._run.order.turns.epoch_size
         epoch = "" if not run.planned else f"; epoch_size={size}" if self._schedule.has_end else "; without end"
         return f"{type(self).__name__}({weights}; by {run.unit.value}, {run.rule.schedule.value}{epoch})"
-
-
-def _one_of(name: str, value: Any, kinds: Any) -> Any:
-    """Return a value of an enum.
-
-    Raises:
-        ConfigError: It is none of it.
-    """
-    try:
-        return kinds(value)
-    except ValueError:
-        raise ConfigError(f"{name}={value!r} is unknown: give one of {', '.join(repr(kind.value) for kind in kinds)}") from None
 
 
 def _check_schedule(schedule: ScheduleType, unit: MixtureUnit, stop: Stop | None, order: OrderOptions) -> None:

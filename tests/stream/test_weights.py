@@ -253,6 +253,7 @@ def test_a_worker_that_reads_while_weights_change_takes_whole_changes() -> None:
     reader = copy.copy(writer)  # with the same memory, as a worker has it
     writer.add(1, 0, None)
     assert reader.version == 1
-    meanwhile = _Meanwhile(reader._shared, writer)
-    reader._shared = meanwhile  # type: ignore[assignment]
+    reader._shared = copy.copy(writer._shared)
+    meanwhile = _Meanwhile(reader._shared._shared, writer)
+    reader._shared._shared = meanwhile  # type: ignore[assignment]
     assert [change.epoch for change in reader.changes] == list(range(1, meanwhile.num_changes + 2))
