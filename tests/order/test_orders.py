@@ -17,6 +17,7 @@ from sqlstream.order import (
     Draws,
     Filtered,
     Int64Array,
+    Mixed,
     Order,
     Shuffled,
     Steps,
@@ -26,7 +27,7 @@ from sqlstream.order import (
 )
 from sqlstream.order.weights import WeightedRows
 from sqlstream.world import World
-from tests.order.several import Mixed, Packed, mixed
+from tests.order.several import Packed, mixed
 
 NUM_ROWS = 60
 
@@ -75,7 +76,15 @@ ORDERS: dict[str, Order] = {
     "without weights": Weighted(order=SHUFFLED, weights=Weighing({}), seed=3),
     "weights": Weighted(order=SHUFFLED, weights=Weighing({(0, 0): weights([1, 1, 5, 9])}), seed=3),
     "filtered": Filtered(chunks=Counted(np.array([4, 0, 10, 1, 9, 3])), window=2, seed=3),
-    "mixed": mixed([SHUFFLED, Shuffled(num_rows=7, seed=5)], (0, 1, 0), 180),
+    "mixed": mixed([SHUFFLED, Shuffled(num_rows=7, seed=5)], (2, 1), 180),
+    "mixed batches": mixed([SHUFFLED, Shuffled(num_rows=7, seed=5)], (2, 1), 180, turn_size=4),
+    "parts of a mixture": mixed(
+        [Shuffled(num_rows=rows, seed=5, num_canonical_nodes=2) for rows in (NUM_ROWS, 7)],
+        (2, 1),
+        180,
+        turn_size=4,
+        num_parts=2,
+    ),
 }
 UNIQUE = ("as written", "shuffled", "parts", "blocks", "parts of blocks", "without weights")
 

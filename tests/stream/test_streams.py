@@ -20,7 +20,7 @@ from sqlstream.stream.run.shares import EpochShare, ShareProgress
 from sqlstream.transforms import rng
 from sqlstream.transforms.base import Sample
 from sqlstream.world import World
-from tests.order.several import Mixed, Packed, mixed
+from tests.order.several import Packed, mixed
 from tests.stream.sources import Photos, check_bytes
 
 BATCH_SIZE = 4
@@ -113,7 +113,7 @@ def expected(order: Order, epoch: int, datasets: tuple[StreamingDataset, ...], n
 def test_a_mixture_gives_what_each_stream_gives_alone_over_all_its_epochs(
     pair: tuple[StreamingDataset, StreamingDataset],
 ) -> None:
-    order = mixed(list(map(order_of, pair)), (0, 1, 0, 1, 1), 150)
+    order = mixed(list(map(order_of, pair)), (2, 3), 150)
     engine = engine_of(*pair)
     for epoch in (0, 1):
         wanted = expected(order, epoch, pair, num_epochs=6)
@@ -127,7 +127,7 @@ def test_a_mixture_gives_what_each_stream_gives_alone_over_all_its_epochs(
 
 
 def test_ranks_and_workers_share_a_mixture_as_any_order(pair: tuple[StreamingDataset, StreamingDataset]) -> None:
-    order = mixed(list(map(order_of, pair)), (0, 0, 1), 96)
+    order = mixed(list(map(order_of, pair)), (2, 1), 96)
     wanted = expected(order, 0, pair)
     for world in (World(rank=1, world_size=2), World(rank=1, world_size=3, worker=1, num_workers=2)):
         share = share_of(order, world=world, consumed=2 * world.world_size * BATCH_SIZE)
@@ -157,7 +157,7 @@ def test_a_pack_gives_its_rows_one_after_the_other(opened: Any) -> None:
 
 
 def test_packs_of_a_mixture_hold_rows_of_both_streams(pair: tuple[StreamingDataset, StreamingDataset]) -> None:
-    inner = mixed(list(map(order_of, pair)), (0, 1), 60)
+    inner = mixed(list(map(order_of, pair)), (1, 1), 60)
     engine = engine_of(*pair)
     assert list(stream(engine, share_of(Packed(order=inner)))) == expected(inner, 0, pair)
     engine.close(release_kept=True)
@@ -166,7 +166,7 @@ def test_packs_of_a_mixture_hold_rows_of_both_streams(pair: tuple[StreamingDatas
 def test_what_fails_is_replaced_within_its_stream_and_counted_under_its_name(opened: Any) -> None:
     low = opened(where="score < 0.5", shuffle_seed=3, name="low", max_failure_ratio=0.5)
     high = opened(Refuse(70, 71, 80), where="score >= 0.5", shuffle_seed=8, name="high")
-    order = mixed([order_of(low), order_of(high)], (0, 1), 120)
+    order = mixed([order_of(low), order_of(high)], (1, 1), 120)
     for packed in (False, True):
         engine = engine_of(low, high)
         found = list(stream(engine, share_of(Packed(order=order) if packed else order)))
@@ -183,7 +183,7 @@ def test_transforms_and_rows_of_another_stream_are_never_used(opened: Any) -> No
     low = opened(Refuse(*range(60, 120)), where="score < 0.5", shuffle_seed=3, on_error="raise")
     high = opened(Refuse(*range(60)), where="score >= 0.5", shuffle_seed=8)
     engine = engine_of(low, high)
-    assert len(list(stream(engine, share_of(mixed([order_of(low), order_of(high)], (0, 1), 120))))) == 120
+    assert len(list(stream(engine, share_of(mixed([order_of(low), order_of(high)], (1, 1), 120))))) == 120
     engine.close(release_kept=True)
 
 
@@ -196,7 +196,7 @@ def test_chunks_of_a_filtered_stream_are_counted_when_a_mixture_needs_them(opene
     filtered = {**options, "where": "row % 3 = 0", "lazy_index_chunk_size": 5, "shuffle_seed": 4}
     high = opened(where="score >= 0.5", shuffle_seed=8)
     with StreamingDataset(src, cache, **filtered) as lazy:
-        order = Mixed(orders=(order_of(high), order_of(lazy)), pattern=(0, 0, 1), size=30)
+        order = mixed((order_of(high), order_of(lazy)), (2, 1), 30)
         engine = engine_of(high, lazy)
         samples = stream(engine, share_of(order))
         found = [next(samples)]
@@ -209,11 +209,11 @@ def test_chunks_of_a_filtered_stream_are_counted_when_a_mixture_needs_them(opene
 
 def test_a_stream_is_opened_when_it_is_drawn_first(pair: tuple[StreamingDataset, StreamingDataset]) -> None:
     engine = engine_of(*pair)
-    samples = stream(engine, share_of(mixed(list(map(order_of, pair)), (0,) * 90 + (1,), 91)))
+    samples = stream(engine, share_of(mixed(list(map(order_of, pair)), (200, 1), 201)))
     assert [engine._recipes.made[stream] is None for stream in (0, 1)] == [True, True]
     next(samples)
     assert [engine._recipes.made[stream] is None for stream in (0, 1)] == [False, True]
-    assert len(list(samples)) == 90
+    assert len(list(samples)) == 200
     assert engine._recipes.made[1] is not None
     engine.close(release_kept=True)
 
@@ -226,7 +226,7 @@ def test_streams_of_two_directories_keep_their_objects_in_their_own(photos: Phot
     ):
         engine = engine_of(one, two)
         folders = [f"{dataset.cache.path}/" for dataset in (one, two)]
-        for number, sample in enumerate(stream(engine, share_of(mixed([order_of(one), order_of(two)], (0, 1), 120)))):
+        for number, sample in enumerate(stream(engine, share_of(mixed([order_of(one), order_of(two)], (1, 1), 120)))):
             assert sample["image"].startswith(folders[number % 2])
             assert Path(sample["image"]).stat().st_size  # a path is kept by a pin of its own directory
         for dataset in (one, two):
