@@ -26,11 +26,11 @@ from sqlstream.order.mixture import Mixture
 from sqlstream.order.order import Draws, Order, check_positions, is_counted
 from sqlstream.order.permute import Int64Array
 
-ENDLESS = 1 << 44
-"""Positions of the epoch of a mixture that has no end: more than any run takes."""
+ENDLESS = 1 << 40
+"""Positions of the epoch of a mixture without end: more than a run takes, few enough for 200 iterations that begin anew."""
 
 
-class Place(NamedTuple):
+class TurnPlaces(NamedTuple):
     """Positions of a run: its turns, counted from its start, and places in those."""
 
     turn: Int64Array
@@ -70,10 +70,10 @@ class TurnLayout:
         """Positions of a turn in one part."""
         return max(1, self.turn_size // self.num_parts)
 
-    def places(self, epoch: int, positions: Int64Array) -> Place:
+    def places(self, epoch: int, positions: Int64Array) -> TurnPlaces:
         """Return turns and places of positions of an epoch, within the part of each."""
         of_part = epoch * (self.epoch_size // self.num_parts) + positions // self.num_parts  # [n]
-        return Place(*np.divmod(of_part, self.part_turn))
+        return TurnPlaces(*np.divmod(of_part, self.part_turn))
 
     def turn_of(self, epoch: int, position: int) -> int:
         """Return the first turn that begins at, or after, a position of an epoch."""

@@ -138,6 +138,9 @@ class MixedDataset(IteratedDataset):
 
     def _prepare(self) -> None:
         self._run.settle()
+        schedule = self._schedule
+        if not schedule.has_end and schedule.is_under_way:  # there is no next epoch: it goes on
+            schedule.set_next(schedule.where())
 
     def expect_batches(self, options: BatchOptions) -> None:
         """Learn how a loader takes samples (`StreamingDataLoader` calls this).
