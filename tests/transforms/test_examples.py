@@ -22,6 +22,7 @@ EXPECTED = {
     "mds_shards": "torch.Size([4, 8])",
     "zip_archive": "torch.Size([3, 3, 64, 64])",
     "chained_urls": "torch.Size([3, 3, 64, 64])",
+    "mixing": "2 x 1, resumed",
 }
 
 
