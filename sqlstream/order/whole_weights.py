@@ -43,9 +43,9 @@ def whole_weights(weights: Sequence[Number], precision: int = 6) -> tuple[int, .
         ((7, 2, 1), (1, 2))
     """
     check_at_least("precision", precision, 1)
-    shares = _shares("weights", weights)
-    is_exact = all(isinstance(weight, Rational) for weight in weights)
-    return _whole(shares if is_exact else [_simplest(share, precision) for share in shares], shares)
+    exact = _integers("weights", weights)
+    is_meant = all(isinstance(weight, Rational) for weight in weights)
+    return _fitted(exact if is_meant else _simplified(exact, precision))
 
 
 def temperature_weights(sizes: Sequence[int], temperature: float) -> tuple[int, ...]:
@@ -60,11 +60,10 @@ def temperature_weights(sizes: Sequence[int], temperature: float) -> tuple[int, 
     """
     if not (_is_number(temperature) and temperature > 0):
         raise ConfigError(f"temperature={temperature!r} is out of range: give a number above 0 (1: by size)")
-    _shares("sizes", sizes)
+    _integers("sizes", sizes)
     divisor = Decimal(repr(float(temperature)))
-    powers = [Fraction(_power(size, divisor)) if size else Fraction(0) for size in sizes]
-    shares = _shares("sizes", powers)
-    return _whole([_simplest(share, precision=6) for share in shares], shares)
+    powers = [Fraction(_power(size, divisor)) if size else 0 for size in sizes]
+    return _fitted(_simplified(_integers("sizes", powers), precision=6))
 
 
 def token_weights(weights: Sequence[Number], num_rows: Sequence[int], num_tokens: Sequence[int]) -> tuple[int, ...]:
@@ -115,7 +114,7 @@ def relative_choose(proportions: Sequence[Number], total: int) -> tuple[int, ...
         (51, 0, 50)
     """
     check_at_least("total", total, 0)
-    return _largest_remainder([share * total for share in _shares("proportions", proportions)], total)
+    return _largest_remainder(_integers("proportions", proportions), total)
 
 
 def _power(size: int, divisor: Decimal) -> Decimal:
@@ -135,13 +134,28 @@ def _fraction(name: str, value: Number) -> Fraction:
     return Fraction(value) if isinstance(value, Rational) else Fraction(repr(float(value)))
 
 
-def _shares(name: str, values: Sequence[Number]) -> list[Fraction]:
-    """Return numbers that are not negative as parts of their sum."""
+def _integers(name: str, values: Sequence[Number]) -> tuple[int, ...]:
+    """Return integers in the exact proportion of numbers that are not negative, however large they are."""
     given = [_fraction(f"{name}[{stream}]", value) for stream, value in enumerate(values)]
-    total = sum(given)
-    if not total:
+    if not any(given):
         raise ConfigError(f"{name}={list(values)!r} are all 0: give at least one stream more than 0")
-    return [value / total for value in given]
+    scale = math.lcm(*(value.denominator for value in given))
+    return tuple(value.numerator * (scale // value.denominator) for value in given)
+
+
+def _simplified(weights: tuple[int, ...], precision: int) -> tuple[int, ...]:
+    """Return integers in the proportion of shares with small denominators, if that keeps them small; else the weights."""
+    total, parts, scale, factor = sum(weights), [], 1, 0
+    for weight in weights:
+        part = _simplest(Fraction(weight, total), precision)
+        parts.append(part)
+        scale, factor = math.lcm(scale, part.denominator), math.gcd(factor, part.numerator)
+        if scale > 2 * MAX_WHOLE_TOTAL * max(
+            1, factor
+        ):  # the sum is scale / factor, a little more or less: no need for the rest
+            return weights
+    whole = tuple(part.numerator * (scale // part.denominator) for part in parts)
+    return whole if sum(whole) // math.gcd(*whole) <= MAX_WHOLE_TOTAL else weights
 
 
 def _simplest(share: Fraction, precision: int) -> Fraction:
@@ -151,21 +165,21 @@ def _simplest(share: Fraction, precision: int) -> Fraction:
     return best if is_near else share
 
 
-def _whole(parts: Sequence[Fraction], shares: Sequence[Fraction]) -> tuple[int, ...]:
-    """Return integers in proportion to `parts`, or near `shares` where those would be too large."""
-    scale = math.lcm(*(part.denominator for part in parts))
-    whole = tuple(int(part * scale) for part in parts)
-    if sum(whole) // math.gcd(*whole) > MAX_WHOLE_TOTAL:
-        rounded = _largest_remainder([share * MAX_WHOLE_TOTAL for share in shares], MAX_WHOLE_TOTAL)
-        whole = tuple(max(1, number) if share else 0 for number, share in zip(rounded, shares, strict=True))
-    divisor = math.gcd(*whole)
-    return tuple(number // divisor for number in whole)
+def _fitted(weights: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the smallest integers in proportion to `weights`, or near it where those would be too large."""
+    if sum(weights) // math.gcd(*weights) > MAX_WHOLE_TOTAL:
+        rounded = _largest_remainder(weights, MAX_WHOLE_TOTAL)
+        weights = tuple(max(1, number) if weight else 0 for number, weight in zip(rounded, weights, strict=True))
+    divisor = math.gcd(*weights)
+    return tuple(weight // divisor for weight in weights)
 
 
-def _largest_remainder(parts: Sequence[Fraction], total: int) -> tuple[int, ...]:
-    """Return whole numbers near `parts`, which add up to `total`."""
-    whole = [math.floor(part) for part in parts]
-    by_remainder = sorted(range(len(parts)), key=lambda stream: (whole[stream] - parts[stream], stream))
-    for stream in by_remainder[: total - sum(whole)]:
-        whole[stream] += 1
-    return tuple(whole)
+def _largest_remainder(weights: tuple[int, ...], total: int) -> tuple[int, ...]:
+    """Return whole numbers in proportion to `weights` that add up to `total`."""
+    whole = sum(weights)
+    divided = [divmod(weight * total, whole) for weight in weights]
+    numbers = [number for number, _ in divided]
+    by_remainder = sorted(range(len(weights)), key=lambda stream: (-divided[stream][1], stream))
+    for stream in by_remainder[: total - sum(numbers)]:
+        numbers[stream] += 1
+    return tuple(numbers)
