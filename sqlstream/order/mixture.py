@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 
 from sqlstream.config import check_at_least
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, StateError
 from sqlstream.order.even import Turns
 from sqlstream.order.permute import Int64Array
 from sqlstream.order.schedules import (
@@ -142,6 +142,24 @@ class Mixture:
     def counts(self, number: int) -> tuple[int, ...]:
         """Return how many of the first `number` turns are each stream's."""
         return _counts(self._piece(number), number)
+
+    def remember(self, number: int, counts: tuple[int, ...]) -> None:
+        """Take the counts of the first `number` turns as known, as a state has them.
+
+        Only independent draws need it: a run then goes on without counting 30 ns for each earlier turn since the last change.
+
+        Raises:
+            StateError: The counts do not add up to `number`, or contradict those at the last change.
+        """
+        piece = self._piece(number)
+        own = tuple(count - before for count, before in zip(counts, piece.base, strict=True))
+        if min(own) < 0 or sum(counts) != number:
+            raise StateError(
+                f"the state's draws {list(counts)} are not those of {number} turns: at turn {piece.start} they were "
+                f"{list(piece.base)}; load the state into the mixture that it comes from"
+            )
+        if isinstance(piece.schedule, IndependentDraws):
+            piece.schedule.remember(number - piece.start, own)
 
     def weights_at(self, number: int) -> tuple[int, ...]:
         """Return the whole weights that hold at a turn."""

@@ -243,6 +243,12 @@ class IndependentDraws:
         counts = self._before(chunk) + np.bincount(drawn, minlength=len(self.weights))  # [S]
         return tuple(counts.tolist())
 
+    def remember(self, number: int, counts: tuple[int, ...]) -> None:
+        """Take the counts of the first `number` turns as known, as a state has them: nothing is counted from the start."""
+        first = number // _CHUNK * _CHUNK
+        here = np.bincount(self._streams(np.arange(first, number)), minlength=len(self.weights))  # [S]
+        self._marks[number // _CHUNK] = np.array(counts, np.int64) - here
+
     def _before(self, chunk: int) -> Int64Array:
         """Return the counts before a chunk, counted on from the nearest chunk that is known: [S]."""
         known = chunk

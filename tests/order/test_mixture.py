@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, StateError
 from sqlstream.order import (
     Even,
     IndependentDraws,
@@ -240,6 +240,22 @@ def test_independent_draws_drift_like_chance_and_count_over_chunks() -> None:
         assert draws.counts(number)[stream] == draw
     with pytest.raises(ConfigError, match=r"independent draws take fewer than 2\*\*31 in all"):
         IndependentDraws(weights=(1 << 30, 1 << 30), seed=0)
+
+
+def test_independent_draws_go_on_from_the_counts_of_a_state() -> None:
+    numbers = np.arange(199_990, 200_010)
+    for changes in (((0, (7, 2, 1)),), ((0, (7, 2, 1)), (1000, (1, 1, 0)))):
+        whole = Mixture(num_streams=3, changes=changes, schedule=ScheduleType.RANDOM, seed=5)
+        resumed = Mixture(num_streams=3, changes=changes, schedule=ScheduleType.RANDOM, seed=5)
+        resumed.remember(200_000, whole.counts(200_000))
+        assert resumed.at(numbers).draw.tolist() == whole.at(numbers).draw.tolist()
+        assert resumed.counts(270_000) == whole.counts(270_000)
+        assert resumed.counts(100) == whole.counts(100)
+    known, true = mixture(7, 2, 1, schedule=ScheduleType.RANDOM), 10**12
+    known.remember(true, (7 * 10**11, 2 * 10**11, 10**11))  # would take hours to count
+    assert sum(known.counts(true + 5)) == true + 5
+    with pytest.raises(StateError, match=r"the state's draws \[1, 2, 3\] are not those of 7 turns"):
+        known.remember(7, (1, 2, 3))
 
 
 def test_schedules_travel_without_their_tables() -> None:
