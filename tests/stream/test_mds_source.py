@@ -91,6 +91,12 @@ def test_some_columns_and_bytes_in_place_of_values(tmp_path: Path) -> None:
     assert opened(MDS / "plain", tmp_path, source_options={"decode": False})[0]["B"] == b"upper case sorts first"
 
 
+def test_head_of_a_lazy_index_leaves_out_what_stays_in_the_shards(tmp_path: Path) -> None:
+    lazy, built = (opened(MDS / "plain", tmp_path, lazy_index_chunk_size=chunk) for chunk in (1, None))
+    assert lazy.head(4).drop(["__url__"]) == built.head(4).drop(["__url__"])
+    assert lazy.head(4).num_rows == 4
+
+
 def test_stored_samples_of_other_columns_and_of_bytes_are_not_mistaken_for_each_other(tmp_path: Path) -> None:
     found = []
     for decode in (True, False, True):

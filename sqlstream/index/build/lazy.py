@@ -61,8 +61,9 @@ class ChunkRows:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def stored_rows(self, row_ids: Int64Array) -> list[tuple[Any, ...]]:
-        """Return the same as a built index has them in its file."""
-        return list(zip(*self._stored(row_ids), strict=True))
+        """Return the same as a built index has them in its file: without what stays in shards."""
+        columns = zip(self._arrays, self._stored(row_ids), strict=True)
+        return list(zip(*(values for (column, _, _), values in columns if not column.is_in_place), strict=True))
 
     def _stored(self, row_ids: Int64Array) -> list[list[Any]]:
         found = np.searchsorted(self.row_ids, row_ids).astype(np.int64)  # [n]
