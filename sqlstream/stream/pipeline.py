@@ -100,18 +100,14 @@ class Pipeline:
                 generators=GlobalGenerators if options.seed_transforms else None,
             ),
             judge=judge_of(self.index, options, self.cache),
-            text_columns=[column.name for column in self.index.columns if column.type in TEXT_TYPES],
+            text_columns=[column.name for column in self.index.columns if column.type in TEXT_TYPES and not column.is_in_place],
             known=KnownObjects(
                 dataset=self.dataset_id,
                 identity=self.cache.identity,
                 listed=self.index.listed if self.index.has_listing else None,
                 named_members=self.index.named_members,
                 in_place=frozenset(column.name for column in self.index.columns if column.is_in_place),
-                in_shards=frozenset(
-                    column.name
-                    for column in self.index.columns
-                    if column.is_member or column.name in self.options.index.index_members
-                ),
+                in_shards=frozenset(self._columns_in_shards()),
             ),
         )
         transforms = self.options.transforms if last is None else (*self.options.transforms, last)
@@ -125,6 +121,13 @@ class Pipeline:
             chain=chain,
             content=self._content(options),
         )
+
+    def _columns_in_shards(self) -> Iterator[str]:
+        """Yield the columns whose values lie in shards, or are parsed of these: their texts are no paths."""
+        are_shards = isinstance(self.index, ShardIndex | LazyShardIndex)
+        for column in self.index.columns:
+            if column.is_member or (are_shards and column.is_in_place) or column.name in self.options.index.index_members:
+                yield column.name
 
     def _content(self, options: SampleOptions) -> ContentSource | None:
         """Return the reader of content that is not in the rows; None: they have all values."""

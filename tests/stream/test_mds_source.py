@@ -91,6 +91,24 @@ def test_some_columns_and_bytes_in_place_of_values(tmp_path: Path) -> None:
     assert opened(MDS / "plain", tmp_path, source_options={"decode": False})[0]["B"] == b"upper case sorts first"
 
 
+@pytest.mark.parametrize("chunk", [None, 1], ids=["built", "lazy"])
+@pytest.mark.parametrize("name", ["plain", "jsonl", "zstd"])
+def test_texts_of_shards_are_values_and_no_paths_also_where_they_are_asked_for_by_name(
+    name: str, chunk: int | None, tmp_path: Path
+) -> None:
+    there = expected(f"mds/{name}.expected.json")["samples"]
+    texts = [column for column, value in there[0].items() if isinstance(value, str)]
+    assert texts
+    dataset = opened(MDS / name, tmp_path, columns_to_download=texts, lazy_index_chunk_size=chunk, on_error="raise")
+    assert [values(sample) for sample in dataset] == [{column: sample[column] for column in texts} for sample in there]
+
+
+@pytest.mark.parametrize("chunk", [None, 1], ids=["built", "lazy"])
+def test_none_to_empty_str_leaves_the_texts_of_shards_as_they_are(chunk: int | None, tmp_path: Path) -> None:
+    dataset = opened(MDS / "plain", tmp_path, none_to_empty_str=True, lazy_index_chunk_size=chunk)
+    assert [values(sample) for sample in dataset] == expected("mds/plain.expected.json")["samples"]
+
+
 def test_head_of_a_lazy_index_leaves_out_what_stays_in_the_shards(tmp_path: Path) -> None:
     lazy, built = (opened(MDS / "plain", tmp_path, lazy_index_chunk_size=chunk) for chunk in (1, None))
     assert lazy.head(4).drop(["__url__"]) == built.head(4).drop(["__url__"])
