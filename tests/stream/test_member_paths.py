@@ -134,6 +134,22 @@ def test_a_damaged_part_fails_alone_and_a_shard_that_changes_is_an_error(server:
         list(other)
 
 
+@pytest.mark.parametrize("is_chained", [False, True], ids=["members", "chained"])
+def test_a_local_archive_that_changes_after_it_was_read_gives_no_file_of_the_other_version(
+    is_chained: bool, tmp_path: Path
+) -> None:
+    made: shards.Made = [(name, {"txt": f"the text of {name}".encode()}) for name in ("a", "b", "c")]
+    path = tmp_path / "s.tar"
+    path.write_bytes(tar_of(made))
+    rows = [{"txt": f"tar://{name}.txt::{path}"} for name, _ in made]
+    options: dict[str, Any] = {"columns_to_download": ["txt"]} if is_chained else {"members": "path"}
+    with opened(rows if is_chained else path, tmp_path, on_error="raise", **options) as dataset:
+        assert Path(dataset[0]["txt"]).read_bytes() == b"the text of a"
+        path.write_bytes(tar_of(made).replace(b"the text", b"new text"))
+        with pytest.raises(SourceChangedError, match=r"s\.tar changed since it was indexed"):
+            dataset[1]
+
+
 def test_a_run_goes_on_at_any_step(server: FaultyHttpServer, tmp_path: Path) -> None:
     expected = shards.serve(server, 3, 8)
     src = f"{server.url}/data/s-{{000..002}}.tar"

@@ -211,6 +211,32 @@ def test_a_local_shard_that_changed_is_an_error(folder: Path) -> None:
         dataset[0]
 
 
+def other_version(path: Path) -> None:
+    """Write other content of equal sizes into a shard, as the same file."""
+    made = [(key, {name: bytes(byte ^ 1 for byte in part) for name, part in parts.items()}) for key, parts in samples(0, 8)]
+    data = tar_of(made)
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+@pytest.mark.parametrize("chunk", [None, 1], ids=["built", "lazy"])
+@pytest.mark.parametrize("name", ["s-000.tar", "packed.tar.gz"])
+def test_a_local_shard_that_changes_after_it_was_read_gives_nothing_of_the_other_version(
+    name: str, chunk: int | None, folder: Path
+) -> None:
+    path = folder / name
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(tar_of(samples(0, 8))))
+    with opened(str(path), folder, on_error="raise", lazy_index_chunk_size=chunk) as dataset:
+        assert content(dataset[1]) == all_samples(1, 8)[1]
+        other_version(path)
+        dataset.cache.clear()
+        for number in (2, 1):
+            with pytest.raises(SourceChangedError, match=rf"{name} changed since it was indexed: open the dataset again"):
+                dataset[number]
+    with opened(str(path), folder, on_error="raise", lazy_index_chunk_size=chunk) as dataset:
+        assert dataset[1]["jpg"] == bytes(byte ^ 1 for byte in all_samples(1, 8)[1]["jpg"])
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_remote_shard_that_changed_is_an_error_and_nothing_is_mixed(
     unit: str, server: FaultyHttpServer, tmp_path: Path

@@ -267,6 +267,8 @@ def _details(url: str, file_system: Any, path: str, deadline: float) -> Mapping[
         if scheme(url) in ("s3", "s3a") and not isinstance(map_error(error, url), TransientStorageError):
             _bounded(file_system, "cat_file", deadline)(path, start=0, end=1)
         raise
+    if not is_remote(url):  # as an index names the version of a local file: fsspec gives a float, of fewer digits
+        return {**details, "mtime": os.stat(path).st_mtime_ns}
     return details
 
 

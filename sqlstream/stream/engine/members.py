@@ -19,7 +19,7 @@ from sqlstream.cache.session import AnyHold, ObjectParts, ObjectRef
 from sqlstream.config import MemberForm, SampleOptions, ShardUnit
 from sqlstream.errors import ConfigError, DamagedMemberError, MissingFieldError, SourceChangedError, SourceError
 from sqlstream.index.build.shards import SamplePlace, Shard
-from sqlstream.index.sources.base.access import local_file
+from sqlstream.index.sources.base.access import is_version
 from sqlstream.index.sources.shards.layout import ReadPart
 from sqlstream.index.sources.shards.samples import SAMPLE
 from sqlstream.index.types.models import Column, SourceFile
@@ -293,7 +293,7 @@ class MemberReader:
         parts: ObjectParts | None = None
         if is_remote or unpack is not None or self._gives_paths:
             if not is_remote:
-                _check_unchanged(file)
+                _check_unchanged(file, os.stat(file.url))
             parts = parts_of(file, self._dataset, self._identity)
         if len(self._shards) >= _MAX_KNOWN:
             self._shards.clear()
@@ -320,6 +320,8 @@ class MemberReader:
             objects.append(Located(_ALL, opened[0].descriptor))
         try:
             read = [_read(found, objects, shard) for found in content.parts]
+            if objects and not content.refs:
+                _check_unchanged(shard.file, os.fstat(objects[0].descriptor))  # after reading: it may be written to meanwhile
             if read:
                 sample.update(shard.layout.values(read, self._lacking(sample), shard.name))
         except SourceChangedError:
@@ -329,16 +331,11 @@ class MemberReader:
             raise DamagedMemberError(f"{error} ({which})", url=shard.name) from error
 
     def _local(self, shard: _KnownShard) -> OpenShard:
-        """Return a local shard, open; the last ones used stay so.
-
-        Raises:
-            SourceChangedError: It is not what was indexed.
-        """
+        """Return a local shard, open; the last ones used stay so."""
         opened = self._open
         found = opened.pop(shard.number, None)
         if found is None:
             found = OpenShard(shard.file.url)
-            _check_unchanged(shard.file)
         opened[shard.number] = found
         while len(opened) > _MAX_OPEN:
             try:
@@ -396,7 +393,7 @@ def _read_at(descriptor: int, offset: int, size: int) -> bytes:
     return data
 
 
-def _check_unchanged(file: SourceFile) -> None:
+def _check_unchanged(file: SourceFile, status: os.stat_result) -> None:
     """Raise SourceChangedError if a local shard is not what was indexed."""
-    if local_file(Path(file.url)) != file:
+    if not is_version(file, status):
         raise SourceChangedError(f"{file.url} changed since it was indexed: open the dataset again")

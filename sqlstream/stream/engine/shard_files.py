@@ -29,7 +29,7 @@ def parts_of(file: SourceFile, dataset: int | None, identity: Identity | None) -
     return ObjectParts(
         file.url,
         file.size_bytes,
-        etag=file.etag if urls.is_remote(file.url) else None,  # of a local file it is its time of change, which the key has
+        etag=file.etag,
         version=file.etag or file.content,
         dataset=dataset,
         identity=identity,

@@ -335,7 +335,7 @@ class RowReader:
         parts = self._archives[number, access] = ObjectParts(
             url,
             archive.size_bytes,
-            etag=archive.etag if is_remote else None,  # of a local file it is its time of change, which the key has
+            etag=archive.etag,
             version=archive.etag or archive.content,
             dataset=self._dataset,
             identity=self._identity,

@@ -43,6 +43,11 @@ def local_file(path: Path) -> SourceFile:
     return SourceFile(url=str(path), size_bytes=status.st_size, etag=str(status.st_mtime_ns))
 
 
+def is_version(file: SourceFile, status: os.stat_result) -> bool:
+    """Return whether what is known of a local file is that of a version of it, as `local_file` returned that."""
+    return (status.st_size, str(status.st_mtime_ns)) == (file.size_bytes, file.etag)
+
+
 def reader_for(remote: RemoteReader, access: Access) -> RemoteReader:
     """Return a reader with this access."""
     return remote if access == OWN else remote.with_access(access)
