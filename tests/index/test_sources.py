@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sqlstream.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, QueryError, SchemaError, SourceError
@@ -21,6 +23,7 @@ from sqlstream.index.sources.formats.quoting import is_well_formed
 from sqlstream.index.sources.places.listing import Listing
 from sqlstream.index.sources.places.wildcard import matcher
 from sqlstream.sample_types import SAMPLE_FIELDS
+from tests.index.lazily import open_lazily, rows_of
 from tests.index.sources import ROWS, FolderReader, NoReader, all_rows, build, make_samples, rows_in, write_csv, write_table
 
 
@@ -90,6 +93,34 @@ def test_files_of_one_table_may_lack_columns_and_widen_numbers(tmp_path: Path) -
     ]
     assert [repr(row["n"]) for row in all_rows(index)] == ["3.0", "0.5"]
     assert len(build(tmp_path, tmp_path / "*.jsonl", sql_query="SELECT * FROM dataframe WHERE n / 2 > 1.4")) == 1
+
+
+ODD, WIDE = pa.array([5, 2**53 + 1]), pa.array([2**63], pa.uint64())
+"""Integers whose digits no float holds, or that are stored in another form."""
+
+
+@pytest.mark.parametrize("is_lazy", [False, True], ids=["built", "lazy"])
+@pytest.mark.parametrize("integers", [ODD, WIDE], ids=["odd", "wide"])
+@pytest.mark.parametrize("first", ["integers", "floats"])
+def test_integers_that_floats_of_another_file_would_change_are_refused(
+    first: str, integers: pa.Array[Any], is_lazy: bool, tmp_path: Path
+) -> None:
+    files = [integers, pa.array([2.5])]
+    for number, values in enumerate(files if first == "integers" else files[::-1]):
+        pq.write_table(pa.table({"n": values}), tmp_path / f"{number}.parquet")
+    with pytest.raises(SourceError, match=r"n'.*(no float holds|above 2\^63)"):
+        rows_of(open_lazily(tmp_path, tmp_path / "*.parquet")) if is_lazy else build(tmp_path, tmp_path / "*.parquet")
+
+
+def test_integers_that_floats_hold_still_widen_however_large(tmp_path: Path) -> None:
+    for number, values in enumerate([pa.array([2**60, None, -(2**53)]), pa.array([2.5])]):
+        pq.write_table(pa.table({"n": values}), tmp_path / f"{number}.parquet")
+    found = [row["n"] for row in all_rows(build(tmp_path, tmp_path / "*.parquet"))]
+    assert (
+        found
+        == [2.0**60, None, -(2.0**53), 2.5]
+        == [row["n"] for row in rows_of(open_lazily(tmp_path, tmp_path / "*.parquet"))]
+    )
 
 
 def test_conflicting_types_name_both_files_and_the_column(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from pyarrow.types import is_timestamp
+from pyarrow.types import is_floating, is_integer, is_timestamp
 
 from sqlstream import __version__
+from sqlstream.errors import SchemaError
 from sqlstream.index.file.connection import IN_PLACE, read_columns
 from sqlstream.index.file.intact import stamp_sqlite
 from sqlstream.index.file.key_check import KeyCheck
@@ -39,7 +40,7 @@ from sqlstream.index.types.models import (
     quote,
 )
 from sqlstream.index.types.schema import TableSchema
-from sqlstream.index.types.values import Encoded, affinity, declared, encode_named, encoding
+from sqlstream.index.types.values import MAX_EXACT_INTEGER, Encoded, affinity, declared, encode_named, encoding
 from sqlstream.storage.base import urls
 
 _PRAGMAS = (
@@ -195,11 +196,27 @@ class IndexWriter:
         for name, field in self._schema.fields.items():
             if name in before and is_timestamp(before[name].type) and field.type != before[name].type:
                 self._short_moments.add(name)
+            if name in before and is_integer(before[name].type) and is_floating(field.type):
+                self._check_widened(self._columns[name], urls.redact(source.url))
             if name not in self._columns:
                 self.add_column(field, declared(field))
         self._sources.append(_Source(source, self.num_rows, digest))
         self._last_names = schema.names
         self._content.begin(schema.names)
+
+    def _check_widened(self, column: Column, file: str) -> None:
+        """Raise SchemaError if an integer was written whose digits no float has: a later file has floats in its column."""
+        name = quote(column.physical)
+        found = self._connection.execute(
+            f"SELECT {ROW}, {name} FROM rows WHERE {name} NOT BETWEEN {-MAX_EXACT_INTEGER} AND {MAX_EXACT_INTEGER}"
+        )
+        for row, value in found:
+            if not isinstance(value, int) or float(value) != value:
+                shown = value if isinstance(value, int) else "an integer above 2^63"
+                raise SchemaError(
+                    f"column {column.name!r} has floats in {file}, and row {row} has {shown}, whose digits no float holds: "
+                    "write it with one type, or leave it out with index_cols_to_keep"
+                )
 
     def add_source(self, source: SourceFile, digest: str) -> None:
         """Note a source file that has no rows of its own: a table that is joined, before the files of the source."""

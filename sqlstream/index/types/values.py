@@ -79,6 +79,10 @@ class NanosecondDatetime(dt.datetime):
         return (NanosecondDatetime.of, (plain, self.nanosecond))
 
 
+MAX_EXACT_INTEGER = 1 << 53
+"""A float64 holds all integers up to this one."""
+
+
 class Encoded(NamedTuple):
     """One column of a batch as SQLite takes it."""
 
@@ -137,8 +141,23 @@ def encode(array: pa.Array[Any], field: pa.Field[Any]) -> Encoded:
         ValueError: A value has no exact form, e.g. nanoseconds within a list.
     """
     plain = _plain(array)
+    if types.is_floating(field.type) and types.is_integer(plain.type):
+        check_floats_hold(plain)
     own = next(known for known in _CODECS if known.accepts(plain.type))  # its own type: the table's may be wider
     return own.encode(plain, field.type)
+
+
+def check_floats_hold(integers: pa.Array[Any]) -> None:
+    """Raise ValueError if one of some integers has digits that no float has: their column is one of floats.
+
+    Those above 2^63 - 1 are refused in any case: they are stored in a form that no float has.
+    """
+    low, high = pc.min(integers).as_py(), pc.max(integers).as_py()
+    if low is None or high is None or -MAX_EXACT_INTEGER <= low <= high <= MAX_EXACT_INTEGER:
+        return
+    for value in integers.to_pylist():
+        if value is not None and (value >= 1 << 63 or float(value) != value):
+            raise ValueError(f"{value} has digits that no float holds, and other files have floats in this column")
 
 
 def encode_named(array: pa.Array[Any], field: pa.Field[Any], source: str) -> Encoded:
