@@ -175,6 +175,45 @@ def test_a_file_of_maps_whose_values_cannot_be_rows_as_those_of_the_first_is_an_
         list(dataset)
 
 
+def maps(folder: Path, *values: object) -> str:
+    """Files of two maps each, whose column `a` has one value."""
+    for shard, value in enumerate(values):
+        (folder / f"r-{shard}.msgpack").write_bytes(b"".join(msgpack.packb({"k": number, "a": value}) for number in range(2)))
+    return f"{folder}/r-{{0..{len(values) - 1}}}.msgpack"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(True, "q"), (True, 2.5), ("q", [1]), (b"q", {"x": 1}), (3, "q"), (3, 2.5), (3, 2**63), ([1], 3), (None, 3)],
+    ids=repr,
+)
+def test_values_of_another_type_than_the_first_shard_has_are_an_error(values: tuple[object, object], tmp_path: Path) -> None:
+    src = maps(tmp_path, *values)
+    for where in (None, "k >= 0"):
+        with lazily(src, tmp_path, where=where) as dataset, pytest.raises(SchemaError, match=r"'a'.*r-1\.msgpack.*lazy_index"):
+            list(dataset)
+
+
+@pytest.mark.parametrize("values", [(2.5, 3), (3, None), (2**63, 3), ([1], {"x": 2})], ids=repr)
+def test_values_that_a_column_of_the_first_shard_can_hold_are_what_a_built_index_gives(
+    values: tuple[object, object], tmp_path: Path
+) -> None:
+    src = maps(tmp_path, *values)
+    for where in (None, "k >= 0"):
+        lazy, built = (opened(src, tmp_path, where=where, lazy_index_chunk_size=chunk) for chunk in (1, None))
+        assert [repr(sample["a"]) for sample in lazy] == [repr(sample["a"]) for sample in built]
+
+
+def test_a_filter_never_leaves_out_rows_whose_values_it_cannot_see(tmp_path: Path) -> None:
+    src = maps(tmp_path, "text", b"bytes")
+    for _ in range(2):  # nor the next run, which finds what the filter has kept
+        with (
+            lazily(src, tmp_path, where="a IS NOT NULL") as dataset,
+            pytest.raises(SchemaError, match=r"r-1\.msgpack has values"),
+        ):
+            list(dataset)
+
+
 def test_kinds_of_rows_stay_apart(local: str, tmp_path: Path) -> None:
     with tarfile.open(local.replace(NAMED, "s-000.tar")) as archive:
         assert archive.getnames()

@@ -22,7 +22,7 @@ import pyarrow as pa
 from sqlstream.config import DamagedShards
 from sqlstream.errors import SourceChangedError, SourceError
 from sqlstream.index.build.chunks import ChunkPlace, ChunkStore
-from sqlstream.index.build.lazy_shards.table import ShardTable, decoded, encoded, schema_of, table_of
+from sqlstream.index.build.lazy_shards.table import ShardTable, decoded, encoded, rows_as, schema_of, table_of
 from sqlstream.index.file.connection import damaged
 from sqlstream.index.file.found import Found, FoundChunks
 from sqlstream.index.file.room import IndexRoom, RoomyReader
@@ -160,9 +160,7 @@ class ShardChunks:
 
     def read(self, number: int, files: Sequence[Path], store: ChunkStore) -> pa.RecordBatch:
         """Return the samples of a shard; its table is kept for all processes."""
-        rows = self.table(number, store, files).rows
-        names = [column.name for column in store.columns if column.name in rows.schema.names]
-        return rows.select(names)
+        return rows_as(self.table(number, store, files), store.columns, urls.redact(self.file(number).url))
 
     # -- tables -------------------------------------------------------------------------------------------------------
 

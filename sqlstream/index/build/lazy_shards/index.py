@@ -105,9 +105,8 @@ class LazyShardIndex(LazyIndex):
 
     def read(self, number: int, files: Sequence[Path]) -> ChunkRows:
         """Return the rows of a shard that the filter keeps; see `LazyIndex.read`."""
-        rows = super().read(number, files)
-        self._check_columns(number, self._chunks.table(number, self))
-        return rows
+        self._check_columns(number, self._chunks.table(number, self, files))  # before the filter notes what it keeps
+        return super().read(number, files)
 
     # -- what is noted beside the index -------------------------------------------------------------------------------
 

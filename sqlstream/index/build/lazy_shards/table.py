@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from sqlstream.errors import SchemaError
 from sqlstream.index.build.shards import packed_places, unpack_of
 from sqlstream.index.sources.base.base import TableFile
 from sqlstream.index.sources.base.unfold import together
 from sqlstream.index.sources.shards.samples import URL, ShardSamples
-from sqlstream.index.types.models import SourceFile
+from sqlstream.index.types.models import Column, SourceFile
+from sqlstream.index.types.schema import normal_type, widen
+from sqlstream.index.types.values import encoding
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import Unpack
 
@@ -37,6 +40,8 @@ class ShardTable(NamedTuple):
     """Bytes of all parts, by their column."""
     unpack: Unpack | None
     """How its content is unpacked; None: it is not compressed as a whole."""
+    encodings: tuple[str, ...] | None
+    """The encoding of each column of `rows`, whose Arrow type does not say it; None: an earlier version wrote the table."""
     version: tuple[int | None, str | None, str]
     """Size, ETag and digest of the file that was read."""
 
@@ -66,6 +71,7 @@ def table_of(samples: ShardSamples, whole: TableFile, file: SourceFile) -> Shard
         typed=tuple(samples.typed),
         sizes=samples.part_bytes(),
         unpack=samples.unpack,
+        encodings=tuple(encoding(field).decode() for field in map(schema_of(whole).field, own)),
         version=(file.size_bytes, file.etag, file.content),
     )
 
@@ -83,6 +89,33 @@ def _with_url(rows: pa.RecordBatch, file: SourceFile) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
 
 
+def rows_as(table: ShardTable, columns: Sequence[Column], shown: str) -> pa.RecordBatch:
+    """Return the rows of a shard, with those columns that an index has.
+
+    Args:
+        table: Of the shard.
+        columns: Of the index.
+        shown: The shard, for messages.
+
+    Raises:
+        SchemaError: Values of a column have a type that the index cannot hold: those of the first shard have another one.
+    """
+    rows, names = table.rows, list[str]()
+    for column in columns:
+        if (at := rows.schema.get_field_index(column.name)) < 0:
+            continue
+        kind, known = normal_type(rows.schema.types[at]), encoding(column.field).decode()
+        own = known if table.encodings is None or kind == pa.null() else table.encodings[at]
+        if kind is None or own != known or widen(column.field.type, kind) != column.field.type:
+            raise SchemaError(
+                f"column {column.name!r} holds {own or kind} in {shown}, and {known or column.type} in the first shard, whose "
+                "types a lazy index has: write it with one type, put a shard first that has values of each column, or leave "
+                "lazy_index_chunk_size out"
+            )
+        names.append(column.name)
+    return rows.select(names)
+
+
 def encoded(table: ShardTable) -> bytes:
     """Return the bytes of a table."""
     about = {
@@ -90,6 +123,7 @@ def encoded(table: ShardTable) -> bytes:
         "typed": table.typed,
         "sizes": table.sizes,
         "unpack": None if table.unpack is None else json.dumps(table.unpack),
+        "encodings": table.encodings,
         "version": table.version,
     }
     arrays: Sequence[pa.Array[Any]] = [*table.rows.columns, table.places]
@@ -115,5 +149,6 @@ def decoded(data: bytes) -> ShardTable:
         typed=tuple(about["typed"]),
         sizes=about["sizes"],
         unpack=None if about["unpack"] is None else unpack_of(about["unpack"]),
+        encodings=None if about.get("encodings") is None else tuple(about["encodings"]),
         version=tuple(about["version"]),
     )
