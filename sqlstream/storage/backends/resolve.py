@@ -17,7 +17,7 @@ from sqlstream.storage.base.access import OWN, Access
 from sqlstream.storage.base.credentials import place_of, without_credentials
 from sqlstream.storage.base.protocols import Storage
 from sqlstream.storage.base.settings import SCHEMES
-from sqlstream.storage.base.urls import is_remote, redact, scheme
+from sqlstream.storage.base.urls import is_command, is_remote, redact, scheme
 
 if TYPE_CHECKING:
     from sqlstream.storage.backends.fsspec import FsspecStorage
@@ -30,9 +30,10 @@ _AS_GIVEN = Granted(number=0, options={})  # where no function gives credentials
 class Resolver:
     """Chooses the backend for a URL and its access; thread safe.
 
-    The user's functions serve their schemes (`provider`), obstore s3, gs and az, urllib3 http(s). All else, local files too,
-    goes through fsspec, and everything when a file system object is given. fsspec's own http client is never chosen: it follows
-    redirects into private networks, and gives whole objects for ranges.
+    Commands are run, where their access says so (`command`). The user's functions serve their schemes (`provider`), obstore s3,
+    gs and az, urllib3 http(s). All else, local files too, goes through fsspec, and everything when a file system object is
+    given. fsspec's own http client is never chosen: it follows redirects into private networks, and gives whole objects for
+    ranges.
 
     Args:
         options: The server, who asks it, and how.
@@ -62,8 +63,11 @@ class Resolver:
         """Return the backend for a URL.
 
         Raises:
-            AccessDeniedError: The user's file system object would send credentials to a place that they do not belong to.
+            AccessDeniedError: It is a command that may not be run, or the user's file system object would send credentials to a
+                place that they do not belong to.
         """
+        if is_command(url):
+            return self._command(url, access)
         if (provider := self.providers.of(url)) is not None:
             return ProvidedStorage(provider, access, self._followed, self._options.total_timeout_seconds)
         if self._has_file_system and not access.is_signed:
@@ -76,6 +80,17 @@ class Resolver:
         if self._credentials is not None and access.is_signed and is_remote(url):
             return RenewedStorage(self._credentials, lambda granted: self._backend(url, access, granted))
         return self._backend(url, access, _AS_GIVEN)
+
+    def _command(self, url: str, access: Access) -> Storage:
+        if not access.runs_command:
+            where = redact(url)
+            raise AccessDeniedError(
+                f"{where} is a command, and those are run that src names with source_options={{'allow_pipes': True}} alone",
+                url=where,
+            )
+        from sqlstream.storage.backends.command import CommandStorage  # few helpers run commands
+
+        return CommandStorage(self._options)
 
     def is_by_urllib3(self, url: str) -> bool:
         """Return whether the URL itself is read by urllib3; False for what a provider may return for it."""

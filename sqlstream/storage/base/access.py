@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from sqlstream.errors import AccessDeniedError, ConfigError
 from sqlstream.storage.base.addresses import Server, is_private_literal, origin_of, server_of
 from sqlstream.storage.base.credentials import belongs_to, place_of
-from sqlstream.storage.base.urls import DATABASES, is_remote, local_path, parent, redact, scheme, shown
+from sqlstream.storage.base.urls import COMMAND, DATABASES, is_remote, local_path, parent, redact, scheme, shown
 
 WEB_SCHEMES = frozenset(("http", "https"))
 """Schemes whose connections are judged when they are made."""
@@ -32,7 +32,7 @@ and chains (`zip::…`), which may end in those."""
 _OTHER_SCHEMES = frozenset(
     "file local memory dir reference data zip tar libarchive filecache blockcache cached simplecache generic "
     "asyncwrapper asynclocal box dask dbfs dvc gist git github jlab jupyter lakefs ocilake pyscript root tos tosfs "
-    "wandb".split()
+    "pipe wandb".split()
 )
 """What else fsspec reads."""
 _SCHEME_NAME = re.compile(r"[a-z][a-z0-9+.-]*")
@@ -50,10 +50,14 @@ class Access(NamedTuple):
     """True: send the headers and credentials of `storage_options`."""
     onward: Onward | None = None
     """What judges the URL that a provider gives for it; None: the user named it, so that it may be anything."""
+    runs_command: bool = False
+    """True: it is what a command prints that the user named, and said that it is to be run."""
 
 
 OWN = Access()
 """The access of objects that the user names."""
+ALLOWED_COMMAND = Access(runs_command=True)
+"""The access of commands that the user named as a source, with `allow_pipes`; the rules for rows never give it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +118,8 @@ class Rules:
                 ...
             sqlstream.errors.AccessDeniedError: /etc/passwd is named by the remote index the index, but ...
         """
+        if url.startswith(COMMAND):
+            raise command_denied(url, named_by)
         if not origin.is_foreign:
             if not self.credential_hosts or not is_remote(url):
                 return Allowed(url, OWN)
@@ -270,6 +276,17 @@ def is_below(url: str, root: str) -> bool:
         return is_remote(root) and is_remote(url) and url.startswith(root.rstrip("/") + "/")
     path = PurePosixPath(os.path.normpath(local_path(url)))
     return path.is_absolute() and path.is_relative_to(os.path.abspath(local_path(root)))
+
+
+def command_denied(url: str, named_by: str | Callable[[], str]) -> AccessDeniedError:
+    """Return the error for a command that a table or a list names."""
+    where = redact(url)
+    index = redact(named_by if isinstance(named_by, str) else named_by())
+    return AccessDeniedError(
+        f"{where} is a command, named by {index}: none is run on the word of a table or a list, whatever allow_pipes says. "
+        "Name it in src if you trust it",
+        url=where,
+    )
 
 
 def _denied(url: str, reason: str, named_by: tuple[str, str | Callable[[], str]], written: str, root: str) -> AccessDeniedError:

@@ -1,10 +1,16 @@
-"""The MD5 that an ETag may be. Pure."""
+"""The MD5 that an ETag may be, and the hash that names what a command prints. Pure."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 _MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')  # a multipart upload's has "-<parts>" behind it, a weak one W/ before
+
+
+def new_digest() -> hashlib.blake2b:
+    """Return what makes the hash of the output of a command: longer than an MD5, for which it would be taken as an ETag."""
+    return hashlib.blake2b(digest_size=20)
 
 
 def is_content_hash(etag: str | None) -> bool:

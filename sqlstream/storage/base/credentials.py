@@ -80,6 +80,8 @@ def place_of(url: str) -> str:
         ('https://api.example.org:443', 's3://bucket', 'hf://datasets/a/b')
     """
     kind = scheme(url)
+    if kind == "pipe":  # a command has credentials of its own
+        return ""
     kind, rest = _FAMILIES.get(kind, kind), url.partition("://")[2]
     if kind == "hf":
         return f"hf://{'/'.join(rest.split('/')[:3]).partition('@')[0]}"

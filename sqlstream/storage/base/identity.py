@@ -32,6 +32,7 @@ from sqlstream.storage.base.access import Access
 from sqlstream.storage.base.credentials import CREDENTIAL_HEADERS, CREDENTIAL_OPTIONS, without_credentials
 from sqlstream.storage.base.settings import OWN_KEYS, SCHEMES, connection_place, http_headers, place_settings
 from sqlstream.storage.base.signatures import without_signature
+from sqlstream.storage.base.urls import is_command
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ def object_name(url: str) -> str:
         ('https://h/x?id=1', 's3://b/track#1.mp3')
     """
     head, separator, rest = url.partition("://")
-    if not separator or ("@" not in url and "?" not in url):
+    if not separator or ("@" not in url and "?" not in url) or is_command(url):
         return url
     if not _WEB.match(url):
         return f"{head.lower()}://{rest}"
@@ -144,7 +145,7 @@ class Identity:
         start = url[: url.find(":")]
         provider = self._options.providers.get(start.lower())
         is_known = start.lower() in SCHEMES and self._options.storage_options.get("backend") != "fsspec"
-        reads_whole_name = is_known or provider is not None
+        reads_whole_name = is_known or provider is not None or is_command(url)
         is_chain = url.startswith(f"{start}::") or ("::" in url and not reads_whole_name)
         kinds = _kinds(url) if is_chain else [start.lower()]
         names_account = SCHEMES.get(kinds[0]) == "az" and "@" in url.partition("://")[2].partition("/")[0]
@@ -155,6 +156,8 @@ class Identity:
         given, variables = self._options.storage_options, self._variables
         if provider is not None:
             facts = _provided_facts(provider, given, variables, self._signed_places)
+        elif is_command(url):  # its text says all: no option reaches it
+            facts = {}
         else:
             facts = _facts(kinds, given, variables, names_account=names_account)
         if self._namespace is not None:

@@ -243,6 +243,15 @@ class Unpack(NamedTuple):
     raw_hashes: tuple[tuple[str, str], ...] = ()
     """(algorithm, digest) of the content."""
 
+    @property
+    def printed(self) -> str | None:
+        """The version of what a command prints that this is made of; None: it is no command."""
+        return next((digest for algorithm, digest in self.hashes if algorithm == PRINTED), None)
+
+
+PRINTED = "printed"
+"""The algorithm of a hash in an `Unpack` that the helper makes of what a command prints: it is the version of the object."""
+
 
 class ZipRecord(NamedTuple):
     """How the content of a member of a ZIP is made of its record: local header, stored bytes, sizes behind them."""

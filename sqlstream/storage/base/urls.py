@@ -1,7 +1,7 @@
 """URLs and local paths as text. Pure: nothing here touches disk or network.
 
-A URL is `scheme://…`, or a chain `scheme::scheme://…`; what has no `://` is a local path (`a::b.txt`). Names are kept as they
-are spelled (keys of an object store may hold any character): only what is said below is cut off.
+A URL is `scheme://…`, a chain `scheme::scheme://…`, or a command `pipe:…`; what else has no `://` is a local path (`a::b.txt`).
+Names are kept as they are spelled (keys of an object store may hold any character): only what is said below is cut off.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from urllib.parse import unquote
 
 from sqlstream.errors import ConfigError, ObjectNotFoundError
 
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)(?:://|::(?=(?s:.*)://))", re.IGNORECASE)
-_REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*(?:://|::(?=(?s:.*)://))", re.IGNORECASE)
+COMMAND = "pipe:"
+"""What a command begins with: the object is what it prints. The rest is its text, never a URL."""
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)(?:://|::(?=(?s:.*)://))|(?-i:(pipe):)", re.IGNORECASE)
+_REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*(?:://|::(?=(?s:.*)://))|(?-i:pipe:)", re.IGNORECASE)
 _USER_INFO = re.compile(r"(?<=://)[^/?#]*@")
 _PASSWORD = re.compile(r"[^/?#@\[]*:(?![0-9]{1,5}(?:/|$))[^@]*@")
 """A user and a password with `/`, `#` or `?` in it: behind the colon stands no port."""
@@ -27,6 +29,11 @@ _SECRET_IN_TEXT = re.compile(
     r"[a-z_-]*(?:token|access_?key(?:_?id)?|api_?key))=)[^\s&,;'\"]+",
     re.IGNORECASE,
 )
+_SECRET_OPTION = re.compile(
+    r"((?<!\S)(?:-H|-u|-U|-b|--(?:[a-z-]*(?:header|cookie|user|password|token|secret|key|credential)[a-z-]*))(?:\s+|=)?)"
+    r"(?:'[^']*'?|\"[^\"]*\"?|\S+)"
+)
+"""An option of a command whose value may be a credential: `-H 'Authorization: …'`, `--user me:secret`."""
 DATABASES = frozenset(
     """
     bigquery clickhouse cockroachdb databricks db2 duckdb mariadb mssql mysql oracle postgres postgresql redshift snowflake
@@ -40,6 +47,16 @@ _CHAIN = re.compile(r"(zip|tar)://(.*?)::(.*)", re.IGNORECASE | re.DOTALL)
 _WEB = re.compile(r"https?://", re.IGNORECASE)
 _ESCAPED = str.maketrans({"%": "%25", "#": "%23", "?": "%3F"})
 """What would end a path, or be taken for an escape; clients escape the rest."""
+
+
+def is_command(url: str) -> bool:
+    """Return whether a URL is a command whose output is the object.
+
+    Example:
+        >>> is_command("pipe:zstd -dcq x.tar.zst"), is_command("s3://bucket/x.tar")
+        (True, False)
+    """
+    return url.startswith(COMMAND)
 
 
 class ChainedUrl(NamedTuple):
@@ -72,7 +89,7 @@ def scheme(url: str) -> str:
         ('s3', 'file')
     """
     match = _SCHEME.match(url)
-    return match[1].lower() if match else "file"
+    return (match[1] or match[2]).lower() if match else "file"
 
 
 def is_remote(url: str) -> bool:
@@ -158,6 +175,8 @@ def parent(url: str) -> str:
         >>> parent("s3://bucket/a/x.csv"), parent("s3://bucket/x"), parent("/x.csv"), parent("x.csv")
         ('s3://bucket/a', 's3://bucket', '/', '.')
     """
+    if is_command(url):  # what it names lies where it runs
+        return "."
     head, separator, tail = url.rpartition("://")
     path = PurePosixPath(_without_query(url) if not separator else _without_query(url)[len(head) + 3 :])
     if not separator:
@@ -179,6 +198,8 @@ def extension(url: str) -> str:
         >>> extension("zip://a/1.png::https://host/a.zip")
         '.png'
     """
+    if is_command(url):
+        return ""
     chain = chain_of(url) if "::" in url else None
     bare = chain.inner if chain is not None else _without_query(url) if "?" in url or "#" in url else url
     name = bare.rstrip("/").rpartition("/")[2]  # what pathlib makes of it takes ten times as long
@@ -200,7 +221,11 @@ def redact(url: str) -> str:
     Example:
         >>> redact("https://me:secret@host/x.jpg?X-Amz-Signature=abc#part"), redact("postgresql://me:sec/r#e?t@host/db")
         ('https://host/x.jpg#part', 'postgresql://host/db')
+        >>> redact("pipe:curl -u me:secret https://host/x.tar?sig=abc | zstd -d")
+        'pipe:curl -u *** https://host/x.tar | zstd -d'
     """
+    if url.startswith(COMMAND):
+        return COMMAND + _SECRET_OPTION.sub(r"\1***", redact_text(url.removeprefix(COMMAND)))
     if ("@" not in url and "?" not in url) or not _SCHEME.match(url):  # nearly always: of every object, twice
         return url
     named = _without_user(url)
@@ -230,6 +255,8 @@ def host(url: str) -> str:
     """
     if not is_remote(url):
         return "file"
+    if is_command(url):
+        return COMMAND
     head, separator, tail = redact(url).partition("://")
     return f"{head}{separator}{tail.partition('/')[0].partition('#')[0]}"
 
@@ -240,7 +267,7 @@ def redact_text(text: str) -> str:
 
 
 def _without_query(url: str) -> str:
-    return re.split(r"[?#]", url, maxsplit=1)[0] if is_remote(url) else url
+    return re.split(r"[?#]", url, maxsplit=1)[0] if is_remote(url) and not is_command(url) else url
 
 
 def spells_exactly(url: str) -> bool:

@@ -22,7 +22,6 @@ _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?([0-9]{1,18}))?")
 _ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _SIGN = re.compile(r"\\.|[{},]|[^\\{},]+|\\$", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-_PIPE = "pipe:"
 _OPTIONS = {
     ("aws", "s3", "cp"): ("--quiet", "--only-show-errors", "--no-progress"),
     ("gsutil", "cat"): (),
@@ -62,28 +61,31 @@ def expand(text: str, variables: Mapping[str, str] | None = None) -> list[str]:
     return found
 
 
-def url_of(shard: str) -> str:
+def url_of(shard: str, *, allow_pipes: bool = False) -> str:
     """Return the URL or path that a command names, for commands that only print an object; what is no command stays.
 
     Args:
         shard: A URL, a path, or `pipe:` and a command.
+        allow_pipes: A command that does more, or has options that choose how the object is read, stays, and is to be run.
 
     Raises:
-        ConfigError: The command does more, or has options that choose how the object is read.
+        ConfigError: It does, and is not to be run.
 
     Example:
         >>> url_of("pipe:aws s3 cp s3://bucket/000.tar -"), url_of("pipe:curl -s -L 'https://host/0.tar?x=1&y=2'")
         ('s3://bucket/000.tar', 'https://host/0.tar?x=1&y=2')
     """
-    if not shard.startswith(_PIPE):
+    if not shard.startswith(urls.COMMAND):
         return shard
-    named = _named_by(shard.removeprefix(_PIPE))
-    if named is None:
-        raise ConfigError(
-            f"{shown(shard)} is a command, and no program is run on the word of a dataset: give the URL that it reads, with "
-            "storage_options for its credentials"
-        )
-    return named
+    command = shard.removeprefix(urls.COMMAND).strip()
+    if (named := _named_by(command)) is not None:
+        return named
+    if allow_pipes and command:
+        return urls.COMMAND + command
+    raise ConfigError(
+        f"{shown(shard)} is a command, and no program is run unless that is asked for: give the URL that it reads, with "
+        "storage_options for its credentials, or source_options={'allow_pipes': True} if you trust it"
+    )
 
 
 def _named_by(command: str) -> str | None:
@@ -172,4 +174,4 @@ def _steps(first: int, last: int, step: str | None, text: str) -> range:
 
 def shown(text: str) -> str:
     """Return a text for messages: cut, without credentials."""
-    return repr(urls.redact_text(text)[:300])
+    return repr((urls.redact(text) if urls.is_command(text) else urls.redact_text(text))[:300])

@@ -170,6 +170,7 @@ class Transfer:
             num_bytes = max(0, (offset if stop is None else min(offset, stop)) - start)
             if size_bytes is not None:
                 check_length(request.url, received=num_bytes, expected=size_bytes)
+            info = _ended(request, stream, info)
         except TransientStorageError:
             self._keep(offset - start, info)
             raise
@@ -193,16 +194,18 @@ class Transfer:
         with range_of(request.url, stop or 0, request.whole_bytes):
             stream = self._open(storage, start, stop)
         latency, num_bytes, before = time.monotonic() - begun_at, 0, self._counts.downloaded_bytes
+        begun = stream.info
         try:
-            _check_version(request, stream.info)
+            _check_version(request, begun)
             for piece in unpacked(self._within(stream, start, stop), unpack, redact(request.url)):
                 self._write(memoryview(piece), num_bytes, unpack.raw_bytes)
                 num_bytes += len(piece)
+            info = _ended(request, stream, begun)
         finally:
             stream.close()
             self._counts.num_requests += stream.num_extra_requests
         self.context.observe(DownloadTiming(latency_seconds=latency, size_bytes=self._counts.downloaded_bytes - before))
-        return stream.info, num_bytes
+        return info, num_bytes
 
     def _within(self, stream: ObjectStream, start: int, stop: int | None) -> Iterator[memoryview]:
         """Yield the bytes of an answer that lie in a part, which must be whole; a server that ignores ranges sends more."""
@@ -221,7 +224,10 @@ class Transfer:
         for chunk in stream.chunks():
             self.active_since = time.monotonic()
             self._counts.downloaded_bytes += len(chunk)
-            yield chunk
+            if chunk:
+                yield chunk
+            else:  # nothing has come for a while
+                self._raise_if_over()
 
     def _open(self, storage: Storage, start: int, stop: int | None) -> ObjectStream:
         """Open the rest of the object or span if an earlier try has kept its start, and the rest is surely of that version.
@@ -340,6 +346,13 @@ class Transfer:
                 error=error,
             )
         )
+
+
+def _ended(request: FetchRequest, stream: ObjectStream, begun: ObjectInfo) -> ObjectInfo:
+    """Return what is known of an object that was read to its end: the version of what a command printed is known there."""
+    if stream.info is not begun:
+        _check_version(request, stream.info)
+    return stream.info
 
 
 def _check_version(request: FetchRequest, info: ObjectInfo) -> None:
