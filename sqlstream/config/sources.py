@@ -121,6 +121,8 @@ class SourceOptions:
     """Values of MDS shards are decoded as their index says; False: samples have the bytes of each value."""
     allow_pickle: bool = False
     """Decode pickles in shards, which run whatever code their writer put there."""
+    allow_pipes: bool = False
+    """Run commands that `src` spells as `pipe:…` and that do more than print one object; their output is a TAR shard."""
     offset_column: str | None = None
     """Column with the first byte of a row's part in the object that the column to download names; None: all of it."""
     length_column: str | None = None
@@ -135,7 +137,8 @@ class SourceOptions:
         """Check words and marks."""
         object.__setattr__(self, "damaged_shards", word_of("damaged_shards", self.damaged_shards, DamagedShards))
         object.__setattr__(self, "index_members", tuple(sorted({*names_of("index_members", self.index_members)})))
-        for name, flag in (("decode", self.decode), ("allow_pickle", self.allow_pickle)):
+        flags = (("decode", self.decode), ("allow_pickle", self.allow_pickle), ("allow_pipes", self.allow_pipes))
+        for name, flag in flags:
             if not isinstance(flag, bool):
                 raise ConfigError(f"{name}={flag!r} is no bool: give True or False")
         if (self.offset_column is None) != (self.length_column is None):

@@ -23,6 +23,7 @@ from sqlstream.index.file.store import IndexStore
 from sqlstream.index.named.find import find_members
 from sqlstream.index.types.models import SourceFile
 from sqlstream.index.types.origins import RowJudge
+from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import Rules
 from sqlstream.stream.engine.chunk_objects import ChunkObjects
 from sqlstream.stream.engine.shard_files import CachedShards
@@ -100,14 +101,15 @@ def shards_to_keep(options: DatasetOptions, cache: Cache, src: str, shards: Sequ
     index, samples = options.index, options.samples
     takes_all = samples.content_columns is None and index.where is None and index.sql_query is None and index.max_size is None
     num_bytes = sum(shard.size_bytes or 0 for shard in shards)
+    are_commands = all(urls.is_command(shard.url) for shard in shards)  # which are run for whole shards in any case
     use = ShardUse(
         num_bytes=num_bytes,
         window_bytes=num_bytes,
-        wanted_share=1.0 if takes_all else 0.0,  # not known
+        wanted_share=1.0 if takes_all or are_commands else 0.0,  # not known
         num_nodes=options.order.layout.whole.num_nodes,
     )
     limit_bytes = cache.session.limit_in_force()
-    is_whole = choose_unit(ShardUnit(samples.shards), use, limit_bytes).unit is ShardUnit.WHOLE
+    is_whole = are_commands or choose_unit(ShardUnit(samples.shards), use, limit_bytes).unit is ShardUnit.WHOLE
     if not is_whole or (limit_bytes is not None and num_bytes > limit_bytes):
         return None
     return CachedShards(cache, cache.session.register(options.name or default_name(src), src, ""))

@@ -164,7 +164,7 @@ def _schemes(item: object) -> list[str]:
     """Return the schemes of a source: of shards that a text names, of each."""
     if not isinstance(item, str):
         return ["file"]
-    return [*{urls.scheme(url) for url in shard_urls(item) or [item]}]
+    return [*{urls.scheme(url) for url in shard_urls(item, allow_pipes=True) or [item]}]  # the plan asks whether it may be run
 
 
 def default_name(src: str) -> str:

@@ -6,7 +6,7 @@ Names from an index never become local paths: a file's name is the hash of the o
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import NamedTuple, TypeAlias
 
@@ -74,7 +74,8 @@ class ObjectRef:
     etag: str | None = None
     """The version that the index pins, or that its listing named."""
     is_listed: bool = False
-    """Size and version are those of a listing: the key does not hold them, and an entry of another version is not it."""
+    """Size and version are those of a listing, or of what a command printed: the key does not hold them, and an entry of
+    another version is not it."""
     dataset: int | None = None
     span: Span | None = None
     """Which bytes of the object it is; None: all."""
@@ -183,7 +184,11 @@ class ObjectParts:
 
     def unpacked(self, unpack: Unpack) -> ObjectRef:
         """Return the reference of its content: it is stored compressed as a whole."""
-        return self._ref(self._key(f"unpacked {unpack.compression}"), unpack.raw_bytes, unpack=unpack)
+        if unpack.printed is None:
+            return self._ref(self._key(f"unpacked {unpack.compression}"), unpack.raw_bytes, unpack=unpack)
+        # A command is its text, and may print something else another time: an entry of another version is not this one.
+        bare = self.unpacked(unpack._replace(hashes=(), raw_bytes=None))
+        return replace(bare, size_bytes=unpack.raw_bytes, etag=unpack.printed, is_listed=True)
 
     def file(self, span: Span, ext: str, record: ZipRecord | None = None) -> ObjectRef:
         """Return the reference of a part as what a path leads to: a file of its own, under an extension of its own.

@@ -138,6 +138,11 @@ class ShardIndex(ContentIndex):
         """Return the bytes of each shard."""
         return [shard.file.size_bytes or 0 for shard in self._files.shards if shard is not None]
 
+    @cached_property
+    def has_commands(self) -> bool:
+        """Some shards are what commands print."""
+        return any(shard is not None and urls.is_command(shard.file.url) for shard in self._files.shards)
+
     @property
     def content_columns(self) -> tuple[Column, ...]:
         """The columns whose content is in the shards."""

@@ -107,6 +107,11 @@ class ContentReader:
         self._chunks: OrderedDict[int, _Chunk] = OrderedDict()
         self._loaded: OrderedDict[int, pa.RecordBatch] = OrderedDict()
 
+    @property
+    def names_versions(self) -> bool:
+        """None of its objects: their keys hold their version."""
+        return False
+
     def plan(self, slots: Sequence[PlannedSample], prepared: None) -> None:
         """Note in slots where their content is, and leave out the columns that are not wanted."""
         del prepared

@@ -78,6 +78,8 @@ class MemberContent:
         """What names the content of each column, as `CachedChain` names objects."""
         file, layout = self.shard.file, self.shard.layout
         version = (self.shard.name, file.size_bytes, file.etag or file.content)
+        if self.shard.unpack is not None and self.shard.unpack.printed is not None:
+            version = (*version[:2], self.shard.unpack.printed)
         return {name: [*version, layout.reading, part.offset, part.size] for name, part in self.parts}
 
     def note_changed(self) -> None:
@@ -131,6 +133,11 @@ class MemberIndex(Protocol):
         """How the shards are unpacked that are compressed as a whole, of rows whose places were asked for."""
         ...
 
+    @property
+    def has_commands(self) -> bool:
+        """Some shards are what commands print."""
+        ...
+
     def shard(self, number: int) -> Shard:
         """Return a shard by its number in the source."""
         ...
@@ -182,6 +189,11 @@ class MemberReader:
     def note_changed(self) -> None:
         """See `MemberContent.note_changed`."""
         self._index.note_changed()
+
+    @property
+    def names_versions(self) -> bool:
+        """Some shards are what commands print."""
+        return self._index.has_commands
 
     def prepare(self, rows: Sequence[Sample], row_ids: Sequence[int]) -> Sequence[SamplePlace]:
         """Return where the content of rows is.

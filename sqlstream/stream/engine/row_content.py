@@ -43,6 +43,11 @@ class SampleContent(Protocol):
 class ContentSource(Protocol):
     """The content of the rows of one index, in this process."""
 
+    @property
+    def names_versions(self) -> bool:
+        """Some of its objects are of a version that their key does not hold (`ObjectRef.is_listed`)."""
+        ...
+
     def prepare(self, rows: Sequence[Sample], row_ids: Sequence[int]) -> Any:
         """Return what `plan` needs of rows, before predownload transforms see them.
 

@@ -400,13 +400,16 @@ class Recipe:
             content.plan(planned, prepared)
         if self.has_points:
             self.chain.look_up(planned)
-        if self.reader.listed is not None:
+        if self.reader.listed is not None or (content is not None and content.names_versions):
             self._drop_other_versions(planned)
         return planned
 
     def _drop_other_versions(self, planned: Sequence[PlannedSample]) -> None:
-        """Remove objects from the cache that are there in another version than their listing names; they are fetched again."""
-        listed = [ref for slot in planned for ref in slot.refs.values() if ref.is_listed]
+        """Remove objects from the cache that are there in another version than their listing, or index, names.
+
+        They are fetched again.
+        """
+        listed = [ref for slot in planned for ref in slot.wanted if ref.is_listed]
         in_use = self.session.drop_other_versions(listed) if listed else ()
         for slot in planned if in_use else ():
             if any(ref.key in in_use for ref in slot.wanted):

@@ -62,6 +62,11 @@ class LazyShardIndex(LazyIndex):
         """Some shards are not on this machine."""
         return any(urls.is_remote(self._chunks.file(number).url) for number in range(len(self._chunks)))
 
+    @cached_property
+    def has_commands(self) -> bool:
+        """Some shards are what commands print."""
+        return any(urls.is_command(self._chunks.file(number).url) for number in range(len(self._chunks)))
+
     def shard_sizes(self) -> list[int]:
         """Return the bytes of each shard; of those of which only the names are known, as many as the first one has."""
         first = self._chunks.first_known(self)

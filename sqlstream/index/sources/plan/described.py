@@ -17,10 +17,11 @@ from sqlstream.index.sources.plan.parts import ShardPart
 from sqlstream.index.sources.shards.layout import ShardLayout
 from sqlstream.index.sources.shards.mds_shard import MdsLayout
 from sqlstream.index.sources.shards.tar_shard import TarShard
-from sqlstream.index.types.models import SourceFile
+from sqlstream.index.types.models import SourceFile, fingerprint
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.access import Rules
+from sqlstream.storage.base.access import ALLOWED_COMMAND, Rules, command_denied
 from sqlstream.storage.base.protocols import RemoteReader
+from sqlstream.storage.members.braces import url_of
 from sqlstream.storage.members.mds import MdsShard, is_mds_index, parse_index
 
 INDEX = "index.json"
@@ -107,6 +108,31 @@ def _wids_shards(document: Mapping[str, Any], name: str) -> tuple[WidsShard, ...
     return tuple(WidsShard(some["url"], some.get("nsamples"), some.get("filesize")) for some in found)
 
 
+def command_file(command: str, version: str | None) -> SourceFile:
+    """Return the shard that a command prints which the user named, and said that it is to be run.
+
+    Args:
+        command: With its `pipe:`.
+        version: What the user calls the version of its output; None: there is one for ever.
+    """
+    name = fingerprint({"command": command} if version is None else {"command": command, "version": version})
+    return SourceFile(url=command, size_bytes=None, etag=None, content=name, access=ALLOWED_COMMAND)
+
+
+def _named_shard(shard: MdsShard | WidsShard, listed: SourceFile, options: IndexOptions) -> MdsShard | WidsShard:
+    """Return a shard with the URL that its command names, if one names it.
+
+    Raises:
+        AccessDeniedError: A remote index names a command.
+        ConfigError: A local one does, and it is not to be run.
+    """
+    if not isinstance(shard, WidsShard) or not urls.is_command(shard.url):
+        return shard
+    if urls.is_remote(listed.url):
+        raise command_denied(shard.url, listed.url)
+    return shard._replace(url=url_of(shard.url, allow_pipes=options.allow_pipes))
+
+
 def shard_parts(
     index: IndexFile, options: IndexOptions, rules: Rules, remote: RemoteReader, num_looked_at: int | None = None
 ) -> list[ShardPart]:
@@ -124,9 +150,12 @@ def shard_parts(
         AccessDeniedError: A remote index names what it may not.
     """
     directory = urls.parent(index.file.url).rstrip("/") + "/"
-    shards = index.shards[: options.max_index_files]
+    shards = [_named_shard(shard, index.file, options) for shard in index.shards[: options.max_index_files]]
     named = [shard.url if isinstance(shard, WidsShard) else (shard.zip or shard.raw).basename for shard in shards]
-    files = list_files(index.file, [urls.join(directory, name) for name in named], rules, remote, num_looked_at)
+    listed = [urls.join(directory, name) for name in named if not urls.is_command(name)]
+    found = iter(list_files(index.file, listed, rules, remote, num_looked_at))
+    version = options.source_version
+    files = [command_file(name, version) if urls.is_command(name) else next(found) for name in named]
     parts: list[ShardPart] = []
     for shard, file in zip(shards, files, strict=True):
         layout: ShardLayout

@@ -303,13 +303,17 @@ def _plan_shards(item: str, src: str, options: IndexOptions, remote: RemoteReade
     For a lazy index the version of the first remote shard is asked for: those of the others as they are needed.
     """
     num_looked_at = None if options.lazy is None else int(is_first)
-    if not wildcard.has_wildcard(src) and (index := described.find_index(src, options.data_type, remote)) is not None:
+    if (
+        not urls.is_command(src)
+        and not wildcard.has_wildcard(src)
+        and (index := described.find_index(src, options.data_type, remote)) is not None
+    ):
         parts = described.shard_parts(index, options, _rules(options, index.file), remote, num_looked_at)
         return _plan(item, options, urls.parent(index.file.url), parts, listed=index.file)
-    named = shard_urls(item)
+    named = shard_urls(item, allow_pipes=options.allow_pipes)
     if named is None:
         return None
-    files = _shard_files(list(map(_absolute, named)), remote, num_looked_at)
+    files = _shard_files(list(map(_absolute, named)), remote, num_looked_at, options.source_version)
     layouts = (
         (file, layout_of(file.url, options.label_column, options.index_members)) for file in files[: options.max_index_files]
     )
@@ -324,16 +328,21 @@ def _rules(options: IndexOptions, listed: SourceFile) -> Rules:
     return Rules(allowed_roots=options.allowed_roots, credential_hosts=options.credential_hosts, places=_places([listed.url]))
 
 
-def _shard_files(named: Sequence[str], remote: RemoteReader, num_looked_at: int | None) -> list[SourceFile]:
-    """Return the files that URLs and wildcards name, in their order.
+def _shard_files(
+    named: Sequence[str], remote: RemoteReader, num_looked_at: int | None, command_version: str | None
+) -> list[SourceFile]:
+    """Return the files that URLs, wildcards and commands name, in their order.
 
     Args:
         named: URLs and wildcards.
         remote: Lists, and asks for versions.
         num_looked_at: Remote files whose versions are asked for, where a URL names them: the first ones; None: all.
+        command_version: What the user calls the version of what commands print.
     """
 
     def find(url: str, *, is_looked_at: bool) -> list[SourceFile]:
+        if urls.is_command(url):
+            return [described.command_file(url, command_version)]
         if wildcard.has_wildcard(url):
             return wildcard.match_files(url, remote)
         is_left = urls.is_remote(url) and not is_looked_at

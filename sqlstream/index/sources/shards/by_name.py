@@ -17,11 +17,10 @@ from sqlstream.storage.members.records import EXTENSIONS
 _TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst|zstd))?|tgz|tbz2?|txz)$", re.IGNORECASE)
 
 _ZIP = re.compile(r"\.zip$", re.IGNORECASE)
-PIPE = "pipe:"
 
 
 def layout_of(url: str, label_column: str | None = None, index_members: tuple[str, ...] = ()) -> ShardLayout | None:
-    """Return how a file is read by its name; None: it is no shard.
+    """Return how a file is read by its name; None: it is no shard. What a command prints is a TAR, as WebDataset takes it.
 
     Args:
         url: The file.
@@ -33,7 +32,7 @@ def layout_of(url: str, label_column: str | None = None, index_members: tuple[st
         (True, True, None)
     """
     name = re.split(r"[?#]", url, maxsplit=1)[0]
-    if _TAR.search(name):
+    if urls.is_command(url) or _TAR.search(name):
         return TarShard(index_members=index_members)
     if (layout := EXTENSIONS.get(urls.extension(name))) is not None:
         return RecordShard(layout=layout)
@@ -42,17 +41,18 @@ def layout_of(url: str, label_column: str | None = None, index_members: tuple[st
 
 def says_compressed(url: str) -> bool:
     """Return whether a shard is compressed as a whole by its name: its first bytes tell for sure."""
-    found = _TAR.search(re.split(r"[?#]", url, maxsplit=1)[0])
+    found = None if urls.is_command(url) else _TAR.search(re.split(r"[?#]", url, maxsplit=1)[0])
     return found is not None and found[0].lower() != ".tar"
 
 
-def shard_urls(text: str) -> list[str] | None:
+def shard_urls(text: str, *, allow_pipes: bool = False) -> list[str] | None:
     """Return the shards that a text names, with braces, `::`, variables and `pipe:` as WebDataset takes them; None: none.
 
     A local file of exactly that name comes first.
 
     Args:
         text: `s3://bucket/train-{000..127}.tar`, `a.tar::b.tar`, `pipe:aws s3 cp s3://bucket/a.tar -`.
+        allow_pipes: Commands that do more than print an object are to be run.
 
     Raises:
         ConfigError: Braces are not closed, a program names no URL, or only some of the names are shards.
@@ -63,9 +63,9 @@ def shard_urls(text: str) -> list[str] | None:
     """
     if not urls.is_remote(text) and Path(urls.local_path(text)).exists():
         return [text] if layout_of(text) is not None else None
-    if not text.startswith(PIPE) and layout_of(text) is None:
+    if layout_of(text) is None and f"::{urls.COMMAND}" not in text:
         return None
-    found = [braces.url_of(shard) for shard in braces.expand(text)]
+    found = [braces.url_of(shard, allow_pipes=allow_pipes) for shard in braces.expand(text)]
     if (other := next((url for url in found if layout_of(url) is None), None)) is not None:
         raise ConfigError(
             f"src names {urls.redact(other)} beside shards, and its name is not one of a shard: name shards alone"

@@ -15,7 +15,9 @@ from sqlstream.index.sources.base.byte_source import RemoteBytes, Span
 from sqlstream.index.sources.shards.layout import Scratch, ShardFiles
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.protocols import RemoteReader, Unpack
+from sqlstream.storage.base.checksum import new_digest
+from sqlstream.storage.base.protocols import PRINTED, RemoteReader, Unpack
+from sqlstream.storage.members.unpack import MAGIC_BYTES, compression_of
 from sqlstream.storage.members.unpacked import unpacked
 
 AHEAD_BYTES = 8 << 10
@@ -138,6 +140,33 @@ def opened(file: SourceFile, remote: RemoteReader, files: ShardFiles | None = No
             yield AheadBytes(RemoteBytes(file, remote), None if files is None else bring)
         else:
             yield stack.enter_context(contextlib.closing(LocalShard(Path(file.url))))
+
+
+@contextlib.contextmanager
+def printed(file: SourceFile, remote: RemoteReader, scratch: Scratch) -> Iterator[tuple[LocalShard, Unpack]]:
+    """Give the content of what a command prints, unpacked, and how it is made of it: with its hash, which is its version.
+
+    Args:
+        file: The command.
+        remote: Runs it.
+        scratch: Where the output is written, if it does not stay.
+    """
+    with contextlib.ExitStack() as stack:
+        path: Path | None = None
+        if scratch.files is not None:
+            with named_errors(file.url):
+                path = stack.enter_context(scratch.files.held(file, Unpack("")))
+        if path is None:
+            path = stack.enter_context(local_copy(file, scratch.path("shard"), remote))
+        content, digest = stack.enter_context(contextlib.closing(LocalShard(path))), new_digest()
+        for start in range(0, content.size_bytes, _PIECE_BYTES):
+            digest.update(content.read_at(start, _PIECE_BYTES))
+        hashes = ((PRINTED, digest.hexdigest()),)
+        if (compression := compression_of(content.read_at(0, MAGIC_BYTES))) is None:
+            yield content, Unpack("", content.size_bytes, hashes)
+            return
+        unpack = Unpack(compression, None, hashes)
+        yield stack.enter_context(_unpacked(path, Unpack(compression), urls.redact(file.url), scratch)), unpack
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sqlstream.errors import SourceError
 from sqlstream.index.sources.shards.layout import MembersAreBytes, ReadPart, Scratch
-from sqlstream.index.sources.shards.reading import ShardBytes, opened, other_size, unpacked_content
+from sqlstream.index.sources.shards.reading import ShardBytes, opened, other_size, printed, unpacked_content
 from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.sources.shards.values import check_bytes, check_members, with_values
 from sqlstream.index.types.models import SourceFile
@@ -52,6 +52,9 @@ class TarShard(MembersAreBytes):
 
     def _samples(self, file: SourceFile, remote: RemoteReader, scratch: Scratch) -> ShardSamples:
         name = urls.redact(file.url)
+        if urls.is_command(file.url):
+            with printed(file, remote, scratch) as (content, unpack):
+                return _samples(content, name, unpack, self.index_members)
         with opened(file, remote, None if urls.extension(file.url) in _PACKED else scratch.files) as source:
             compression = compression_of(source.read_at(0, MAGIC_BYTES))
             if compression is None:
