@@ -14,6 +14,7 @@ import torch
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import TransformError
+from sqlstream.stream.chain.python_generator import PythonGenerator, PythonState
 from sqlstream.transforms import rng
 from tests.stream.kit import global_states, whole
 from tests.stream.tables import Job, make_table, others
@@ -85,13 +86,13 @@ def test_the_trainers_own_generators_go_on_as_if_no_sample_was_made(tmp_path: Pa
 def test_a_loader_without_workers_puts_the_trainers_generators_back_once_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_collate, restored, restore = [], [], random.setstate
+    at_collate, restored, restore = [], [], PythonGenerator.restore
 
-    def count(states: tuple[Any, ...]) -> None:
-        restored.append(states)
-        restore(states)
+    def count(generator: PythonGenerator, state: PythonState) -> None:
+        restored.append(state)
+        restore(generator, state)
 
-    monkeypatch.setattr(random, "setstate", count)
+    monkeypatch.setattr(PythonGenerator, "restore", count)
 
     def collate(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         at_collate.append(global_states())

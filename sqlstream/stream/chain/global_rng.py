@@ -7,15 +7,14 @@ draws meanwhile, outside of a sample, draws from a sample's numbers.
 Whether a transform draws is known when it has drawn, so each sample of a foreign transform is seeded. What else is paid for:
 - the main thread of a worker process restores nothing, since no trainer draws there;
 - a loader without workers saves and restores once for a batch (`GeneratorLoan`);
-- other samples save and restore: python's and torch's states are copied; numpy's generator is exchanged, for a copy of its
-  state takes longer than the sample (624 words, one by one). What numpy keeps beside its generator, the second of a pair of
-  normal numbers, is read and written through a generator without words.
+- other samples save and restore: python's and torch's states are copied as memory (`python_generator`); numpy's generator is
+  exchanged, for a copy of its state takes longer than the sample (624 words, one by one). What numpy keeps beside its
+  generator, the second of a pair of normal numbers, is read and written through a generator without words.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Callable
 from hashlib import blake2b
@@ -28,6 +27,7 @@ from torch.utils.data import get_worker_info
 
 from sqlstream.errors import ConfigError
 from sqlstream.process import fork, interrupts, locks
+from sqlstream.stream.chain.python_generator import PYTHON, PythonState
 
 logger = logging.getLogger(__name__)
 
@@ -168,6 +168,8 @@ class GlobalGenerators:
         watches: Set `was_drawn_from`.
     """
 
+    __slots__ = ("_fresh", "_own", "_seed", "_watches", "was_drawn_from")
+
     def __init__(self, key: tuple[int, ...], *, watches: bool = False) -> None:
         self._seed = int.from_bytes(blake2b(repr(key).encode(), digest_size=8).digest(), "little")
         self._own: tuple[Any, ...] | None = None
@@ -221,7 +223,7 @@ class GlobalGenerators:
         if self._own is not None:
             _restore(self._own)
             return
-        random.seed(self._seed)
+        PYTHON.seed(self._seed)
         np.random.seed(self._seed & 0xFFFF_FFFF)  # its seeds have 32 bits
         # Not torch.manual_seed: in a process without a GPU it queues a call for every GPU, and the queue never ends.
         torch.default_generator.manual_seed(self._seed)
@@ -232,7 +234,7 @@ class GlobalGenerators:
 class _States(NamedTuple):
     """The states of the trainer's generators, or of those of the sample around one."""
 
-    python: tuple[Any, ...]
+    python: PythonState
     torch: torch.Tensor  # [n]
     numpy: np.random.BitGenerator
     beside: dict[str, Any]
@@ -242,40 +244,49 @@ class _States(NamedTuple):
     def exchanged(cls) -> _States:
         """Return the states, and give numpy another generator; in a section."""
         numpy = np.random.mtrand.get_bit_generator()
-        with _WithoutWords(numpy):
-            beside = np.random.get_state(legacy=False)
-        states = cls(random.getstate(), torch.default_generator.get_state(), numpy, beside)
+        states = cls(PYTHON.state(), torch.default_generator.get_state(), numpy, _state_beside(numpy))
         spare, _turns.spare = _turns.spare, None
         np.random.mtrand.set_bit_generator(spare or np.random.MT19937())
         return states
 
     def restore(self) -> None:
         """Restore them; in a section. A second time changes nothing."""
-        random.setstate(self.python)
+        PYTHON.restore(self.python)
         torch.default_generator.set_state(self.torch)
         if (spare := np.random.mtrand.get_bit_generator()) is not self.numpy:
             np.random.mtrand.set_bit_generator(self.numpy)
             _turns.spare = spare if isinstance(spare, np.random.MT19937) else None
-        with _WithoutWords(self.numpy):
-            np.random.set_state(self.beside)
+        _restore_beside(self.numpy, self.beside)
 
 
 class _WithoutWords:
-    """While it is entered, `get_state` and `set_state` of numpy read and write what is beside its generator; in a section.
+    """Stands in for numpy's global generator while its state is read or written: numpy asks it for that alone."""
 
-    Args:
-        generator: The global one.
-    """
+    state: dict[str, Any]
 
-    def __init__(self, generator: np.random.BitGenerator) -> None:
-        self._generator = generator
-        self.state: dict[str, Any] = {"bit_generator": "MT19937", "state": {}}
 
-    def __enter__(self) -> None:
-        np.random.mtrand._rand._bit_generator = self  # type: ignore[assignment]  # numpy asks it for its state alone
+_numpy: Any = np.random.mtrand._rand
+_without_words = _WithoutWords()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        np.random.mtrand._rand._bit_generator = self._generator
+
+def _state_beside(generator: np.random.BitGenerator) -> dict[str, Any]:
+    """Return what numpy keeps beside `generator`, its global one; in a section."""
+    _without_words.state = {"bit_generator": "MT19937", "state": {}}  # a new one: numpy writes into it, and returns it
+    try:
+        _numpy._bit_generator = _without_words
+        beside: dict[str, Any] = _numpy.get_state(legacy=False)
+    finally:
+        _numpy._bit_generator = generator
+    return beside
+
+
+def _restore_beside(generator: np.random.BitGenerator, beside: dict[str, Any]) -> None:
+    """Restore what numpy keeps beside `generator`, its global one; in a section."""
+    try:
+        _numpy._bit_generator = _without_words
+        _numpy.set_state(beside)
+    finally:
+        _numpy._bit_generator = generator
 
 
 def _is_workers() -> bool:
@@ -284,7 +295,7 @@ def _is_workers() -> bool:
 
 
 def _copied() -> tuple[Any, ...]:
-    return random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
+    return PYTHON.state(), np.random.get_state(legacy=False), torch.default_generator.get_state()
 
 
 def _fingerprint() -> str:
@@ -295,6 +306,6 @@ def _fingerprint() -> str:
 
 
 def _restore(states: tuple[Any, ...]) -> None:
-    random.setstate(states[0])
+    PYTHON.restore(states[0])
     np.random.set_state(states[1])
     torch.default_generator.set_state(states[2])
