@@ -208,6 +208,10 @@ class Blocks:
             positions[places >= 0] = places[places >= 0] * self.num_canonical_nodes + number
         return positions
 
+    def permutation(self, epoch: int) -> None:  # noqa: ARG002 - blocks have one each
+        """Return None: blocks are shuffled, then the rows of their windows."""
+        return
+
     def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:  # noqa: ARG002 - a position has one
         """Yield rows to try instead of the one at `position`, from its window: no other block is fetched for them."""
         index, part = divmod(position, self.num_canonical_nodes)

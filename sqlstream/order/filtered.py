@@ -69,6 +69,10 @@ class Filtered:
         """Return None: an order that becomes known on the way has no inverse."""
         return
 
+    def permutation(self, epoch: int) -> None:  # noqa: ARG002 - windows have one each
+        """Return None: chunks are shuffled, then the rows of their windows."""
+        return
+
     def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:  # noqa: ARG002 - a position has one
         """Yield rows to try instead of the one at `position`, from the same window."""
         order = self._order(epoch)

@@ -24,7 +24,7 @@ from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.order.mixture import Mixture
 from sqlstream.order.order import Draws, Order, check_positions, is_counted
-from sqlstream.order.permute import Int64Array
+from sqlstream.order.permute import Int64Array, Permutation, forward_each
 
 ENDLESS = 1 << 40
 """Positions of the epoch of a mixture without end: more than a run takes, few enough for 200 iterations that begin anew."""
@@ -138,15 +138,7 @@ class Mixed:
         check_positions(positions, self.turns.epoch_size)
         stream, draw = self.draws_at(epoch, positions)
         own_epoch, own_position = self._places_of(stream, draw, positions % self.turns.num_parts)
-        row = np.empty_like(draw)  # [n]
-        in_turn = np.lexsort((own_epoch, stream))  # [n]
-        is_other = np.diff(stream[in_turn], prepend=-1) != 0  # [n]
-        is_other |= np.diff(own_epoch[in_turn], prepend=-1) != 0
-        bounds = [*np.flatnonzero(is_other).tolist(), len(in_turn)]
-        for start, stop in pairwise(bounds):
-            here = in_turn[start:stop]  # [m]
-            order = self.orders[int(stream[here[0]])]
-            row[here] = order.rows_at(int(own_epoch[here[0]]), own_position[here]).row
+        row = self._rows_of(stream, own_epoch, own_position)  # [n]
         starts = np.arange(len(positions) + 1)  # [n + 1]
         return Draws(starts=starts, stream=stream, epoch=own_epoch, position=own_position, row=row)
 
@@ -165,6 +157,10 @@ class Mixed:
 
     def positions_of(self, epoch: int, rows: Int64Array) -> None:  # noqa: ARG002 - a number is a row of each stream
         """Return None: streams come round at times of their own."""
+        return
+
+    def permutation(self, epoch: int) -> None:  # noqa: ARG002 - each stream has one
+        """Return None: each stream has its own."""
         return
 
     def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:
@@ -198,6 +194,30 @@ class Mixed:
         if rest:
             counts[int(since.mixture.at(np.array([number])).stream[0])] += rest
         return tuple(counts)
+
+    def _rows_of(self, stream: Int64Array, own_epoch: Int64Array, own_position: Int64Array) -> Int64Array:
+        """Return the rows at positions of streams: [n]; those that a single permutation gives all together."""
+        row = np.empty_like(own_position)  # [n]
+        in_turn = np.lexsort((own_epoch, stream))  # [n]
+        is_other = np.diff(stream[in_turn], prepend=-1) != 0  # [n]
+        is_other |= np.diff(own_epoch[in_turn], prepend=-1) != 0
+        bounds = [*np.flatnonzero(is_other).tolist(), len(in_turn)]
+        permutations: list[Permutation] = []
+        permuted: list[Int64Array] = []
+        for start, stop in pairwise(bounds):
+            here = in_turn[start:stop]  # [m]
+            order, epoch = self.orders[int(stream[here[0]])], int(own_epoch[here[0]])
+            permutation = order.permutation(epoch) if len(bounds) > 2 else None
+            if permutation is None:
+                row[here] = order.rows_at(epoch, own_position[here]).row
+            else:
+                permutations.append(permutation)
+                permuted.append(here)
+        if permutations:
+            together = np.concatenate(permuted)  # [m]
+            which = np.repeat(np.arange(len(permuted)), [len(here) for here in permuted])  # [m]
+            row[together] = forward_each(permutations, which, own_position[together])
+        return row
 
     def _places_of(self, stream: Int64Array, draw: Int64Array, part: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return epoch and position of draws in their streams: [n], [n].

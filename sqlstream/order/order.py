@@ -101,6 +101,12 @@ class Order(Protocol):
     def positions_of(self, epoch: int, rows: Int64Array) -> Int64Array | None:
         """Return the positions of rows in an epoch, the inverse of `rows_at`: [n]; None where rows may come more than once."""
 
+    def permutation(self, epoch: int) -> Permutation | None:
+        """Return the permutation that turns the positions of an epoch into rows; None: it takes more than one, or none.
+
+        Orders of many streams look up a few positions of each with all permutations together (`forward_each`).
+        """
+
     def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:
         """Yield rows to try instead of a failed one, from the same stream, each once, at most `MAX_REPLACEMENTS`.
 

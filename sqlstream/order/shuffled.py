@@ -64,6 +64,12 @@ class Shuffled:
         shuffle = Permutation.keyed(-(-self.num_rows // parts), _EPOCH_ORDER, self.seed, epoch)
         return part + shuffle.inverse(index, tweak=part, sizes=self._part_sizes(part)) * parts
 
+    def permutation(self, epoch: int) -> Permutation | None:
+        """Return the shuffle of an epoch; None: rows come as written, or by parts."""
+        if self.seed is None or self.num_canonical_nodes > 1:
+            return None
+        return Permutation.keyed(self.num_rows, _EPOCH_ORDER, self.seed, epoch)
+
     def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:  # noqa: ARG002 - a position has one
         """Yield rows to try instead of the one at `position`, from its node's part."""
         parts = self.num_canonical_nodes
@@ -79,8 +85,8 @@ class Shuffled:
     def _rows_at(self, epoch: int, positions: Int64Array) -> Int64Array:
         if self.seed is None:
             return positions.astype(np.int64)
-        if self.num_canonical_nodes == 1:
-            return Permutation.keyed(self.num_rows, _EPOCH_ORDER, self.seed, epoch).forward(positions)
+        if (permutation := self.permutation(epoch)) is not None:
+            return permutation.forward(positions)
         # A fixed shuffle deals the rows to parts, so that no node sees one end of a sorted source only; each epoch then
         # shuffles within the parts. The tweak gives every part its own permutation: rows do not meet again in every epoch.
         parts = self.num_canonical_nodes

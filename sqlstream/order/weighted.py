@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from sqlstream.order.order import Draws, Order
-from sqlstream.order.permute import Int64Array
+from sqlstream.order.permute import Int64Array, Permutation
 from sqlstream.order.weights import WeightedRows
 
 
@@ -69,6 +69,11 @@ class Weighted:
         """Return the positions of rows; None in an epoch with weights, or with another number of positions than rows."""
         is_plain = all(since.rows is None for since in self.weights.of_epoch(epoch))
         return self.order.positions_of(epoch, rows) if is_plain else None
+
+    def permutation(self, epoch: int) -> Permutation | None:
+        """Return the permutation of the slots; None in an epoch with weights, or with another number of positions than rows."""
+        is_plain = all(since.rows is None for since in self.weights.of_epoch(epoch))
+        return self.order.permutation(epoch) if is_plain else None
 
     def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:
         """Yield rows to try instead of a failed one, by the weights that hold at its position; never that row itself."""

@@ -47,6 +47,9 @@ class Packed:
         found = self.order.positions_of(epoch, rows)
         return None if found is None else found // 2
 
+    def permutation(self, epoch: int) -> None:
+        """A position has several rows."""
+
     def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:
         return self.order.replacements(epoch, 2 * position + draw)
 
@@ -73,6 +76,9 @@ class Uneven:
 
     def positions_of(self, epoch: int, rows: Int64Array) -> None:
         """Some rows have none."""
+
+    def permutation(self, epoch: int) -> None:
+        """A position has several rows."""
 
     def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:
         return self.order.replacements(epoch, position, draw)
