@@ -70,8 +70,13 @@ def epoch(folder: str, num_streams: int) -> dict[str, float]:
     }
     with MixedDataset(streams) as mixed:
         loader = StreamingDataLoader(
-            mixed if num_streams else mixed.streams["s0"], 32, 1, collate_fn=Watch(), persistent_workers=True, multiprocessing_context="fork"
-        )  # fmt: skip
+            mixed if num_streams else mixed.streams["s0"],
+            32,
+            1,
+            collate_fn=Watch(),
+            persistent_workers=True,
+            multiprocessing_context="fork",
+        )
         num_samples, first, last, pid = 0, 0.0, 0.0, 0
         for _ in range(2):
             num_samples, first = 0, 0.0

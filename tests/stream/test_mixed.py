@@ -143,6 +143,8 @@ def test_an_endless_mixture_has_no_length(tmp_path: Path) -> None:
         loader = StreamingDataLoader(dataset, batch_size=G, collate_fn=seen)
         with pytest.raises(UnknownLengthError, match="give epoch_size="):
             len(loader)
+        with pytest.raises(UnknownLengthError, match="give epoch_size="):
+            dataset.num_steps(G)
         found = [one for _, batch in zip(range(20), loader, strict=False) for one in batch]
         assert Counter(name for name, *_ in found) == Counter({"web": 144, "code": 72, "av": 24})
         assert max(epoch for name, epoch, *_ in found if name == "av") == 4
@@ -467,6 +469,11 @@ def test_streams_come_and_go_by_name(tmp_path: Path) -> None:
         batch, last = anew.states(1)[0]
         assert {one[1] for one in batch if one[0] == "code"} == {0}
         assert last["streams"]["code"]["drawn"] == 4
+
+
+def test_a_stream_of_a_mixture_keeps_the_weights_of_its_rows(tmp_path: Path) -> None:
+    with mixed(tmp_path) as dataset, pytest.raises(ConfigError, match="give weights= to the stream"):
+        dataset.streams["web"].reweight("score")
 
 
 # -- bad input ----

@@ -21,8 +21,8 @@ def is_wanted(policy: Policy, share: EpochShare) -> bool:
     """Return whether the policy needs forecasts and the order has them; warn if it has none."""
     if policy.looks_ahead and share.order.positions_of(share.epoch + 1, np.empty(0, dtype=np.int64)) is None:
         logger.warning(
-            "the cache evicts by %s, but with weights, epoch_size or a filtered lazy index it is not known when rows come "
-            "again: it evicts what was not used for longest",
+            "the cache evicts by %s, but with weights, epoch_size, a filtered lazy index or a mixture it is not known when "
+            "rows come again: it evicts what was not used for longest",
             policy.name,
         )
         return False

@@ -91,6 +91,8 @@ class MixtureRun:
             streams=streams, plan=plan, rule=rule, unit=unit, by_tokens=by_tokens, schedule=schedule, mixing=mixing
         )  # fmt: skip
         mixing.whole = run.whole
+        for stream in streams.values():
+            stream.schedule.is_mixed = True
         if unit is MixtureUnit.SAMPLE or options.batch_size is not None:
             run.settle()
         return run

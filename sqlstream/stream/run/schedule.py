@@ -60,6 +60,8 @@ class Schedule:
         self.layout = options.layout
         self.is_endless = options.is_endless
         self.has_end = has_end
+        self.is_mixed = False
+        """It is that of a stream of a mixture, whose run says which rows come when."""
         self.is_announced = False
         """True: a loader in the trainer sets where iterations begin; so while it creates its workers, and in those."""
         self.counter = EpochCounter()
@@ -119,8 +121,15 @@ class Schedule:
 
     def samples_of_workers(self, num_workers: int) -> list[int]:
         """Return how many positions of an epoch each of this rank's workers takes."""
+        self._check_end()
         worlds = [self.world.with_worker(worker, num_workers) for worker in range(num_workers)]
         return [self.steps.partition(self.counter.next.epoch, world).num_samples for world in worlds]
+
+    def _check_end(self) -> None:
+        if not self.has_end:
+            raise UnknownLengthError(
+                "a mixture with stop='never' has no end, and no length: give epoch_size=, or another stop="
+            )
 
     def renew(self, fresh: Schedule) -> None:
         """Take over the order of other rows, for epochs that begin from now on; what counts epochs and batches stays.
@@ -359,6 +368,11 @@ def reweight(schedule: Schedule, weights: Any, at_step: int | None, prefetch: in
     Raises:
         StateError: The step is handed out or planned already.
     """
+    if schedule.is_mixed:
+        raise ConfigError(
+            "a stream of a mixture keeps the weights of its rows, whose epochs are not those of a run: give weights= to the "
+            "stream, or change how often the stream comes, with reweight() of the mixture"
+        )
     is_between_epochs = at_step is None and not schedule.is_endless
     following = schedule.counter.next if is_between_epochs else first_free(schedule, prefetch)
     if at_step is None:
