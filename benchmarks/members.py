@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from time import process_time
 
-from benchmarks.index import in_new_process
+from benchmarks.index import build, in_new_process
 from sqlstream.storage.members.tar import read_members
 from sqlstream.storage.members.zip import content
 from sqlstream.storage.members.zip_directory import read_directory
@@ -101,6 +101,12 @@ def contents_by_zipfile(path: Path) -> int:
         return sum(len(archive.read(name)) for name in archive.namelist()[:NUM_CONTENTS])
 
 
+def whole_index(path: Path) -> int:
+    """Build the index of a dataset: with its file, as a user does."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        return 2 * len(build(path, Path(scratch) / "index", index_limit=None))
+
+
 def peak_mib() -> float:
     """Return the most memory of this process; `ru_maxrss` of a child begins at what its parent had."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -121,6 +127,8 @@ CASES: dict[str, tuple[str, list[Callable[[Path], int]]]] = {
     "tar, ustar": ("ustar.tar", [walk_by_tarfile, walk_tar, walk_tar_as_remote]),
     "tar, a pax header before each member": ("pax.tar", [walk_by_tarfile, walk_tar, walk_tar_as_remote]),
     "zip, directory": ("deflated.zip", [read_by_zipfile, read_zip]),
+    "tar, whole index": ("ustar.tar", [walk_by_tarfile, whole_index]),
+    "zip, whole index": ("deflated.zip", [read_by_zipfile, whole_index]),
     f"zip, directory and content of {NUM_CONTENTS} members": ("deflated.zip", [contents_by_zipfile, contents]),
 }
 """The first of each is the standard library."""

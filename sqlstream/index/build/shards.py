@@ -234,14 +234,13 @@ def unpack_of(text: str) -> Unpack:
 
 
 def packed_places(samples: ShardSamples, numbers: Mapping[str, int]) -> Iterator[bytes]:
-    """Yield the places of samples as an index file has them.
+    """Return the places of samples, as an index file has them, one by one.
 
     Args:
         samples: The samples of a shard.
         numbers: The parts that are kept, with the numbers of their columns.
     """
-    for parts, entries in zip(samples.parts, samples.entries(), strict=True):
-        yield places.pack(entries, [part._replace(column=numbers[name]) for name, part in parts.items() if name in numbers])
+    return samples.parts.packed(samples.entries(), numbers)
 
 
 class PlacesOfShard:

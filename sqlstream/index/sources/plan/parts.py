@@ -218,12 +218,12 @@ class ShardPart:
         try:
             found = self.layout.samples(self.source, remote, scratch)
         except DamagedShardError as error:
-            found = ShardSamples(keys=[], parts=[], damage=error)
+            found = ShardSamples.none(error)
         if found.damage is None:
             return found
         if self.damaged is DamagedShards.RAISE:
             raise found.damage
-        return found if self.damaged is DamagedShards.UNTIL_DAMAGE else ShardSamples(keys=[], parts=[], damage=found.damage)
+        return found if self.damaged is DamagedShards.UNTIL_DAMAGE else ShardSamples.none(found.damage)
 
     @contextlib.contextmanager
     def open(self, temporary: Temporary, remote: RemoteReader) -> Iterator[ShardSamples]:

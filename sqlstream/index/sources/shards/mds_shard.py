@@ -7,14 +7,15 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from sqlstream.errors import DamagedShardError, SourceError
 from sqlstream.index.sources.base.access import named_errors, stat_file
 from sqlstream.index.sources.base.byte_source import bytes_of
+from sqlstream.index.sources.shards.columns import SampleParts
 from sqlstream.index.sources.shards.layout import PartsAreValues, ReadPart, Scratch
 from sqlstream.index.sources.shards.mds_values import check_columns, mds_values
 from sqlstream.index.sources.shards.reading import ShardBytes, opened, other_size, unpacked_content
@@ -87,9 +88,9 @@ class MdsLayout(PartsAreValues):
         found = None if unpack is not None and shard.meta is None else self._offsets(file, remote)
         values = self._values(file, unpack, found, remote, scratch) if self.index_members else None
         if found is None:
-            parts = [{SAMPLE: SamplePart(0, number, 0)} for number in range(shard.samples)]
+            parts = SampleParts.single(SAMPLE, np.arange(shard.samples), np.zeros(shard.samples, np.int64))
         else:
-            parts = [{SAMPLE: SamplePart(0, start, stop - start)} for start, stop in pairwise(found)]
+            parts = SampleParts.single(SAMPLE, np.array(found[:-1], np.int64), np.diff(np.array(found, np.int64)))
         return ShardSamples(keys=None, parts=parts, typed=typed, beside=values, unpack=unpack)
 
     def _values(

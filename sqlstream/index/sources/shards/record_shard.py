@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from sqlstream.errors import DamagedShardError, DecodeError, SourceChangedError
 from sqlstream.index.sources.formats.json_values import JsonRecords, Record
+from sqlstream.index.sources.shards.columns import SampleParts, Texts
 from sqlstream.index.sources.shards.layout import MembersAreBytes, PartsAreValues, ReadPart, Scratch
 from sqlstream.index.sources.shards.reading import BLOCK_BYTES, opened
 from sqlstream.index.sources.shards.samples import KEY, SAMPLE, SHARD, URL, ShardSamples
@@ -64,8 +65,8 @@ class RecordShard(PartsAreValues, MembersAreBytes):
         typed: dict[str, pa.DataType] = dict.fromkeys(_in_order(content, found), pa.binary())
         parts = [{SAMPLE: SamplePart(0, *record.place)} if typed else {} for record in found]
         return ShardSamples(
-            keys=[str(key) for key in keys] if has_keys else None,
-            parts=parts,
+            keys=Texts.of(map(str, keys)) if has_keys else None,
+            parts=SampleParts.of(parts),
             typed=typed,
             beside=pa.Table.from_batches(rows.batches(schema.names), schema) if schema.names else None,
             damage=damage,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,10 +11,10 @@ import pyarrow as pa
 
 from sqlstream.errors import DamagedShardError
 from sqlstream.index.sources.base.base import BATCH_ROWS
+from sqlstream.index.sources.shards.columns import SampleParts, Texts
 from sqlstream.index.types.models import ENCODING, MEMBER, SHARD_URL
 from sqlstream.storage.base.protocols import Unpack
 from sqlstream.storage.members.entries import Span, are_in_order, cut, cut_in_order
-from sqlstream.storage.members.places import SamplePart
 
 KEY, SHARD, URL = "__key__", "__shard__", "__url__"
 SAMPLE = ""
@@ -26,10 +25,10 @@ SAMPLE = ""
 class ShardSamples:
     """What the table of a shard says, in its order."""
 
-    keys: Sequence[str] | None
+    keys: Texts | None
     """What the shard calls its samples; None: it has no names for them."""
-    parts: Sequence[dict[str, SamplePart]]
-    """The parts of each sample, by the name of their column; the `column` of a part is not known here."""
+    parts: SampleParts
+    """The parts of each sample."""
     typed: dict[str, pa.DataType] = field(default_factory=dict)
     """Columns whose values are in the samples' only part, with their types: no query sees them."""
     beside: pa.Table | None = None
@@ -47,6 +46,11 @@ class ShardSamples:
     number: int = 0
     """Number of the shard in its source."""
 
+    @classmethod
+    def none(cls, damage: DamagedShardError) -> ShardSamples:
+        """Return what is used of a damaged shard of which nothing is."""
+        return cls(keys=Texts.of(()), parts=SampleParts.of(()), damage=damage)
+
     def at(self, number: int, position: int) -> ShardSamples:
         """Return them as those of a shard of this number, at this position."""
         return replace(self, number=number, position=position)
@@ -54,8 +58,7 @@ class ShardSamples:
     @cached_property
     def member_columns(self) -> list[str]:
         """Columns of parts, in the order of their first appearance."""
-        found = dict.fromkeys(name for parts in self.parts for name in parts)
-        return [name for name in found if name != SAMPLE and name not in self.parsed]
+        return [name for name in self.parts.names if name != SAMPLE and name not in self.parsed]
 
     def part_names(self, columns: Collection[str]) -> list[str]:
         """Return the parts that hold some columns."""
@@ -63,11 +66,7 @@ class ShardSamples:
 
     def part_bytes(self) -> dict[str, int]:
         """Return the bytes of all parts, by their names; of columns whose parts are not kept, too."""
-        sizes: Counter[str] = Counter()
-        for parts in self.parts:
-            for name, part in parts.items():
-                sizes[name] += part.size or 1  # the size of an unpacked sample is not known: all have the same weight
-        return dict(sizes)
+        return self.parts.column_bytes()  # the size of an unpacked sample is not known: all have the same weight
 
     def schema(self) -> pa.Schema:
         """Return the columns of its rows: key, shard, and the size of each part."""
@@ -83,29 +82,26 @@ class ShardSamples:
         """Yield the rows."""
         schema = self.schema()
         for start in range(0, len(self.parts), BATCH_ROWS):
-            some = self.parts[start : start + BATCH_ROWS]
-            columns = [self._column(name, schema.field(name).type, some, start) for name in names]
+            stop = min(start + BATCH_ROWS, len(self.parts))
+            columns = [self._column(name, schema.field(name).type, start, stop) for name in names]
             yield pa.RecordBatch.from_arrays(columns, names=list(names))
 
     def entries(self) -> Iterator[list[Span]]:
         """Yield the objects of the cache that hold each sample; none of a shard that is unpacked: it is one."""
         if self.unpack is not None:
-            return ([] for _ in self.parts)
-        return cut_in_order(self._spans()) if are_in_order(self._spans()) else iter(cut([*self._spans()]))
+            return ([] for _ in range(len(self.parts)))
+        spans = self.parts.spans
+        is_in_order = self.parts.are_in_order() or are_in_order(spans())
+        return cut_in_order(spans()) if is_in_order else iter(cut([*spans()]))
 
-    def _spans(self) -> Iterator[list[Span]]:
-        return ([(p.offset, p.offset + p.size) for p in parts.values() if p.size] for parts in self.parts)
-
-    def _column(self, name: str, kind: Any, some: Sequence[dict[str, SamplePart]], start: int) -> Any:
+    def _column(self, name: str, kind: Any, start: int, stop: int) -> Any:
+        num_rows = stop - start
         if name == KEY and self.keys is not None:
-            return pa.array(self.keys[start : start + len(some)], pa.string())
+            return self.keys.column(start, num_rows)
         if name in (SHARD, URL):
-            return pa.repeat(pa.scalar(self.number if name == SHARD else self.position, pa.int64()), len(some))
+            return pa.repeat(pa.scalar(self.number if name == SHARD else self.position, pa.int64()), num_rows)
         if name in self.typed:
-            return pa.nulls(len(some), kind)
+            return pa.nulls(num_rows, kind)
         if name not in self.member_columns and self.beside is not None:
-            return self.beside[name].slice(start, len(some)).combine_chunks()
-        found = [parts.get(name) for parts in some]
-        fact = self.size_fact
-        sizes = [None if part is None else part.size if fact is None else part.facts[fact] for part in found]
-        return pa.array(sizes, pa.int64())
+            return self.beside[name].slice(start, num_rows).combine_chunks()
+        return self.parts.sizes(name, self.size_fact, start, stop)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sqlstream.errors import SourceError
+from sqlstream.errors import DamagedShardError, SourceError
+from sqlstream.index.sources.shards.columns import PartsBuilder, Texts
 from sqlstream.index.sources.shards.layout import MembersAreBytes, ReadPart, Scratch
 from sqlstream.index.sources.shards.reading import ShardBytes, opened, other_size, printed, unpacked_content
 from sqlstream.index.sources.shards.samples import ShardSamples
@@ -15,8 +15,6 @@ from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader, Unpack
 from sqlstream.storage.members import names, tar
-from sqlstream.storage.members.damage import before_damage
-from sqlstream.storage.members.places import SamplePart
 from sqlstream.storage.members.tar import TarMember
 from sqlstream.storage.members.unpack import MAGIC_BYTES, compression_of
 
@@ -83,18 +81,23 @@ class TarShard(MembersAreBytes):
 
 def _samples(source: ShardBytes, name: str, unpack: Unpack | None, index_members: Sequence[str]) -> ShardSamples:
     contents: dict[int, bytes] = {}
-    parts: list[dict[str, SamplePart]] = []
+    parts, damage = PartsBuilder(), list[DamagedShardError]()
     members = tar.read_members(source, name)
     if index_members:
         members = _read_along(members, source, index_members, contents, name)
 
     def keys() -> Iterator[str]:
-        for key, found in names.group(members, name):
-            parts.append({sys.intern(column): SamplePart(0, part.offset, part.size) for column, part in found.items()})
-            yield key
+        try:
+            for key, found in names.group(members, name):
+                for column, part in found.items():
+                    parts.add(column, part.offset, part.size)
+                parts.end_sample()
+                yield key
+        except DamagedShardError as error:
+            damage.append(error)
 
-    found, damage = before_damage(keys())
-    samples = ShardSamples(keys=found, parts=parts, unpack=unpack, damage=damage)
+    found = Texts.of(keys())  # as they come: each belongs to the parts that were added before it
+    samples = ShardSamples(keys=found, parts=parts.built(), unpack=unpack, damage=damage[0] if damage else None)
     return with_values(samples, index_members, contents, name) if index_members else samples
 
 

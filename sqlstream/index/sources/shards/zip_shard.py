@@ -10,10 +10,13 @@ from __future__ import annotations
 import posixpath
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from sqlstream.errors import SchemaError, SourceError
@@ -21,6 +24,7 @@ from sqlstream.index.sources.base.base import PLAIN
 from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.formats.by_extension import open_table
 from sqlstream.index.sources.places.folder import FILE_NAME, METADATA
+from sqlstream.index.sources.shards.columns import SampleParts, Texts, column_of
 from sqlstream.index.sources.shards.layout import MembersAreBytes, PartFile, ReadPart, Scratch
 from sqlstream.index.sources.shards.reading import ShardBytes, opened
 from sqlstream.index.sources.shards.samples import ShardSamples
@@ -33,12 +37,13 @@ from sqlstream.storage.members import names
 from sqlstream.storage.members.places import SamplePart
 from sqlstream.storage.members.source import ByteRange
 from sqlstream.storage.members.zip import ZipMember, content, local_name
-from sqlstream.storage.members.zip_directory import read_directory
+from sqlstream.storage.members.zip_directory import ZipMembers, read_directory
 
 _MEDIA = (DataSampleType.IMAGE, DataSampleType.VIDEO, DataSampleType.AUDIO, DataSampleType.TEXT)
 _LISTS = "file_names"
 _SIZE_FACT = 2
-"""Place of the content's size among the facts of a part."""
+"""Place of the content's size among the facts of a part: method, bytes as stored, bytes of the content, its CRC-32, and that of
+the name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +73,9 @@ class ZipShard(MembersAreBytes):
         name = urls.redact(file.url)
         with opened(file, remote) as source:
             found = read_directory(source, name)
-            described = [member for member in found if METADATA.fullmatch(member.name) and not _is_hidden(member.name)]
-            if described:
+            if any(METADATA.fullmatch(member) and not _is_hidden(member) for _, member in found.names()):
                 members = {member.name: member for member in found if not _is_hidden(member.name)}
+                described = [member for member in members.values() if METADATA.fullmatch(member.name)]
                 samples = _described(described, members, source, name, scratch.path)
             else:
                 samples = _grouped(found, self.label_column)
@@ -89,7 +94,7 @@ class ZipShard(MembersAreBytes):
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith("__MACOSX/") or posixpath.basename(name).startswith(".")
+    return name.startswith("__MACOSX/") or name.startswith(".", name.rfind("/") + 1)
 
 
 def _part(member: ZipMember) -> SamplePart:
@@ -122,16 +127,68 @@ def _contents(samples: ShardSamples, wanted: Sequence[str], source: ShardBytes, 
     return {place: _content(found[place]._replace(data=data), shard) for place, data in zip(places, read, strict=True)}
 
 
-def _grouped(members: Iterable[ZipMember], label_column: str | None) -> ShardSamples:
+def _grouped(members: ZipMembers, label_column: str | None) -> ShardSamples:
     """Return a sample for each name without extension, in the order of the directory."""
+    found = _neighbours(members)
+    if found is None:
+        found = _scattered(members)
+    labels = None
+    if label_column is not None:
+        labels = pa.table({label_column: [posixpath.basename(posixpath.dirname(key)) or None for key in found.keys]})
+    return ShardSamples(keys=found.keys, parts=found.parts, beside=labels, size_fact=_SIZE_FACT)
+
+
+class _Grouped(NamedTuple):
+    """Samples of members."""
+
+    keys: Texts
+    parts: SampleParts
+
+
+def _neighbours(members: ZipMembers) -> _Grouped | None:
+    """Return samples whose members follow each other; None: those of one key may be elsewhere, too, or have an extension twice.
+
+    As most archives have them: of each sample a hash is kept beside its key, and of each member its entry.
+    """
+    numbers = dict[str, int]()
+    starts, columns, entries, name_crcs, hashes = array("q"), array("I"), array("I"), array("I"), array("q")
+
+    def keys() -> Iterator[str]:
+        last = None
+        extensions = set[str]()
+        for entry, name in members.names():
+            if _is_hidden(name) or (split := names.split_name(name)) is None:
+                continue
+            key, extension = split
+            if key != last:
+                starts.append(len(entries))
+                hashes.append(hash(key))
+                yield key
+                last = key
+                extensions.clear()
+            if extension in extensions:
+                hashes.append(hashes[-1])  # as of a key that comes again
+            extensions.add(extension)
+            columns.append(numbers.setdefault(extension, len(numbers)))
+            entries.append(entry)
+            name_crcs.append(zlib.crc32(name.encode()))
+        starts.append(len(entries))
+
+    found, known = Texts.of(keys()), np.sort(column_of(hashes))  # [num_samples], or more
+    if (known[1:] == known[:-1]).any():
+        return None
+    start, stop, *facts = members.columns(column_of(entries))
+    parts = SampleParts([*numbers], column_of(starts), column_of(columns), start, stop - start, [*facts, column_of(name_crcs)])
+    return _Grouped(found, parts)
+
+
+def _scattered(members: ZipMembers) -> _Grouped:
+    """Return samples whose members are anywhere."""
     samples: dict[str, dict[str, SamplePart]] = {}
     for member in members:
         if not _is_hidden(member.name) and (split := names.split_name(member.name)) is not None:
             samples.setdefault(split[0], {})[sys.intern(split[1])] = _part(member)
-    labels = None
-    if label_column is not None:
-        labels = pa.table({label_column: [posixpath.basename(posixpath.dirname(key)) or None for key in samples]})
-    return ShardSamples(keys=list(samples), parts=list(samples.values()), beside=labels, size_fact=_SIZE_FACT)
+    return _Grouped(Texts.of(samples), SampleParts.of(samples.values()))
 
 
 def _described(
@@ -157,7 +214,7 @@ def _described(
             keys.append(f"{file.name}:{number}" if main is None else main.name)
         tables.append(table)
     beside = pa.concat_tables(tables, promote_options="permissive")
-    return ShardSamples(keys=keys, parts=parts, beside=beside, size_fact=_SIZE_FACT)
+    return ShardSamples(keys=Texts.of(keys), parts=SampleParts.of(parts), beside=beside, size_fact=_SIZE_FACT)
 
 
 def _read_table(data: bytes, file: str, where: str, temporary: Path) -> pa.Table:
