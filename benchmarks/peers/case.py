@@ -45,7 +45,7 @@ class Case:
     @property
     def reads_photos(self) -> bool:
         """Whether the case is about photos, not about rows."""
-        return self.prepares in ("", "prepare", "prepare_shuffled")
+        return self.prepares in ("", "prepare", "prepare_shuffled", "prepare_zip")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

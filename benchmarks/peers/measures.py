@@ -18,6 +18,8 @@ from benchmarks.peers.job import Job, Lookup, Stream, names
 from benchmarks.peers.processes import cpu_seconds, memory_bytes
 
 Figures = dict[str, float]
+CUT_SECONDS = 60
+"""After which an epoch of those is cut off who would take an hour for it; their result has `is_cut`."""
 FULL = 0.95
 """Of the photos: WebDataset drops nothing, sharded samplers may leave out a batch for each worker."""
 
@@ -140,6 +142,32 @@ def opened_epoch(job: Job, begin: Callable[[Job], Stream]) -> Figures:
     }
 
 
+def bounded_epoch(job: Job, begin: Callable[[Job], Stream]) -> Figures:
+    """Samples per second from opening the dataset to the end of its epoch, cut off after `CUT_SECONDS`; and requests."""
+    started = time.perf_counter()
+    stream = begin(job)
+    opening_seconds, opening_requests = time.perf_counter() - started, len(_sent(job))
+    num_samples = 0
+    is_cut = False
+    for batch in stream.batches:
+        num_samples += weigh(stream, batch)[0]
+        is_cut = time.perf_counter() - started > CUT_SECONDS and num_samples < FULL * job.num_samples
+        if is_cut:
+            break
+    seconds = time.perf_counter() - started
+    if not is_cut and num_samples < FULL * job.num_samples:
+        raise RuntimeError(f"{job.contender}: the epoch gave {num_samples} samples of {job.num_samples}")
+    return {
+        "samples_per_second": num_samples / seconds,
+        "seconds": seconds,
+        "samples": num_samples,
+        "is_cut": is_cut,
+        "opening_seconds": opening_seconds,
+        "opening_requests": opening_requests,
+        "requests_per_sample": (len(_sent(job)) - opening_requests) / num_samples,
+    }
+
+
 def second_epoch(job: Job, begin: Callable[[Job], Stream]) -> Figures:
     """The same, of epochs after a first one that fetched all data, each from `iter` to its end."""
     stream = begin(job)
@@ -201,7 +229,11 @@ def later_passes(job: Job, begin: Callable[[Job], Stream]) -> Figures:
 
 def sent_bytes(job: Job) -> int:
     """Return what the server has sent so far."""
-    return sum(int(line.split()[0]) for line in (job.work_path / "sent.log").read_text().splitlines())
+    return sum(int(line.split()[0]) for line in _sent(job))
+
+
+def _sent(job: Job) -> list[str]:
+    return (job.work_path / "sent.log").read_text().splitlines()
 
 
 def lru_bytes(job: Job, rows: list[int], limit_bytes: int) -> int:
@@ -258,6 +290,7 @@ MEASURES: dict[str, Callable[[Job, Any], Figures]] = {
     "second_epoch": second_epoch,
     "two_passes": two_passes,
     "later_passes": later_passes,
+    "bounded_epoch": bounded_epoch,
     "first_batch": first_batch,
     "memory": memory,
 }

@@ -11,6 +11,7 @@ THEIRS = ("mosaicml", "webdataset", "litdata_chunks")
 COLD_SAMPLES = 2000
 SHUFFLED_SAMPLES = 5000
 """In 100 shards of 50: with 20 000, in shards of 200, MosaicML would take hours."""
+ZIP_MEMBERS = 20_000
 LATENCIES = (20, 50)
 
 
@@ -64,6 +65,18 @@ def cases() -> list[Case]:
             options={"num_workers": 0},
         ),
         _case(
+            "zip-20",
+            f"a ZIP of {ZIP_MEMBERS} photos over HTTP, 20 ms, 2 workers, from opening on",
+            workload="cold_zip",
+            prepares="prepare_zip",
+            measure="bounded_epoch",
+            contenders=("sqlstream_zip", "huggingface"),
+            needs_server=True,
+            latency_ms=20,
+            num_samples=ZIP_MEMBERS,
+            options={"num_workers": 2, "scheme": "http"},
+        ),
+        _case(
             "random",
             "random access, local shards, median",
             workload="random_access",
@@ -90,6 +103,26 @@ def _bars() -> list[Bar]:
     for ours in OURS:
         text = f"a whole shuffle: at most 1.02 of the data, by {ours}"
         bars.append(Bar(case="shards-shuffled", text=text, contender=ours, limit=1.02, is_at_least=False))
+    name, ours = "shards-zip-20", "sqlstream_zip"
+    bars += [
+        Bar(case=name, text="a ZIP: 100 times datasets", contender=ours, against=("huggingface",), limit=100),
+        Bar(
+            case=name,
+            text="a ZIP: a HEAD and at most 2 requests for the index",
+            contender=ours,
+            figure="opening_requests",
+            limit=3,
+            is_at_least=False,
+        ),
+        Bar(
+            case=name,
+            text="a ZIP: at most one request a member",
+            contender=ours,
+            figure="requests_per_sample",
+            limit=1,
+            is_at_least=False,
+        ),
+    ]
     for latency in LATENCIES:
         for ours in OURS:
             text = f"1.2 times the best of MosaicML and WebDataset, by {ours}"

@@ -26,6 +26,7 @@ MODULES = {
     "sqlstream_belady": "sqlstream",
     "sqlstream_mds": "streaming",
     "sqlstream_tar": "webdataset",
+    "sqlstream_zip": "sqlstream",
     "sqlstream_pillow": "sqlstream",
     "sqlstream_views": "sqlstream",
     "plain_torch": "torch",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from datasets import Dataset, Features, Value, load_from_disk
+from datasets import Dataset, Features, Image, Value, load_dataset, load_from_disk
+from datasets.utils.file_utils import xopen
 from torch.utils.data import DataLoader
 
+from benchmarks.peers import contenders
 from benchmarks.peers.contenders import SHARDS
+from benchmarks.peers.contenders.sqlstream_zip import ARCHIVE
 from benchmarks.peers.data import once, rows_path
 from benchmarks.peers.decode import decode_with_pillow
 from benchmarks.peers.job import Job, Lookup, Stream, names
@@ -64,6 +68,29 @@ def _loader(job: Job, dataset: Any, field: str = "image") -> Stream:
 def warm_bytes(job: Job) -> Stream:
     """Return the photos' bytes."""
     return _loader(job, load_from_disk(str(_place(job))))
+
+
+def prepare_zip(job: Job) -> None:
+    """Have the archive written."""
+    contenders.load("sqlstream_zip").prepare_zip(job)
+
+
+def cold_zip(job: Job) -> Stream:
+    """Return the photos of a ZIP on the server, as streaming reads one; a single archive is one worker's."""
+    url = job.url(ARCHIVE)
+    dataset = load_dataset("imagefolder", data_files={"train": [url]}, split="train", streaming=True)
+    paths = dataset.cast_column("image", Image(decode=False))  # bytes alone, as for all others
+
+    def batches() -> Iterator[list[bytes]]:
+        for row in paths:
+            found = row["image"]
+            if found["bytes"] is not None:
+                yield [found["bytes"]]
+                continue
+            with xopen(found["path"], "rb") as file:
+                yield [file.read()]
+
+    return Stream(batches=batches(), payload=lambda batch: batch)
 
 
 def _decoded(rows: dict[str, Any]) -> dict[str, Any]:
