@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 
 from sqlstream.cache import Cache
 from sqlstream.config import (
@@ -14,7 +12,6 @@ from sqlstream.config import (
     ShardUnit,
 )
 from sqlstream.index.build.build import open_index
-from sqlstream.index.build.chunks import ChunkPlace
 from sqlstream.index.build.lazy_build import open_lazy_index
 from sqlstream.index.build.lazy_shards.index import LazyShardIndex
 from sqlstream.index.build.shards import ShardIndex
@@ -25,7 +22,6 @@ from sqlstream.index.types.models import SourceFile
 from sqlstream.index.types.origins import RowJudge
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import Rules
-from sqlstream.stream.engine.chunk_objects import ChunkObjects
 from sqlstream.stream.engine.shard_files import CachedShards
 from sqlstream.stream.engine.units import ShardUse, choose_unit
 from sqlstream.stream.options import DatasetOptions, default_name
@@ -56,14 +52,6 @@ def open_any(options: DatasetOptions, cache: Cache) -> Index:
                 index.close()
                 raise
         return index
-    objects = ChunkObjects(cache, None)
-
-    def bring(place: ChunkPlace, num_shards: int) -> AbstractContextManager[list[Path]] | None:
-        share = float(options.samples.content_columns != ())
-        use = shard_use(options, [place.file.size_bytes or 0] * num_shards, share)
-        is_whole = table_unit(options, use, cache) is ShardUnit.WHOLE
-        return objects.fetched(place, objects.refs(place)) if is_whole else None
-
     return open_lazy_index(
         options.index,
         directory,
@@ -71,7 +59,7 @@ def open_any(options: DatasetOptions, cache: Cache) -> Index:
         show_progress=show_progress,
         identity=cache.identity,
         store=store,
-        bring=bring,
+        keep=partial(tables_to_keep, options, cache),
     )
 
 
@@ -115,6 +103,15 @@ def shards_to_keep(options: DatasetOptions, cache: Cache, src: str, shards: Sequ
     return CachedShards(cache, cache.session.register(options.name or default_name(src), src, ""))
 
 
+def tables_to_keep(options: DatasetOptions, cache: Cache, _src: str, shards: Sequence[SourceFile]) -> CachedShards | None:
+    """Return what brings shards whole whose tables are not known, and are found as they come; None: they are read in ranges."""
+    share = float(options.samples.content_columns != ())
+    use = shard_use(options, [shard.size_bytes or 0 for shard in shards], share)
+    are_commands = all(urls.is_command(shard.url) for shard in shards)
+    unit = table_unit(options, use, cache, are_commands=are_commands)
+    return CachedShards(cache, None) if unit is ShardUnit.WHOLE else None
+
+
 def shard_use_of(options: DatasetOptions, index: ShardIndex | LazyShardIndex) -> ShardUse:
     """Return what an epoch takes of the shards of an index."""
     wanted = options.samples.content_columns
@@ -122,8 +119,10 @@ def shard_use_of(options: DatasetOptions, index: ShardIndex | LazyShardIndex) ->
     return shard_use(options, index.shard_sizes(), share)
 
 
-def table_unit(options: DatasetOptions, use: ShardUse, cache: Cache) -> ShardUnit:
+def table_unit(options: DatasetOptions, use: ShardUse, cache: Cache, *, are_commands: bool) -> ShardUnit:
     """Return in what unit shards are brought whose tables are not known: whole ones are kept for their samples."""
+    if are_commands:  # which are run for whole shards in any case
+        return ShardUnit.WHOLE
     if options.samples.members is MemberForm.PATH:  # each part is an entry of its own
         return ShardUnit.MEMBERS
     return choose_unit(ShardUnit(options.samples.shards), use, cache.session.limit_in_force()).unit

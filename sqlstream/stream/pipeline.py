@@ -154,7 +154,9 @@ class Pipeline:
         walk = None
         if isinstance(index, LazyShardIndex):
             walk = chunk_walk(
-                index, self.options.order, table_unit(self.options, shard_use_of(self.options, index), self.cache)
+                index,
+                self.options.order,
+                table_unit(self.options, shard_use_of(self.options, index), self.cache, are_commands=index.has_commands),
             )
             index.keep_tables(2 * walk.window)
         return LazyRows(index, self.cache, self.options.index.lazy or LazyOptions(chunk_rows=1), self.dataset_id, walk)

@@ -208,3 +208,16 @@ def test_a_run_goes_on_from_its_state(tmp_path: Path) -> None:
         with piped(pipes(tmp_path), tmp_path, shuffle_seed=3) as second:
             second.load_state_dict(state)
             assert [sample["__key__"] for sample in second] == whole[at:]
+
+
+@pytest.mark.parametrize("then", ["cat", "gzip -c"])
+def test_commands_need_no_index_first(then: str, tmp_path: Path) -> None:
+    expected = shards(tmp_path)
+    with piped(pipes(tmp_path, then), tmp_path, lazy_index_chunk_size=1) as dataset:
+        assert runs(tmp_path) == 1, "the first shard says which columns there are"
+        found = [content(sample) for sample in dataset]
+        assert found == expected
+        assert [content(sample) for sample in dataset] == expected
+        if then == "cat":
+            assert runs(tmp_path) == NUM_SHARDS
+        assert len(dataset) == len(expected)

@@ -15,7 +15,7 @@ from sqlstream.index.build.build import begin_source, finish, planned
 from sqlstream.index.build.checks import check_downloads, check_key
 from sqlstream.index.build.chunks import ChunkSource
 from sqlstream.index.build.lazy import LazyIndex
-from sqlstream.index.build.lazy_shards.chunks import Bring, ShardChunks, members_path
+from sqlstream.index.build.lazy_shards.chunks import ShardChunks, members_path
 from sqlstream.index.build.lazy_shards.index import LazyShardIndex
 from sqlstream.index.build.lazy_shards.opening import first_shards, write_shards
 from sqlstream.index.build.lazy_shards.table import encoded
@@ -31,7 +31,7 @@ from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.base import TableFile
 from sqlstream.index.sources.plan.parts import ShardPart, innermost, parquet_part
 from sqlstream.index.sources.plan.plan import SourcePlan, label, source_items
-from sqlstream.index.sources.shards.layout import Scratch
+from sqlstream.index.sources.shards.layout import KeepsShards, Scratch
 from sqlstream.index.sql.expressions import condition_of
 from sqlstream.progress import progress
 from sqlstream.storage.base.identity import Identity
@@ -63,7 +63,7 @@ def open_lazy_index(
     show_progress: bool = True,
     identity: Identity | None = None,
     store: IndexStore | None = None,
-    bring: Bring | None = None,
+    keep: KeepsShards | None = None,
 ) -> LazyIndex:
     """Return the lazy index of a source of Parquet files, of which the footers are read, or of shards: the first one is read.
 
@@ -74,7 +74,7 @@ def open_lazy_index(
         show_progress: Show a bar while footers are read, if stderr is a terminal.
         identity: What else than its URL identifies a source; None: nothing.
         store: Where built indexes are shared; None: nowhere.
-        bring: Gives the bytes of a whole shard, which are kept for its samples; None: its table is read in ranges.
+        keep: Brings whole shards, which are kept for their samples; None: their tables are read in ranges.
 
     Raises:
         ConfigError: The source is not made of Parquet files or shards, or is of this machine and there is a `store`; an option
@@ -97,7 +97,7 @@ def open_lazy_index(
         if all(isinstance(innermost(part), ShardPart) for part in plan.parts):
             options = replace(options, lazy=replace(options.lazy, chunk_rows=1) if options.lazy else None)  # a shard is a chunk
             kind, chunks = LazyShardIndex, ShardChunks(plan.parts, IndexRoom(directory, options))
-            write = partial(_build_shards, chunks=chunks, bring=bring)
+            write = partial(_build_shards, chunks=chunks, keep=keep or (lambda _, __: None))
         else:
             parts = with_footers([_parquet(part, plan) for part in map(parquet_part, plan.parts)], roomy)
             plan, chunks = replace(plan, parts=tuple(parts)), ParquetChunks(parts)
@@ -209,12 +209,12 @@ def _build_shards(
     remote: RemoteReader,
     *,
     chunks: ShardChunks,
-    bring: Bring | None,
+    keep: KeepsShards,
     show_progress: bool,
 ) -> None:
     del show_progress  # one shard is read
     temporary, room = place.temporary(), IndexRoom(place.directory, options)
-    first = first_shards(chunks, bring, remote, Scratch(place.temporary, room.on_growth))
+    first = first_shards(chunks, keep, remote, Scratch(place.temporary, room.on_growth))
     with contextlib.closing(IndexWriter(temporary, plan.key_column, room=room)) as writer:
         write_shards(writer, plan, options, target, chunks, first)
     members = members_path(place.directory / f"{target.key}.sqlite")

@@ -148,6 +148,35 @@ class RemoteReader(Protocol):
         """
 
 
+class _NoRequests:
+    """A reader for who has all bytes at hand: a request would be a fault of ours."""
+
+    def with_access(self, access: Access) -> RemoteReader:
+        """Return itself."""
+        del access
+        return self
+
+    def head(self, url: str) -> ObjectInfo:
+        """Refuse."""
+        raise AssertionError(f"{redact(url)} is asked for, and is here")
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Refuse."""
+        raise AssertionError(f"{redact(prefix)} is asked for, and is here")
+
+    def download(self, url: str, path: Path, room: DownloadRoom | None = None) -> ObjectInfo:
+        """Refuse."""
+        raise AssertionError(f"{redact(url)} is asked for, and not {path}, {room}")
+
+    def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]], size_bytes: int | None = None) -> builtins.list[bytes]:
+        """Refuse."""
+        raise AssertionError(f"{ranges} of {redact(url)} are asked for, and it is here, with {size_bytes} bytes")
+
+
+NO_REQUESTS: RemoteReader = _NoRequests()
+"""Refuses all requests."""
+
+
 class RemoteWriter(Protocol):
     """Writes objects by URL; local paths and `file://` work too."""
 

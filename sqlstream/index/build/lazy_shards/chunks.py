@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import logging
-import os
-import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,14 +27,12 @@ from sqlstream.index.sources.base.access import local_file, named_errors, stat_f
 from sqlstream.index.sources.base.byte_source import RemoteBytes
 from sqlstream.index.sources.plan.parts import ShardPart, SourcePart, innermost, over
 from sqlstream.index.sources.shards.by_name import says_compressed
-from sqlstream.index.sources.shards.layout import Scratch
+from sqlstream.index.sources.shards.layout import KeepsShards, Scratch
 from sqlstream.index.sources.shards.samples import ShardSamples
-from sqlstream.index.sources.shards.tar_shard import TarShard
 from sqlstream.index.types.models import SourceFile, fingerprint
 from sqlstream.order.permute import Int64Array
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.access import Access
-from sqlstream.storage.base.protocols import DownloadRoom, ObjectInfo, RemoteReader, Unpack
+from sqlstream.storage.base.protocols import NO_REQUESTS, RemoteReader, Unpack
 from sqlstream.storage.members.unpack import MAGIC_BYTES, compression_of
 
 logger = logging.getLogger(__name__)
@@ -48,10 +42,6 @@ ROOM_ROWS = 1 << 24
 _LOOKS_AT_A_TIME = 16
 _KEPT_TABLES = 128
 """Tables that a process keeps in memory, those of two default windows; of wider windows more (`keep_tables`)."""
-
-
-Bring: TypeAlias = Callable[[ChunkPlace, int], AbstractContextManager[list[Path]] | None]
-"""Gives what is at the place of a shard, one of so many; None: shards shall not be brought as a whole."""
 
 
 class FirstShard(NamedTuple):
@@ -149,6 +139,8 @@ class ShardChunks:
     def _whole(self, number: int) -> ChunkPlace:
         """Return the place of all of a remote shard that was looked at."""
         file = self.file(number)
+        if urls.is_command(file.url):
+            return ChunkPlace(file=file, spans=(), version=file.content, is_shard=True, unpack=Unpack(""))
         if file.size_bytes is None:
             raise SourceError(
                 f"{urls.redact(file.url)}: the server does not say its length, which a lazy index needs: leave "
@@ -181,7 +173,7 @@ class ShardChunks:
         if (table := self._tables.pop(number, None)) is None:
             table = self._known(number, store)
         if table is None:
-            table = self._read_once(number, store, _HeldShard(self.file(number), self._path(number, store, files)))
+            table = self._read_once(number, store, NO_REQUESTS, self._path(number, store, files))
         self._keep(number, table)
         return table
 
@@ -222,14 +214,14 @@ class ShardChunks:
         self._versions[number] = table.file_of(self._shards[number].source)
         return table
 
-    def _read_once(self, number: int, store: ChunkStore, remote: RemoteReader) -> ShardTable:
+    def _read_once(self, number: int, store: ChunkStore, remote: RemoteReader, here: Path | None = None) -> ShardTable:
         """Read the table of a shard, and note it; one process at a time."""
         directory = store.path.parent
         key = fingerprint({"shard": number, "of": store.path.stem})
         with workplace(directory, key, is_brief=True) as place:
             if (table := self._known(number, store)) is not None:  # another process has done it while we waited
                 return table
-            samples = self._samples(number, remote, Scratch(place.temporary, self._room.on_growth))
+            samples = self._samples(number, remote, Scratch(place.temporary, self._room.on_growth, here=here))
             table = table_of(samples, over(self._parts[number], samples), self.file(number))
             self.note(number, table, store)
         return table
@@ -249,12 +241,12 @@ class ShardChunks:
         known = np.flatnonzero(self.found(store).counts() >= 0)  # [num_known]
         return self.table(int(known[0]), store) if known.size else None
 
-    def open_first(self, number: int, bring: Bring | None, remote: RemoteReader, scratch: Scratch) -> FirstShard:
+    def open_first(self, number: int, keep: KeepsShards, remote: RemoteReader, scratch: Scratch) -> FirstShard:
         """Return what a shard has, of which no process has found the table.
 
         Args:
             number: Of the shard.
-            bring: Gives what is at a place; None: its table is read in ranges.
+            keep: Brings it whole, if that is worth it: else its table is read in ranges.
             remote: Reads it.
             scratch: Where what is needed meanwhile is written.
 
@@ -264,26 +256,21 @@ class ShardChunks:
         self._learn(number, remote)
         part, file = self._parts[number], self.file(number)
         is_whole = urls.is_remote(file.url) and not self._shards[number].layout.is_table_apart
-        brought = bring(self._whole(number), len(self)) if bring is not None and is_whole else None
-        if brought is None:
+        files = keep(urls.redact(file.url), [file] * len(self)) if is_whole else None
+        with contextlib.ExitStack() as stack:
+            if files is not None:
+                with named_errors(file.url):
+                    scratch = scratch._replace(here=stack.enter_context(files.held(file, self._whole(number).unpack)))
             samples = self._samples(number, RoomyReader(remote, self._room), scratch)
-        else:
-            with brought as files:
-                samples = self._samples(number, _HeldShard(file, files[0]), scratch)
         whole = over(part, samples)
         return FirstShard(table_of(samples, whole, file), schema_of(whole), tuple(samples.typed))
 
     def _samples(self, number: int, remote: RemoteReader, scratch: Scratch) -> ShardSamples:
         """Return the samples of a shard, as its bytes say."""
         shard, file = self._shards[number], self.file(number)
-        unpack = self._packings.get(number)
-        if isinstance(remote, _HeldShard) and unpack is not None and isinstance(shard.layout, TarShard):
-            # What is held is its content, and the size by the index file that of what is stored: `_learn` has compared that.
-            content = replace(file, size_bytes=remote.size_bytes)
-            held = replace(shard, source=content, layout=replace(shard.layout, num_bytes=None))
-            samples = replace(held.samples(remote, scratch), unpack=unpack)
-        else:
-            samples = replace(shard, source=file).samples(remote, scratch)
+        samples = replace(shard, source=file).samples(remote, scratch)
+        if scratch.here is not None and samples.unpack is None:  # what is here is its content
+            samples = replace(samples, unpack=self._packings.get(number))
         if samples.damage is not None:
             logger.warning("%s is damaged, %d samples are kept: %s", urls.redact(file.url), len(samples.parts), samples.damage)
         if len(samples.parts) > ROOM_ROWS and not self._are_counted:
@@ -346,38 +333,3 @@ def _shard_of(part: SourcePart) -> ShardPart:
 def members_path(index: Path) -> Path:
     """Return where the tables are kept that were found of the shards of an index."""
     return index.with_suffix(".members")
-
-
-class _HeldShard:
-    """Reads one shard, all of which is here, as if it were asked for at its URL: messages name that.
-
-    Args:
-        file: The shard.
-        path: Its bytes; of a compressed one, what it holds.
-    """
-
-    def __init__(self, file: SourceFile, path: Path) -> None:
-        self._file, self._path = file, path
-        self.size_bytes = path.stat().st_size
-
-    def with_access(self, _access: Access) -> _HeldShard:
-        """Nothing is asked for."""
-        return self
-
-    def head(self, _url: str) -> ObjectInfo:
-        """Return its size."""
-        return ObjectInfo(url=self._file.url, size_bytes=self.size_bytes, etag=None, is_private=self._file.is_private)
-
-    def list(self, _prefix: str) -> Iterator[ObjectInfo]:
-        """There is nothing else."""
-        return iter(())
-
-    def get_ranges(self, _url: str, ranges: Sequence[tuple[int, int]], _size_bytes: int | None = None) -> builtins.list[bytes]:
-        """Return parts of it."""
-        with open(self._path, "rb") as file:
-            return [os.pread(file.fileno(), stop - start, start) for start, stop in ranges]
-
-    def download(self, _url: str, path: Path, _room: DownloadRoom | None = None) -> ObjectInfo:
-        """Copy it."""
-        shutil.copyfile(self._path, path)
-        return self.head(_url)

@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from sqlstream.config import IndexOptions
 from sqlstream.index.build.build import begin_source, finish
-from sqlstream.index.build.lazy_shards.chunks import Bring, FirstShard, ShardChunks
+from sqlstream.index.build.lazy_shards.chunks import FirstShard, ShardChunks
 from sqlstream.index.build.target import Target
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.plan.plan import SourcePlan
-from sqlstream.index.sources.shards.layout import Scratch
+from sqlstream.index.sources.shards.layout import KeepsShards, Scratch
 from sqlstream.index.types.models import ENCODING, MEMBER
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader
@@ -34,11 +34,11 @@ class _Columns:
         return iter(())
 
 
-def first_shards(chunks: ShardChunks, bring: Bring | None, remote: RemoteReader, scratch: Scratch) -> list[FirstShard]:
+def first_shards(chunks: ShardChunks, keep: KeepsShards, remote: RemoteReader, scratch: Scratch) -> list[FirstShard]:
     """Return the first shards, up to one that has samples."""
     found: list[FirstShard] = []
     while len(found) < len(chunks) and not (found and found[-1].table.rows.num_rows):
-        found.append(chunks.open_first(len(found), bring, remote, scratch))
+        found.append(chunks.open_first(len(found), keep, remote, scratch))
     return found
 
 

@@ -67,6 +67,8 @@ class Scratch(NamedTuple):
     """Returns what asks for room as a file grows (`IndexRoom.on_growth`)."""
     files: ShardFiles | None = None
     """Brings whole shards whose content is wanted as well; None: nothing does."""
+    here: Path | None = None
+    """The shard, or what it holds where it is compressed as a whole, on this disk; None: its bytes are asked for."""
 
 
 class MembersAreBytes:

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from sqlstream.errors import DamagedShardError, SourceError
 from sqlstream.index.sources.base.access import named_errors, stat_file
-from sqlstream.index.sources.base.byte_source import bytes_of
+from sqlstream.index.sources.base.byte_source import LocalBytes, bytes_of
 from sqlstream.index.sources.shards.columns import SampleParts
 from sqlstream.index.sources.shards.layout import PartsAreValues, ReadPart, Scratch
 from sqlstream.index.sources.shards.mds_values import check_columns, mds_values
@@ -85,7 +86,7 @@ class MdsLayout(PartsAreValues):
         unpack = None if shard.zip is None else _unpack(shard.compression, shard.raw, shard.zip)
         left = [column for column in shard.columns if column.name not in self.index_members]
         typed = {column.name: _KINDS.get(column.encoding, pa.binary()) for column in left}
-        found = None if unpack is not None and shard.meta is None else self._offsets(file, remote)
+        found = None if unpack is not None and shard.meta is None else self._offsets(file, remote, scratch.here)
         values = self._values(file, unpack, found, remote, scratch) if self.index_members else None
         if found is None:
             parts = SampleParts.single(SAMPLE, np.arange(shard.samples), np.zeros(shard.samples, np.int64))
@@ -108,22 +109,22 @@ class MdsLayout(PartsAreValues):
         name = urls.redact(file.url)
         with contextlib.ExitStack() as stack:
             if unpack is None:
-                source: ShardBytes = stack.enter_context(opened(file, remote))
+                source: ShardBytes = stack.enter_context(opened(file, remote, here=scratch.here))
             else:
                 source = stack.enter_context(unpacked_content(file, unpack, remote, scratch))
             if found is None:
                 found = offsets(source.read_at(0, table_bytes(self.shard)), self.shard, name).tolist()
             return mds_values(self.index_members, self.shard, found, source, name)
 
-    def _offsets(self, file: SourceFile, remote: RemoteReader) -> list[int]:
+    def _offsets(self, file: SourceFile, remote: RemoteReader, here: Path | None) -> list[int]:
         """Return where samples begin in the raw file, and where the last one ends."""
         shard, source, size = self.shard, file, table_bytes(self.shard)
         if shard.meta is not None:
             stored = shard.zip_meta or shard.meta
-            source, size = stat_file(self.directory + stored.basename, remote, file.access), stored.bytes
+            source, size, here = stat_file(self.directory + stored.basename, remote, file.access), stored.bytes, None
         name = urls.redact(source.url)
         with named_errors(source.url):
-            table = bytes_of(source, remote).read_at(0, size)
+            table = (bytes_of(source, remote) if here is None else LocalBytes(here)).read_at(0, size)
         if shard.meta is not None and shard.zip_meta is not None:
             table = b"".join(unpacked([table], _unpack(shard.compression, shard.meta, shard.zip_meta), name))
         found: list[int] = offsets(table, shard, name).tolist()

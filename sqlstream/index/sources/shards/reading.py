@@ -122,13 +122,16 @@ ShardBytes = LocalShard | AheadBytes
 
 
 @contextlib.contextmanager
-def opened(file: SourceFile, remote: RemoteReader, files: ShardFiles | None = None) -> Iterator[ShardBytes]:
+def opened(
+    file: SourceFile, remote: RemoteReader, files: ShardFiles | None = None, here: Path | None = None
+) -> Iterator[ShardBytes]:
     """Give the bytes of a shard.
 
     Args:
         file: The shard.
         remote: Reads what is not local.
         files: Brings a remote one whole where its headers are near each other: reading them reads it all; None: nothing does.
+        here: It, or what it holds, on this disk; None: it is read where it lies.
     """
     with named_errors(file.url), contextlib.ExitStack() as stack:
 
@@ -136,7 +139,9 @@ def opened(file: SourceFile, remote: RemoteReader, files: ShardFiles | None = No
             path = None if files is None else stack.enter_context(files.held(file, None))
             return None if path is None else stack.enter_context(contextlib.closing(LocalShard(path)))
 
-        if urls.is_remote(file.url):
+        if here is not None:
+            yield stack.enter_context(contextlib.closing(LocalShard(here)))
+        elif urls.is_remote(file.url):
             yield AheadBytes(RemoteBytes(file, remote), None if files is None else bring)
         else:
             yield stack.enter_context(contextlib.closing(LocalShard(Path(file.url))))
@@ -152,8 +157,8 @@ def printed(file: SourceFile, remote: RemoteReader, scratch: Scratch) -> Iterato
         scratch: Where the output is written, if it does not stay.
     """
     with contextlib.ExitStack() as stack:
-        path: Path | None = None
-        if scratch.files is not None:
+        path = scratch.here
+        if path is None and scratch.files is not None:
             with named_errors(file.url):
                 path = stack.enter_context(scratch.files.held(file, Unpack("")))
         if path is None:
@@ -180,14 +185,15 @@ def unpacked_content(file: SourceFile, unpack: Unpack, remote: RemoteReader, scr
         scratch: Where the content is written, if it does not stay.
     """
     with contextlib.ExitStack() as stack:
-        path: Path | None = None
-        if scratch.files is not None and urls.is_remote(file.url):
+        path, stored = None, scratch.here
+        if stored is None and scratch.files is not None and urls.is_remote(file.url):
             with named_errors(file.url):
                 path = stack.enter_context(scratch.files.held(file, unpack))
         if path is not None:
             yield stack.enter_context(contextlib.closing(LocalShard(path)))
             return
-        stored = stack.enter_context(local_copy(file, scratch.path("shard"), remote))
+        if stored is None:
+            stored = stack.enter_context(local_copy(file, scratch.path("shard"), remote))
         yield stack.enter_context(_unpacked(stored, unpack, urls.redact(file.url), scratch))
 
 

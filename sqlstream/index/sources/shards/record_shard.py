@@ -53,9 +53,8 @@ class RecordShard(PartsAreValues, MembersAreBytes):
 
     def samples(self, file: SourceFile, remote: RemoteReader, scratch: Scratch) -> ShardSamples:
         """Return the samples of a shard, all of which is read once; see `ShardLayout.samples`."""
-        del scratch
         name = urls.redact(file.url)
-        with opened(file, remote) as source:
+        with opened(file, remote, here=scratch.here) as source:
             found, damage = before_damage(_records(source, self.layout, name))
         keys = [record.values.get(KEY) for record in found]
         has_keys = all(isinstance(key, str) for key in keys)

@@ -53,7 +53,8 @@ class TarShard(MembersAreBytes):
         if urls.is_command(file.url):
             with printed(file, remote, scratch) as (content, unpack):
                 return _samples(content, name, unpack, self.index_members)
-        with opened(file, remote, None if urls.extension(file.url) in _PACKED else scratch.files) as source:
+        files = None if urls.extension(file.url) in _PACKED else scratch.files
+        with opened(file, remote, files, scratch.here) as source:
             compression = compression_of(source.read_at(0, MAGIC_BYTES))
             if compression is None:
                 return _samples(source, name, None, self.index_members)

@@ -71,7 +71,7 @@ class ZipShard(MembersAreBytes):
     def samples(self, file: SourceFile, remote: RemoteReader, scratch: Scratch) -> ShardSamples:
         """Return the samples of a shard; see `ShardLayout.samples`."""
         name = urls.redact(file.url)
-        with opened(file, remote) as source:
+        with opened(file, remote, here=scratch.here) as source:
             found = read_directory(source, name)
             if any(METADATA.fullmatch(member) and not _is_hidden(member) for _, member in found.names()):
                 members = {member.name: member for member in found if not _is_hidden(member.name)}
