@@ -115,7 +115,8 @@ class ReadLocks:
         if owners:
             return files[path].size_bytes == size_bytes
         opening = map(_OWNER_OF, map(os.open, (path,), (_READ_PLAIN,)))  # in the guard, nothing is made that is collected
-        _repair_fork()
+        if os.getpid() != FORKS.pid:  # as `_repair_fork` does, without its call: for each sample, twice
+            FORKS.repair()
         try:
             with FORKS.mutex:
                 owners.extend(opening)
@@ -198,7 +199,8 @@ class ReadHold:
 
     def close(self) -> None:
         """Give the locks back; safe to call twice, and in a forked child, whose copies are closed already."""
-        _repair_fork()
+        if os.getpid() != FORKS.pid:
+            FORKS.repair()
         with FORKS.mutex:
             self.open_files.clear()
 

@@ -113,10 +113,10 @@ class ObjectRef:
         ext = urls.extension(url)
         if listed is not None:
             size_bytes, etag = listed
-            return cls(
-                url=url, key=key, ext=ext, size_bytes=size_bytes, etag=etag, dataset=dataset, is_listed=True, access=access
-            )
-        return cls(url=url, key=key, ext=ext, size_bytes=size_bytes, etag=etag, dataset=dataset, access=access)
+        is_listed = listed is not None
+        return cls(
+            url=url, key=key, ext=ext, size_bytes=size_bytes, etag=etag, is_listed=is_listed, dataset=dataset, access=access
+        )
 
     @property
     def shard_key(self) -> bytes | None:

@@ -200,6 +200,10 @@ def extension(url: str) -> str:
     """
     if is_command(url):
         return ""
+    if "?" not in url and "#" not in url and "::" not in url:  # nearly always
+        dot = url.rfind(".")
+        if dot > 0 and url[dot - 1] != "/" and "/" not in (suffix := url[dot:]):
+            return _kept_suffix(suffix)
     chain = chain_of(url) if "::" in url else None
     bare = chain.inner if chain is not None else _without_query(url) if "?" in url or "#" in url else url
     name = bare.rstrip("/").rpartition("/")[2]  # what pathlib makes of it takes ten times as long

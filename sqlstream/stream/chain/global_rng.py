@@ -188,19 +188,22 @@ class GlobalGenerators:
         Raises:
             ConfigError: One sample of another thread has had the generators for too long.
         """
-        _turns.wait()
-        is_nested, loan = _turns.is_ours, _here.loan
-        with _turns.lock:
+        turns, here = _turns, _here
+        if turns.is_taken:
+            turns.wait()
+        is_nested, loan = turns.is_ours, here.loan
+        with turns.lock:
             others: _States | None = None
             try:
-                _turns.begin()
-                _here.loan = None  # a dataset that a transform reads restores the state of the transform
-                if not (_is_workers() and not is_nested if loan is None else loan.has_taken(is_nested=is_nested)):
-                    with locks.uninterrupted():
-                        if loan is None:
-                            others = _States.exchanged()
-                        else:
+                turns.begin()
+                if loan is not None:
+                    here.loan = None  # a dataset that a transform reads restores the state of the transform
+                    if not loan.has_taken(is_nested=is_nested):
+                        with locks.uninterrupted():
                             loan.take(is_nested=is_nested)
+                elif is_nested or not _is_workers():
+                    with locks.uninterrupted():
+                        others = _States.exchanged()
                 self._begin()
                 made = make()
                 if goes_on(made):
@@ -209,7 +212,7 @@ class GlobalGenerators:
                     self.was_drawn_from = _fingerprint() != self._fresh
                 return made
             finally:
-                _here.loan, _turns.is_taken = loan, is_nested
+                here.loan, turns.is_taken = loan, is_nested
                 if others is not None:
                     try:
                         with locks.uninterrupted():

@@ -250,41 +250,56 @@ class RowReader:
         A column that holds content itself, as bytes or in a struct with bytes, names no object.
         """
         refs: dict[str, ObjectRef] = {}
-        roots, base_url = self._roots, self._base_url
+        identity, judge = self._identity, self._judge
+        # Starts of URLs that are as they stand in the row, and named without a prefix: those of nearly all remote objects.
+        plain = identity.plain if identity is not None and self._parts is None and not members else ()
         for column in self._columns:
             value = sample.get(column)
-            if type(value) is not str and value is not None:
-                if is_content(value):
+            if is_plain := type(value) is str and value.startswith(plain) and "::" not in value:
+                url = value
+            else:
+                if type(value) is not str and value is not None:
+                    if is_content(value):
+                        continue
+                    if is_struct(value):
+                        value = value["path"]
+                if value is None or value == "":
+                    if column not in self._in_place:
+                        self._note_missing(sample, row_id, column)
                     continue
-                if is_struct(value):
-                    value = value["path"]
-            if value is None or value == "":
-                if column not in self._in_place:
-                    self._note_missing(sample, row_id, column)
-                continue
-            url = str(value)
-            may_be_member = "::" in url or column in members or self._parts is not None
-            if may_be_member and (ref := self._member(sample, row_id, column, url, members.get(column))) is not None:
-                refs[column] = ref
-                continue
-            if url[0].isspace() and urls.is_remote(url.lstrip()):
-                raise SampleError(
-                    f"row {row_id} (sample {sample['__sample_key__']!r}) has {shown(url.lstrip())!r} in column {column!r} "
-                    f"with a blank before it, so it is no URL: mend the table, or compute a column: trim({column}) AS …"
-                )
-            # An absolute path below an allowed root is that file; below a remote index it would else be a key of its store.
-            if not (roots and any(is_below(url, root) for root in roots)):
-                url = urls.join(base_url, url)
+                named = self._url_or_member(sample, row_id, column, str(value), members)
+                if isinstance(named, ObjectRef):
+                    refs[column] = named
+                    continue
+                url = named
             access = OWN
-            if self._judge is not None:
-                url, access = self._judge.judge(row_id, column if self._is_plain else None, url, str(value))
-            if urls.is_remote(url):
-                entry = (entries or {}).get(column)
+            if judge is not None:
+                url, access = judge.judge(row_id, column if self._is_plain else None, url, str(value))
+            if is_plain or urls.is_remote(url):
+                entry = None if entries is None else entries.get(column)
                 listed = entry[1] if entry is not None and entry[0] == value else None  # a transform may name another object
-                refs[column] = ObjectRef.of(url, listed=listed, dataset=self._dataset, identity=self._identity, access=access)
+                refs[column] = ObjectRef.of(url, listed=listed, dataset=self._dataset, identity=identity, access=access)
             else:
                 sample[column] = str(urls.local_path(url))
         return refs
+
+    def _url_or_member(
+        self, sample: Sample, row_id: int, column: str, url: str, members: Mapping[str, NamedMember]
+    ) -> str | ObjectRef:
+        """Return the URL or path that a row's text names, or the member of an archive."""
+        roots = self._roots
+        may_be_member = "::" in url or column in members or self._parts is not None
+        if may_be_member and (ref := self._member(sample, row_id, column, url, members.get(column))) is not None:
+            return ref
+        if url[0].isspace() and urls.is_remote(url.lstrip()):
+            raise SampleError(
+                f"row {row_id} (sample {sample['__sample_key__']!r}) has {shown(url.lstrip())!r} in column {column!r} "
+                f"with a blank before it, so it is no URL: mend the table, or compute a column: trim({column}) AS …"
+            )
+        # An absolute path below an allowed root is that file; below a remote index it would else be a key of its store.
+        if roots and any(is_below(url, root) for root in roots):
+            return url
+        return urls.join(self._base_url, url)
 
     def _note_missing(self, sample: Sample, row_id: int, column: str) -> None:
         """Put None into a sample that names no object, if that may be."""
