@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import multiprocessing
 import os
@@ -24,7 +25,7 @@ from sqlstream.errors import ConfigError
 from sqlstream.stream.chain.global_rng import GeneratorLoan, GeneratorTurns, GlobalGenerators
 from sqlstream.transforms import rng
 from sqlstream.transforms.cached import CacheTransform
-from tests.handlers import HandlerError, raised_everywhere
+from tests.handlers import HandlerError, Injector, handler, raised_everywhere
 from tests.stream.kit import global_states, whole
 from tests.stream.tables import make_table
 
@@ -203,6 +204,22 @@ def test_a_handler_that_raises_anywhere_as_a_sample_is_made_keeps_no_turn_and_no
                 assert global_states() == before
             assert pool.submit(drawn_by, draws).result(60) == expected
             assert drawn_by(draws) == expected
+
+
+def test_a_handler_that_makes_samples_anywhere_as_a_sample_is_made_leaves_all_generators_as_they_were() -> None:
+    np.random.randn()  # of a pair of normal numbers one is left
+    expected, before = drawn_by(draws), global_states()
+    made: list[list[float]] = []
+    with handler(lambda: made.append(drawn_by(draws))):
+        for nth in itertools.count(1):
+            made.clear()
+            with Injector(nth) as injector:
+                assert drawn_by(draws) == expected, nth
+            assert global_states() == before, nth
+            assert made == [expected] * len(made)
+            if injector.num_places < nth:
+                assert nth > 20
+                return
 
 
 def draws() -> list[float]:

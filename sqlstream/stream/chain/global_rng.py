@@ -124,11 +124,11 @@ class GeneratorLoan:
         return (self._states if is_nested else _turns.lent) is not None
 
     def take(self, *, is_nested: bool) -> None:
-        """Save the state of the generators; in this thread's turn."""
+        """Save the state of the generators; in this thread's turn, in a section: what is saved counts as exchanged."""
         if is_nested:
-            self._states = _States.exchanged()
+            self._states = _States.saved().exchange()
         else:
-            _turns.lent = _States.exchanged()
+            _turns.lent = _States.saved().exchange()
 
     def put_back(self) -> None:
         """Restore the saved state; the generators may be taken again."""
@@ -202,8 +202,8 @@ class GlobalGenerators:
                         with locks.uninterrupted():
                             loan.take(is_nested=is_nested)
                 elif is_nested or not _is_workers():
-                    with locks.uninterrupted():
-                        others = _States.exchanged()
+                    others = _States.saved()
+                    others.exchange()
                 self._begin()
                 made = make()
                 if goes_on(made):
@@ -215,9 +215,8 @@ class GlobalGenerators:
                 here.loan, turns.is_taken = loan, is_nested
                 if others is not None:
                     try:
-                        with locks.uninterrupted():
-                            others.restore()
-                    except BaseException:  # of a handler, perhaps before the section began
+                        others.restore()
+                    except BaseException:  # of a handler in the middle; a section for every sample would take longer than this
                         with locks.uninterrupted():
                             others.restore()
                         raise
@@ -235,7 +234,11 @@ class GlobalGenerators:
 
 
 class _States(NamedTuple):
-    """The states of the trainer's generators, or of those of the sample around one."""
+    """The states of the trainer's generators, or of those of the sample around one.
+
+    A signal handler may run between any two steps of these methods, and make samples itself: it leaves the generators as it
+    found them. One that raises leaves states that can be restored.
+    """
 
     python: PythonState
     torch: torch.Tensor  # [n]
@@ -244,19 +247,22 @@ class _States(NamedTuple):
     """What numpy keeps beside its generator."""
 
     @classmethod
-    def exchanged(cls) -> _States:
-        """Return the states, and give numpy another generator; in a section."""
-        numpy = np.random.mtrand.get_bit_generator()
-        states = cls(PYTHON.state(), torch.default_generator.get_state(), numpy, _state_beside(numpy))
+    def saved(cls) -> _States:
+        """Return the states."""
+        numpy = _numpy_generator()
+        return cls(PYTHON.state(), torch.default_generator.get_state(), numpy, _state_beside(numpy))
+
+    def exchange(self) -> _States:
+        """Give numpy another generator; return these states."""
         spare, _turns.spare = _turns.spare, None
         np.random.mtrand.set_bit_generator(spare or np.random.MT19937())
-        return states
+        return self
 
     def restore(self) -> None:
-        """Restore them; in a section. A second time changes nothing."""
+        """Restore them; a second time changes nothing."""
         PYTHON.restore(self.python)
         torch.default_generator.set_state(self.torch)
-        if (spare := np.random.mtrand.get_bit_generator()) is not self.numpy:
+        if (spare := _numpy_generator()) is not self.numpy:
             np.random.mtrand.set_bit_generator(self.numpy)
             _turns.spare = spare if isinstance(spare, np.random.MT19937) else None
         _restore_beside(self.numpy, self.beside)
@@ -266,14 +272,23 @@ class _WithoutWords:
     """Stands in for numpy's global generator while its state is read or written: numpy asks it for that alone."""
 
     state: dict[str, Any]
+    generator: np.random.BitGenerator
+    """What it stands in for."""
 
 
 _numpy: Any = np.random.mtrand._rand
 _without_words = _WithoutWords()
 
 
+def _numpy_generator() -> np.random.BitGenerator:
+    """Return numpy's global generator, also to a signal handler that runs while another one stands in for it."""
+    generator: Any = np.random.mtrand.get_bit_generator()
+    return _without_words.generator if generator is _without_words else generator
+
+
 def _state_beside(generator: np.random.BitGenerator) -> dict[str, Any]:
-    """Return what numpy keeps beside `generator`, its global one; in a section."""
+    """Return what numpy keeps beside `generator`, its global one."""
+    _without_words.generator = generator
     _without_words.state = {"bit_generator": "MT19937", "state": {}}  # a new one: numpy writes into it, and returns it
     try:
         _numpy._bit_generator = _without_words
@@ -284,7 +299,8 @@ def _state_beside(generator: np.random.BitGenerator) -> dict[str, Any]:
 
 
 def _restore_beside(generator: np.random.BitGenerator, beside: dict[str, Any]) -> None:
-    """Restore what numpy keeps beside `generator`, its global one; in a section."""
+    """Restore what numpy keeps beside `generator`, its global one."""
+    _without_words.generator = generator
     try:
         _numpy._bit_generator = _without_words
         _numpy.set_state(beside)
