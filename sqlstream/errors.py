@@ -2,6 +2,7 @@
 
 SqlStreamError
 ├── ConfigError (ValueError)                 fix the call
+│   └── CacheClosedError                     open the dataset or cache again; it is a CacheError, too
 ├── MissingDependencyError (ImportError)     install the named extra
 ├── UnknownLengthError (TypeError)           go on without a length, or iterate once
 ├── SourceError                              fix the data source
@@ -130,6 +131,10 @@ class TransientStorageError(StorageError):
 
 class CacheError(SqlStreamError):
     """The cache cannot serve this request."""
+
+
+class CacheClosedError(ConfigError, CacheError):
+    """A dataset or cache is used after it was closed, also where another thread closes it meanwhile."""
 
 
 class CacheDirectoryError(CacheError):

@@ -37,7 +37,7 @@ from sqlstream.config import (
     parse_bytes,
     parse_limit,
 )
-from sqlstream.errors import CacheError, ConfigError
+from sqlstream.errors import CacheClosedError, CacheError, ConfigError
 from sqlstream.logs import configure_logs
 from sqlstream.process import interrupts, locks
 from sqlstream.storage.base import urls
@@ -248,9 +248,9 @@ class Cache:
         return self.path == other.path and self._arguments | aside == other._arguments | aside
 
     def check_open(self) -> None:
-        """Raise ConfigError after `close`."""
+        """Raise CacheClosedError after `close`."""
         if self.is_closed:
-            raise ConfigError(f"the cache {self.path} was closed, or the dataset that reads through it: open it again")
+            raise CacheClosedError(f"the cache {self.path} was closed, or the dataset that reads through it: open it again")
 
     def path_of(self, ref: ObjectRef, hold: AnyHold | None = None) -> Path:
         """Return where an object is that `hold` holds."""
@@ -314,6 +314,7 @@ class Cache:
 
     def failures(self) -> list[FailureRecord]:
         """Return what failed in this cache, in any process, the most frequent first."""
+        self.check_open()
         return reports.failures(self._directory.ledger)
 
     def num_without_checksum(self) -> int:

@@ -18,7 +18,7 @@ from sqlstream.cache.acquire.reserve import NextUses
 from sqlstream.cache.private_files import PrivateFilesSession, PrivateHold
 from sqlstream.cache.session import AnyHold, ChosenUnit, Failure, LedgerSession, ObjectRef, Policy, PutItem, ShardWish
 from sqlstream.config import Limit
-from sqlstream.errors import CacheError, CacheFullError, SqlStreamError
+from sqlstream.errors import CacheClosedError, CacheError, CacheFullError, SqlStreamError
 from sqlstream.process import fork
 from sqlstream.storage.fetcher import Fetcher
 
@@ -31,10 +31,10 @@ _DISK_ERRORS = frozenset((errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EROFS))
 
 
 def is_fault(error: Exception) -> bool:
-    """Return whether an error says that the cache, or its disk, is broken; not that it is full, or that storage failed."""
+    """Return whether an error says that cache or disk is broken; not that it is full, or was closed, or that storage failed."""
     if isinstance(error, SqlStreamError) and error.context.get("errno") in _DISK_ERRORS:
         return True
-    return isinstance(error, CacheError) and not isinstance(error, CacheFullError)
+    return isinstance(error, CacheError) and not isinstance(error, CacheFullError | CacheClosedError)
 
 
 class FailoverSession:

@@ -25,7 +25,7 @@ from sqlstream.cache.ledger.reports import Failure
 from sqlstream.cache.ledger.shard_units import ChosenUnit, ShardWish
 from sqlstream.cache.model.policies import POLICIES, Policy
 from sqlstream.cache.model.refs import ObjectRef
-from sqlstream.errors import CacheDiskError, CacheError, ConfigError, FetchCancelledError, SqlStreamError
+from sqlstream.errors import CacheClosedError, CacheDiskError, CacheError, FetchCancelledError, SqlStreamError
 from sqlstream.process import fork, locks
 from sqlstream.process.interrupts import Changes
 from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchRequest
@@ -187,7 +187,7 @@ class PrivateFilesSession:
 
     def _bring(self, hold: PrivateHold) -> None:
         if self.is_closed:
-            raise ConfigError("the dataset or cache was closed: open it again to read more")
+            raise CacheClosedError("the dataset or cache was closed: open it again to read more")
         with locks.uninterrupted():  # a handler that raised before they are sent for would leave their files open
             refs = {ref.key: ref for ref in hold.refs}
             hold.files = self._files(refs)

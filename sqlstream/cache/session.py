@@ -28,7 +28,7 @@ from sqlstream.cache.model.policies import Policy, policy_named
 from sqlstream.cache.model.refs import KEY_BYTES, STORED_SAMPLE_EXTENSION, ListedObject, ObjectParts, ObjectRef
 from sqlstream.cache.private_files import PrivateHold
 from sqlstream.config import Limit
-from sqlstream.errors import CacheError
+from sqlstream.errors import CacheClosedError
 from sqlstream.storage.fetcher import Fetcher
 
 __all__ = [
@@ -266,7 +266,7 @@ class LedgerSession:
         """Release what came as another thread closed the cache object, after that had given back what it held."""
         for hold in holds:
             self._holds.release(hold)
-        raise CacheError(f"the cache {self._disk.root} is closed: open it again")
+        raise CacheClosedError(f"the cache {self._disk.root} was closed, or the dataset that reads through it: open it again")
 
     def wait(self, hold: AnyHold, timeout_seconds: float | None = None) -> AnyHold:
         """See `CacheSession`."""

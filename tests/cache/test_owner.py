@@ -14,7 +14,7 @@ import pytest
 
 from sqlstream.cache import Cache
 from sqlstream.cache.recovery import recover
-from sqlstream.errors import CacheDiskError, CacheError, SqlStreamError
+from sqlstream.errors import CacheClosedError, CacheDiskError, SqlStreamError
 from sqlstream.process import locks
 from sqlstream.testing.faulty import FaultyHttpServer
 from sqlstream.testing.invariants import check_invariants
@@ -167,8 +167,8 @@ def test_a_thread_that_waits_for_the_lock_while_the_cache_is_closed_registers_an
         pass
     stopped = Stopped(monkeypatch, Session(cache).database._write_lock, "take")
     error = close_while_a_thread_reads(cache, f"{server.url}/1", stopped)
-    assert isinstance(error, CacheError)
-    assert "is closed" in str(error)
+    assert isinstance(error, CacheClosedError)
+    assert "was closed" in str(error)
     assert open_files(directory) == []
     assert list((directory / "owners").iterdir()) == []
     assert not list(directory.glob("*.bad"))

@@ -25,7 +25,7 @@ from sqlstream.cache.ledger.eviction import unpinned_in_order
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.cache.recovery import recover
-from sqlstream.errors import CacheError
+from sqlstream.errors import CacheClosedError, CacheError
 from sqlstream.process import locks
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
@@ -281,7 +281,7 @@ def test_a_closed_cache_gives_nothing_that_was_read_before(directory: Path, cach
         session.release(read_hold(other, REFS[0]))
         store = session.directory
     store.close()
-    with pytest.raises(CacheError, match="is closed: open it again"):
+    with pytest.raises(CacheClosedError, match=r"was closed.*open it again"):
         session.acquire_one(REFS[:1], for_reading=True)
 
 

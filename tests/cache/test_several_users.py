@@ -11,7 +11,7 @@ import pytest
 
 from sqlstream.cache import Cache
 from sqlstream.cache.session import AnyHold, ObjectRef
-from sqlstream.errors import CacheError
+from sqlstream.errors import CacheClosedError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.session import Session
@@ -121,6 +121,6 @@ def test_what_another_thread_acquires_while_the_cache_is_closed_is_given_back(
     monkeypatch.setattr(acquirer, "acquire", late(acquire))
     monkeypatch.setattr(acquirer, "acquire_one", late(acquire_one))
     for ask in (lambda: closing.session.acquire([[ref] for ref in REFS]), lambda: closing.session.acquire_one([REFS[0]])):
-        with pytest.raises(CacheError, match=r"is closed: open it again"):
+        with pytest.raises(CacheClosedError, match=r"was closed.*open it again"):
             ask()
         assert staying.statistics().pinned_entries == 0

@@ -12,7 +12,8 @@ import pytest
 
 from sqlstream import StreamingDataset
 from sqlstream.cache import Cache
-from sqlstream.errors import ConfigError
+from sqlstream.cache.acquire.owner import Owner
+from sqlstream.errors import CacheClosedError, CacheError, ConfigError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.processes import children, wait_until
@@ -32,6 +33,7 @@ USES: dict[str, Callable[[StreamingDataset], object]] = {
     "statistics": lambda dataset: dataset.cache.statistics(),
     "clear": lambda dataset: dataset.cache.clear(),
     "verify": lambda dataset: dataset.cache.verify(),
+    "failures": lambda dataset: dataset.failures(),
     "a limit": lambda dataset: setattr(dataset.cache, "limit_bytes", 1),
 }
 
@@ -45,7 +47,7 @@ def test_any_use_after_close_is_one_clear_error_at_once(photos: Photos, tmp_path
     dataset = open_dataset(photos, dst)
     assert dataset[1]["is_right"]
     dataset.close()
-    with pytest.raises(ConfigError, match=CLOSED):
+    with pytest.raises(CacheClosedError, match=CLOSED):
         USES[use](dataset)
     if other is not None:
         assert other[0]["is_right"]
@@ -70,6 +72,32 @@ def test_a_dataset_closed_in_its_own_loop_ends_it_and_leaves_no_helper(photos: P
         other.close()
     assert children(os.getpid()) <= before
     check_invariants(dst, at_rest=True)
+
+
+@pytest.mark.parametrize("is_bypassed", [False, True], ids=["raise", "bypass"])
+def test_one_that_is_closed_while_a_thread_reserves_room_is_the_same_error(
+    is_bypassed: bool, photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = StreamingDataset(
+        photos.src,
+        tmp_path / "dst",
+        columns_to_download=["image"],
+        transforms=[check_bytes],
+        cache_limit="10mb",
+        on_cache_error="bypass" if is_bypassed else "raise",
+    )
+    assert dataset[0]["is_right"]
+    begin = Owner.transaction
+
+    def closed_first(owner: Owner, *given: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        dataset.close()
+        return begin(owner, *given, **options)
+
+    monkeypatch.setattr(Owner, "transaction", closed_first)
+    with pytest.raises(CacheClosedError, match=CLOSED):
+        dataset[1]
+    assert isinstance(CacheClosedError(), ConfigError | CacheError)
 
 
 def test_a_closed_dataset_pins_nothing_while_another_one_uses_the_cache(photos: Photos, tmp_path: Path) -> None:

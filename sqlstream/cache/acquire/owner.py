@@ -26,7 +26,7 @@ from sqlstream.cache.model.rows import NO_LIMIT
 from sqlstream.cache.recovery import recover
 from sqlstream.cache.recovery.free_space import take_first_limit
 from sqlstream.config import AS_IT_IS, Limit
-from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheError
+from sqlstream.errors import CacheClosedError, CacheDamagedError, CacheDiskError
 from sqlstream.process import fork, locks
 
 logger = logging.getLogger(__name__)
@@ -213,7 +213,9 @@ class Owner:
 
     def _check_open(self) -> None:
         if self.is_closed:
-            raise CacheError(f"the cache {self._disk.root} is closed: open it again")
+            raise CacheClosedError(
+                f"the cache {self._disk.root} was closed, or the dataset that reads through it: open it again"
+            )
 
     def run(self, work: Callable[[LedgerTransaction], T], *, is_flush: bool = False) -> T:
         """Return what `work` returns in a transaction; if the ledger fails, once more: by then it may have been mended."""

@@ -27,7 +27,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sqlstream.cache.ledger import damage, shared_locks
 from sqlstream.cache.ledger.write_lock import WriteLock, same_file, write_durably
-from sqlstream.errors import CacheDamagedError, CacheDirectoryError, CacheDiskError, CacheError, MigrationError, SqlStreamError
+from sqlstream.errors import (
+    CacheClosedError,
+    CacheDamagedError,
+    CacheDirectoryError,
+    CacheDiskError,
+    MigrationError,
+    SqlStreamError,
+)
 from sqlstream.process import fork, interrupts, locks
 
 if TYPE_CHECKING:
@@ -128,7 +135,9 @@ class Database:
                 with self._using:
                     if self._is_ended:  # while this thread waited
                         self._close_files()
-                        raise CacheError(f"the cache {self.path.parent} is closed: open it again")
+                        raise CacheClosedError(
+                            f"the cache {self.path.parent} was closed, or the dataset that reads through it: open it again"
+                        )
                     yield from self._transaction(body_commits=body_commits)
             finally:
                 self._write_lock.leave()

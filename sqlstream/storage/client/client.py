@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from sqlstream.config import StorageOptions
-from sqlstream.errors import ConfigError, SqlStreamError, StorageError
+from sqlstream.errors import CacheClosedError, SqlStreamError, StorageError
 from sqlstream.process import fork, interrupts, locks
 from sqlstream.storage.client.outstanding import Answer, Ended, HelperUser, Outstanding, Question, Sink, Unanswered, cancelled
 from sqlstream.storage.client.process import HelperProcess
@@ -224,7 +224,7 @@ class HelperClient:
         """Enter the questions as outstanding at the helper, started if need be, and send what may be sent."""
         with self._lock:
             if user.is_closed:
-                raise ConfigError("the dataset or cache was closed: open it again to read more")
+                raise CacheClosedError("the dataset or cache was closed: open it again to read more")
             helper = self._ensure_helper()
             self._users.add(user)
             self._outstanding.add(questions, user, answer)
