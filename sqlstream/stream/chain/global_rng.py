@@ -283,7 +283,8 @@ _without_words = _WithoutWords()
 def _numpy_generator() -> np.random.BitGenerator:
     """Return numpy's global generator, also to a signal handler that runs while another one stands in for it."""
     generator: Any = np.random.mtrand.get_bit_generator()
-    return _without_words.generator if generator is _without_words else generator
+    found: np.random.BitGenerator = _without_words.generator if generator is _without_words else generator
+    return found
 
 
 def _state_beside(generator: np.random.BitGenerator) -> dict[str, Any]:
