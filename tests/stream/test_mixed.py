@@ -236,6 +236,35 @@ def test_m7_stored_samples_of_a_stream_are_found_in_a_mixture(tmp_path: Path) ->
     assert len(log.read_text()) == num_runs == 20, "the name of a stream is no part of what samples are stored by"
 
 
+def test_m6_a_process_within_a_step_goes_on_there(tmp_path: Path) -> None:
+    with mixed(tmp_path, batch_size=G) as dataset:
+        samples = iter(dataset)
+        first = [next(samples) for _ in range(19)]
+        state = dataset.state_dict()
+        rest = seen(list(samples))
+    with mixed(tmp_path, batch_size=G) as again:
+        again.load_state_dict(json.loads(json.dumps(state)))
+        assert seen(list(again)) == rest
+        assert len(first) + len(rest) == EPOCH_SIZE
+        with pytest.raises(StateError, match="taken within a step, so streams cannot come or go"):
+            again.load_state_dict(state, streams="continue")
+
+
+def test_streams_of_one_directory_and_settings_have_one_cache(tmp_path: Path) -> None:
+    def caches_of(*options: dict[str, Any]) -> int:
+        streams = [
+            Stream(make_table(tmp_path, 17), **({"dst": tmp_path / "cache"} | one), name=f"s{number}")
+            for number, one in enumerate(options)
+        ]
+        with MixedDataset(streams) as dataset:
+            return len(dataset._pipeline.engines.caches)
+
+    assert caches_of({}, {}, {"cache_limit": "1gb"}) == 1, "a limit belongs to the directory"
+    assert caches_of({}, {"storage_options": {"anon": True}}, {"storage_options": {"anon": True}}) == 2
+    assert caches_of({}, {"dst": tmp_path / "other"}) == 2
+    assert caches_of({}, {"cache_namespace": "me"}) == 2
+
+
 # -- rows ----
 
 
