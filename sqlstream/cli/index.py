@@ -31,6 +31,7 @@ _SPELLING = {
     "label_column": "--label-column",
     "index_members": "--index-members",
     "damaged_shards": "--damaged-shards",
+    "source_options={'allow_pipes': True}": "--allow-pipes",
     "storage_options": "--storage-option",
     "index_store": "--index-store",
     "sql_engine": "--sql-engine",
@@ -79,6 +80,7 @@ def register(subcommands: Subcommands) -> None:
     build.add_argument(
         "--damaged-shards", metavar="WHAT", default="raise", help="raise, skip or until_damage (default: %(default)s)"
     )
+    build.add_argument("--allow-pipes", action="store_true", help="run commands that the source spells as pipe:…")
     build.add_argument("--download", metavar="COL", nargs="+", default=[], help="columns whose values are URLs or paths")
     build.add_argument("--allow-missing-columns", action="store_true", help="a --download column that is not there is NULL")
     build.add_argument("--delimiter", metavar="CHAR", help="delimiter of CSV files")
@@ -130,6 +132,7 @@ def run_build(options: argparse.Namespace) -> int:
         label_column=options.label_column,
         index_members=tuple(options.index_members),
         damaged_shards=options.damaged_shards,
+        allow_pipes=options.allow_pipes,
         allow_missing_columns=options.allow_missing_columns,
         delimiter=options.delimiter,
         encoding=options.encoding,

@@ -13,6 +13,7 @@ import pytest
 from sqlstream import StreamingDataset
 from sqlstream.testing.servers import LocalS3
 from tests.cli.commands import run, run_json
+from tests.stream.shards import samples, tar_of
 
 ROWS = [("a", "red circle", 0.5), ("b", "blue, square", 0.9), ("c", "größer \x1b[2J", 0.1)]
 
@@ -237,3 +238,17 @@ def test_errors_of_build_name_its_options(tmp_path: Path, src: Path) -> None:
     assert "--download names 'image'" in result.stderr
     assert "--allow-missing-columns" in result.stderr
     assert "columns_to_download" not in result.stderr
+
+
+def test_build_runs_commands_only_where_that_is_allowed(tmp_path: Path) -> None:
+    (tmp_path / "s.tar").write_bytes(tar_of(samples(0, 4)))
+    command = f"pipe:echo run >> {tmp_path}/runs; cat {tmp_path}/s.tar"
+    refused = run("index", "build", command, str(tmp_path / "cache"))
+    assert refused.returncode != 0
+    assert not (tmp_path / "runs").exists()
+    assert "--allow-pipes" in refused.stderr
+    built = run_json("index", "build", command, str(tmp_path / "cache"), "--allow-pipes")
+    assert built["num_rows"] == 4
+    with StreamingDataset(command, tmp_path / "cache", source_options={"allow_pipes": True}, show_progress=False) as dataset:
+        assert len(dataset) == 4
+    assert (tmp_path / "runs").read_text() == "run\n", "the dataset has found the index"
