@@ -147,3 +147,11 @@ def test_a_shard_of_another_size_than_the_index_says_is_an_error(tmp_path: Path)
 def test_json_tables_are_still_tables(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text('[{"a": 1}, {"a": 2}]')
     assert [sample["a"] for sample in opened(tmp_path / "index.json", tmp_path)] == [1, 2]
+
+
+def test_a_small_index_file_comes_with_one_request(server: FaultyHttpServer, tmp_path: Path) -> None:
+    src = serve(server, "plain")
+    assert len(server.objects["/plain/index.json"]) > 4096
+    with opened(src, tmp_path) as dataset:
+        assert len(dataset) == len(expected("mds/plain.expected.json")["samples"])
+    assert [request.method for request in server.requests("/plain/index.json")] == ["HEAD", "GET"]

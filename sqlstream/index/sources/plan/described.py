@@ -27,8 +27,8 @@ from sqlstream.storage.members.mds import MdsShard, is_mds_index, parse_index
 INDEX = "index.json"
 _MAX_BYTES = 1 << 30
 """Of an index file: some 10^6 shards."""
-_LOOKED_AT_BYTES = 4096
-"""Of a .json file, to tell an object from an array of rows."""
+_LOOKED_AT_BYTES = 256 << 10
+"""Of a .json file, to tell an object from an array of rows: so many come as fast as one, and are all of most index files."""
 
 
 class WidsShard(NamedTuple):
