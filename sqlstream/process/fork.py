@@ -10,6 +10,7 @@
     DESCRIPTORS                                                                             | recorded descriptors are closed
     SIGNALS                                                                                 | those of the parent are dropped
     FORK_LOCKS   no thread uses a connection       given back                               | given back
+    CALLS        no thread calls SQLite otherwise  given back                               | given back
     GUARD        no thread opens a descriptor      given back                               | it is new
 
 Each step may use what the steps below it have repaired, and nothing above it: a connection is leaked before anything could ask
@@ -43,6 +44,7 @@ class Stage(IntEnum):
     DESCRIPTORS = auto()
     SIGNALS = auto()
     FORK_LOCKS = auto()
+    CALLS = auto()
     GUARD = auto()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import mmap
 import multiprocessing
@@ -21,8 +22,9 @@ import pytest
 
 from sqlstream.errors import IndexDatabaseError
 from sqlstream.index.file import index as reader
-from sqlstream.index.file.connection import connect
+from sqlstream.index.file.connection import connect, reading
 from sqlstream.index.file.index import Index
+from sqlstream.index.file.writer import IndexWriter
 from sqlstream.process import locks
 from tests.index.sources import all_rows, build, write_csv
 
@@ -48,8 +50,8 @@ def test_rows_come_in_the_order_asked_with_doubles(path: Path, tmp_path: Path) -
 def test_more_ids_than_sqlite_takes_variables_are_read_in_chunks(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def limited(where: Path) -> sqlite3.Connection:
-        connection = connect(where)
+    def limited(where: Path, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
+        connection = connect(where, factory)
         connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 3)
         return connection
 
@@ -187,7 +189,8 @@ def test_the_file_cannot_be_written_through_an_index(path: Path, tmp_path: Path)
     assert sorted(os.listdir(tmp_path / "index")) == [index.path.name]  # no -wal, no -journal
 
 
-def test_a_fork_waits_for_a_read_of_another_thread(tmp_path: Path) -> None:
+@pytest.mark.parametrize("use", ["read", "scan", "build"])
+def test_a_fork_waits_for_another_thread_that_is_inside_sqlite(use: str, tmp_path: Path) -> None:
     """SQLite's mutexes that the thread holds would be held in the child for ever."""
     index = build(tmp_path, pa.table({"index": ["a"]}))
     inside, forking, told = threading.Event(), threading.Event(), list[str]()
@@ -206,10 +209,14 @@ def test_a_fork_waits_for_a_read_of_another_thread(tmp_path: Path) -> None:
         told.extend(["forked", str(os.waitpid(pid, 0)[1])])
 
     assert index.rows([0]) == [{"index": "a"}]
-    index._opened().connection.create_function("in_the_middle", 0, in_the_middle)
-    thread = threading.Thread(target=fork)
-    thread.start()
-    index.stored("SELECT in_the_middle()")
-    thread.join()
+    writer = IndexWriter(tmp_path / "grows", "index")
+    with contextlib.closing(writer), reading(index.path) as scan:
+        connection = {"read": index._opened().connection, "scan": scan, "build": writer.connection}[use]
+        connection.create_function("in_the_middle", 0, in_the_middle)
+        thread = threading.Thread(target=fork)
+        thread.start()
+        statement = "SELECT in_the_middle() FROM meta LIMIT 1" if use == "scan" else "SELECT in_the_middle()"
+        index.stored(statement) if use == "read" else connection.execute(statement).fetchone()
+        thread.join()
     assert told == ["read", "forked", "0"]
     index.close()

@@ -25,7 +25,7 @@ from pyarrow import types
 
 from sqlstream.config import IndexOptions, Missing
 from sqlstream.errors import SchemaError, SourceError
-from sqlstream.index.file.connection import read_columns
+from sqlstream.index.file.connection import GuardedConnection, read_columns
 from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.file.workplace import Workplace
 from sqlstream.index.file.writer import IndexWriter
@@ -130,7 +130,7 @@ class _KeyedTable:
     def __init__(self, join: JoinedSource, on: str, path: Path) -> None:
         self.name, self.src, self.base_url = join.name, join.src, join.base_url
         self._on = on
-        self._db = sqlite3.connect(path, isolation_level=None)
+        self._db = sqlite3.connect(path, isolation_level=None, factory=GuardedConnection)
         try:
             for pragma in _PRAGMAS:
                 self._db.execute(f"PRAGMA {pragma}")

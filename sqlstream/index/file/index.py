@@ -381,7 +381,7 @@ class Index:
 
 
 def _open(path: Path) -> _Open:
-    connection = connect(path)
+    connection = connect(path, sqlite3.Connection)
     try:
         with damage_named(path):
             connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")

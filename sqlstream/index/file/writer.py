@@ -20,7 +20,7 @@ from pyarrow.types import is_floating, is_integer, is_timestamp
 
 from sqlstream import __version__
 from sqlstream.errors import SchemaError
-from sqlstream.index.file.connection import IN_PLACE, read_columns
+from sqlstream.index.file.connection import IN_PLACE, GuardedConnection, read_columns
 from sqlstream.index.file.intact import stamp_sqlite
 from sqlstream.index.file.key_check import KeyCheck
 from sqlstream.index.file.room import IndexRoom
@@ -87,7 +87,7 @@ class IndexWriter:
         self._room, self._make_room = room, room.on_growth(path) if room is not None else lambda: None
         self._num_elsewhere = 0
         goes_on = path.exists()
-        self._connection = sqlite3.connect(path, isolation_level=None)
+        self._connection = sqlite3.connect(path, isolation_level=None, factory=GuardedConnection)
         for pragma in _PRAGMAS:
             self._connection.execute(f"PRAGMA {pragma}")
         if not goes_on:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError, SchemaError, SourceError, SqlStreamError
+from sqlstream.index.file.connection import GuardedConnection
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.file.workplace import Workplace, build_once
@@ -286,7 +287,7 @@ class _NamedValues:
     """
 
     def __init__(self, path: Path) -> None:
-        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=GuardedConnection)
         self._connection.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;")
         self._connection.execute(
             "CREATE TABLE wanted (archive INTEGER, row INTEGER, number INTEGER, name TEXT, written INTEGER, start INTEGER, "

@@ -27,6 +27,7 @@ from typing import Any
 import pyarrow as pa
 
 from sqlstream.errors import SourceChangedError, SourceError
+from sqlstream.index.file.connection import GuardedConnection
 from sqlstream.index.sources.base.base import BATCH_ROWS
 from sqlstream.index.sources.places.listing import Census, Listing
 from sqlstream.index.types.models import SourceFile
@@ -67,7 +68,7 @@ class DirectoryTable:
         """Names the rule by which rows are others than those that earlier versions made of the same listing; None: the same."""
         self._listing, self._kind, self._path = listing, kind, temporary
         self._name = urls.redact(listing.directory)
-        self._db = sqlite3.connect(temporary, isolation_level=None)
+        self._db = sqlite3.connect(temporary, isolation_level=None, factory=GuardedConnection)
         self._db.execute("PRAGMA journal_mode=OFF")
         self._db.execute("PRAGMA synchronous=OFF")
         columns = "key TEXT, ext TEXT, path TEXT, folder TEXT"
