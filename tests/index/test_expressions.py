@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -313,3 +315,34 @@ def test_it_is_known_which_names_a_query_gives(query: str, names: str) -> None:
 def test_duckdb_chooses_and_computes_in_ways_of_its_own() -> None:
     assert [query for query in KEPT_BY_DUCKDB if not keeps_rows(query, "duckdb")] == []
     assert [query for query in NOT_KEPT_BY_DUCKDB if keeps_rows(query, "duckdb")] == []
+
+
+FORK_BESIDE_AN_IMPORT = """
+import os, signal, sys, threading, time
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "sqlglot":
+            inside.set()
+            forking.wait(60)
+            time.sleep(0.3)  # a fork that does not wait is over by then
+
+inside, forking = threading.Event(), threading.Event()
+from sqlstream.index.sql.dialect import tokens
+assert "sqlglot" not in sys.modules
+sys.meta_path.insert(0, Slow())
+thread = threading.Thread(target=tokens, args=("a > 1",))
+thread.start()
+inside.wait(60)
+forking.set()
+if not (pid := os.fork()):
+    signal.alarm(60)  # for a child that would wait for ever
+    os._exit(len(tokens("b > 1")) != 3)
+thread.join()
+sys.exit(os.waitpid(pid, 0)[1])
+"""
+
+
+def test_a_fork_waits_for_the_first_import_of_sqlglot_by_another_thread() -> None:
+    """Its child would wait for Python's lock of the module."""
+    assert subprocess.run([sys.executable, "-c", FORK_BESIDE_AN_IMPORT], check=False).returncode == 0

@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sqlstream.errors import QueryError
+from sqlstream.index.sql.sqlglot_import import load_sqlglot
 from sqlstream.index.types.models import ROW, VIEWS, Column
 
 _BLANK = re.compile(r"\s+|--[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -71,6 +72,7 @@ def tokens(text: str, engine: str = "sqlite") -> tuple[Token, ...]:
     Raises:
         ValueError: A quote or comment without its end, or what is no SQL; or it is longer than SQLite may read.
     """
+    load_sqlglot(engine)
     import sqlglot
 
     if engine == "sqlite" and len(text) > MAX_SQL_LENGTH:  # asked first: tokens of a megabyte take half a minute

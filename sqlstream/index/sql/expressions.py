@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from sqlstream.errors import QueryError
 from sqlstream.index.sql.dialect import as_written, bare, bracketed, check_closed, has_word, shortened, tokens, translated
+from sqlstream.index.sql.sqlglot_import import load_sqlglot
 from sqlstream.index.types.models import VIEWS, SelectionInfo
 
 if TYPE_CHECKING:
@@ -166,6 +167,7 @@ def given_names(query: str, engine: str = "sqlite") -> frozenset[str]:
         >>> sorted(given_names("SELECT *, url AS image FROM (SELECT a || b AS url FROM dataframe)"))
         ['image', 'url']
     """
+    load_sqlglot(engine)
     from sqlglot import exp
 
     try:
@@ -226,6 +228,7 @@ def without_end(query: str, dialect: str) -> str:
     Raises:
         ValueError: It has a quote or comment without its end, or nothing else.
     """
+    load_sqlglot(dialect)
     import sqlglot
 
     try:
@@ -236,10 +239,13 @@ def without_end(query: str, dialect: str) -> str:
 
 def _read_as(dialect: str) -> str:
     """Return how sqlglot calls the SQL of a database; '' is what all have in common."""
+    load_sqlglot("")
     from sqlglot.dialects.dialect import Dialect
 
     name = _DIALECTS.get(dialect, dialect)
-    return name if Dialect.get(name) is not None else ""
+    read_as = name if Dialect.get(name) is not None else ""
+    load_sqlglot(read_as)
+    return read_as
 
 
 def _writes(trees: list[exp.Expr]) -> str | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sqlstream.index.sql.dialect import tokens
+from sqlstream.index.sql.sqlglot_import import load_sqlglot
 from sqlstream.index.types.models import Column
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def computed_with(statement: str, columns: Sequence[Column]) -> list[Column]:
     suspects = {name: column for name, column in suspects.items() if name in named}
     if not suspects:
         return []  # most statements: without 0.3 s to import sqlglot
+    load_sqlglot("sqlite")
     import sqlglot
     from sqlglot import exp
 
