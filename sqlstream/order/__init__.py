@@ -4,7 +4,8 @@
 composed: weights and filters stand around a shuffle. `permute` shuffles numbers without a table; `steps` and `partition` say
 which process takes which positions. `whole_weights`, `even`, `schedules` and `mixture` say which stream of a mixture a turn
 belongs to, with exact proportions; `mixed` is the order of their rows, and `step_partition` deals out steps whose streams have
-batches of their own. numpy only, O(1) memory (`blocks`: three numbers a block).
+batches of their own. `stepped` is the order of
+their rows. numpy only, O(1) memory (`blocks`: three numbers a block).
 
 Words: a *position* counts samples of an epoch over the whole job, a *step* takes G = batch size x world size positions, a
 *row* is a selected row of the index, a *stream* is one dataset of an order, a *draw* is a row that a stream gives.
@@ -26,6 +27,7 @@ from sqlstream.order.plan import Plan, shuffled
 from sqlstream.order.schedules import IndependentDraws, ReorderedBlocks, ScheduleType, StreamSchedule
 from sqlstream.order.shuffled import Shuffled
 from sqlstream.order.step_partition import Grouped, Lanes, MicroBatch, StepPartition, StreamBatches, group_streams
+from sqlstream.order.stepped import NUM_STEPS, Stepped, StepShare
 from sqlstream.order.steps import Steps
 from sqlstream.order.weighted import Weighted, WeightsFrom
 from sqlstream.order.whole_weights import (
@@ -41,6 +43,7 @@ __all__ = [
     "MAX_REPLACEMENTS",
     "MAX_SIZE",
     "MIXTURE_VERSION",
+    "NUM_STEPS",
     "PERMUTATION_VERSION",
     "BlockLayout",
     "BlockOrder",
@@ -65,6 +68,8 @@ __all__ = [
     "ScheduleType",
     "Shuffled",
     "StepPartition",
+    "StepShare",
+    "Stepped",
     "Steps",
     "StreamBatches",
     "StreamSchedule",

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -23,8 +21,9 @@ import numpy as np
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.order.mixture import Mixture
-from sqlstream.order.order import Draws, Order, check_positions, is_counted
-from sqlstream.order.permute import Int64Array, Permutation, forward_each
+from sqlstream.order.order import Draws, Order, check_positions
+from sqlstream.order.permute import Int64Array
+from sqlstream.order.stream_rows import StreamRows
 
 ENDLESS = 1 << 40
 """Positions of the epoch of a mixture without end: more than a run takes, few enough for 200 iterations that begin anew."""
@@ -110,24 +109,18 @@ class Mixed:
     """The order of each stream."""
     weights: StreamWeights
     turns: TurnLayout
-    _learning: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """Streams that learn on the way how many rows they have."""
-    _sizes: Int64Array = field(init=False, repr=False, compare=False)
-    """Positions of an epoch of each stream; of those that learn: at most: [S]."""
-    _of_orders: str = field(init=False, repr=False, compare=False)
+    _rows: StreamRows = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Ask the streams for their sizes."""
-        learning = tuple(stream for stream, order in enumerate(self.orders) if not is_counted(order, 0))
-        object.__setattr__(self, "_learning", learning)
-        object.__setattr__(self, "_sizes", np.array([order.num_positions(0) for order in self.orders], dtype=np.int64))
-        texts = "\n".join(order.fingerprint for order in self.orders)
-        object.__setattr__(self, "_of_orders", blake2b(texts.encode(), digest_size=8).hexdigest())
+        object.__setattr__(self, "_rows", StreamRows(self.orders))
 
     @property
     def fingerprint(self) -> str:
         """A text for streams, weights and turns."""
-        return f"mixture {self._of_orders} of {len(self.orders)} streams, weights {self.weights.fingerprint}, {self.turns}"
+        return (
+            f"mixture {self._rows.fingerprint} of {len(self.orders)} streams, weights {self.weights.fingerprint}, {self.turns}"
+        )
 
     def num_positions(self, epoch: int) -> int:  # noqa: ARG002 - every epoch is the same
         """Return the positions of an epoch."""
@@ -137,10 +130,8 @@ class Mixed:
         """Return the rows at `positions`, by the weights of now."""
         check_positions(positions, self.turns.epoch_size)
         stream, draw = self.draws_at(epoch, positions)
-        own_epoch, own_position = self._places_of(stream, draw, positions % self.turns.num_parts)
-        row = self._rows_of(stream, own_epoch, own_position)  # [n]
-        starts = np.arange(len(positions) + 1)  # [n + 1]
-        return Draws(starts=starts, stream=stream, epoch=own_epoch, position=own_position, row=row)
+        num_parts = self.turns.num_parts
+        return self._rows.rows_of(stream, draw, positions % num_parts, num_parts)
 
     def draws_at(self, epoch: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the stream of each position, and its earlier draws in the position's part: [n], [n]."""
@@ -166,22 +157,13 @@ class Mixed:
     def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:
         """Yield rows to try instead of a failed one, as its stream has them."""
         draws = self.rows_at(epoch, np.array([position], dtype=np.int64))
-        order = self.orders[int(draws.stream[draw])]
-        return order.replacements(int(draws.epoch[draw]), int(draws.position[draw]))
+        return self._rows.replacements(draws, draw)
 
     def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:
         """Return the chunks that streams which learn their size need for what is drawn of them up to `position`."""
-        if not self._learning:
+        if not self._rows.learning:
             return {}
-        needed: dict[int, Int64Array] = {}
-        counts = self._counts_of_part(epoch, min(position + 1, self.turns.epoch_size), 0)
-        for stream in self._learning:
-            order = self.orders[stream]
-            if counts[stream] and not is_counted(order, 0):
-                last = min(counts[stream], order.num_positions(0)) - 1  # beyond its end: count all of it
-                for chunks in order.needs(0, last).values():
-                    needed[stream] = chunks
-        return needed
+        return self._rows.needs(self._counts_of_part(epoch, min(position + 1, self.turns.epoch_size), 0))
 
     def _counts_of_part(self, epoch: int, position: int, part: int) -> tuple[int, ...]:
         """Return the draws of each stream before a position, in one part: [S]."""
@@ -194,44 +176,3 @@ class Mixed:
         if rest:
             counts[int(since.mixture.at(np.array([number])).stream[0])] += rest
         return tuple(counts)
-
-    def _rows_of(self, stream: Int64Array, own_epoch: Int64Array, own_position: Int64Array) -> Int64Array:
-        """Return the rows at positions of streams: [n]; those that a single permutation gives all together."""
-        row = np.empty_like(own_position)  # [n]
-        in_turn = np.lexsort((own_epoch, stream))  # [n]
-        is_other = np.diff(stream[in_turn], prepend=-1) != 0  # [n]
-        is_other |= np.diff(own_epoch[in_turn], prepend=-1) != 0
-        bounds = [*np.flatnonzero(is_other).tolist(), len(in_turn)]
-        permutations: list[Permutation] = []
-        permuted: list[Int64Array] = []
-        for start, stop in pairwise(bounds):
-            here = in_turn[start:stop]  # [m]
-            order, epoch = self.orders[int(stream[here[0]])], int(own_epoch[here[0]])
-            permutation = order.permutation(epoch) if len(bounds) > 2 else None
-            if permutation is None:
-                row[here] = order.rows_at(epoch, own_position[here]).row
-            else:
-                permutations.append(permutation)
-                permuted.append(here)
-        if permutations:
-            together = np.concatenate(permuted)  # [m]
-            which = np.repeat(np.arange(len(permuted)), [len(here) for here in permuted])  # [m]
-            row[together] = forward_each(permutations, which, own_position[together])
-        return row
-
-    def _places_of(self, stream: Int64Array, draw: Int64Array, part: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return epoch and position of draws in their streams: [n], [n].
-
-        Raises:
-            IndexError: A stream has not counted so many rows.
-        """
-        parts = self.turns.num_parts
-        sizes = (self._sizes[stream] - part + parts - 1) // parts  # [n]
-        for learning in self._learning:
-            here = stream == learning  # [n]
-            if here.any() and is_counted(self.orders[learning], 0):
-                sizes[here] = self.orders[learning].num_positions(0)
-            elif (draw[here] >= sizes[here]).any():
-                raise IndexError(f"stream {learning} has not counted its rows")
-        own_epoch, index = np.divmod(draw, sizes)  # [n]
-        return own_epoch, index * parts + part

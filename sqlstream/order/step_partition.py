@@ -137,8 +137,8 @@ def _lane_changes(
         own = [weight if stream in members else 0 for stream, weight in enumerate(weights)]
         if any(own):
             changes[groups.counts(start)[group] * num_lanes if changes else 0] = whole_weights(own)
-    if not changes:
-        raise ConfigError(f"group {group} has no stream with a weight above 0: leave its streams {list(members)} out")
+    if not changes:  # the group has no turn, so nothing asks for its lanes until a change gives it one
+        changes[0] = tuple(int(stream in members) for stream in range(streams.num_streams))
     turns = sorted(changes)
     return tuple((turn, changes[turn]) for at, turn in enumerate(turns) if not at or changes[turn] != changes[turns[at - 1]])
 

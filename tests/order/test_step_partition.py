@@ -199,8 +199,15 @@ def test_groups_weigh_what_their_streams_weigh_and_keep_their_counts_over_change
     assert grouped.lanes.schedules[1].counts(60) == (0, 0, 60, 0)
     paused = grouped.lanes.schedules[0].counts(grouped.groups.counts(90)[0] * 3)
     assert paused == (90, 30, 0, 0)
-    with pytest.raises(ConfigError, match="group 1 has no stream with a weight above 0"):
-        group_streams(mixture(1, 0), (0, 1), num_lanes=2)
+
+
+def test_a_group_without_a_weight_has_no_turn_until_a_change_gives_it_one() -> None:
+    paused = group_streams(mixture(1, 0), (0, 1), num_lanes=2)
+    assert paused.groups.counts(100) == (100, 0)
+    later = group_streams(mixture(1, 0).with_change(100, (1, 1)), (0, 1), num_lanes=2)
+    assert later.groups.counts(100) == (100, 0)
+    assert later.groups.counts(110) == (105, 5)
+    assert later.lanes.schedules[1].counts(10) == (0, 10)
 
 
 def test_two_groups_of_like_streams_have_orders_of_their_own() -> None:

@@ -1,0 +1,110 @@
+"""From draws of streams to rows: which epoch of its stream a draw is in, at which position, and which row that order gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import pairwise
+
+import numpy as np
+
+from sqlstream.order.order import Draws, Order, is_counted
+from sqlstream.order.permute import Int64Array, Permutation, forward_each
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRows:
+    """The rows of several streams, each of which goes on over its own epochs.
+
+    Draw d of a stream is position d mod n of its epoch d // n, with n the positions of that epoch.
+    """
+
+    orders: tuple[Order, ...]
+    """The order of each stream."""
+    learning: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Streams that learn on the way how many rows they have."""
+    fingerprint: str = field(init=False, repr=False, compare=False)
+    """A text for all orders."""
+    _sizes: Int64Array = field(init=False, repr=False, compare=False)
+    """Positions of an epoch of each stream; of those that learn: at most: [S]."""
+
+    def __post_init__(self) -> None:
+        """Ask the streams for their sizes."""
+        learning = tuple(stream for stream, order in enumerate(self.orders) if not is_counted(order, 0))
+        object.__setattr__(self, "learning", learning)
+        object.__setattr__(self, "_sizes", np.array([order.num_positions(0) for order in self.orders], dtype=np.int64))
+        texts = "\n".join(order.fingerprint for order in self.orders)
+        object.__setattr__(self, "fingerprint", blake2b(texts.encode(), digest_size=8).hexdigest())
+
+    def rows_of(self, stream: Int64Array, draw: Int64Array, part: Int64Array | None = None, num_parts: int = 1) -> Draws:
+        """Return the rows of draws.
+
+        Args:
+            stream: Stream of each: [n].
+            draw: Its number in the stream, or in the part of it: [n].
+            part: Part of the stream that it is of, where there are several: [n].
+            num_parts: Parts of each stream.
+
+        Raises:
+            IndexError: A stream has not counted so many rows.
+        """
+        of_part = np.zeros_like(draw) if part is None else part  # [n]
+        own_epoch, own_position = self._places_of(stream, draw, of_part, num_parts)
+        row = self._rows_at(stream, own_epoch, own_position)  # [n]
+        starts = np.arange(len(draw) + 1)  # [n + 1]
+        return Draws(starts=starts, stream=stream, epoch=own_epoch, position=own_position, row=row)
+
+    def _rows_at(self, stream: Int64Array, own_epoch: Int64Array, own_position: Int64Array) -> Int64Array:
+        """Return the rows at positions of streams: [n]; those that a single permutation gives all together."""
+        row = np.empty_like(own_position)  # [n]
+        in_turn = np.lexsort((own_epoch, stream))  # [n]
+        is_other = np.diff(stream[in_turn], prepend=-1) != 0  # [n]
+        is_other |= np.diff(own_epoch[in_turn], prepend=-1) != 0
+        bounds = [*np.flatnonzero(is_other).tolist(), len(in_turn)]
+        permutations: list[Permutation] = []
+        permuted: list[Int64Array] = []
+        for start, stop in pairwise(bounds):
+            here = in_turn[start:stop]  # [m]
+            order, epoch = self.orders[int(stream[here[0]])], int(own_epoch[here[0]])
+            permutation = order.permutation(epoch) if len(bounds) > 2 else None
+            if permutation is None:
+                row[here] = order.rows_at(epoch, own_position[here]).row
+            else:
+                permutations.append(permutation)
+                permuted.append(here)
+        if permutations:
+            together = np.concatenate(permuted)  # [m]
+            which = np.repeat(np.arange(len(permuted)), [len(here) for here in permuted])  # [m]
+            row[together] = forward_each(permutations, which, own_position[together])
+        return row
+
+    def replacements(self, draws: Draws, draw: int) -> Iterator[int]:
+        """Yield rows to try instead of a failed draw, as its stream has them."""
+        order = self.orders[int(draws.stream[draw])]
+        return order.replacements(int(draws.epoch[draw]), int(draws.position[draw]))
+
+    def needs(self, counts: Sequence[int]) -> Mapping[int, Int64Array]:
+        """Return the chunks that streams which learn their size need for so many draws of each."""
+        needed: dict[int, Int64Array] = {}
+        for stream in self.learning:
+            order = self.orders[stream]
+            if counts[stream] and not is_counted(order, 0):
+                last = min(counts[stream], order.num_positions(0)) - 1  # beyond its end: count all of it
+                for chunks in order.needs(0, last).values():
+                    needed[stream] = chunks
+        return needed
+
+    def _places_of(
+        self, stream: Int64Array, draw: Int64Array, part: Int64Array, num_parts: int
+    ) -> tuple[Int64Array, Int64Array]:
+        """Return epoch and position of draws in their streams: [n], [n]."""
+        sizes = (self._sizes[stream] - part + num_parts - 1) // num_parts  # [n]
+        for learning in self.learning:
+            here = stream == learning  # [n]
+            if here.any() and is_counted(self.orders[learning], 0):
+                sizes[here] = self.orders[learning].num_positions(0)
+            elif (draw[here] >= sizes[here]).any():
+                raise IndexError(f"stream {learning} has not counted its rows")
+        own_epoch, index = np.divmod(draw, sizes)  # [n]
+        return own_epoch, index * num_parts + part
