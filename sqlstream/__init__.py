@@ -18,11 +18,14 @@ if exists(join(dirname(__file__), "core", "query.py")):
 if TYPE_CHECKING:
     from sqlstream.cache import Cache
     from sqlstream.config import AS_IT_IS
+    from sqlstream.order.schedules import ScheduleType
     from sqlstream.sample_types import DataSampleType
     from sqlstream.stream.dataset import StreamingDataset
     from sqlstream.stream.loader import StreamingDataLoader
     from sqlstream.stream.mixed import MixedDataset
     from sqlstream.stream.mixed_streams import Stream
+    from sqlstream.stream.multi import MultiStreamDataLoader
+    from sqlstream.stream.multi_options import Batch, StreamOptions
     from sqlstream.stream.run.mixture_plan import weight_ramp
     from sqlstream.stream.transport.packed_collate import PackedCollate
     from sqlstream.world import World
@@ -30,11 +33,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "AS_IT_IS",
+    "Batch",
     "Cache",
     "DataSampleType",
     "MixedDataset",
+    "MultiStreamDataLoader",
     "PackedCollate",
+    "ScheduleType",
     "Stream",
+    "StreamOptions",
     "StreamingDataLoader",
     "StreamingDataset",
     "World",
@@ -44,11 +51,15 @@ __all__ = [
 
 _HOMES = {
     "AS_IT_IS": "sqlstream.config",
+    "Batch": "sqlstream.stream.multi_options",
     "Cache": "sqlstream.cache",
     "DataSampleType": "sqlstream.sample_types",
     "MixedDataset": "sqlstream.stream.mixed",
+    "MultiStreamDataLoader": "sqlstream.stream.multi",
     "PackedCollate": "sqlstream.stream.transport.packed_collate",
+    "ScheduleType": "sqlstream.order.schedules",
     "Stream": "sqlstream.stream.mixed_streams",
+    "StreamOptions": "sqlstream.stream.multi_options",
     "StreamingDataLoader": "sqlstream.stream.loader",
     "StreamingDataset": "sqlstream.stream.dataset",
     "World": "sqlstream.world",

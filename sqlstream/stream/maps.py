@@ -65,7 +65,7 @@ class EpochBatches(Sampler[list[int]]):
         """Yield the batches of the next epoch."""
         share = self._dataset.schedule.batches_of(self.epoch, self._batch_size)
         self.epoch += 1
-        for positions in share.partition.blocks(block=self._batch_size):
+        for positions in share.current_partition.blocks(block=self._batch_size):
             yield share.order.rows_at(share.epoch, positions).row.tolist()
 
     def set_epoch(self, epoch: int) -> None:

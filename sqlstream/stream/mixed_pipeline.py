@@ -27,6 +27,8 @@ class MixedPipeline:
     """The window of all streams together."""
     batch_size: int | None
     """Samples of a rank's batch, as far as the dataset was told."""
+    names_streams: bool = True
+    """Samples name their stream."""
     engines: Engines = field(init=False, compare=False)
     _caches: list[Cache] = field(init=False, compare=False)
     """The cache that serves each stream: those with one directory and the same settings have one."""
@@ -46,7 +48,7 @@ class MixedPipeline:
     def make_engine(self, num_retained: int, note_given_up: Callable[[], None] | None) -> Engine:
         """Return an engine of all streams."""
         makers: list[Callable[[], Recipe]] = [
-            partial(pipeline.recipe, cache=cache, last=NameStream(name))
+            partial(pipeline.recipe, cache=cache, last=NameStream(name) if self.names_streams else None)
             for name, pipeline, cache in zip(self.names, self.pipelines, self._caches, strict=True)
         ]
         return Engine(makers, self.engines.caches, self.options, num_retained=num_retained, note_given_up=note_given_up)

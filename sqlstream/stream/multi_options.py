@@ -113,6 +113,8 @@ class StreamOptions:
     """Largest number of samples of a rank in a round."""
     num_accum_rounds: int = 1
     """Rounds of gradient accumulation in a step."""
+    is_batch_size_inferred: bool = field(default=False, compare=False)
+    """`batch_size` was worked out from `batch_gpu` and the number of ranks; a state then says how many samples a step has."""
 
     @staticmethod
     def infer_batch_info(
@@ -187,6 +189,7 @@ class StreamOptions:
                     mixing_group_id=group,
                     dataloader_kwargs=dict(config.get("dataloader_kwargs") or {}),
                     is_main=bool(config.get("is_main", False)),
+                    is_batch_size_inferred=sizes["batch_size"] is None,
                     **info._asdict(),
                 )
             )
@@ -198,8 +201,10 @@ class StreamOptions:
         Raises:
             ConfigError: No batch size is given, sizes do not divide, or `dataloader_kwargs` say another one.
         """
+        is_inferred = self.batch_size is None or self.is_batch_size_inferred
+        given = None if is_inferred else self.batch_size
         try:
-            info = self.infer_batch_info(self.batch_size, self.batch_gpu, self.num_accum_rounds, world_size=world_size)
+            info = self.infer_batch_info(given, self.batch_gpu, self.num_accum_rounds, world_size=world_size)
         except ConfigError as error:
             raise ConfigError(f"stream {self.name!r}: {error}") from error
         other = self.dataloader_kwargs.get("batch_size", info.batch_gpu)
@@ -207,7 +212,7 @@ class StreamOptions:
             raise ConfigError(
                 f"stream {self.name!r}: dataloader_kwargs has batch_size={other}, but batch_gpu={info.batch_gpu}: leave it out"
             )
-        return replace(self, **info._asdict())
+        return replace(self, is_batch_size_inferred=is_inferred, **info._asdict())
 
 
 def check_names(names: Sequence[str]) -> None:

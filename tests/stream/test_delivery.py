@@ -90,7 +90,7 @@ class Model:
             progress.end()
             if not self._is_endless:
                 return
-            share = self._share(share.epoch + 1, share.partition.world, 0, share.partition.next_worker)
+            share = self._share(share.epoch + 1, share.partition.world, 0, share.current_partition.next_worker)
 
     def _share(self, epoch: int, world: World, consumed: int, first_worker: int) -> EpochShare:
         partition = self._steps.partition(epoch, world, consumed, first_worker)

@@ -48,6 +48,7 @@ def test_parameters_and_defaults_are_those_of_sds() -> None:
         "batch_size",
         "batch_gpu",
         "num_accum_rounds",
+        "is_batch_size_inferred",  # ours, and so the last
     ]
     assert StreamOptions("av", 0.5, 0) == StreamOptions("av", 0.5, 0, {}, False, None, None, 1)
     assert str(inspect.signature(StreamOptions.init_group)).startswith(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sqlstream.errors import SourceError
-from sqlstream.order import Draws, Int64Array, is_counted
+from sqlstream.order import Draws, Int64Array, Partition, is_counted
 from sqlstream.stream.engine.recipes import Recipes
 from sqlstream.stream.engine.slots import PlannedSample
 from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare
@@ -136,6 +136,7 @@ def walk(share: EpochShare, recipes: Recipes) -> Iterator[PlannedSpan]:
         for start in range(0, max(1, len(places)), PLANNED_TOGETHER):
             some = slice(start, start + PLANNED_TOGETHER)
             if share.order.fingerprint != fingerprint:  # weights have changed, for positions that are not yielded
+                places, positions = share.planned(taken, num_together)
                 fingerprint, draws = share.order.fingerprint, share.order.rows_at(share.epoch, positions)
             yield PlannedSpan(share, places[some], positions[some], draws.of_positions(start, start + PLANNED_TOGETHER))
         taken += num_together
@@ -169,7 +170,7 @@ def _settled(share: EpochShare, taken: int, recipes: Recipes) -> EpochShare:
     if not num_positions:
         for stream in range(len(recipes)):
             recipes[stream].rows.check_rows()
-    if partition.num_positions == num_positions:
+    if partition.num_positions == num_positions or not isinstance(partition, Partition):  # others have no end
         return share
     return replace(share, partition=replace(partition, num_positions=num_positions))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from sqlstream.errors import ConfigError, StateError
@@ -28,7 +28,7 @@ def save_mixture(run: MixtureRun, num_samples: int | None) -> StreamState:
     """
     position = run.schedule.where(num_samples)
     counts = run.order.counts(position.job.epoch, position.job.consumed)
-    parts = {name: _part(stream.schedule, drawn) for (name, stream), drawn in zip(run.streams.items(), counts, strict=True)}
+    parts = {name: part_of(stream.schedule, drawn) for (name, stream), drawn in zip(run.streams.items(), counts, strict=True)}
     return replace(
         _state_at_start(run),
         epoch=position.job.epoch,
@@ -85,7 +85,7 @@ def load_mixture(
             f"the state is of a single dataset, this run has streams {sorted(run.streams)}: load it with strict=False, "
             "which takes epoch and samples alone, or resume with what the state came from"
         )
-    anew = _restarted(run, streams, state.streams)
+    anew = restarted(run.streams, streams, state.streams)
     _check(run, state, state.mixture, state.streams, goes_on=streams is not None, anew=anew)
     if run.unit is MixtureUnit.RANK:
         run.lanes = state.mixture.lanes
@@ -107,15 +107,15 @@ def load_mixture(
     run.schedule.set_next(RunPosition(JobPosition(epoch, consumed)), is_state=True)
 
 
-def _restarted(run: MixtureRun, streams: str | Mapping[str, str] | None, parts: Mapping[str, StreamPart]) -> set[str]:
+def restarted(names: Collection[str], streams: str | Mapping[str, str] | None, parts: Mapping[str, StreamPart]) -> set[str]:
     """Return the names of the streams that begin anew."""
     if streams is None or streams == CONTINUE:
         return set()
     if isinstance(streams, str) or set(streams.values()) - {RESTART}:
         raise ConfigError(f"streams={streams!r} is unknown: give 'continue', or a dict such as {{'web': 'restart'}}")
-    unknown = sorted(set(streams) - set(run.streams))
+    unknown = sorted(set(streams) - set(names))
     if unknown:
-        raise ConfigError(f"streams={streams!r} names {unknown}, this run has {sorted(run.streams)}")
+        raise ConfigError(f"streams={streams!r} names {unknown}, this run has {sorted(names)}")
     return set(streams) & set(parts)
 
 
@@ -144,10 +144,10 @@ def _check(
             )
     for name, part in parts.items():
         if name in run.streams and name not in anew:
-            part.check(name, _part(run.streams[name].schedule, 0, by_content=part.identity.content is not None))
+            part.check(name, part_of(run.streams[name].schedule, 0, by_content=part.identity.content is not None))
 
 
-def _part(stream: Schedule, drawn: int, *, by_content: bool | None = None) -> StreamPart:
+def part_of(stream: Schedule, drawn: int, *, by_content: bool | None = None) -> StreamPart:
     """Return what a state says of a stream."""
     identity = stream.identity
     by_content = identity.content is not None if by_content is None else by_content

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from sqlstream.order import Int64Array, Order, Partition, Steps
 from sqlstream.stream.run.partial_steps import DeliveredAhead
 from sqlstream.stream.run.positions import WorkerPosition
+from sqlstream.world import World
 
 PLANNED_TOGETHER = 64
 """Positions whose samples are planned together: a call of numpy costs little beside 64 samples."""
@@ -24,13 +25,55 @@ class Planned(NamedTuple):
     """Positions of the epoch: [n]."""
 
 
+class DealtPositions(Protocol):
+    """The positions that one worker takes: a `Partition`, or a `StepShare`."""
+
+    @property
+    def world(self) -> World:
+        """The worker."""
+
+    @property
+    def num_positions(self) -> int:
+        """Positions of the epoch."""
+
+    @property
+    def num_samples(self) -> int:
+        """Positions of this worker."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of every rank."""
+
+    @property
+    def step_size(self) -> int:
+        """Positions of a step."""
+
+    @property
+    def first_step(self) -> int:
+        """The first step of the share."""
+
+    @property
+    def first_worker(self) -> int:
+        """The worker that takes it."""
+
+    @property
+    def consumed(self) -> int:
+        """Positions before it."""
+
+    def positions(self, start: int, stop: int) -> Int64Array:
+        """Return the positions of this worker's samples `[start, stop)`."""
+
+    def numbers(self, start: int, stop: int) -> Int64Array:
+        """Return the numbers of these samples in the order of the rank."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochShare:
     """The share of one process in one epoch."""
 
     epoch: int
     steps: Steps
-    partition: Partition
+    partition: DealtPositions
     fingerprint: str
     """That of the order when the share was made: a share that was planned before a change of weights is another one."""
     taken: int = 0

@@ -171,6 +171,8 @@ class StreamState:
         known = {"version", *(field.name for field in fields(cls))} - {name for name, first in later.items() if version < first}
         unknown = sorted(set(state) - known)
         missing = sorted({"epoch", "sample_in_epoch"} - set(state))
+        if "multi_stream" in state:
+            raise StateError("the state is of a MultiStreamDataLoader, whose streams have batches of their own: load it there")
         if unknown or missing:
             raise StateError(f"not a state of this dataset: missing keys {missing}, unknown keys {unknown}")
         check_counts("the state", ("epoch", "sample_in_epoch"), state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -96,11 +97,22 @@ class PackedCollate:
 
     def __call__(self, samples: list[Any]) -> Any:
         """Return the batch, in a worker on its way to the trainer."""
+        return self.pack(partial(self._batch, samples))
+
+    def pack(self, make: Callable[[Stack], Any]) -> Any:
+        """Return what `make` returns, in a worker on its way to the trainer.
+
+        Args:
+            make: Takes a function that stacks tensors, where possible in the memory that the trainer gets them from.
+        """
         packer = self._packer_of_worker()
         if packer is None:
-            return batch_of(samples) if self._collate_fn is None else self._collate_fn(samples)
+            return make(default_collate)
         packer.begin()
-        return packer.pack(batch_of(samples, packer.stack) if self._collate_fn is None else self._collate_fn(samples))
+        return packer.pack(make(packer.stack))
+
+    def _batch(self, samples: list[Any], stack: Stack) -> Any:
+        return batch_of(samples, stack) if self._collate_fn is None else self._collate_fn(samples)
 
     def _packer_of_worker(self) -> BatchPacker | None:
         """Return what packs the batches of this worker; None: this process is none, or there is no memory."""
