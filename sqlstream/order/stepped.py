@@ -137,6 +137,10 @@ class Stepped:
             return start + batch.first_draw % stream.global_batch
         return start + batch.lane * self._lane_size + batch.first_draw % self._of_lane(stream)
 
+    def permutation(self, epoch: int) -> None:  # noqa: ARG002 - each stream has one
+        """Return None: each stream has its own."""
+        return
+
     def positions_of(self, epoch: int, rows: Int64Array) -> None:  # noqa: ARG002 - a number is a row of each stream
         """Return None: streams come round at times of their own."""
         return
