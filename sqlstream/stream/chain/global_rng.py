@@ -311,7 +311,7 @@ def _restore_beside(generator: np.random.BitGenerator, beside: dict[str, Any]) -
 
 def _is_workers() -> bool:
     """Return whether this is the main thread of a DataLoader's worker process, where no trainer draws."""
-    return get_worker_info() is not None and threading.current_thread() is threading.main_thread()
+    return get_worker_info() is not None and interrupts.here.section.is_main
 
 
 def _copied() -> tuple[Any, ...]:

@@ -390,7 +390,7 @@ class Window:
                 foresee(planned)
             ahead.extend(planned)
             self._has_more = len(planned) == num_wanted
-            self._num_bare += sum(bool(slot.wanted) for slot in planned)
+            self._num_bare += sum(map(bool, map(_WANTED_OF, planned)))
         if not self._num_bare or self._num_acquired > self._width // 2:
             return
         bare = [slot for slot in ahead if slot.hold is None and slot.wanted][: self._next_width - self._num_acquired]
