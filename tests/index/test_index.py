@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ import pytest
 
 from sqlstream.errors import IndexDatabaseError
 from sqlstream.index.file import index as reader
-from sqlstream.index.file.connection import connect, reading
+from sqlstream.index.file.connection import GuardedConnection, OwnedConnection, connect, reading
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.process import locks
@@ -50,7 +51,7 @@ def test_rows_come_in_the_order_asked_with_doubles(path: Path, tmp_path: Path) -
 def test_more_ids_than_sqlite_takes_variables_are_read_in_chunks(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def limited(where: Path, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
+    def limited(where: Path, factory: type[OwnedConnection]) -> sqlite3.Connection:
         connection = connect(where, factory)
         connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 3)
         return connection
@@ -187,6 +188,25 @@ def test_the_file_cannot_be_written_through_an_index(path: Path, tmp_path: Path)
     connection.close()
     assert index.path.read_bytes() == before
     assert sorted(os.listdir(tmp_path / "index")) == [index.path.name]  # no -wal, no -journal
+
+
+@pytest.mark.parametrize("kind", [OwnedConnection, GuardedConnection])
+def test_a_connection_that_is_dropped_without_close_is_closed_under_its_lock(kind: type[OwnedConnection]) -> None:
+    """SQLite's mutexes are taken then, too, so a fork waits for it."""
+    entered: list[str] = []
+
+    class Lock:
+        def __enter__(self) -> None:
+            entered.append("in")
+
+        def __exit__(self, *error: object) -> None:
+            entered.append("out")
+
+    connection = sqlite3.connect(":memory:", factory=kind)
+    connection.calls = types.SimpleNamespace(lock=Lock())  # type: ignore[assignment]  # in the place of a lock
+    del connection
+    gc.collect()
+    assert entered == ["in", "out"]
 
 
 @pytest.mark.parametrize("use", ["read", "scan", "build"])

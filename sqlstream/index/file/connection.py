@@ -81,17 +81,28 @@ class _GuardedCursor(sqlite3.Cursor):
                 super().executemany(sql, some)
         return self
 
+    def __del__(self) -> None:
+        with contextlib.suppress(sqlite3.Error):  # its connection is closed
+            self.close()
 
-class GuardedConnection(sqlite3.Connection):
-    """A connection of one thread, for which a fork by another one waits, for each call of SQLite: files that grow, and scans.
 
-    Those of `Index` need none: it has a lock, which all its reads hold.
-    """
+class OwnedConnection(sqlite3.Connection):
+    """A connection whose user has a lock of its own for all calls; a fork waits where it is dropped without `close`, too."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.calls = _SqliteCalls()
         with self.calls.lock:
             super().__init__(*args, **options)
+
+    close = _guarded(sqlite3.Connection.close)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(sqlite3.Error):  # dropped by another thread than its own: Python closes it
+            self.close()
+
+
+class GuardedConnection(OwnedConnection):
+    """A connection of one thread, whose every call a fork by another one waits for: files that grow, and scans."""
 
     def cursor(self, factory: Any = _GuardedCursor) -> Any:
         """Return a cursor whose calls a fork waits for."""
@@ -114,10 +125,9 @@ class GuardedConnection(sqlite3.Connection):
     set_progress_handler = _guarded(sqlite3.Connection.set_progress_handler)
     commit = _guarded(sqlite3.Connection.commit)
     rollback = _guarded(sqlite3.Connection.rollback)
-    close = _guarded(sqlite3.Connection.close)
 
 
-def connect(path: Path, factory: type[sqlite3.Connection] = GuardedConnection) -> sqlite3.Connection:
+def connect(path: Path, factory: type[OwnedConnection] = GuardedConnection) -> sqlite3.Connection:
     """Return a connection that can only read, and takes the file as never changing.
 
     It is read, not mapped: mapped pages count as the process's memory (110 MiB after 2·10^4 random rows of 10^6 (m), all of the

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from sqlstream.errors import IndexDatabaseError
-from sqlstream.index.file.connection import DAMAGE, IN_PLACE, connect, damage_named, damaged, read_columns
+from sqlstream.index.file.connection import DAMAGE, IN_PLACE, OwnedConnection, connect, damage_named, damaged, read_columns
 from sqlstream.index.file.intact import check_plain, is_there
 from sqlstream.index.file.npy import load_npy, unload, unreadable
 from sqlstream.index.file.selection import positions_path, selection_files
@@ -381,7 +381,7 @@ class Index:
 
 
 def _open(path: Path) -> _Open:
-    connection = connect(path, sqlite3.Connection)
+    connection = connect(path, OwnedConnection)
     try:
         with damage_named(path):
             connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
