@@ -14,8 +14,8 @@ import pytest
 from sqlstream.cache import Cache
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.config import SampleOptions
-from sqlstream.stream.engine.engine import FIRST_WIDTH, Window
 from sqlstream.stream.engine.slots import PlannedSample, Recipe
+from sqlstream.stream.engine.window import FIRST_WIDTH, Window
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.session import Session
