@@ -14,7 +14,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from sqlstream import StreamingDataLoader, StreamingDataset
+from sqlstream import MultiStreamDataLoader, StreamingDataLoader, StreamingDataset, StreamOptions
+from tests.stream.multi_jobs import SIZES, opened
 from tests.stream.sources import check_bytes
 from tests.stream.tables import rows_of
 
@@ -122,6 +123,37 @@ def train_rank(src: str, folder: str, global_batch_size: str, num_workers: str, 
                     state_path.with_suffix(".new").write_text(json.dumps({"step": step, "state": loader.state_dict()}))
                     state_path.with_suffix(".new").rename(state_path)
     dist.destroy_process_group()
+
+
+def train_streams(folder: str, num_workers: str, num_steps: str) -> None:
+    """A rank under torchrun that takes steps of two streams, writes down what it takes, and leaves its state."""
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    own = [StreamOptions(name, 1, index, batch_size=12, batch_gpu=1) for index, name in enumerate("ab")]
+    loader = MultiStreamDataLoader(
+        [opened(Path(folder), SIZES[one.name]) for one in own], own, num_workers=int(num_workers), collate_fn=stream_rows
+    )
+    state_path = Path(folder) / "state.json"
+    state = json.loads(state_path.read_text()) if state_path.exists() else {"step": 0}
+    if state["step"]:
+        loader.load_state_dict(state)
+    dist.barrier()
+    stop = state["step"] + int(num_steps)
+    with (Path(folder) / f"rank-{rank}-of-{world_size}.jsonl").open("a") as log:
+        for batch in loader:
+            print(json.dumps([batch.step, batch.stream_name, batch["rows"]]), file=log, flush=True)
+            if batch.step == stop - 1 and not batch.num_accum_rounds_left:
+                break
+    dist.barrier()
+    if rank == 0:
+        state_path.write_text(json.dumps(loader.state_dict()))
+    loader.close()
+    dist.destroy_process_group()
+
+
+def stream_rows(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """A collate function of streams: epoch and row of each sample."""
+    return {"rows": rows_of(samples)}
 
 
 def main(words: list[str]) -> int:

@@ -212,7 +212,8 @@ def test_a_stream_that_pauses_goes_on_where_it_was(tmp_path: Path) -> None:
     with opened(tmp_path, 7) as alone:
         expected = [row for _ in range(1 + len(rows) // 7) for row in rows_of(list(alone))["rows"]]
     assert rows == expected[: len(rows)]
-    assert [change["step"] for change in state["changes"]] == [0, first, first + 50]
+    changes: Any = state["changes"]
+    assert [change["step"] for change in changes] == [0, first, first + 50]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -17,6 +17,7 @@ EXPECTED = {
     "audio": "torch.Size([4, 1, 16000])",
     "audio_video_text": "torch.Size([2, 12, 3, 64, 64]) torch.Size([2, 1, 16000]) torch.Size([2, 8, 16])",
     "caption_folder": "torch.Size([3, 3, 64, 64])",
+    "multi_stream": "photos, torch.Size([2, 3, 64, 64])",
     "latents": "torch.Size([3, 8, 4, 8, 8])",
     "tar_shards": "torch.Size([3, 3, 240, 320])",
     "mds_shards": "torch.Size([4, 8])",
