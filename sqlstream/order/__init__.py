@@ -4,8 +4,8 @@
 composed: weights and filters stand around a shuffle. `permute` shuffles numbers without a table; `steps` and `partition` say
 which process takes which positions. `whole_weights`, `even`, `schedules` and `mixture` say which stream of a mixture a turn
 belongs to, with exact proportions; `mixed` is the order of their rows, and `step_partition` deals out steps whose streams have
-batches of their own. `stepped` is the order of
-their rows. numpy only, O(1) memory (`blocks`: three numbers a block).
+batches of their own, of which `stepped` is the order. `bucketed` is the order of global batches of one bucket each, whose epochs
+differ in length. numpy only, O(1) memory (`blocks`: three numbers a block; `bucketed`: three a bucket, and a mapped table).
 
 Words: a *position* counts samples of an epoch over the whole job, a *step* takes G = batch size x world size positions, a
 *row* is a selected row of the index, a *stream* is one dataset of an order, a *draw* is a row that a stream gives.
@@ -16,6 +16,7 @@ exactly once an epoch, but for repeats in the last step on several ranks. O5 as 
 """
 
 from sqlstream.order.blocks import BlockLayout, BlockOrder, Blocks, shuffle_blocks
+from sqlstream.order.bucketed import Bucketed, BucketRows
 from sqlstream.order.even import Even, Turns
 from sqlstream.order.filtered import Filtered
 from sqlstream.order.mixed import ENDLESS, Mixed, MixtureSince, StreamWeights, TurnLayout
@@ -48,6 +49,8 @@ __all__ = [
     "BlockLayout",
     "BlockOrder",
     "Blocks",
+    "BucketRows",
+    "Bucketed",
     "Change",
     "Draws",
     "Even",

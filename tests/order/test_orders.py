@@ -14,6 +14,7 @@ from sqlstream.order import (
     MAX_REPLACEMENTS,
     BlockLayout,
     Blocks,
+    Bucketed,
     Draws,
     Filtered,
     Int64Array,
@@ -27,6 +28,7 @@ from sqlstream.order import (
 )
 from sqlstream.order.weights import WeightedRows
 from sqlstream.world import World
+from tests.order.buckets import Table
 from tests.order.several import Packed, mixed
 
 NUM_ROWS = 60
@@ -76,6 +78,7 @@ ORDERS: dict[str, Order] = {
     "without weights": Weighted(order=SHUFFLED, weights=Weighing({}), seed=3),
     "weights": Weighted(order=SHUFFLED, weights=Weighing({(0, 0): weights([1, 1, 5, 9])}), seed=3),
     "filtered": Filtered(chunks=Counted(np.array([4, 0, 10, 1, 9, 3])), window=2, seed=3),
+    "buckets": Bucketed(rows=Table((30, 23, 7)), batch_size=5, seed=3),
     "mixed": mixed([SHUFFLED, Shuffled(num_rows=7, seed=5)], (2, 1), 180),
     "mixed batches": mixed([SHUFFLED, Shuffled(num_rows=7, seed=5)], (2, 1), 180, turn_size=4),
     "parts of a mixture": mixed(
@@ -104,7 +107,7 @@ def test_draws_name_stream_epoch_and_position_that_seed_the_generators(order: Or
     draws = order.rows_at(7, positions)
     assert draws.starts.tolist() == [0, 1, 2, 3]
     assert draws.is_one_each
-    if not isinstance(order, Mixed):
+    if not isinstance(order, Mixed | Bucketed):  # streams, and buckets, count epochs of their own
         assert (draws.stream.tolist(), draws.epoch.tolist()) == ([0] * 3, [7] * 3)
         assert draws.position.tolist() == positions.tolist()
     assert draws.row[1] == draws.row[2]
@@ -131,7 +134,7 @@ def test_a_worker_that_gets_it_pickled_has_the_same_order(order: Order) -> None:
     assert sent.fingerprint == order.fingerprint
 
 
-@pytest.mark.parametrize("name", ["shuffled", "parts", "blocks", "parts of blocks", "filtered"])
+@pytest.mark.parametrize("name", ["shuffled", "parts", "blocks", "parts of blocks", "filtered", "buckets"])
 def test_another_seed_gives_another_order_with_another_fingerprint(name: str) -> None:
     order: Any = ORDERS[name]
     other = replace(order, seed=4)

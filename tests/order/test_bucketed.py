@@ -1,0 +1,151 @@
+"""Batches of one bucket each: every draw once, every row once a round, leftovers carried."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sqlstream.errors import ConfigError
+from sqlstream.order import MAX_REPLACEMENTS, Bucketed, Draws
+from tests.order.buckets import Table
+
+GOLDEN_SIZES = [20, 16, 20, 12, 20, 16]
+GOLDEN_ROWS = [4, 7, 1, 9, 6, 3, 5, 8, 12, 10, 13, 11, 15, 14, 15, 16]
+GOLDEN_KEYS = [
+    (1, 2),
+    (1, 3),
+    (1, 4),
+    (1, 5),
+    (1, 6),
+    (1, 7),
+    (1, 8),
+    (1, 9),
+    (1, 10),
+    (1, 11),
+    (1, 12),
+    (1, 13),
+    (1, 15),
+    (1, 16),
+    (2, 14),
+    (2, 15),
+]
+BUCKETS = st.lists(st.integers(1, 60), min_size=1, max_size=6).map(tuple)
+
+
+def opened(sizes: tuple[int, ...], batch_size: int, seed: int | None = 3) -> Bucketed:
+    return Bucketed(rows=Table(sizes), batch_size=batch_size, seed=seed)
+
+
+def epoch_of(order: Bucketed, epoch: int) -> Draws:
+    return order.rows_at(epoch, np.arange(order.num_positions(epoch)))
+
+
+def bucket_of(sizes: tuple[int, ...], row: int) -> int:
+    return int(np.searchsorted(np.cumsum(sizes), row, side="right"))
+
+
+def test_the_numbers_of_steps_are_those_of_the_reference() -> None:
+    tiny = opened((5,) * 40, 16)
+    assert [tiny.num_positions(epoch) // 16 for epoch in range(5)] == [12, 13, 13, 11, 14]
+
+
+def test_golden_rows_and_keys_never_change() -> None:
+    """Computed by the prototype of the reference (`Buckets.batch`, `Buckets.member`)."""
+    order = opened((10, 4, 3), 4, seed=3)
+    assert [order.num_positions(epoch) for epoch in range(6)] == GOLDEN_SIZES
+    draws = epoch_of(order, 1)
+    assert draws.row.tolist() == GOLDEN_ROWS
+    assert list(zip(draws.epoch.tolist(), draws.position.tolist(), strict=True)) == GOLDEN_KEYS
+
+
+@given(BUCKETS, st.integers(1, 16), st.integers(0, 5))
+def test_every_draw_comes_once_and_every_row_once_a_round(sizes: tuple[int, ...], batch_size: int, seed: int) -> None:
+    if max(sizes) < batch_size:
+        return
+    order, keys, rows = opened(sizes, batch_size, seed), Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    ends = np.cumsum(sizes)
+    for epoch in range(5):
+        draws = epoch_of(order, epoch)
+        keys.update(zip(draws.epoch.tolist(), draws.position.tolist(), strict=True))
+        rows.update(zip(draws.epoch.tolist(), draws.row.tolist(), strict=True))
+        buckets = np.searchsorted(ends, draws.row, side="right").reshape(-1, batch_size)  # [steps, G]
+        assert (buckets == buckets[:, :1]).all(), "a batch is of one bucket"
+    assert set(keys.values()) <= {1}
+    assert set(rows.values()) <= {1}, "a row comes once in a round"
+    for bucket, size in enumerate(sizes):
+        start = int(ends[bucket]) - size
+        drawn = sorted(number * size + place - start for number, place in keys if start <= place < start + size)
+        assert drawn == list(range(len(drawn))), "no draw is left out: what fills no batch opens the next one"
+        assert 5 * size - batch_size < len(drawn) < 5 * size + batch_size, "each bucket comes as often as the others"
+
+
+@given(BUCKETS, st.integers(1, 16), st.integers(0, 40))
+def test_an_epoch_has_about_as_many_positions_as_rows(sizes: tuple[int, ...], batch_size: int, epoch: int) -> None:
+    if max(sizes) < batch_size:
+        return
+    num_positions = opened(sizes, batch_size).num_positions(epoch)
+    assert num_positions % batch_size == 0
+    assert abs(num_positions - sum(sizes)) < len(sizes) * batch_size
+
+
+def test_rows_of_small_buckets_come_as_often_as_those_of_large_ones() -> None:
+    order, seen = opened((400, 5, 3), 16), Counter[int]()
+    for epoch in range(64):
+        seen.update(epoch_of(order, epoch).row.tolist())
+    assert {seen[row] for row in range(405, 408)} <= set(range(59, 70))
+    assert {seen[row] for row in range(400)} <= {63, 64, 65}
+    assert {seen[row] for row in range(400, 405)} <= set(range(60, 69))
+
+
+def test_what_seeds_a_sample_does_not_depend_on_the_batch_size() -> None:
+    """Draw d of a bucket is the same row with the same key, whatever G: the first round of each is whole in both."""
+    keys = []
+    for batch_size in (4, 8):
+        order, found = opened((40, 24), batch_size), dict[tuple[int, int], int]()
+        for epoch in range(3):
+            draws = epoch_of(order, epoch)
+            found.update(zip(zip(draws.epoch.tolist(), draws.position.tolist(), strict=True), draws.row.tolist(), strict=True))
+        keys.append({key: row for key, row in found.items() if key[0] == 0})
+    assert keys[0] == keys[1]
+    assert len(keys[0]) == 64
+
+
+def test_without_a_seed_batches_come_bucket_by_bucket_and_rows_as_written() -> None:
+    order = opened((8, 8), 4, seed=None)
+    assert epoch_of(order, 0).row.tolist() == [*range(8), *range(8, 16)]
+
+
+def test_epochs_differ() -> None:
+    order = opened((50, 30), 8)
+    for one, two in pairwise([epoch_of(order, epoch).row.tolist()[:16] for epoch in range(4)]):
+        assert one != two
+
+
+def test_replacements_are_of_the_same_bucket() -> None:
+    sizes = (30, 9, 12)
+    order = opened(sizes, 3)
+    for position in range(0, order.num_positions(2), 5):
+        failed = int(order.rows_at(2, np.array([position])).row[0])
+        others = list(order.replacements(2, position))
+        assert others == list(order.replacements(2, position))
+        assert len(set(others)) == MAX_REPLACEMENTS
+        assert failed not in others
+        assert {bucket_of(sizes, row) for row in others} == {bucket_of(sizes, failed)}
+
+
+def test_an_epoch_without_a_batch_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"global_batch_size=16 leaves epochs without a batch.*give 9 or fewer"):
+        opened((9, 5), 16)
+    opened((5,) * 40, 16)  # each epoch has some
+
+
+def test_a_position_beyond_the_epoch_is_refused_although_another_epoch_has_it() -> None:
+    order = opened((5,) * 40, 16)
+    assert order.num_positions(4) > order.num_positions(3)
+    with pytest.raises(IndexError):
+        order.rows_at(3, np.array([order.num_positions(3)]))
