@@ -3,6 +3,7 @@
 Public constructors take what users know (many loose parameters) and turn it at once into these.
 """
 
+from sqlstream.config.batches import AspectBuckets, BucketMap, Buckets, BucketValue, Lengths
 from sqlstream.config.checks import Word, check_at_least, names_of, word_of
 from sqlstream.config.samples import (
     DEFAULT_PREFETCH,
@@ -33,10 +34,15 @@ __all__ = [
     "DEFAULT_PREFETCH",
     "DEFAULT_RETAINED",
     "AsItIs",
+    "AspectBuckets",
+    "BucketMap",
+    "BucketValue",
+    "Buckets",
     "DamagedShards",
     "IndexOptions",
     "JoinOptions",
     "LazyOptions",
+    "Lengths",
     "Limit",
     "MemberForm",
     "Missing",

@@ -13,7 +13,17 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sqlstream.errors import QueryError
-from sqlstream.index.sql.dialect import as_written, bare, bracketed, check_closed, has_word, shortened, tokens, translated
+from sqlstream.index.sql.dialect import (
+    Token,
+    as_written,
+    bare,
+    bracketed,
+    check_closed,
+    has_word,
+    shortened,
+    tokens,
+    translated,
+)
 from sqlstream.index.sql.sqlglot_import import load_sqlglot
 from sqlstream.index.types.models import VIEWS, SelectionInfo
 
@@ -68,6 +78,36 @@ def one_expression(argument: str, text: str, engine: str = "sqlite") -> str:
     if values[0].key in ("alias", "aliases", "command") or values[0].is_star:
         raise _refused(argument, text, f"it is {'a *' if values[0].is_star else 'a value with a name'}")
     return stripped
+
+
+def several_expressions(argument: str, text: str, engine: str = "sqlite") -> tuple[str, ...]:
+    """Return users' expressions, which commas divide, as `one_expression` gives each.
+
+    Args:
+        argument: What the user calls them.
+        text: The expressions.
+        engine: What will run them, "sqlite" or "duckdb".
+
+    Raises:
+        QueryError: One of them is no single expression.
+
+    Example:
+        >>> several_expressions("by", "width, max(height, 1)")
+        ('width', 'max(height, 1)')
+    """
+    try:
+        check_closed(text, engine)
+        found = tokens(text, engine)
+    except ValueError as error:
+        raise _refused(argument, text, str(error)) from error
+    parts, depth = [list[Token]()], 0
+    for token in found:
+        depth += (token.text in ("(", "[")) - (token.text in (")", "]"))
+        if token.text == "," and not depth:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return tuple(one_expression(argument, as_written(part), engine) for part in parts)
 
 
 def with_where(query: str | None, where: str | None, engine: str = "sqlite") -> str | None:

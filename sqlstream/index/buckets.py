@@ -1,0 +1,342 @@
+"""Which rows of an index are in which bucket: a table beside the index, made by a counting sort in two walks.
+
+    open_buckets(index, Buckets("width, height", into=…), directory) → BucketTable → order.bucketed.Bucketed
+
+The expressions see the rows that the index's filter keeps, in the sandbox, as weights do. The file is immutable and named by
+what decides it, so it is made once per node, and a resumed run finds the same one. As int64 of a .npy file it holds: the bytes
+of a JSON text (padded) that says its buckets, with their number of words before it; the selected rows, sorted by bucket; the
+bucket of each row id, four of 16 bits in a word. Memory is that of the buckets and of 2**20 distinct values, whatever the rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from sqlstream.config import AspectBuckets, Buckets, BucketValue, Lengths
+from sqlstream.errors import ConfigError, QueryError
+from sqlstream.index.file.index import MAX_MAPPED_BYTES, Index
+from sqlstream.index.file.intact import is_there
+from sqlstream.index.file.npy import finish_npy, load_npy, unload, write_header
+from sqlstream.index.file.workplace import Workplace, build_once, workplace
+from sqlstream.index.sql.expressions import rows_of, several_expressions
+from sqlstream.index.sql.sandbox import Sandbox
+from sqlstream.index.types.models import FORMAT_VERSION, ROW, fingerprint, quote
+from sqlstream.order.permute import Int64Array
+from sqlstream.progress import progress
+
+logger = logging.getLogger(__name__)
+
+BUCKETS_VERSION = 1
+"""Changes whenever a table, or the order that is made of it, would change."""
+MAX_BUCKETS = 4096
+"""More are a mistake: a bucket of a few rows fills a batch once in many epochs."""
+MAX_VALUES = 1 << 20
+"""Distinct values that are remembered with their bucket, some 200 MB."""
+_ROWS_AT_A_TIME = 65_536
+_NONE = 0xFFFF
+"""Number of no bucket: the row is left out."""
+
+
+class BucketTable:
+    """The rows of each bucket; pickles as a path, and maps the file on first use.
+
+    Args:
+        path: The file.
+        digest: What decides it, beside the index: it belongs into a run's state.
+    """
+
+    def __init__(self, path: Path, digest: str) -> None:
+        self.path = path
+        self.digest = digest
+        self._mapped: np.memmap | None = None
+        words = self._words()  # [n]
+        text = np.asarray(words[1 : 1 + int(words[0])]).tobytes()
+        described: dict[str, Any] = json.loads(text)
+        self._first = 1 + int(words[0])
+        self.values: tuple[BucketValue, ...] = tuple(map(_from_json, described["values"]))
+        """What names each bucket."""
+        self.sizes: tuple[int, ...] = tuple(described["sizes"])
+        """Rows of each bucket."""
+        self.num_rows = sum(self.sizes)
+        """Rows of all buckets; those that are left out are none of them."""
+        self._shown: tuple[BucketValue | None, ...] = (*self.values, *(None,) * (_NONE + 1 - len(self.values)))
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Path, str]]:
+        """Pickle the path: another process maps the file itself."""
+        return type(self), (self.path, self.digest)
+
+    def rows_at(self, places: Int64Array) -> Int64Array:
+        """Return the selected rows at places of the table: [n]."""
+        words = self._words()  # [all]
+        rows: Int64Array = np.asarray(words[self._first + places], np.int64)  # [n]
+        self._release(words)
+        return rows
+
+    def values_of(self, row_ids: Sequence[int]) -> list[BucketValue | None]:
+        """Return the buckets of rows by id; None: the row is in none."""
+        words = self._words()  # [all]
+        codes = words[self._first + self.num_rows :].view("<u2")  # [row ids, padded]
+        found = codes[np.asarray(row_ids, np.int64)].tolist()
+        self._release(words)
+        return [self._shown[code] for code in found]
+
+    def _words(self) -> np.memmap:
+        if self._mapped is None:
+            self._mapped = load_npy(self.path)
+        return self._mapped
+
+    def _release(self, words: np.memmap) -> None:
+        if words.nbytes > MAX_MAPPED_BYTES:  # else a worker's memory grows with the table
+            unload(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sorter:
+    """How values become buckets."""
+
+    buckets: Buckets
+    map_value: Callable[[Any], BucketValue]
+    """From the value of `by`, or the tuple of values, to a bucket."""
+
+    def bucket_of(self, values: tuple[Any, ...], row_id: int) -> BucketValue | None:
+        """Return the bucket of a row's values; None: the row is left out.
+
+        Raises:
+            ConfigError: The values are unknown, or have no bucket.
+        """
+        what = f"batches by {self.buckets.by!r}: row {row_id} has {values[0] if len(values) == 1 else values!r}"
+        if None in values:
+            if self.buckets.unknown == "raise":
+                raise ConfigError(f"{what}, which is not known: give unknown='drop' to leave such rows out, or mend the table")
+            return None
+        value = values[0] if len(values) == 1 else values
+        try:
+            found = self.map_value(value)
+        except ValueError as error:
+            raise ConfigError(f"{what}, which {error}") from error
+        into = self.buckets.into
+        if (
+            self.buckets.max_crop is not None
+            and isinstance(into, AspectBuckets)
+            and into.crop_of(value) > self.buckets.max_crop
+        ):
+            return None
+        if not _names_bucket(found):
+            raise ConfigError(f"{what}, whose bucket is {found!r}: a bucket is a number, a text, or a tuple of these")
+        return found
+
+
+def open_buckets(index: Index, buckets: Buckets, directory: Path, *, show_progress: bool = False) -> BucketTable:
+    """Return the table of buckets, made when no earlier run has done it.
+
+    Args:
+        index: The rows, and their filter when there is one.
+        buckets: What their buckets are.
+        directory: Where index files are.
+        show_progress: Show a bar if stderr is a terminal.
+
+    Raises:
+        QueryError: The expressions do not run.
+        ConfigError: A row has no bucket, no row has one, or there are too many buckets.
+    """
+    into, known = buckets.into, dict[Any, BucketValue]()
+    by_value: object
+    map_value: Callable[[Any], BucketValue]
+    if isinstance(into, AspectBuckets | Lengths):
+        by_value, map_value = into.fingerprint, into.bucket_of
+    elif into is None:
+        by_value, map_value = None, _itself
+    else:  # code has no name that changes with it: what it gives for each value has
+        for values in _distinct(index, buckets, directory):
+            if None not in values:
+                value = values[0] if len(values) == 1 else values
+                known[value] = into(value)
+        by_value, map_value = [[repr(value), repr(known[value])] for value in known], known.__getitem__
+    sorter = _Sorter(buckets=buckets, map_value=map_value)
+    parts = {
+        "format": FORMAT_VERSION,
+        "version": BUCKETS_VERSION,
+        "by": buckets.by,
+        "into": by_value,
+        "max_crop": buckets.max_crop,
+        "unknown": buckets.unknown,
+    }
+    key = fingerprint({**parts, "index": index.fingerprint})
+    path = directory / f"{key}.buckets.npy"
+
+    def build(place: Workplace) -> Path:
+        return _build(index, sorter, place, path.name, show_progress=show_progress)
+
+    build_once(directory, key, lambda: path if is_there(path) else None, build, show_progress=show_progress)
+    index.hold(path)
+    os.utime(path)  # last used
+    table = BucketTable(path, fingerprint(parts))
+    _tell(table, buckets, len(index))
+    return table
+
+
+def _tell(table: BucketTable, buckets: Buckets, num_rows: int) -> None:
+    """Log rows that are left out, and buckets that do not fill a batch in each epoch."""
+    if table.num_rows < num_rows:
+        logger.info("batches by %r leave %d of %d rows out", buckets.by, num_rows - table.num_rows, num_rows)
+    small = [value for value, size in zip(table.values, table.sizes, strict=True) if size < buckets.size]
+    if small:
+        logger.warning(
+            "batches by %r: %d of %d buckets have fewer rows than global_batch_size=%d, so epochs pass without a batch of "
+            "them, and a batch may hold a row twice: %s",
+            *(buckets.by, len(small), len(table.values), buckets.size),
+            ", ".join(map(str, small[:8])) + (", …" if len(small) > 8 else ""),
+        )
+
+
+def _build(index: Index, sorter: _Sorter, place: Workplace, name: str, *, show_progress: bool) -> Path:
+    """Write the table: each row's bucket first, then the rows in two walks over those."""
+    num_words = -(-index.num_rows // 4)
+    codes_path = place.temporary("codes")
+    codes = np.memmap(codes_path, "<u2", "w+", shape=(max(1, num_words) * 4,))  # [row ids, padded]; the disk's, not ours
+    codes[:] = _NONE
+    found = _evaluate(index, sorter, codes, place, show_progress=show_progress)
+    ranks = sorted(range(len(found)), key=lambda number: _sort_key(found[number]))
+    new_numbers = np.full(_NONE + 1, _NONE, np.uint16)  # [2**16]; numbers as they were given, to numbers in sorted order
+    new_numbers[ranks] = np.arange(len(ranks), dtype=np.uint16)
+    for start in range(0, len(codes), _ROWS_AT_A_TIME):
+        codes[start : start + _ROWS_AT_A_TIME] = new_numbers[codes[start : start + _ROWS_AT_A_TIME]]
+    sizes = np.zeros(len(found), np.int64)  # [B]
+    for _, code in _chunks(index, codes):
+        sizes += np.bincount(code[code != _NONE], minlength=len(sizes))
+    if not sizes.sum():
+        raise ConfigError(
+            f"batches by {sorter.buckets.by!r} leave out all {len(index)} rows: change by=, max_crop= or unknown="
+        )
+    text = json.dumps({"values": [found[rank] for rank in ranks], "sizes": sizes.tolist()}).encode()
+    head = text + b" " * (-len(text) % 8)
+    first, num_rows = 1 + len(head) // 8, int(sizes.sum())
+    temporary, count = place.temporary("table"), first + num_rows + len(codes) // 4
+    with open(temporary, "w+b") as file:
+        write_header(file, count)
+        offset = file.tell()
+        file.truncate(offset + 8 * count)
+        words = np.memmap(temporary, "<i8", "r+", offset=offset, shape=(count,))  # [count]; the disk's, not ours
+        words[0] = len(head) // 8
+        words[1:first] = np.frombuffer(head, "<i8")
+        next_place = first + np.cumsum(sizes) - sizes  # [B]
+        for rows, code in _chunks(index, codes):
+            in_turn = np.argsort(code, kind="stable")  # [n]
+            sorted_code = code[in_turn]  # [n]
+            in_turn = in_turn[: np.searchsorted(sorted_code, _NONE)]  # [m]
+            sorted_code = sorted_code[: len(in_turn)]  # [m]
+            counts = np.bincount(sorted_code, minlength=len(sizes))  # [B]
+            before = np.cumsum(counts) - counts  # [B]
+            words[next_place[sorted_code] + np.arange(len(in_turn)) - before[sorted_code]] = rows[in_turn]
+            next_place += counts
+        words[first + num_rows :] = codes.view("<i8")
+        words.flush()
+        finish_npy(file, count)
+    return place.publish(temporary, name)
+
+
+def _chunks(index: Index, codes: np.memmap) -> Iterator[tuple[Int64Array, np.ndarray]]:
+    """Yield selected rows and their buckets: [n], [n]."""
+    for start in range(0, len(index), _ROWS_AT_A_TIME):
+        rows = np.arange(start, min(start + _ROWS_AT_A_TIME, len(index)))  # [n]
+        yield rows, np.asarray(codes[index.row_ids(rows)])
+
+
+def _evaluate(index: Index, sorter: _Sorter, codes: np.memmap, place: Workplace, *, show_progress: bool) -> list[BucketValue]:
+    """Write the number of each row's bucket; return the buckets by number."""
+    numbers: dict[BucketValue, int] = {}
+    known: dict[tuple[Any, ...], int] = {}
+    with (
+        contextlib.closing(_sandbox(index, sorter.buckets, place.temporary("duckdb"))) as sandbox,
+        progress(len(index), " rows", "sorting into buckets", show_progress) as bar,
+    ):
+        _, batches = sandbox.run(sandbox.statement, _ROWS_AT_A_TIME)
+        for batch in batches:
+            ids = np.asarray([row[0] for row in batch])  # [n]
+            if ids.dtype.kind != "i" or ids.min() < 0 or ids.max() >= index.num_rows:
+                raise QueryError(
+                    f"batches by {sorter.buckets.by!r}: the index's query gives a column {ROW!r} that holds no row ids: "
+                    "name it differently"
+                )
+            of_batch = []
+            for row_id, *values in batch:
+                key = tuple(values)
+                if (number := known.get(key)) is None:
+                    value = sorter.bucket_of(key, row_id)
+                    number = _NONE if value is None else numbers.setdefault(value, len(numbers))
+                    if len(numbers) > MAX_BUCKETS:
+                        raise ConfigError(
+                            f"batches by {sorter.buckets.by!r} have more than {MAX_BUCKETS} buckets: map values to fewer ones "
+                            "with into=, such as AspectBuckets or Lengths, or round them in SQL"
+                        )
+                    if len(known) >= MAX_VALUES:
+                        known.clear()
+                    known[key] = number
+                of_batch.append(number)
+            codes[ids] = of_batch
+            bar.update(len(batch))
+    return list(numbers)
+
+
+def _distinct(index: Index, buckets: Buckets, directory: Path) -> list[tuple[Any, ...]]:
+    """Return the distinct values of `by`, sorted.
+
+    Raises:
+        ConfigError: There are too many for a function.
+    """
+    key = fingerprint({"distinct": buckets.by, "index": index.fingerprint})
+    with (
+        workplace(directory, key, is_brief=True) as place,
+        contextlib.closing(_sandbox(index, buckets, place.temporary("duckdb"), is_distinct=True)) as sandbox,
+    ):
+        found: list[tuple[Any, ...]] = []
+        _, batches = sandbox.run(sandbox.statement, _ROWS_AT_A_TIME)
+        for batch in batches:
+            found += batch
+            if len(found) > MAX_VALUES:
+                raise ConfigError(
+                    f"batches by {buckets.by!r} have more than {MAX_VALUES} distinct values, each of which into= would be "
+                    "asked for: round them in SQL"
+                )
+    return sorted(found, key=_sort_key)
+
+
+def _sandbox(index: Index, buckets: Buckets, scratch: Path, *, is_distinct: bool = False) -> Sandbox:
+    """Return a sandbox for (row, values…) of the selected rows, or for their distinct values, in the engine of the filter."""
+    selection = index.selection
+    engine = "sqlite" if selection is None else selection.engine
+    physical = {column.name: quote(column.physical) for column in index.sql_columns}
+    wanted = [
+        f"({physical.get(text, text)}) AS value_{n}" for n, text in enumerate(several_expressions("by", buckets.by, engine))
+    ]
+    columns = ", ".join(wanted)
+    what = f"DISTINCT {columns}" if is_distinct else f"{ROW}, {columns}"
+    return Sandbox(index, f"SELECT {what} FROM {rows_of(selection)}", engine=engine, scratch=scratch)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _names_bucket(value: object) -> bool:
+    return all(map(_names_bucket, value)) if isinstance(value, tuple) else isinstance(value, int | float | str)
+
+
+def _from_json(value: Any) -> Any:
+    return tuple(map(_from_json, value)) if isinstance(value, list) else value
+
+
+def _sort_key(value: Any) -> tuple[Any, ...]:
+    """Return what sorts values of several types: numbers before texts before tuples."""
+    if isinstance(value, tuple):
+        return (3, tuple(map(_sort_key, value)))
+    return (0, 0) if value is None else (1, value) if isinstance(value, int | float) else (2, str(value))
