@@ -20,6 +20,9 @@ from sqlstream.errors import SqlStreamError, TransformError
 from sqlstream.transforms.reading import LENT, OpenFiles
 from sqlstream.transforms.rng import GENERATOR, PRIVATE_FIELDS, RNG_KEY, begin_piece, end
 
+BUCKET = "__bucket__"
+"""Field of a sample of a dataset with `batches=`: what names its bucket, such as (1024, 768)."""
+
 Sample = dict[str, Any]
 Transform = Callable[[Sample], Sample | Iterable[Sample]]
 Made = TypeVar("Made")

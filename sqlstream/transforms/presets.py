@@ -61,6 +61,7 @@ from sqlstream.transforms.text import (
     TextEmbSamplingTransform,
     TokenizeTransform,
 )
+from sqlstream.transforms.to_bucket import ResizeToBucket
 from sqlstream.transforms.video import (
     ConvertVideoToByteTensorTransform,
     DecodeVideoAndAudioTransform,
@@ -110,6 +111,7 @@ __all__ = [
     "ReshapeImageAsVideoTransform",
     "ResizeAudioTransform",
     "ResizeImageTransform",
+    "ResizeToBucket",
     "ResizeVideoTransform",
     "SampleImageVAELatentTransform",
     "SampleVideoVAELatentTransform",
