@@ -17,7 +17,7 @@ if exists(join(dirname(__file__), "core", "query.py")):
 
 if TYPE_CHECKING:
     from sqlstream.cache import Cache
-    from sqlstream.config import AS_IT_IS
+    from sqlstream.config import AS_IT_IS, AspectBuckets, Buckets, Lengths
     from sqlstream.order.schedules import ScheduleType
     from sqlstream.sample_types import DataSampleType
     from sqlstream.stream.dataset import StreamingDataset
@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "AS_IT_IS",
+    "AspectBuckets",
     "Batch",
+    "Buckets",
     "Cache",
     "DataSampleType",
+    "Lengths",
     "MixedDataset",
     "MultiStreamDataLoader",
     "PackedCollate",
@@ -51,9 +54,12 @@ __all__ = [
 
 _HOMES = {
     "AS_IT_IS": "sqlstream.config",
+    "AspectBuckets": "sqlstream.config",
     "Batch": "sqlstream.stream.multi_options",
+    "Buckets": "sqlstream.config",
     "Cache": "sqlstream.cache",
     "DataSampleType": "sqlstream.sample_types",
+    "Lengths": "sqlstream.config",
     "MixedDataset": "sqlstream.stream.mixed",
     "MultiStreamDataLoader": "sqlstream.stream.multi",
     "PackedCollate": "sqlstream.stream.transport.packed_collate",

@@ -13,6 +13,7 @@ from sqlstream.config import (
     AS_IT_IS,
     DEFAULT_PREFETCH,
     AsItIs,
+    Buckets,
     IndexOptions,
     JoinOptions,
     LazyOptions,
@@ -120,6 +121,8 @@ class StreamingDataset(SelectedRows, IteratedDataset):
         missing: Of a row without a partner in a table: `'raise'`, `'null'` (None in its columns), or `'drop'` the row.
         shards: What of remote shards is fetched: `'members'` (parts that samples want), `'whole'` shards, or `'auto'`.
         members: What samples have of parts of TAR and ZIP: `'bytes'`, or the `'path'` of a local file (docs/shards.md).
+        batches: Which rows share a batch: `Buckets(by, into=…, global_batch_size=…)` for pictures of many sizes, texts of many
+            lengths (docs/batches.md); None: any.
 
     Raises:
         ConfigError: An option is wrong.
@@ -194,6 +197,7 @@ class StreamingDataset(SelectedRows, IteratedDataset):
         refresh: str | None = None,
         shards: ShardUnit | str = ShardUnit.AUTO,
         members: MemberForm | str = MemberForm.BYTES,
+        batches: Buckets | None = None,
     ) -> None:
         self.data_type = None if data_type is None else DataSampleType.from_str(data_type).value
         columns = names_of("columns_to_download", columns_to_download)
@@ -271,6 +275,7 @@ class StreamingDataset(SelectedRows, IteratedDataset):
                 num_canonical_nodes=num_canonical_nodes,
                 is_endless=infinite_iteration,
                 is_unaligned=unaligned_worker_index,
+                batches=batches,
                 layout=Layout(world=world, replication=replication),
             ),
         )
@@ -283,6 +288,12 @@ class StreamingDataset(SelectedRows, IteratedDataset):
             raise ConfigError(
                 "refresh='epoch' has the trainer look at the source, before workers start: use StreamingDataLoader in place of "
                 "the DataLoader, or num_workers=0"
+            )
+        order = self._pipeline.options.order
+        if order.batches is not None and order.batch_size is None:
+            raise ConfigError(
+                "batches= in a plain DataLoader needs batch_size=, given to the dataset and to it: use StreamingDataLoader, or "
+                f"give both {order.batches.size} divided by the number of ranks"
             )
 
     def _prepare(self) -> None:
@@ -297,8 +308,10 @@ class StreamingDataset(SelectedRows, IteratedDataset):
 
         Raises:
             StateError: That step is handed out or planned already; the message names the first possible one.
-            ConfigError, QueryError: These are no weights; or the rows may change by `refresh`.
+            ConfigError, QueryError: These are no weights; or the rows may change by `refresh`, or have `batches`.
         """
         if self._pipeline.options.refresh is not None:
             raise ConfigError("reweight() changes the weights of rows that stay: leave refresh='epoch' out")
+        if self._pipeline.options.order.batches is not None:
+            raise ConfigError("reweight() cannot be had with batches= yet: leave batches= out")
         reweight(self._schedule, weights, at_step, self._pipeline.options.samples.prefetch)

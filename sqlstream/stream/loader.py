@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from sqlstream.config import check_at_least
+from sqlstream.config import AS_IT_IS, AsItIs, check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.frameworks.accelerate import AcceleratedBatches, Destination, destination_of, remainder_of
@@ -34,7 +34,8 @@ class StreamingDataLoader(DataLoader[Sample]):
 
     Args:
         dataset: What to load.
-        batch_size: Samples of this rank's batch, the same on every rank; None: samples one by one, not collated.
+        batch_size: Samples of this rank's batch, the same on every rank; None: samples one by one, not collated. `AS_IT_IS`: 1,
+            or what the dataset's `batches=` says.
         num_workers: Processes that make batches; 0: this one does.
         collate_fn: From a list of samples to a batch; None: torch's default.
         pin_memory: Copy tensors into page-locked memory.
@@ -64,7 +65,7 @@ class StreamingDataLoader(DataLoader[Sample]):
     def __init__(
         self,
         dataset: IteratedDataset,
-        batch_size: int | None = 1,
+        batch_size: int | AsItIs | None = AS_IT_IS,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
@@ -84,6 +85,9 @@ class StreamingDataLoader(DataLoader[Sample]):
                 f"StreamingDataLoader takes a StreamingDataset or a MixedDataset, not {type(dataset).__name__}: use torch's "
                 "DataLoader"
             )
+        if isinstance(batch_size, AsItIs):
+            steps = dataset.schedule.steps
+            batch_size = 1 if steps.global_batch_size is None else steps.batch_size_on(dataset.world)
         if batch_size is not None:
             check_at_least("batch_size", batch_size, 1)
         self._batch_options = BatchOptions(

@@ -183,6 +183,10 @@ def _check_together(leaves: Sequence[Leaf]) -> None:
         ):
             if is_given:
                 raise ConfigError(f"stream {leaf.name!r} has {name}, which concerns the whole run: give it to the MixedDataset")
-        for name, is_given in (("unaligned_worker_index", order.is_unaligned), ("refresh", options.refresh is not None)):
+        for name, is_given in (
+            ("unaligned_worker_index", order.is_unaligned),
+            ("refresh", options.refresh is not None),
+            ("batches", order.batches is not None),
+        ):
             if is_given:
                 raise ConfigError(f"stream {leaf.name!r} has {name}, which a mixture cannot have: leave it out")

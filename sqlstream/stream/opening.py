@@ -25,7 +25,6 @@ from sqlstream.storage.base.access import Rules
 from sqlstream.stream.engine.shard_files import CachedShards
 from sqlstream.stream.engine.units import ShardUse, choose_unit
 from sqlstream.stream.options import DatasetOptions, default_name
-from sqlstream.stream.run.order_options import AUTO_BLOCKS
 
 
 def open_any(options: DatasetOptions, cache: Cache) -> Index:
@@ -139,7 +138,7 @@ def shard_use(options: DatasetOptions, shard_bytes: Sequence[int], wanted_share:
     order, sizes = options.order, sorted(shard_bytes, reverse=True)
     if order.shuffle_seed is None:
         num_mixed = 1
-    elif order.shuffle_block_size == AUTO_BLOCKS:
+    elif order.has_auto_blocks:
         num_mixed = order.shuffle_window
     else:  # samples of all shards, or blocks that know no shards
         num_mixed = len(sizes)

@@ -89,6 +89,8 @@ class DatasetOptions:
         schemes = [scheme for item in read for scheme in _schemes(item)]
         check_options_of_sources(schemes, self.storage.storage_options)
         self._check_refresh()
+        if self.order.batches is not None and self.index.lazy is not None:
+            raise ConfigError("batches= needs all rows, which a lazy index does not have: leave lazy_index_chunk_size out")
         if self.cache.eviction_policy == "belady" and self.order.is_unaligned:
             raise ConfigError(
                 "eviction_policy='belady' needs one order for all workers, which unaligned_worker_index=True gives up: drop one"
@@ -115,6 +117,10 @@ class DatasetOptions:
             (
                 not all(map(_is_text, (self.index.src, *join.values()))),
                 "looks at a source by its name: give paths or URLs, no rows and no function, or make the dataset again",
+            ),
+            (
+                self.order.batches is not None,
+                "takes rows that change, which batches= carries over epochs: leave one of them out",
             ),
             (self.order.is_endless, "begins no epoch anew with infinite_iteration=True: leave one of them out"),
             (self.index.on_source_change == "raise", "takes what on_source_change='raise' refuses: leave one of them out"),

@@ -9,15 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from sqlstream.config import (
+    Buckets,
     ShardUnit,
 )
 from sqlstream.errors import ConfigError
+from sqlstream.index.buckets import BucketTable
 from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.index.build.content_index import ContentIndex
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_shards.index import LazyShardIndex
 from sqlstream.index.file.index import Index
-from sqlstream.order import BlockLayout, Filtered, Order, Steps, Weighted, shuffled
+from sqlstream.index.weights import WeightsSpec, WeightTable
+from sqlstream.order import BlockLayout, Bucketed, Filtered, Order, Steps, Weighted, shuffled
 from sqlstream.stream.engine.content import MEMORY_BYTES
 from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS, ChunkWalk
 from sqlstream.stream.options import DatasetOptions
@@ -29,7 +32,9 @@ from sqlstream.stream.run.weighting import Weighting, weighting_of
 logger = logging.getLogger(__name__)
 
 
-def open_schedule(options: OrderOptions, seed: int | None, index: Index, directory: Path) -> Schedule:
+def open_schedule(
+    options: OrderOptions, seed: int | None, index: Index, directory: Path, buckets: BucketTable | None = None
+) -> Schedule:
     """Return the order of an index's rows, at its start.
 
     Args:
@@ -37,10 +42,13 @@ def open_schedule(options: OrderOptions, seed: int | None, index: Index, directo
         seed: What the ranks have agreed on.
         index: Whose rows.
         directory: Where tables of weights are kept.
+        buckets: The rows of each bucket; None: rows share a batch with any others.
 
     Raises:
         ConfigError: The index has no rows for such an order.
     """
+    if options.batches is not None and buckets is not None:
+        return _in_buckets(options, options.batches, seed, index, buckets)
     weighting = weighting_of(index, directory, options.epoch_size, options.weights)
     layout = blocks_of(index, options, weighting.num_positions)
     seeded = partial(compose, index, weighting, options, layout)
@@ -58,6 +66,29 @@ def open_schedule(options: OrderOptions, seed: int | None, index: Index, directo
     return Schedule(steps, weighting, options, identity=identity, reseeded=seeded)
 
 
+def _in_buckets(options: OrderOptions, batches: Buckets, seed: int | None, index: Index, buckets: BucketTable) -> Schedule:
+    """Return the order of batches of one bucket each; the rows in buckets are the size of its epochs that a state knows."""
+    steps = Steps(
+        order=Bucketed(rows=buckets, batch_size=batches.size, seed=seed),
+        batch_size=options.batch_size,
+        tail=options.tail,
+        global_batch_size=batches.size,
+    )
+    identity = RunIdentity(
+        fingerprint=index.fingerprint,
+        shuffle_seed=seed,
+        num_canonical_nodes=1,
+        blocks=f"buckets {buckets.digest}, batches of {batches.size}",
+        epoch_size=buckets.num_rows,
+        content=index.content,
+    )
+    return Schedule(steps, Weighting(len(index), len(index), _refuse_weights, None), options, identity=identity)
+
+
+def _refuse_weights(_weights: WeightsSpec) -> WeightTable:
+    raise ConfigError("weights cannot be had with batches= yet: leave one of them out")
+
+
 def warn_of_reading_again(options: DatasetOptions, index: Index, memory_bytes: int = MEMORY_BYTES) -> None:
     """Say that an order has row groups of content decoded again for most samples, if it has.
 
@@ -72,12 +103,12 @@ def warn_of_reading_again(options: DatasetOptions, index: Index, memory_bytes: i
     if wanted is not None and not any(column.name in wanted for column in index.content_columns):
         return
     group_bytes = max(1, index.num_bytes // len(index.bounds))
-    if order.shuffle_block_size is None:
+    if order.shuffle_block_size is None or order.batches is not None:
         if index.is_remote or index.num_bytes > memory_bytes:
             logger.warning(
                 "%s is shuffled as a whole, and the content of its samples is read by row groups of %d rows: mostly one for "
-                "each sample, remote ones again when the cache has no room for all; leave shuffle_block_size out to keep row "
-                "groups together",
+                "each sample, remote ones again when the cache has no room for all; leave shuffle_block_size (and batches) out "
+                "to keep row groups together",
                 *(index.src, index.group_rows),
             )
     elif order.shuffle_block_size == AUTO_BLOCKS:

@@ -12,6 +12,7 @@ import numpy.random  # noqa: F401 - numpy brings it when it is first named: torc
 from sqlstream.cache import Cache
 from sqlstream.cache.session import ShardWish
 from sqlstream.config import LazyOptions, SampleOptions, ShardUnit
+from sqlstream.index.buckets import BucketTable
 from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_shards.index import LazyShardIndex
@@ -51,6 +52,8 @@ class Pipeline:
     cache: Cache
     handover: InitVar[Handover | None]
     """Where DataLoader workers leave their pins as they end; None: there are no objects, or no descriptors left."""
+    buckets: BucketTable | None = None
+    """The bucket of each row; None: there are none."""
     dataset_id: int | None = None
     """Id of the dataset in the ledger; asked for when samples are first made."""
     engines: Engines = field(init=False, compare=False)
@@ -120,6 +123,7 @@ class Pipeline:
             reader=reader,
             chain=chain,
             content=self._content(options),
+            buckets=self.buckets,
         )
 
     def _columns_in_shards(self) -> Iterator[str]:

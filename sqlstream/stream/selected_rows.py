@@ -16,6 +16,7 @@ from sqlstream.cache import Cache
 from sqlstream.cache.session import FailureRecord
 from sqlstream.config import MemberForm, check_at_least
 from sqlstream.errors import ConfigError, EmptySelectionError, SqlStreamError
+from sqlstream.index.buckets import open_buckets
 from sqlstream.index.build.narrow import narrowed
 from sqlstream.index.file.index import Index
 from sqlstream.index.query import query_rows
@@ -229,14 +230,16 @@ class SelectedRows:
             if columns and _names_remote_objects(index, columns):
                 cache.session.expect_forks(index.known_length)
             warn_of_reading_again(options, index)
-            self._schedule = open_schedule(options.order, seed, index, cache.path / "index")
+            directory, batches = cache.path / "index", options.order.batches
+            buckets = None if batches is None else open_buckets(index, batches, directory, show_progress=options.show_progress)
+            self._schedule = open_schedule(options.order, seed, index, directory, buckets)
         except BaseException:
             cache.close()
             raise
         gives_paths = options.samples.columns_to_download or options.samples.members is MemberForm.PATH
         handover = Handover.new() if gives_paths else None
         named = options.naming_source(index.src)
-        self._pipeline = Pipeline(options=named, seed=seed, index=index, cache=cache, handover=handover)
+        self._pipeline = Pipeline(options=named, seed=seed, index=index, cache=cache, handover=handover, buckets=buckets)
         self.name = self._pipeline.name
 
     @property

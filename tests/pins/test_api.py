@@ -15,6 +15,7 @@ HEDGING = "hedging is gone: its benchmark showed no gain, and two readers of one
 LIMIT = "left out it is 'as it is': who opens a shared cache without a limit must not evict it (DESIGN 4.3 rule 13)"
 KEY = "left out it is `index` where that can name samples, else the row number; given it must be there (issue 16, DESIGN 5)"
 BLOCKS = "row groups of content are blocks unless None asks for a whole shuffle (DESIGN 6); tables keep their order"
+BATCHES = "left out it is 1, or what the dataset's batches= says, which a given 1 contradicts (issue 20)"
 PACKING = (
     "never documented: the loader's workers kept their transport there, which packs what `collate_fn` returns now (issue 17)"
 )
@@ -26,6 +27,7 @@ CHANGED = {
     "sqlstream.cache:Cache(limit)": LIMIT,
     "sqlstream.config:StorageOptions(hedge_factor)": HEDGING,
     "sqlstream:StreamingDataset(shuffle_block_size)": BLOCKS,
+    "sqlstream:StreamingDataLoader(batch_size)": BATCHES,
     "sqlstream:StreamingDataset.packing": PACKING,
 }
 """Parameters and members that are gone, or have another default, with the reason."""

@@ -20,6 +20,7 @@ from sqlstream.errors import (
     SourceChangedError,
     StorageError,
 )
+from sqlstream.index.buckets import BucketTable
 from sqlstream.index.named.members import NamedMember, NamedMembers
 from sqlstream.index.types.origins import RowJudge
 from sqlstream.storage.base import urls
@@ -28,7 +29,7 @@ from sqlstream.storage.base.identity import Identity
 from sqlstream.storage.base.urls import redact, shown
 from sqlstream.stream.engine.row_source import RowSource
 from sqlstream.stream.run.shares import EpochShare
-from sqlstream.transforms.base import Chain, Sample
+from sqlstream.transforms.base import BUCKET, Chain, Sample
 from sqlstream.transforms.content import is_content, is_struct
 
 if TYPE_CHECKING:
@@ -386,6 +387,8 @@ class Recipe:
     """The transforms of every sample."""
     content: ContentSource | None = None
     """Content that stays in Parquet files or shards; None: the rows have all values."""
+    buckets: BucketTable | None = None
+    """The bucket of each row, which its sample gets as `__bucket__`; None: there are none."""
     session: CacheSession = field(init=False)
     """What holds its objects."""
     num_columns: int = field(init=False)
@@ -408,6 +411,9 @@ class Recipe:
             epochs: Epoch of each; both seed its generators.
         """
         rows = self.rows.rows(row_ids)
+        if self.buckets is not None:
+            for row, bucket in zip(rows, self.buckets.values_of(row_ids), strict=True):
+                row[BUCKET] = bucket
         content = self.content
         prepared = None if content is None else content.prepare(rows, row_ids)
         planned = self.reader.slots(rows, row_ids, positions, epochs, self)

@@ -79,7 +79,8 @@ def go_on(schedule: Schedule, state: StreamState) -> None:
 def go_on_roughly(schedule: Schedule, state: StreamState) -> None:
     """Make the next iteration go on after the samples that a state of another run counts, at the start of a step."""
     consumed, step_size = state.sample_in_epoch, schedule.step_size
-    if schedule.steps.batch_size is not None and consumed < schedule.num_positions and consumed % step_size:
+    num_positions = schedule.steps.order.num_positions(state.epoch)
+    if schedule.global_batch_size is not None and consumed < num_positions and consumed % step_size:
         consumed -= consumed % step_size
         logger.warning(
             "sample_in_epoch=%d of the state is no multiple of a step of %d samples: going on after %d, so %d come again",

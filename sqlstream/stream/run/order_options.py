@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sqlstream import distributed
-from sqlstream.config import check_at_least
+from sqlstream.config import Buckets, check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.index.weights import WeightsSpec
 from sqlstream.order import Tail
@@ -97,12 +97,15 @@ class OrderOptions:
     """One iteration goes on over epochs without end."""
     is_unaligned: bool = False
     """Every worker has a shuffle of its own."""
+    batches: Buckets | None = None
+    """Which rows share a batch; None: any."""
     layout: Layout = field(default_factory=lambda: Layout(world=None, replication=1))
     """The place of this process in its job."""
 
     def __post_init__(self) -> None:
         """Check the seed, and that blocks have one."""
         object.__setattr__(self, "shuffle_seed", _whole_seed(self.shuffle_seed))
+        self._check_batches()
         if isinstance(self.shuffle_block_size, str):
             if self.shuffle_block_size != AUTO_BLOCKS:
                 raise ConfigError(
@@ -116,6 +119,29 @@ class OrderOptions:
                 raise ConfigError(
                     f"shuffle_block_size={self.shuffle_block_size} shuffles nothing without a seed: give shuffle_seed"
                 )
+
+    def _check_batches(self) -> None:
+        """Raise ConfigError for options that do not go with `batches`."""
+        if self.batches is None:
+            return
+        if not isinstance(self.batches, Buckets):
+            raise ConfigError(f"batches={self.batches!r} says no batches: give Buckets(by, …)")
+        for name, value, left_out in (
+            ("weights", self.weights, None),
+            ("epoch_size", self.epoch_size, None),
+            ("shuffle_block_size", self.shuffle_block_size, AUTO_BLOCKS),
+            ("num_canonical_nodes", self.num_canonical_nodes, 1),
+            ("unaligned_worker_index", self.is_unaligned, False),
+        ):
+            is_given = value is not None if left_out is None else value != left_out
+            if is_given and not (name == "shuffle_block_size" and value is None):
+                shown = "…" if name == "weights" else repr(value)
+                raise ConfigError(f"{name}={shown} cannot be had with batches= yet: leave one of them out")
+
+    @property
+    def has_auto_blocks(self) -> bool:
+        """Blocks are what a source is read by, if it has such: batches by bucket take rows of all of it."""
+        return self.shuffle_block_size == AUTO_BLOCKS and self.batches is None
 
     @property
     def tail(self) -> Tail:

@@ -88,7 +88,8 @@ class Schedule:
     @property
     def global_batch_size(self) -> int | None:
         """Samples of a step of the whole job; None: not known."""
-        return None if self.steps.batch_size is None else self.steps.batch_size * self.world.world_size
+        batch_size = self.steps.batch_size_on(self.world)
+        return None if batch_size is None else batch_size * self.world.world_size
 
     @property
     def step_size(self) -> int:
@@ -154,8 +155,10 @@ class Schedule:
                 f"the loader has batch_size={batch_size}, its dataset was given batch_size={self._options.batch_size}: "
                 "give the same to both, or only to the StreamingDataLoader"
             )
-        self.batches = options
-        self.steps = replace(self.steps, batch_size=batch_size, tail=Tail.DROP if options.drop_last else self.steps.tail)
+        steps = replace(self.steps, batch_size=batch_size, tail=Tail.DROP if options.drop_last else self.steps.tail)
+        if steps.global_batch_size is not None:
+            steps.batch_size_on(self.world)  # else the ranks need not be known yet
+        self.batches, self.steps = options, steps
 
     # -- an iteration -------------------------------------------------------------------------------------------------
 
