@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import contenders, data, disks, driver
+from benchmarks.peers import contenders, data, disks, driver, mixture, resumed
 from benchmarks.peers.case import Case
 from benchmarks.peers.driver import (
     CUT_OFF,
@@ -31,8 +31,8 @@ from benchmarks.peers.driver import (
     selected,
     takes_part,
 )
-from benchmarks.peers.job import Job, names
-from benchmarks.peers.measures import lru_bytes, run_epoch, second_epoch
+from benchmarks.peers.job import Job, Stream, names
+from benchmarks.peers.measures import first_epoch, lru_bytes, run_epoch, second_epoch
 from benchmarks.peers.profile import WORKER, counted, fold
 from benchmarks.peers.reasons import REASONS
 from benchmarks.peers.report import HEADLINE, Runs, headline, judge, page, read_results, with_headline
@@ -108,7 +108,46 @@ def test_workers_start_anew_where_whole_epochs_are_counted(settings: Settings) -
     assert not jobs["users-cold-http-20-2000"].has_persistent_workers
     assert jobs["users-cpu"].has_persistent_workers
     assert jobs["warm-bytes-2"].has_persistent_workers
-    assert {case.group for case in CASES if case.options.get("as_users")} == {"shards", "users"}
+    assert {case.group for case in CASES if case.options.get("as_users")} == {"mixture", "shards", "users"}
+
+
+def test_three_streams_are_mixed_at_their_shares_by_what_a_user_writes(settings: Settings, tmp_path: Path) -> None:
+    data.prepare(settings.place, 100)
+    (case,) = selected(CASES, ["mixture-loose-0"])
+    job = replace(job_of(case, "sqlstream", settings), num_samples=100, work=str(tmp_path))
+    contender = contenders.load("sqlstream")
+    getattr(contender, case.prepares)(job)
+    stream = getattr(contender, case.workload)(job)
+    numbers = [mixture.number_of(photo) for batch in stream.batches for photo in stream.payload(batch)]
+    parts = mixture.parts(100)
+    assert len(numbers) == stream.num_samples == mixture.epoch_size(100) == 80
+    assert [sum(number in part for number in numbers) for part in parts.values()] == [56, 16, 8]
+    assert mixture.drift(numbers, 100) < 2
+
+
+def test_an_epoch_of_a_mixture_may_be_shorter_than_all_photos_but_not_than_it_says(settings: Settings) -> None:
+    job = replace(job_of(selected(CASES, ["mixture-loose-0"])[0], "sqlstream", settings), num_samples=100)
+    short = Stream(batches=[[b"x"] * 80], payload=lambda batch: batch, num_samples=80)
+    assert first_epoch(job, lambda _: short)["samples_per_second"] > 0
+    with pytest.raises(RuntimeError, match="80 samples of 100"):
+        first_epoch(job, lambda _: replace(short, num_samples=100))
+
+
+@needs_nginx
+def test_a_run_that_stops_after_a_third_goes_on_in_another_process_without_a_difference(settings: Settings) -> None:
+    (run,) = measure(replace(settings, num_samples=500), "mixture-resume-0", "sqlstream")["mixture-resume-0"]["sqlstream"]
+    assert (run["before_stop"], run["after_stop"]) == (128, 292), run
+    assert [run[name] for name in ("lost", "repeated", "out_of_place", "before_stop_differ")] == [0] * 4
+
+
+def test_samples_that_a_resumed_run_loses_repeats_or_moves_are_counted() -> None:
+    whole = [0, 1, 2, 3, 4, 5]
+    wanted = {"lost": 0, "repeated": 0, "out_of_place": 0, "before_stop": 2, "before_stop_differ": 0, "after_stop": 4}
+    assert resumed.compare(whole, [0, 1], [2, 3, 4, 5]) == wanted
+    assert resumed.compare(whole, [0, 1], [3, 2, 4, 5]) == wanted | {"out_of_place": 2}
+    assert resumed.compare(whole, [0, 1], [2, 3, 4]) == wanted | {"lost": 1, "out_of_place": 1}
+    assert resumed.compare(whole, [0, 1], [1, 2, 3, 4, 5]) == wanted | {"repeated": 1, "out_of_place": 5}
+    assert resumed.compare(whole, [1, 0], [2, 3, 4, 5]) == wanted | {"before_stop_differ": 2}
 
 
 _ORPHAN = """

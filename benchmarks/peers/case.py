@@ -39,13 +39,15 @@ class Case:
     """The contenders' function that makes what the case needs; empty: the photos are enough."""
     num_samples: int = 0
     """Photos of the case; 0: as many as the others have."""
+    limit_seconds: float | None = None
+    """For one run; None: as for most (`driver.LIMIT_SECONDS`)."""
     runs_a_round: int = 1
     """Of each contender, one after the other; the median one counts. Several where the figure is some milliseconds."""
 
     @property
     def reads_photos(self) -> bool:
         """Whether the case is about photos, not about rows."""
-        return self.prepares in ("", "prepare", "prepare_shuffled", "prepare_zip")
+        return self.prepares in ("", "prepare", "prepare_shuffled", "prepare_zip", "prepare_mixture")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -220,7 +220,7 @@ def _run_in(work: Path, case: Case, contender: str, settings: Settings) -> Run:
     log = work / "sent.log"
     with server(case, settings, log) as url, Disk(work / "cache") if case.limit_share else contextlib.nullcontext() as disk:
         job = replace(job_of(case, contender, settings), work=str(work), endpoint=url)
-        figures = in_process(job)
+        figures = in_process(job, limit_seconds=case.limit_seconds or LIMIT_SECONDS)
     if disk is not None and "error" not in figures:
         sent = sent_bytes(job)
         total = data.total_bytes(settings.place)

@@ -88,6 +88,13 @@ class Stream:
     """From a batch to its samples' payloads, as the trainer gets them: bytes, or the rows of a tensor."""
     rows: Callable[[Any], Sequence[int]] | None = None
     """From a batch to its samples' numbers, where the contender tells them."""
+    num_samples: int = 0
+    """Of an epoch, where it is not all photos; 0: all."""
+
+    @property
+    def loader(self) -> Any:
+        """The batches as a loader that has a state, by the methods that all libraries call alike."""
+        return self.batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from benchmarks.peers import resumed
 from benchmarks.peers.job import Job, Lookup, Stream, names
 from benchmarks.peers.processes import cpu_seconds, memory_bytes
 
@@ -181,8 +182,8 @@ def whole_epochs(job: Job, stream: Stream, seconds: float) -> Figures:
     started, cpu, own = time.perf_counter(), cpu_seconds(), time.process_time()
     while not num_epochs or time.perf_counter() - started < seconds:
         num, _ = run_epoch(stream)
-        if num < FULL * job.num_samples:
-            raise RuntimeError(f"{job.contender}: an epoch gave {num} samples of {job.num_samples}")
+        if num < FULL * (stream.num_samples or job.num_samples):
+            raise RuntimeError(f"{job.contender}: an epoch gave {num} samples of {stream.num_samples or job.num_samples}")
         num_samples += num
         num_epochs += 1
     taken, cpu, own = time.perf_counter() - started, cpu_seconds() - cpu, time.process_time() - own
@@ -293,4 +294,8 @@ MEASURES: dict[str, Callable[[Job, Any], Figures]] = {
     "bounded_epoch": bounded_epoch,
     "first_batch": first_batch,
     "memory": memory,
+    "resumed": resumed.resumed,
+    resumed.WHOLE: resumed.take_whole,
+    resumed.FIRST: resumed.take_first,
+    resumed.REST: resumed.take_rest,
 }

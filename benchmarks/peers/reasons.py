@@ -105,6 +105,13 @@ NOT_COMPARABLE = [
     "Rates of cold cases begin with the first batch, so they leave out how workers start, but count what is prefetched by then "
     "as free: up to a tenth for sqlstream, nothing for raw obstore. Seconds from opening to the end have neither fault.",
     "WebDataset takes no part in random access; raw obstore is no dataset: it is what the storage floor could do at most.",
+    "Mixtures: MosaicML and LitData mix shards of their own only, so the bar with loose files is against HF alone (a map-style "
+    "dataset of paths); plain torch's weighted sampler draws rows with replacement, and stands beside. On shards sqlstream "
+    "reads the MDS files that MosaicML wrote; LitData reads its chunks and HF its Parquet files, of the same photos.",
+    "Shares of a mixture are exact over an epoch for sqlstream and MosaicML, and drawn for LitData and HF, whose epochs end "
+    "with the first stream, within some percent of the others' size. HF shuffles in a buffer of 100 samples a stream: with its "
+    "default of 1000 each worker would read three thousand samples ahead and throw them away. The 5 s that it sleeps for each "
+    "stream at the end of an epoch of Parquet are switched off.",
     "Plain torch is left out at 10^7 rows: its list of dicts takes 6 GB and most of a minute to make.",
     "The million cached samples of 1 KB have names and ledger rows of their own, but share the bytes of twenty files: the "
     "kernel's cost of a million inodes is not in it.",

@@ -120,6 +120,9 @@ def extra(case: Case, runs: Runs) -> list[str]:
         "worker_rss_mb": "RSS of a worker, MB",
         "disk_over_limit": "disk to limit",
         "seconds": "seconds",
+        "lost": "samples lost",
+        "repeated": "samples repeated",
+        "drift": "most samples that a stream was ahead or behind its share, in the uninterrupted run",
     }
     names = [name for name in shown if name != case.figure and any(figures(values, name) for values in runs.values())]
     return [

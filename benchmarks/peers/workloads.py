@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from benchmarks.peers import as_users, on_shards
+from benchmarks.peers import as_users, on_mixtures, on_shards
 from benchmarks.peers.case import LOOSE_PEERS, SHORT_RUNS, TENSOR_PEERS, Bar, Case
 
 VIEWS = "1.5 times the best with loose samples, as views"
@@ -189,10 +189,22 @@ RANDOM = Case(
     is_higher_better=False,
     contenders=("sqlstream", "plain_torch", "litdata_raw", "mosaicml", "litdata_chunks", "huggingface"),
 )
-CASES = [*as_users.cases(), *on_shards.cases(), *_warm(), RANDOM, *_cold(), *_squeeze(), *_rows(), *_scale(), *_flat()]
+CASES = [
+    *as_users.cases(),
+    *on_shards.cases(),
+    *on_mixtures.cases(),
+    *_warm(),
+    RANDOM,
+    *_cold(),
+    *_squeeze(),
+    *_rows(),
+    *_scale(),
+    *_flat(),
+]
 BARS = [
     *as_users.BARS,
     *on_shards.BARS,
+    *on_mixtures.BARS,
     Bar(case="warm-bytes-0", text="at least 0.75 of plain torch", against=("plain_torch",), limit=0.75),
     Bar(case="warm-bytes-0", text="above every peer with loose samples", against=LOOSE_PEERS, limit=1.0),
     Bar(case="warm-bytes-2", text="1.5 times the best with loose samples", against=("plain_torch", *LOOSE_PEERS), limit=1.5),

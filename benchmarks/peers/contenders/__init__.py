@@ -35,6 +35,7 @@ MODULES = {
     "mosaicml": "streaming",
     "webdataset": "webdataset",
     "huggingface": "datasets",
+    "huggingface_files": "datasets",
     "sds": "torch",
     "raw_obstore": "obstore",
 }

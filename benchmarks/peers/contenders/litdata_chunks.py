@@ -6,8 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from litdata import StreamingDataLoader, StreamingDataset, optimize
+from litdata import CombinedStreamingDataset, StreamingDataLoader, StreamingDataset, optimize
 
+from benchmarks.peers import mixture as mixtures
+from benchmarks.peers import users
 from benchmarks.peers.contenders import SHARDS
 from benchmarks.peers.contenders.litdata_http import allow_http
 from benchmarks.peers.data import once
@@ -33,17 +35,31 @@ def _sample(name: str, photos: str) -> dict[str, Any]:
 def prepare(job: Job) -> None:
     """Write the photos as chunks."""
 
-    def write(output: Path, chunk_bytes: str) -> None:
-        optimize(
-            fn=partial(_sample, photos=str(job.photos)),
-            inputs=names(job.num_samples),
-            output_dir=str(output),
-            chunk_bytes=chunk_bytes,
-            num_workers=1,
-        )
+    photos = names(job.num_samples)
+    once(job.data_path / "litdata.made", lambda: _write(job, _chunks(job), photos, "64MB"))
+    once(job.data_path / "litdata-small.made", lambda: _write(job, _chunks(job).with_name("litdata-small"), photos, "16MB"))
 
-    once(job.data_path / "litdata.made", lambda: write(_chunks(job), "64MB"))
-    once(job.data_path / "litdata-small.made", lambda: write(_chunks(job).with_name("litdata-small"), "16MB"))
+
+def _write(job: Job, output: Path, photos: list[str], chunk_bytes: str) -> None:
+    optimize(
+        fn=partial(_sample, photos=str(job.photos)),
+        inputs=photos,
+        output_dir=str(output),
+        chunk_bytes=chunk_bytes,
+        num_workers=1,
+    )
+
+
+def prepare_mixture(job: Job) -> None:
+    """Write the photos of each stream."""
+    photos = names(job.num_samples)
+    for name, part in mixtures.parts(job.num_samples).items():
+        output, inputs = _stream(job, name), [photos[number] for number in part]
+        once(job.data_path / f"{output.name}.made", partial(_write, job, output, inputs, "64MB"))
+
+
+def _stream(job: Job, name: str) -> Path:
+    return _chunks(job).with_name(f"litdata-mixture-{name}")
 
 
 def _decoded(sample: dict[str, Any]) -> dict[str, Any]:
@@ -65,6 +81,18 @@ def warm_bytes(job: Job) -> Stream:
 def warm_tensors(job: Job) -> Stream:
     """Return decoded photos."""
     return _loader(job, StreamingDataset(str(_chunks(job)), shuffle=True, seed=job.seed, transform=_decoded))
+
+
+def mixture(job: Job) -> Stream:
+    """Return the photos' bytes, of three streams."""
+    streams = [
+        StreamingDataset(str(_stream(job, name)), shuffle=True, seed=job.seed, transform=users.Read())
+        for name in mixtures.WEIGHTS
+    ]
+    combined = CombinedStreamingDataset(streams, seed=job.seed, weights=list(mixtures.WEIGHTS.values()), iterate_over_all=False)
+    loader = StreamingDataLoader(combined, batch_size=job.batch_size, num_workers=job.num_workers, collate_fn=users.gathered)
+    num_samples = mixtures.epoch_size(job.num_samples)
+    return Stream(batches=loader, payload=lambda batch: batch["image"], num_samples=num_samples)
 
 
 def random_access(job: Job) -> Lookup:

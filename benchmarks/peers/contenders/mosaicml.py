@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+from streaming import Stream as MixedStream
 from streaming.base.util import clean_stale_shared_memory
 
+from benchmarks.peers import mixture as mixtures
 from benchmarks.peers import users
 from benchmarks.peers.contenders import SHARDS
 from benchmarks.peers.data import once, rows_path
@@ -46,12 +49,14 @@ def prepare(job: Job) -> None:
     _write(job, "mds-small", size_limit=SMALL_BYTES)
 
 
-def _write(job: Job, folder: str, **options: Any) -> None:
+def _write(job: Job, folder: str, part: range | None = None, **options: Any) -> None:
+    photos = names(job.num_samples)
+
     def write() -> None:
         out = str(_shards(job).with_name(folder))
         with MDSWriter(out=out, columns={"image": "bytes", "label": "int"}, exist_ok=True, **options) as writer:
-            for number, name in enumerate(names(job.num_samples)):
-                writer.write({"image": (job.photos / name).read_bytes(), "label": number % 1000})
+            for number in range(job.num_samples) if part is None else part:
+                writer.write({"image": (job.photos / photos[number]).read_bytes(), "label": number % 1000})
 
     once(job.data_path / f"{folder}.made", write)
 
@@ -59,6 +64,12 @@ def _write(job: Job, folder: str, **options: Any) -> None:
 def prepare_shuffled(job: Job) -> None:
     """Write the photos as small shards."""
     _write(job, "mds-shuffled", size_limit=SHUFFLED_BYTES)
+
+
+def prepare_mixture(job: Job) -> None:
+    """Write the photos of each stream."""
+    for name, part in mixtures.parts(job.num_samples).items():
+        _write(job, f"mds-mixture-{name}", part)
 
 
 def prepare_rows(job: Job) -> None:
@@ -129,6 +140,17 @@ def warm_tensors(job: Job) -> Stream:
     if job.as_users:
         return _loader(job, _transformed(job, _shards(job), users.Decode()), collate=users.stacked)
     return _loader(job, _dataset(job, Decoded, local=str(_shards(job))))
+
+
+def mixture(job: Job) -> Stream:
+    """Return the photos' bytes, of three streams."""
+    streams = [
+        MixedStream(local=str(_shards(job).with_name(f"mds-mixture-{name}")), proportion=weight)
+        for name, weight in mixtures.WEIGHTS.items()
+    ]
+    num_samples = mixtures.epoch_size(job.num_samples)
+    dataset = _dataset(job, Transformed, streams=streams, epoch_size=num_samples, transform=users.Read())
+    return replace(_loader(job, dataset, collate=users.gathered), payload=lambda batch: batch["image"], num_samples=num_samples)
 
 
 def random_access(job: Job) -> Lookup:

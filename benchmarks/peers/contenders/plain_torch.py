@@ -8,8 +8,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import urllib3
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, WeightedRandomSampler
 
+from benchmarks.peers import mixture as mixtures
 from benchmarks.peers import users
 from benchmarks.peers.contenders import LOOSE
 from benchmarks.peers.data import rows_path
@@ -21,7 +22,7 @@ FORMAT = LOOSE
 SETTINGS = (
     "map-style Dataset that opens, reads and closes local files, shuffle=True, persistent workers; tensors: Pillow, as "
     "torchvision's ImageFolder decodes by default; rows: a list of dicts; cold HTTP: `__getitems__` gets a batch with 16 "
-    "threads in each worker, by one urllib3 pool, and keeps nothing"
+    "threads in each worker, by one urllib3 pool, and keeps nothing; mixtures: a ConcatDataset with a WeightedRandomSampler"
 )
 NUM_THREADS = 16
 """Of each worker that gets objects: with two workers as many requests at a time as raw obstore."""
@@ -116,6 +117,23 @@ def cold_loose(job: Job) -> Stream:
     """Return the photos from a web server, as users write it."""
     samples = [{"image": job.url(f"photos/{name}")} for name in names(job.num_samples)]
     return _loader(job, Remote(samples, users.Read()), users.listed)
+
+
+def mixture(job: Job) -> Stream:
+    """Return the files' bytes, drawn with the streams' weights."""
+    photos, streams, weights = names(job.num_samples), [], []
+    for name, part in mixtures.parts(job.num_samples).items():
+        streams.append(Samples([{"image": str(job.photos / photos[number])} for number in part], users.Read()))
+        weights += [mixtures.WEIGHTS[name] / len(part)] * len(part)
+    num_samples = mixtures.epoch_size(job.num_samples)
+    loader: DataLoader[Any] = DataLoader(
+        ConcatDataset(streams),
+        batch_size=job.batch_size,
+        sampler=WeightedRandomSampler(weights, num_samples),
+        num_workers=job.num_workers,
+        collate_fn=users.gathered,
+    )
+    return Stream(batches=loader, payload=lambda batch: batch["image"], num_samples=num_samples)
 
 
 def random_access(job: Job) -> Lookup:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.peers import mixture as mixtures
 from benchmarks.peers import users
 from benchmarks.peers.contenders import LOOSE
 from benchmarks.peers.data import LINKS_A_FILE, SMALL_BYTES, once, rows_path, write_small_files
 from benchmarks.peers.decode import decode_with_pillow
 from benchmarks.peers.disks import read_all
-from benchmarks.peers.job import Job, Lookup, Stream
-from sqlstream import Cache, StreamingDataLoader, StreamingDataset
+from benchmarks.peers.job import Job, Lookup, Stream, names
+from sqlstream import Cache, MixedDataset, StreamingDataLoader, StreamingDataset
+from sqlstream import Stream as MixedStream
 from sqlstream.cache.model.refs import ObjectRef, charged_bytes
 from sqlstream.transforms.presets import DecodeResizedImageTransform, LoadFromDiskTransform
 
@@ -122,6 +127,38 @@ def warm_same_decoder(job: Job) -> Stream:
     """Return decoded photos, by the decoder that all share."""
     transforms = [LoadFromDiskTransform(["image"]), partial(decode_field, field="image")]
     return load(open_dataset(job, warm_cache(job), transforms=transforms, seed_transforms=False), job)
+
+
+def _table(job: Job, name: str) -> Path:
+    return job.data_path / "bench" / f"mixture-{name}.parquet"
+
+
+def prepare_mixture(job: Job) -> None:
+    """Write a table for each stream, which names its photos."""
+
+    def write() -> None:
+        photos = names(job.num_samples)
+        for name, part in mixtures.parts(job.num_samples).items():
+            pq.write_table(pa.table({"image": [f"photos/{photos[number]}" for number in part]}), _table(job, name))
+
+    once(job.data_path / "mixture-tables.made", write)
+
+
+def mix(job: Job, sources: Mapping[str, str], **options: Any) -> Stream:
+    """Return the batches of a mixture, as its documentation shows."""
+    streams = {
+        name: MixedStream(src, proportion=mixtures.WEIGHTS[name], transforms=[users.Read()], show_progress=False, **options)
+        for name, src in sources.items()
+    }
+    num_samples = mixtures.epoch_size(job.num_samples)
+    mixed = MixedDataset(streams, epoch_size=num_samples, shuffle_seed=job.seed, dst=job.work_path / "cache")
+    loader = StreamingDataLoader(mixed, batch_size=job.batch_size, num_workers=job.num_workers, collate_fn=users.gathered)
+    return Stream(batches=loader, payload=lambda batch: batch["image"], num_samples=num_samples)
+
+
+def mixture(job: Job) -> Stream:
+    """Return the bytes of loose local files, three streams of them."""
+    return mix(job, {name: str(_table(job, name)) for name in mixtures.WEIGHTS}, columns_to_download=["image"])
 
 
 def random_access(job: Job) -> Lookup:

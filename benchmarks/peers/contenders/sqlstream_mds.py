@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import contenders, users
+from benchmarks.peers import mixture as mixtures
 from benchmarks.peers.contenders import SHARDS
-from benchmarks.peers.contenders.sqlstream import load, storage_options
+from benchmarks.peers.contenders.sqlstream import load, mix, storage_options
 from benchmarks.peers.job import Job, Lookup, Stream
 from sqlstream import StreamingDataset
 from sqlstream.transforms.base import Transform
@@ -49,6 +50,17 @@ def _local(job: Job) -> StreamingDataset:
 def warm_bytes(job: Job) -> Stream:
     """Return the photos' bytes, of local shards."""
     return load(_local(job), job, collate_fn=users.listed)
+
+
+def prepare_mixture(job: Job) -> None:
+    """Have MosaicML write the shards of the streams."""
+    contenders.load("mosaicml").prepare_mixture(job)
+
+
+def mixture(job: Job) -> Stream:
+    """Return the photos' bytes, of three streams of local shards."""
+    folder = job.data_path / "bench"
+    return mix(job, {name: str(folder / f"mds-mixture-{name}" / INDEX) for name in mixtures.WEIGHTS})
 
 
 def random_access(job: Job) -> Lookup:
