@@ -36,7 +36,7 @@ def fit_batches(
     """
     sizes = {one.name: begun.get(one.name, one.global_batch) if one.is_inferred else one.global_batch for one in asked}
     micro = {one.name: one.micro_batch for one in asked}
-    units = {(one.group if is_grouped else one.name): [] for one in asked}  # type: dict[int | str, list[AskedBatches]]
+    units: dict[int | str, list[AskedBatches]] = {(one.group if is_grouped else one.name): [] for one in asked}
     for one in asked:
         units[one.group if is_grouped else one.name].append(one)
     for members in units.values():
