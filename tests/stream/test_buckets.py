@@ -50,14 +50,15 @@ class Run:
 
     def __init__(self, table: Path, num_ranks: int, num_workers: int = 0, **options: Any) -> None:
         worlds = [World(rank=r, world_size=num_ranks, local_rank=r, local_world_size=num_ranks) for r in range(num_ranks)]
-        options = {
+        given: dict[str, Any] = {
             "shuffle_seed": 5,
             "show_progress": False,
             "batches": BUCKETS,
             "transforms": [drawn],
             "prefetch": 4,
-        } | options
-        self.datasets = [StreamingDataset(table, table.parent / "cache", world=world, **options) for world in worlds]
+        }
+        given |= options
+        self.datasets = [StreamingDataset(table, table.parent / "cache", world=world, **given) for world in worlds]
         context = "fork" if num_workers else None
         self.loaders = [
             StreamingDataLoader(dataset, num_workers=num_workers, collate_fn=seen, multiprocessing_context=context)
@@ -79,7 +80,8 @@ class Run:
     def state(self) -> dict[str, Any]:
         states = [loader.state_dict() for loader in self.loaders]
         assert all(state == states[0] for state in states), "ranks disagree on where they are"
-        return json.loads(json.dumps(states[0]))
+        state: dict[str, Any] = json.loads(json.dumps(states[0]))
+        return state
 
     def close(self) -> None:
         self._running = []
