@@ -6,6 +6,8 @@ an epoch has (sqlstream, MosaicML) give epochs of one size.
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
 WEIGHTS = {"a": 0.7, "b": 0.2, "c": 0.1}
 FIFTHS = {"a": 3, "b": 1, "c": 1}
 """Of the photos: with these the first stream ends first, whatever is drawn."""
@@ -28,9 +30,10 @@ def epoch_size(num_samples: int) -> int:
     return int(len(parts(num_samples)["a"]) / WEIGHTS["a"]) // 10 * 10
 
 
-def number_of(photo: bytes) -> int:
+def number_of(photo: Sized) -> int:
     """Return the number of a photo."""
-    return int(bytes(photo[NUMBER_AT]))
+    assert isinstance(photo, bytes), f"a payload of {type(photo)}: all contenders of mixtures give bytes"
+    return int(photo[NUMBER_AT])
 
 
 def drift(numbers: list[int], num_samples: int) -> float:
