@@ -4,7 +4,7 @@
 composed: weights and filters stand around a shuffle. `permute` shuffles numbers without a table; `steps` and `partition` say
 which process takes which positions. `whole_weights`, `even`, `schedules` and `mixture` say which stream of a mixture a turn
 belongs to, with exact proportions; `mixed` is the order of their rows, and `step_partition` deals out steps whose streams have
-batches of their own, of which `stepped` is the order. `bucketed` is the order of global batches of one bucket each, whose epochs
+batches of their own, of which `stepped` is the order. `bucketed` is the order of global batches of one bucket each; its epochs
 differ in length. numpy only, O(1) memory (`blocks`: three numbers a block; `bucketed`: three a bucket, and a mapped table).
 
 Words: a *position* counts samples of an epoch over the whole job, a *step* takes G = batch size x world size positions, a
