@@ -50,14 +50,8 @@ class Run:
 
     def __init__(self, table: Path, num_ranks: int, num_workers: int = 0, **options: Any) -> None:
         worlds = [World(rank=r, world_size=num_ranks, local_rank=r, local_world_size=num_ranks) for r in range(num_ranks)]
-        given: dict[str, Any] = {
-            "shuffle_seed": 5,
-            "show_progress": False,
-            "batches": BUCKETS,
-            "transforms": [drawn],
-            "prefetch": 4,
-        }
-        given |= options
+        given: dict[str, Any] = {"shuffle_seed": 5, "show_progress": False, "batches": BUCKETS, "transforms": [drawn]}
+        given |= {"prefetch": 4} | options
         self.datasets = [StreamingDataset(table, table.parent / "cache", world=world, **given) for world in worlds]
         context = "fork" if num_workers else None
         self.loaders = [

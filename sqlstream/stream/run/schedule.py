@@ -88,6 +88,8 @@ class Schedule:
     @property
     def global_batch_size(self) -> int | None:
         """Samples of a step of the whole job; None: not known."""
+        if self.steps.batch_size is None and self.steps.global_batch_size is None:
+            return None  # the ranks need not be known yet
         batch_size = self.steps.batch_size_on(self.world)
         return None if batch_size is None else batch_size * self.world.world_size
 
