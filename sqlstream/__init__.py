@@ -18,15 +18,15 @@ if exists(join(dirname(__file__), "core", "query.py")):
 if TYPE_CHECKING:
     from sqlstream.cache import Cache
     from sqlstream.config import AS_IT_IS, AspectBuckets, Buckets, Lengths
-    from sqlstream.order.schedules import ScheduleType
+    from sqlstream.order.streams.schedules import ScheduleType
     from sqlstream.sample_types import DataSampleType
     from sqlstream.stream.dataset import StreamingDataset
     from sqlstream.stream.loader import StreamingDataLoader
     from sqlstream.stream.mixed import MixedDataset
     from sqlstream.stream.mixed_streams import Stream
-    from sqlstream.stream.multi import MultiStreamDataLoader
-    from sqlstream.stream.multi_options import Batch, StreamOptions
-    from sqlstream.stream.run.mixture_plan import weight_ramp
+    from sqlstream.stream.mixture.mixture_plan import weight_ramp
+    from sqlstream.stream.multi.loader import MultiStreamDataLoader
+    from sqlstream.stream.multi.options import Batch, StreamOptions
     from sqlstream.stream.transport.packed_collate import PackedCollate
     from sqlstream.world import World
 
@@ -55,21 +55,21 @@ __all__ = [
 _HOMES = {
     "AS_IT_IS": "sqlstream.config",
     "AspectBuckets": "sqlstream.config",
-    "Batch": "sqlstream.stream.multi_options",
+    "Batch": "sqlstream.stream.multi.options",
     "Buckets": "sqlstream.config",
     "Cache": "sqlstream.cache",
     "DataSampleType": "sqlstream.sample_types",
     "Lengths": "sqlstream.config",
     "MixedDataset": "sqlstream.stream.mixed",
-    "MultiStreamDataLoader": "sqlstream.stream.multi",
+    "MultiStreamDataLoader": "sqlstream.stream.multi.loader",
     "PackedCollate": "sqlstream.stream.transport.packed_collate",
-    "ScheduleType": "sqlstream.order.schedules",
+    "ScheduleType": "sqlstream.order.streams.schedules",
     "Stream": "sqlstream.stream.mixed_streams",
-    "StreamOptions": "sqlstream.stream.multi_options",
+    "StreamOptions": "sqlstream.stream.multi.options",
     "StreamingDataLoader": "sqlstream.stream.loader",
     "StreamingDataset": "sqlstream.stream.dataset",
     "World": "sqlstream.world",
-    "weight_ramp": "sqlstream.stream.run.mixture_plan",
+    "weight_ramp": "sqlstream.stream.mixture.mixture_plan",
 }
 
 

@@ -17,27 +17,27 @@ exactly once an epoch, but for repeats in the last step on several ranks. O5 as 
 
 from sqlstream.order.blocks import BlockLayout, BlockOrder, Blocks, shuffle_blocks
 from sqlstream.order.bucketed import Bucketed, BucketRows
-from sqlstream.order.even import Even, Turns
 from sqlstream.order.filtered import Filtered
-from sqlstream.order.mixed import ENDLESS, Mixed, MixtureSince, StreamWeights, TurnLayout
-from sqlstream.order.mixture import MIXTURE_VERSION, Change, Mixture, all_exhausted, first_exhausted, ramp
 from sqlstream.order.order import MAX_REPLACEMENTS, Draws, Order, is_counted
 from sqlstream.order.partition import Partition, Tail
 from sqlstream.order.permute import MAX_SIZE, PERMUTATION_VERSION, Int64Array, Permutation, forward_each
 from sqlstream.order.plan import Plan, shuffled
-from sqlstream.order.schedules import IndependentDraws, ReorderedBlocks, ScheduleType, StreamSchedule
 from sqlstream.order.shuffled import Shuffled
-from sqlstream.order.step_partition import Grouped, Lanes, MicroBatch, StepPartition, StreamBatches, group_streams
-from sqlstream.order.stepped import NUM_STEPS, Stepped, StepShare
 from sqlstream.order.steps import Steps
-from sqlstream.order.weighted import Weighted, WeightsFrom
-from sqlstream.order.whole_weights import (
+from sqlstream.order.streams.even import Even, Turns
+from sqlstream.order.streams.mixed import ENDLESS, Mixed, MixtureSince, StreamWeights, TurnLayout
+from sqlstream.order.streams.mixture import MIXTURE_VERSION, Change, Mixture, all_exhausted, first_exhausted, ramp
+from sqlstream.order.streams.schedules import IndependentDraws, ReorderedBlocks, ScheduleType, StreamSchedule
+from sqlstream.order.streams.step_partition import Grouped, Lanes, MicroBatch, StepPartition, StreamBatches, group_streams
+from sqlstream.order.streams.stepped import NUM_STEPS, Stepped, StepShare
+from sqlstream.order.streams.whole_weights import (
     absolute_choose,
     relative_choose,
     temperature_weights,
     token_weights,
     whole_weights,
 )
+from sqlstream.order.weighted import Weighted, WeightsFrom
 
 __all__ = [
     "ENDLESS",

@@ -17,8 +17,8 @@ from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.frameworks.accelerate import AcceleratedBatches, Destination, destination_of, remainder_of
 from sqlstream.stream.iterated import IteratedDataset, handover_of, join_loader, prepare
 from sqlstream.stream.mixed import MixedDataset
+from sqlstream.stream.mixture.mixture_run import PlannedStep
 from sqlstream.stream.run.delivery import Delivery
-from sqlstream.stream.run.mixture_run import PlannedStep
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions
 from sqlstream.stream.run.positions import WorkerPosition
 from sqlstream.stream.run.schedule import Schedule

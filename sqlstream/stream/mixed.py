@@ -15,10 +15,10 @@ from sqlstream.stream.dataset import StreamingDataset
 from sqlstream.stream.iterated import IteratedDataset
 from sqlstream.stream.mixed_pipeline import MixedPipeline
 from sqlstream.stream.mixed_streams import Leaf, StreamSpec, open_leaves
-from sqlstream.stream.run.mixing import MixtureRule, NamedWeights
-from sqlstream.stream.run.mixture_checkpoint import load_mixture, save_mixture
-from sqlstream.stream.run.mixture_plan import MixtureUnit, MixtureWeights, Stop, plan_mixture
-from sqlstream.stream.run.mixture_run import MixtureRun, PlannedStep, StreamRun
+from sqlstream.stream.mixture.mixing import MixtureRule, NamedWeights
+from sqlstream.stream.mixture.mixture_checkpoint import load_mixture, save_mixture
+from sqlstream.stream.mixture.mixture_plan import MixtureUnit, MixtureWeights, Stop, plan_mixture
+from sqlstream.stream.mixture.mixture_run import MixtureRun, PlannedStep, StreamRun
 from sqlstream.stream.run.order_options import BatchOptions, Layout, OrderOptions
 from sqlstream.stream.run.schedule import reweight
 from sqlstream.transforms.stream_name import STREAM

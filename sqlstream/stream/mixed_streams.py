@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeAlias
 
 from sqlstream.errors import ConfigError
 from sqlstream.order import is_counted
-from sqlstream.order.whole_weights import Number
+from sqlstream.order.streams.whole_weights import Number
 from sqlstream.stream.dataset import StreamingDataset
-from sqlstream.stream.run.mixture_plan import StreamShare
+from sqlstream.stream.mixture.mixture_plan import StreamShare
 
 
 class Stream:

@@ -25,7 +25,7 @@ from sqlstream.order import (
     ramp,
     whole_weights,
 )
-from sqlstream.order.schedules import DEFAULT_BLOCK, MAX_PERIOD
+from sqlstream.order.streams.schedules import DEFAULT_BLOCK, MAX_PERIOD
 from tests.order.mixtures import BLOCKED, DESIGN, SDS, WEIGHTS, digits, mixture, mixtures
 
 FAR = (1 << 48) - 1

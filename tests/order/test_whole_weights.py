@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqlstream.errors import ConfigError
-from sqlstream.order.whole_weights import (
+from sqlstream.order.streams.whole_weights import (
     MAX_WHOLE_TOTAL,
     absolute_choose,
     relative_choose,

@@ -14,7 +14,7 @@ import pytest
 
 from sqlstream.errors import ConfigError
 from sqlstream.sample_types import DataSampleType
-from sqlstream.stream.multi_options import (
+from sqlstream.stream.multi.options import (
     Batch,
     StreamOptions,
     group_indices,
@@ -214,5 +214,5 @@ def test_a_batch_that_is_no_dict_names_its_stream() -> None:
 
 
 def test_options_need_no_torch() -> None:
-    program = "import sys, sqlstream.stream.multi_options; sys.exit('torch' in sys.modules)"
+    program = "import sys, sqlstream.stream.multi.options; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

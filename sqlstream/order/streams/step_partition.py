@@ -23,10 +23,10 @@ import numpy as np
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError
-from sqlstream.order.mixture import Change, Mixture
 from sqlstream.order.permute import MAX_SIZE, Int64Array
-from sqlstream.order.schedules import ScheduleType, StreamSchedule
-from sqlstream.order.whole_weights import whole_weights
+from sqlstream.order.streams.mixture import Change, Mixture
+from sqlstream.order.streams.schedules import ScheduleType, StreamSchedule
+from sqlstream.order.streams.whole_weights import whole_weights
 from sqlstream.world import World
 
 _WINDOW = 64  # steps that are looked up together

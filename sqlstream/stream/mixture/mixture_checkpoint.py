@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from sqlstream.errors import ConfigError, StateError
+from sqlstream.stream.mixture.mixture_plan import MixtureUnit
+from sqlstream.stream.mixture.mixture_run import MixtureRun
 from sqlstream.stream.run.checkpoint import go_on, go_on_roughly, row_weights
-from sqlstream.stream.run.mixture_plan import MixtureUnit
-from sqlstream.stream.run.mixture_run import MixtureRun
 from sqlstream.stream.run.mixture_state import MixturePart
 from sqlstream.stream.run.positions import JobPosition, RunPosition
 from sqlstream.stream.run.schedule import Schedule

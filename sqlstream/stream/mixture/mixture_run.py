@@ -9,8 +9,8 @@ from typing import NamedTuple
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.order import Mixed, Order, Steps, TurnLayout
-from sqlstream.stream.run.mixing import Mixing, MixtureRule, NamedWeights, StreamChange
-from sqlstream.stream.run.mixture_plan import MixtureUnit, PlannedMixture, Stop, StreamShare, whole_of
+from sqlstream.stream.mixture.mixing import Mixing, MixtureRule, NamedWeights, StreamChange
+from sqlstream.stream.mixture.mixture_plan import MixtureUnit, PlannedMixture, Stop, StreamShare, whole_of
 from sqlstream.stream.run.order_options import OrderOptions
 from sqlstream.stream.run.positions import JobPosition
 from sqlstream.stream.run.schedule import Schedule

@@ -16,9 +16,14 @@ from sqlstream.order.order import check_seed
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.dataset import StreamingDataset
 from sqlstream.stream.mixed_pipeline import MixedPipeline
-from sqlstream.stream.multi_batches import CollateStreams, JoinWorker, MicroBatches
-from sqlstream.stream.multi_options import Batch, StreamOptions, check_names, group_indices, main_stream_index
-from sqlstream.stream.multi_streams import (
+from sqlstream.stream.mixture.mixing import Mixing, MixtureRule, NamedWeights, StreamChange
+from sqlstream.stream.mixture.mixture_plan import MixtureWeights, scheduled
+from sqlstream.stream.mixture.mixture_run import PlannedStep
+from sqlstream.stream.mixture.stepped_checkpoint import load_stepped, save_stepped
+from sqlstream.stream.mixture.stepped_run import SteppedOptions, SteppedRun
+from sqlstream.stream.multi.batches import CollateStreams, JoinWorker, MicroBatches
+from sqlstream.stream.multi.options import Batch, StreamOptions, check_names, group_indices, main_stream_index
+from sqlstream.stream.multi.streams import (
     BatchesOfRanks,
     LoadedStream,
     LoaderArguments,
@@ -26,12 +31,7 @@ from sqlstream.stream.multi_streams import (
     merged_arguments,
     whole_of_named,
 )
-from sqlstream.stream.run.mixing import Mixing, MixtureRule, NamedWeights, StreamChange
-from sqlstream.stream.run.mixture_plan import MixtureWeights, scheduled
-from sqlstream.stream.run.mixture_run import PlannedStep
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions, Layout, OrderOptions
-from sqlstream.stream.run.stepped_checkpoint import load_stepped, save_stepped
-from sqlstream.stream.run.stepped_run import SteppedOptions, SteppedRun
 from sqlstream.stream.transport.packed_collate import PackedCollate
 from sqlstream.world import World
 

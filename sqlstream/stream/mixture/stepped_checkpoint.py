@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from sqlstream.errors import StateError
+from sqlstream.stream.mixture.mixture_checkpoint import part_of, restarted
+from sqlstream.stream.mixture.stepped_run import SteppedRun, StepPlace
+from sqlstream.stream.mixture.stepped_state import SteppedPart, SteppedState
 from sqlstream.stream.run.checkpoint import row_weights
-from sqlstream.stream.run.mixture_checkpoint import part_of, restarted
-from sqlstream.stream.run.stepped_run import SteppedRun, StepPlace
-from sqlstream.stream.run.stepped_state import SteppedPart, SteppedState
 
 logger = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ from typing import Any, TypedDict
 from sqlstream.config import OnError
 from sqlstream.errors import ConfigError
 from sqlstream.order import is_counted
-from sqlstream.order.whole_weights import Number, whole_weights
+from sqlstream.order.streams.whole_weights import Number, whole_weights
 from sqlstream.sample_types import DataSampleType
 from sqlstream.stream.dataset import StreamingDataset
 from sqlstream.stream.loader import StreamingDataLoader
-from sqlstream.stream.multi_batches import StreamCollate
-from sqlstream.stream.multi_options import StreamOptions
-from sqlstream.stream.run.mixing import NamedWeights
-from sqlstream.stream.run.step_sizes import AskedBatches
+from sqlstream.stream.mixture.mixing import NamedWeights
+from sqlstream.stream.mixture.step_sizes import AskedBatches
+from sqlstream.stream.multi.batches import StreamCollate
+from sqlstream.stream.multi.options import StreamOptions
 
 OWN_KEYS = frozenset(("collate_fn", "batch_size"))
 """Arguments of a DataLoader that each stream may have for itself: workers are those of all streams."""

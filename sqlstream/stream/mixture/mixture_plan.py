@@ -24,8 +24,8 @@ from sqlstream.order import (
     token_weights,
     whole_weights,
 )
-from sqlstream.order.whole_weights import Number
-from sqlstream.stream.run.mixing import MixtureRule, NamedWeights
+from sqlstream.order.streams.whole_weights import Number
+from sqlstream.stream.mixture.mixing import MixtureRule, NamedWeights
 
 Scheduled: TypeAlias = tuple[int, NamedWeights]
 """A step, and the weights from it on."""

@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from sqlstream.errors import ConfigError
-from sqlstream.order.even import Even, Turns
 from sqlstream.order.permute import Int64Array, Permutation
+from sqlstream.order.streams.even import Even, Turns
 
 MAX_PERIOD = 100_000
 """The longest period W that is a block by itself (sds refuses longer ones); beyond it a block has `DEFAULT_BLOCK` turns."""

@@ -15,9 +15,9 @@ from sqlstream.order import MicroBatch
 from sqlstream.sample_types import DataSampleType
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.mixed_pipeline import MixedPipeline
-from sqlstream.stream.multi_options import Batch
+from sqlstream.stream.mixture.stepped_run import Beginning, SteppedRun
+from sqlstream.stream.multi.options import Batch
 from sqlstream.stream.run.shares import ShareProgress
-from sqlstream.stream.run.stepped_run import Beginning, SteppedRun
 from sqlstream.stream.transport.handover import Handover
 from sqlstream.stream.transport.packed_collate import PackedCollate, Stack, batch_of
 from sqlstream.transforms.base import Sample

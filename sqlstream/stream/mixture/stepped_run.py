@@ -12,14 +12,14 @@ from torch.utils.data import get_worker_info
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.order import Order, StepPartition, Stepped, Steps, StepShare, StreamBatches
-from sqlstream.stream.run.mixing import Mixing, NamedWeights, StreamChange
-from sqlstream.stream.run.mixture_run import PlannedStep
+from sqlstream.stream.mixture.mixing import Mixing, NamedWeights, StreamChange
+from sqlstream.stream.mixture.mixture_run import PlannedStep
+from sqlstream.stream.mixture.step_sizes import AskedBatches, fit_batches
+from sqlstream.stream.mixture.stepped_state import SteppedPart
 from sqlstream.stream.run.order_options import BatchOptions, Layout
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.run.shared_text import SharedText
 from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare
-from sqlstream.stream.run.step_sizes import AskedBatches, fit_batches
-from sqlstream.stream.run.stepped_state import SteppedPart
 from sqlstream.world import World
 
 _BEGINNING_BYTES = 1 << 20

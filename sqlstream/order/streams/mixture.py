@@ -21,16 +21,16 @@ import numpy as np
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError
-from sqlstream.order.even import Turns
 from sqlstream.order.permute import Int64Array
-from sqlstream.order.schedules import (
+from sqlstream.order.streams.even import Turns
+from sqlstream.order.streams.schedules import (
     IndependentDraws,
     ReorderedBlocks,
     ScheduleType,
     StreamSchedule,
     schedule_of,
 )
-from sqlstream.order.whole_weights import Number, whole_weights
+from sqlstream.order.streams.whole_weights import Number, whole_weights
 
 __all__ = [
     "MIXTURE_VERSION",

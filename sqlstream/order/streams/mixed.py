@@ -20,10 +20,10 @@ import numpy as np
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
-from sqlstream.order.mixture import Mixture
 from sqlstream.order.order import Draws, Order, check_positions
 from sqlstream.order.permute import Int64Array
-from sqlstream.order.stream_rows import StreamRows
+from sqlstream.order.streams.mixture import Mixture
+from sqlstream.order.streams.stream_rows import StreamRows
 
 ENDLESS = 1 << 40
 """Positions of the epoch of a mixture without end: more than a run takes, few enough for 200 iterations that begin anew."""

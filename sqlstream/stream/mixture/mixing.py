@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from sqlstream.errors import ConfigError
 from sqlstream.order import Mixture, MixtureSince, ScheduleType, TurnLayout
-from sqlstream.order.whole_weights import Number
+from sqlstream.order.streams.whole_weights import Number
 from sqlstream.stream.run.shared_text import SharedText
 
 NamedWeights: TypeAlias = Mapping[str, Number]

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sqlstream.order.mixed import ENDLESS, MixtureSince, StreamWeights, TurnLayout
 from sqlstream.order.order import Draws, Order, check_positions
 from sqlstream.order.permute import Int64Array
-from sqlstream.order.schedules import StreamSchedule
-from sqlstream.order.step_partition import Lanes, MicroBatch, StepPartition, StreamBatches, group_streams
-from sqlstream.order.stream_rows import StreamRows
+from sqlstream.order.streams.mixed import ENDLESS, MixtureSince, StreamWeights, TurnLayout
+from sqlstream.order.streams.schedules import StreamSchedule
+from sqlstream.order.streams.step_partition import Lanes, MicroBatch, StepPartition, StreamBatches, group_streams
+from sqlstream.order.streams.stream_rows import StreamRows
 from sqlstream.world import World
 
 STEPS_AS_TURNS = TurnLayout(epoch_size=ENDLESS)

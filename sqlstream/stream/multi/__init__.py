@@ -1,0 +1,1 @@
+"""The loader of streams that have batches of their own, with the names of `sds`."""
