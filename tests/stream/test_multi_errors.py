@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sqlstream import MultiStreamDataLoader, StreamingDataset, StreamOptions
+from sqlstream import Buckets, MultiStreamDataLoader, StreamingDataset, StreamOptions
 from sqlstream.errors import ConfigError
 from tests.stream.multi_jobs import SIZES, Job, names_of, opened, rows_of, samples_of
 
@@ -155,6 +155,7 @@ def test_arguments_of_workers_that_differ_between_streams_are_refused(tmp_path: 
         ({"replication": 2}, "stream 'a' has replication, .* give it to the loader"),
         ({"unaligned_worker_index": True}, "stream 'a' has unaligned_worker_index"),
         ({"num_canonical_nodes": 2}, "stream 'a' has num_canonical_nodes"),
+        ({"batches": Buckets("score > 0.5", global_batch_size=2)}, "stream 'a' has batches"),
     ],
 )
 def test_a_dataset_that_says_what_concerns_the_run_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
