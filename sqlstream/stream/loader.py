@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import DataLoader, default_collate, get_worker_info
@@ -22,7 +23,6 @@ from sqlstream.stream.run.delivery import Delivery
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions
 from sqlstream.stream.run.positions import WorkerPosition
 from sqlstream.stream.run.schedule import Schedule
-from sqlstream.stream.transport.handover import Handover
 from sqlstream.stream.transport.packed_collate import PackedCollate, batch_of
 from sqlstream.transforms.base import Sample
 
@@ -135,7 +135,7 @@ class StreamingDataLoader(DataLoader[Sample]):
             self._packing = self._new_packing()
         self.collate_fn = _CollateWithPlace(self._packing or _quicker(collate_fn), schedule, loan)
         if self.num_workers:
-            self.worker_init_fn = _InitWorker(handover_of(self.dataset, self), init_fn)
+            self.worker_init_fn = InitWorker(partial(join_loader, handover=handover_of(self.dataset, self)), init_fn)
         else:
             schedule.is_announced = True  # torch iterates the dataset in this very call
         try:
@@ -228,23 +228,23 @@ def _quicker(collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return batch_of if collate_fn is default_collate else collate_fn
 
 
-class _InitWorker:
-    """Called in each worker first: gives its copy of the dataset what belongs to this loader, which changed nothing in its own.
+class InitWorker:
+    """Called in each worker first: gives its copy of a dataset what belongs to this loader, which changed nothing in its own.
 
     Args:
-        handover: Takes the pins of a worker that ends; None: there are no objects, or no descriptors left.
+        join: Takes the copy.
         then: The user's `worker_init_fn`.
     """
 
-    def __init__(self, handover: Handover | None, then: Callable[[int], None] | None) -> None:
-        self._handover = handover
+    def __init__(self, join: Callable[[Any], None], then: Callable[[int], None] | None) -> None:
+        self._join = join
         self._then = then
 
     def __call__(self, worker: int) -> None:
+        """Begin a worker."""
         info = get_worker_info()
         assert info is not None
-        assert isinstance(info.dataset, IteratedDataset)
-        join_loader(info.dataset, self._handover)
+        self._join(info.dataset)
         if self._then is not None:
             self._then(worker)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from torch.utils.data import IterableDataset, default_collate, get_worker_info
+from torch.utils.data import IterableDataset, default_collate
 
 from sqlstream.errors import ConfigError
 from sqlstream.order import MicroBatch
@@ -139,23 +139,6 @@ class CollateStreams:
         )
 
 
-class JoinWorker:
-    """Called in each worker first: gives its copy of the streams what belongs to the loader.
-
-    Args:
-        handover: Takes the pins of a worker that ends; None: there are no objects, or no descriptors left.
-        then: The user's `worker_init_fn`.
-    """
-
-    def __init__(self, handover: Handover | None, then: Callable[[int], None] | None) -> None:
-        self._handover = handover
-        self._then = then
-
-    def __call__(self, worker: int) -> None:
-        """Begin a worker."""
-        info = get_worker_info()
-        assert info is not None
-        assert isinstance(info.dataset, MicroBatches)
-        info.dataset.pipeline.engines.handover = self._handover
-        if self._then is not None:
-            self._then(worker)
+def join_worker(batches: MicroBatches, handover: Handover | None) -> None:
+    """Make a worker's copy of the streams that of a loader: its pins go there as it ends."""
+    batches.pipeline.engines.handover = handover

@@ -15,13 +15,14 @@ from sqlstream.order import ScheduleType
 from sqlstream.order.order import check_seed
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.dataset import StreamingDataset
+from sqlstream.stream.loader import InitWorker
 from sqlstream.stream.mixed_pipeline import MixedPipeline
 from sqlstream.stream.mixture.mixing import Mixing, MixtureRule, NamedWeights, StreamChange
 from sqlstream.stream.mixture.mixture_plan import MixtureWeights, scheduled
 from sqlstream.stream.mixture.mixture_run import PlannedStep
 from sqlstream.stream.mixture.stepped_checkpoint import load_stepped, save_stepped
 from sqlstream.stream.mixture.stepped_run import SteppedOptions, SteppedRun
-from sqlstream.stream.multi.batches import CollateStreams, JoinWorker, MicroBatches
+from sqlstream.stream.multi.batches import CollateStreams, MicroBatches, join_worker
 from sqlstream.stream.multi.options import Batch, StreamOptions, check_names, group_indices, main_stream_index
 from sqlstream.stream.multi.streams import (
     BatchesOfRanks,
@@ -187,7 +188,7 @@ class MultiStreamDataLoader:
             num_workers=self.num_workers,
             collate_fn=collate,  # type: ignore[arg-type]  # what the dataset yields, as batch_size=None has it
             persistent_workers=self._is_persistent,
-            worker_init_fn=JoinWorker(handover, init_fn) if self.num_workers else init_fn,
+            worker_init_fn=InitWorker(partial(join_worker, handover=handover), init_fn) if self.num_workers else init_fn,
             **arguments,
         )
         return loader, packing, loan
