@@ -49,8 +49,8 @@ class BucketRows(Protocol):
 class _Epoch(NamedTuple):
     """The batches of one epoch, sorted by bucket."""
 
-    first: Int64Array
-    """Batches of each bucket in earlier epochs: [B]."""
+    following: Int64Array
+    """Batches of each bucket up to its end: [B]."""
     stops: Int64Array
     """Batches of this epoch up to and with each bucket: [B]."""
 
@@ -83,6 +83,8 @@ class Bucketed:
     """First place of each bucket in the table: [B]."""
     _phases: Int64Array = field(init=False, repr=False, compare=False)
     """Draws that each bucket has ahead at the start, below G: [B]."""
+    _epochs: dict[int, _Epoch] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The batches of the last two epochs that were asked for."""
 
     def __post_init__(self) -> None:
         """Check that each epoch has a batch.
@@ -113,7 +115,7 @@ class Bucketed:
 
     def num_positions(self, epoch: int) -> int:
         """Return the positions of an epoch: whole batches, some more or fewer than in others."""
-        return int((self._before(epoch + 1) - self._before(epoch)).sum()) * self.batch_size
+        return int(self._epoch(epoch).stops[-1]) * self.batch_size
 
     def rows_at(self, epoch: int, positions: Int64Array) -> Draws:
         """Return the rows at `positions`.
@@ -156,10 +158,20 @@ class Bucketed:
         before: Int64Array = (epoch * self._sizes + self._phases) // self.batch_size  # [B]
         return before
 
+    def _epoch(self, epoch: int) -> _Epoch:
+        """Return the batches of an epoch."""
+        batches = self._epochs.get(epoch)
+        if batches is None:
+            following = self._before(epoch + 1)  # [B]
+            batches = _Epoch(following, np.cumsum(following - self._before(epoch)))
+            for old in list(self._epochs)[:-1]:
+                self._epochs.pop(old, None)
+            self._epochs[epoch] = batches
+        return batches
+
     def _draws_at(self, epoch: int, positions: Int64Array) -> _Places:
         """Return bucket, round and place of positions of an epoch."""
-        first, following = self._before(epoch), self._before(epoch + 1)  # [B], [B]
-        batches = _Epoch(first, np.cumsum(following - first))
+        batches = self._epoch(epoch)
         num_steps = int(batches.stops[-1])
         check_positions(positions, num_steps * self.batch_size)
         step, within = np.divmod(positions, self.batch_size)  # [n], [n]
@@ -168,7 +180,9 @@ class Bucketed:
             steps, which = np.unique(step, return_inverse=True)  # [m], [n]
             image = Permutation.keyed(num_steps, _BATCHES, self.seed, epoch).forward(steps)[which]  # [n]
         bucket = np.searchsorted(batches.stops, image, side="right")  # [n]
-        number = following[bucket] - (batches.stops[bucket] - image)  # [n]; batches of the bucket in the whole run before it
+        number = batches.following[bucket] - (
+            batches.stops[bucket] - image
+        )  # [n]; batches of the bucket in the whole run before it
         draw = number * self.batch_size + within  # [n]
         return _Places(bucket, *np.divmod(draw, self._sizes[bucket]))
 
