@@ -37,13 +37,20 @@ logger = logging.getLogger(__name__)
 
 BUCKETS_VERSION = 1
 """Changes whenever a table, or the order that is made of it, would change."""
-MAX_BUCKETS = 4096
-"""More are a mistake: a bucket of a few rows fills a batch once in many epochs."""
 MAX_VALUES = 1 << 20
 """Distinct values that are remembered with their bucket, some 200 MB."""
-_ROWS_AT_A_TIME = 65_536
 _NONE = 0xFFFF
 """Number of no bucket: the row is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketTuning:
+    """Sizes of what is built."""
+
+    max_buckets: int = 4096
+    """More are a mistake: a bucket of a few rows fills a batch once in many epochs."""
+    rows_at_a_time: int = 65_536
+    """Rows that are in memory together: half a megabyte a column. Arbitrary."""
 
 
 class BucketTable:
@@ -106,6 +113,7 @@ class _Sorter:
     buckets: Buckets
     map_value: Callable[[Any], BucketValue]
     """From the value of `by`, or the tuple of values, to a bucket."""
+    tuning: BucketTuning
 
     def bucket_of(self, values: tuple[Any, ...], row_id: int) -> BucketValue | None:
         """Return the bucket of a row's values; None: the row is left out.
@@ -135,7 +143,9 @@ class _Sorter:
         return found
 
 
-def open_buckets(index: Index, buckets: Buckets, directory: Path, *, show_progress: bool = False) -> BucketTable:
+def open_buckets(
+    index: Index, buckets: Buckets, directory: Path, *, show_progress: bool = False, tuning: BucketTuning | None = None
+) -> BucketTable:
     """Return the table of buckets, made when no earlier run has done it.
 
     Args:
@@ -143,11 +153,13 @@ def open_buckets(index: Index, buckets: Buckets, directory: Path, *, show_progre
         buckets: What their buckets are.
         directory: Where index files are.
         show_progress: Show a bar if stderr is a terminal.
+        tuning: Sizes; None: the usual ones.
 
     Raises:
         QueryError: The expressions do not run.
         ConfigError: A row has no bucket, no row has one, or there are too many buckets.
     """
+    tuning = tuning or BucketTuning()
     into, known = buckets.into, dict[Any, BucketValue]()
     by_value: object
     map_value: Callable[[Any], BucketValue]
@@ -156,12 +168,12 @@ def open_buckets(index: Index, buckets: Buckets, directory: Path, *, show_progre
     elif into is None:
         by_value, map_value = None, _itself
     else:  # code has no name that changes with it: what it gives for each value has
-        for values in _distinct(index, buckets, directory):
+        for values in _distinct(index, buckets, directory, tuning):
             if None not in values:
                 value = values[0] if len(values) == 1 else values
                 known[value] = into(value)
         by_value, map_value = [[repr(value), repr(known[value])] for value in known], known.__getitem__
-    sorter = _Sorter(buckets=buckets, map_value=map_value)
+    sorter = _Sorter(buckets=buckets, map_value=map_value, tuning=tuning)
     parts = {
         "format": FORMAT_VERSION,
         "version": BUCKETS_VERSION,
@@ -208,10 +220,11 @@ def _build(index: Index, sorter: _Sorter, place: Workplace, name: str, *, show_p
     ranks = sorted(range(len(found)), key=lambda number: _sort_key(found[number]))
     new_numbers = np.full(_NONE + 1, _NONE, np.uint16)  # [2**16]; numbers as they were given, to numbers in sorted order
     new_numbers[ranks] = np.arange(len(ranks), dtype=np.uint16)
-    for start in range(0, len(codes), _ROWS_AT_A_TIME):
-        codes[start : start + _ROWS_AT_A_TIME] = new_numbers[codes[start : start + _ROWS_AT_A_TIME]]
+    size = sorter.tuning.rows_at_a_time
+    for start in range(0, len(codes), size):
+        codes[start : start + size] = new_numbers[codes[start : start + size]]
     sizes = np.zeros(len(found), np.int64)  # [B]
-    for _, code in _chunks(index, codes):
+    for _, code in _chunks(index, codes, size):
         sizes += np.bincount(code[code != _NONE], minlength=len(sizes))
     if not sizes.sum():
         raise ConfigError(
@@ -229,7 +242,7 @@ def _build(index: Index, sorter: _Sorter, place: Workplace, name: str, *, show_p
         words[0] = len(head) // 8
         words[1:first] = np.frombuffer(head, "<i8")
         next_place = first + np.cumsum(sizes) - sizes  # [B]
-        for rows, code in _chunks(index, codes):
+        for rows, code in _chunks(index, codes, size):
             in_turn = np.argsort(code, kind="stable")  # [n]
             sorted_code = code[in_turn]  # [n]
             in_turn = in_turn[: np.searchsorted(sorted_code, _NONE)]  # [m]
@@ -244,10 +257,10 @@ def _build(index: Index, sorter: _Sorter, place: Workplace, name: str, *, show_p
     return place.publish(temporary, name)
 
 
-def _chunks(index: Index, codes: np.memmap) -> Iterator[tuple[Int64Array, np.ndarray]]:
-    """Yield selected rows and their buckets: [n], [n]."""
-    for start in range(0, len(index), _ROWS_AT_A_TIME):
-        rows = np.arange(start, min(start + _ROWS_AT_A_TIME, len(index)))  # [n]
+def _chunks(index: Index, codes: np.memmap, size: int) -> Iterator[tuple[Int64Array, np.ndarray]]:
+    """Yield selected rows and their buckets, `size` at a time: [n], [n]."""
+    for start in range(0, len(index), size):
+        rows = np.arange(start, min(start + size, len(index)))  # [n]
         yield rows, np.asarray(codes[index.row_ids(rows)])
 
 
@@ -259,7 +272,7 @@ def _evaluate(index: Index, sorter: _Sorter, codes: np.memmap, place: Workplace,
         contextlib.closing(_sandbox(index, sorter.buckets, place.temporary("duckdb"))) as sandbox,
         progress(len(index), " rows", "sorting into buckets", show_progress) as bar,
     ):
-        _, batches = sandbox.run(sandbox.statement, _ROWS_AT_A_TIME)
+        _, batches = sandbox.run(sandbox.statement, sorter.tuning.rows_at_a_time)
         for batch in batches:
             ids = np.asarray([row[0] for row in batch])  # [n]
             if ids.dtype.kind != "i" or ids.min() < 0 or ids.max() >= index.num_rows:
@@ -273,10 +286,10 @@ def _evaluate(index: Index, sorter: _Sorter, codes: np.memmap, place: Workplace,
                 if (number := known.get(key)) is None:
                     value = sorter.bucket_of(key, row_id)
                     number = _NONE if value is None else numbers.setdefault(value, len(numbers))
-                    if len(numbers) > MAX_BUCKETS:
+                    if len(numbers) > sorter.tuning.max_buckets:
                         raise ConfigError(
-                            f"batches by {sorter.buckets.by!r} have more than {MAX_BUCKETS} buckets: map values to fewer ones "
-                            "with into=, such as AspectBuckets or Lengths, or round them in SQL"
+                            f"batches by {sorter.buckets.by!r} have more than {sorter.tuning.max_buckets} buckets: map values "
+                            "to fewer ones with into=, such as AspectBuckets or Lengths, or round them in SQL"
                         )
                     if len(known) >= MAX_VALUES:
                         known.clear()
@@ -287,7 +300,7 @@ def _evaluate(index: Index, sorter: _Sorter, codes: np.memmap, place: Workplace,
     return list(numbers)
 
 
-def _distinct(index: Index, buckets: Buckets, directory: Path) -> list[tuple[Any, ...]]:
+def _distinct(index: Index, buckets: Buckets, directory: Path, tuning: BucketTuning) -> list[tuple[Any, ...]]:
     """Return the distinct values of `by`, sorted.
 
     Raises:
@@ -299,7 +312,7 @@ def _distinct(index: Index, buckets: Buckets, directory: Path) -> list[tuple[Any
         contextlib.closing(_sandbox(index, buckets, place.temporary("duckdb"), is_distinct=True)) as sandbox,
     ):
         found: list[tuple[Any, ...]] = []
-        _, batches = sandbox.run(sandbox.statement, _ROWS_AT_A_TIME)
+        _, batches = sandbox.run(sandbox.statement, tuning.rows_at_a_time)
         for batch in batches:
             found += batch
             if len(found) > MAX_VALUES:

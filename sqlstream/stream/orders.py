@@ -107,9 +107,9 @@ def warn_of_reading_again(options: DatasetOptions, index: Index, memory_bytes: i
         if index.is_remote or index.num_bytes > memory_bytes:
             logger.warning(
                 "%s is shuffled as a whole, and the content of its samples is read by row groups of %d rows: mostly one for "
-                "each sample, remote ones again when the cache has no room for all; leave shuffle_block_size (and batches) out "
-                "to keep row groups together",
-                *(index.src, index.group_rows),
+                "each sample, remote ones again when the cache has no room for all; leave %s out to keep row groups "
+                "together",
+                *(index.src, index.group_rows, "shuffle_block_size" if order.batches is None else "batches"),
             )
     elif order.shuffle_block_size == AUTO_BLOCKS:
         num_mixed, num_kept = min(order.shuffle_window, len(index.bounds)), max(1, memory_bytes // group_bytes)

@@ -44,7 +44,10 @@ from sqlstream.testing.disk import DiskWatch
 from sqlstream.testing.invariants import violations
 from tests.cache.hostile_server import hostile_servers
 from tests.cache.storm_reads import (
+    LARGEST_BYTES,
+    NUM_PROCESSES,
     NUM_RETRIES,
+    NUM_THREADS,
     OPTIONS,
     MarkingFetcher,
     Reads,
@@ -56,8 +59,7 @@ from tests.cache.storm_reads import (
     read_with_alarms,
 )
 
-NUM_PROCESSES, NUM_THREADS, NUM_OBJECTS, NUM_HOSTS = 6, 4, 1000, 40
-LARGEST_BYTES = 60_000
+NUM_OBJECTS, NUM_HOSTS = 1000, 40
 BLOCK_BYTES = 4096
 SLACK_BYTES = 2 * BLOCK_BYTES * NUM_PROCESSES
 """Owner files that were unlinked and are not closed yet: no listing shows them, `statvfs` does. A block or two each."""
@@ -260,7 +262,6 @@ def storm(root: Path, seconds: float, seed: int, *, has_own_disk: bool, kinds: S
     rng = random.Random(seed)
     sizes = [rng.randrange(500, LARGEST_BYTES) for _ in range(NUM_OBJECTS)]
     limit_bytes = limit_of(sizes)
-    assert limit_bytes >= NUM_PROCESSES * NUM_THREADS * LARGEST_BYTES, "every thread must be able to hold one object"
     report = StormReport(seed=seed, has_own_disk=has_own_disk, limit_bytes=limit_bytes)
     directory = root / "disk" / "cache"
     options = StorageOptions(storage_options=OPTIONS, num_retries=NUM_RETRIES)

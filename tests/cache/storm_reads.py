@@ -25,13 +25,15 @@ PF_EXITING = 0x4
 OPTIONS: dict[str, object] = {"connect_timeout": 10, "read_timeout": 10, "timeout": 60}
 """Of the storage: nothing here is slow, but the machine may be."""
 NUM_RETRIES = 6
+NUM_PROCESSES, NUM_THREADS = 6, 4
+LARGEST_BYTES = 60_000
 _shield = threading.local()
 """Of each thread; handlers run in the main one."""
 
 
 def limit_of(sizes: Sequence[int]) -> int:
-    """Return the limit of the storm's cache."""
-    return sum(sizes) // 20
+    """Return the limit of the storm's cache: a twentieth of all, in which every thread can hold one object."""
+    return max(sum(sizes) // 20, NUM_PROCESSES * NUM_THREADS * LARGEST_BYTES)
 
 
 class MarkingFetcher(Fetcher):

@@ -11,8 +11,7 @@ import pytest
 
 from sqlstream.config import AspectBuckets, Buckets, Lengths
 from sqlstream.errors import ConfigError, QueryError
-from sqlstream.index import buckets as buckets_module
-from sqlstream.index.buckets import BucketTable, open_buckets
+from sqlstream.index.buckets import BucketTable, BucketTuning, open_buckets
 from sqlstream.index.file.index import Index
 from tests.index.sources import build, write_csv
 
@@ -68,10 +67,9 @@ def test_buckets_see_the_selected_rows_in_their_order(tmp_path: Path) -> None:
     assert keys_in(twice, opened(twice, "w")) == {960: "b", 3840: "d"}
 
 
-def test_chunks_give_what_one_walk_gives(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_give_what_one_walk_gives(index: Index, tmp_path: Path) -> None:
     whole = keys_in(index, opened(index, "label"))
-    monkeypatch.setattr(buckets_module, "_ROWS_AT_A_TIME", 2)
-    other = open_buckets(index, Buckets("label", global_batch_size=1), tmp_path)
+    other = open_buckets(index, Buckets("label", global_batch_size=1), tmp_path, tuning=BucketTuning(rows_at_a_time=2))
     assert other.path.parent == tmp_path
     assert keys_in(index, other) == whole
 
@@ -137,9 +135,9 @@ def test_what_is_no_expression_is_refused(by: str, index: Index) -> None:
         opened(index, by)
 
 
-def test_too_many_buckets_and_no_row_are_refused(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets_module, "MAX_BUCKETS", 2)
+def test_too_many_buckets_and_no_row_are_refused(index: Index) -> None:
+    few, directory = BucketTuning(max_buckets=2), index.path.parent
     with pytest.raises(ConfigError, match=r"more than 2 buckets.*into="):
-        opened(index, "label")
+        open_buckets(index, Buckets("label", global_batch_size=1), directory, tuning=few)
     with pytest.raises(ConfigError, match="leave out all 6 rows"):
         opened(index, "nullif(width, width)", unknown="drop")

@@ -6,21 +6,18 @@ import random
 
 import pytest
 
-from sqlstream.stream.chain import python_generator
-from sqlstream.stream.chain.python_generator import PYTHON, PythonGenerator
+from sqlstream.stream.chain.python_generator import PYTHON, PythonGenerator, has_known_layout
 
 
 @pytest.fixture(params=[True, False], ids=["as memory", "by getstate"])
-def generator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[random.Random, PythonGenerator]:
+def generator(request: pytest.FixtureRequest) -> tuple[random.Random, PythonGenerator]:
     """A generator, and what copies its state: in both ways."""
-    if not request.param:
-        monkeypatch.setattr(python_generator, "_has_known_layout", lambda: False)
     generator = random.Random(7)
-    return generator, PythonGenerator(generator)
+    return generator, PythonGenerator(generator, as_memory=request.param)
 
 
 def test_this_python_has_the_known_layout() -> None:
-    assert python_generator._has_known_layout()
+    assert has_known_layout()
 
 
 @pytest.mark.parametrize("num_drawn", [0, 1, 623, 624, 625, 2000])

@@ -11,6 +11,7 @@ import _random  # what `random.Random` adds methods to
 import ctypes
 import random
 import struct
+import sys
 from typing import Any, NamedTuple
 
 _STATE_BYTES = _random.Random.__basicsize__ - object.__basicsize__
@@ -30,11 +31,12 @@ class PythonGenerator:
 
     Args:
         generator: Which one; it is kept alive.
+        as_memory: Copy its state as memory, whose layout is known; False: as `getstate` does.
     """
 
-    def __init__(self, generator: random.Random) -> None:
+    def __init__(self, generator: random.Random, *, as_memory: bool) -> None:
         self._generator: Any = generator  # its `gauss_next` has no type
-        self._memory = _memory_of(generator) if _has_known_layout() else None
+        self._memory = _memory_of(generator) if as_memory else None
 
     def seed(self, number: int) -> None:
         """Do what `random.seed` does with a whole number."""
@@ -60,8 +62,10 @@ def _memory_of(generator: random.Random) -> Any:
     return (ctypes.c_char * _STATE_BYTES).from_address(id(generator) + object.__basicsize__)
 
 
-def _has_known_layout() -> bool:
+def has_known_layout() -> bool:
     """Return whether the memory of a generator is its index and its words, and nothing more."""
+    if sys.implementation.name != "cpython":  # the id of an object is its address there
+        return False
     generator = random.Random(1)
     generator.random()
     *words, index = generator.getstate()[1]
@@ -69,5 +73,5 @@ def _has_known_layout() -> bool:
     return bool(_memory_of(generator).raw[: len(known)] == known)
 
 
-PYTHON = PythonGenerator(random._inst)  # whose methods the functions of `random` are
+PYTHON = PythonGenerator(random._inst, as_memory=has_known_layout())  # whose methods the functions of `random` are
 """What the functions of `random` draw from."""
