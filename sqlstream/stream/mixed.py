@@ -21,6 +21,7 @@ from sqlstream.stream.mixture.mixture_plan import MixtureUnit, MixtureWeights, S
 from sqlstream.stream.mixture.mixture_run import MixtureRun, PlannedStep, StreamRun
 from sqlstream.stream.run.order_options import BatchOptions, Layout, OrderOptions
 from sqlstream.stream.run.schedule import reweight
+from sqlstream.stream.run.shares import PLANNED_TOGETHER, planned_together
 from sqlstream.transforms.stream_name import STREAM
 from sqlstream.world import World
 
@@ -164,7 +165,8 @@ class MixedDataset(IteratedDataset):
         """
         self._run.whole(weights)
         self._check_begun()
-        reweight(self._schedule, weights, at_step, self._pipeline.options.prefetch)
+        num_ahead = self._pipeline.options.prefetch + planned_together(len(self._leaves)) - PLANNED_TOGETHER
+        reweight(self._schedule, weights, at_step, num_ahead)
 
     # -- what comes when ----------------------------------------------------------------------------------------------
 

@@ -454,9 +454,9 @@ def test_reweight_holds_from_a_step_on_and_is_in_the_state(tmp_path: Path) -> No
     with MixedJob(tmp_path, 1, 2, G, **options) as job:  # workers that run already hear of it
         iterator = iter(job.loaders[0])
         first = [next(iterator) for _ in range(2)]
-        job.mixed.reweight({"web": 0, "code": 1, "av": 1}, at_step=40)
+        job.mixed.reweight({"web": 0, "code": 1, "av": 1}, at_step=44)
         found = [*first, *iterator]
-        assert Counter(name for batch in found[40:] for name, *_ in batch) == Counter({"code": 60, "av": 60})
+        assert Counter(name for batch in found[44:] for name, *_ in batch) == Counter({"code": 36, "av": 36})
 
 
 def test_streams_come_and_go_by_name(tmp_path: Path) -> None:

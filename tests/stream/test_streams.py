@@ -209,11 +209,11 @@ def test_chunks_of_a_filtered_stream_are_counted_when_a_mixture_needs_them(opene
 
 def test_a_stream_is_opened_when_it_is_drawn_first(pair: tuple[StreamingDataset, StreamingDataset]) -> None:
     engine = engine_of(*pair)
-    samples = stream(engine, share_of(mixed(list(map(order_of, pair)), (200, 1), 201)))
+    samples = stream(engine, share_of(mixed(list(map(order_of, pair)), (400, 1), 401)))
     assert [engine._recipes.made[stream] is None for stream in (0, 1)] == [True, True]
     next(samples)
     assert [engine._recipes.made[stream] is None for stream in (0, 1)] == [False, True]
-    assert len(list(samples)) == 200
+    assert len(list(samples)) == 400
     assert engine._recipes.made[1] is not None
     engine.close(release_kept=True)
 

@@ -15,7 +15,7 @@ from sqlstream.errors import SourceError
 from sqlstream.order import Draws, Int64Array, Partition, is_counted
 from sqlstream.stream.engine.recipes import Recipes
 from sqlstream.stream.engine.slots import PlannedSample
-from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare
+from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare, planned_together
 
 SHUFFLED_TOGETHER = 1024
 """Positions that are asked of a counted order together: its hundred calls of numpy take as long for 1024 as for 64."""
@@ -111,7 +111,7 @@ def _of_streams(draws: Draws, recipes: Recipes) -> list[PlannedSample]:
 
 
 def walk(share: EpochShare, recipes: Recipes) -> Iterator[PlannedSpan]:
-    """Yield what is left of a share, `PLANNED_TOGETHER` positions at a time.
+    """Yield what is left of a share, some positions at a time (`planned_together`).
 
     Args:
         share: The share.
@@ -131,14 +131,15 @@ def walk(share: EpochShare, recipes: Recipes) -> Iterator[PlannedSpan]:
         if taken >= share.partition.num_samples:
             return
         num_together = SHUFFLED_TOGETHER if is_counted(share.order, share.epoch) else PLANNED_TOGETHER
+        width = planned_together(len(recipes))
         places, positions = share.planned(taken, num_together)
         fingerprint, draws = share.order.fingerprint, share.order.rows_at(share.epoch, positions)
-        for start in range(0, max(1, len(places)), PLANNED_TOGETHER):
-            some = slice(start, start + PLANNED_TOGETHER)
+        for start in range(0, max(1, len(places)), width):
+            some = slice(start, start + width)
             if share.order.fingerprint != fingerprint:  # weights have changed, for positions that are not yielded
                 places, positions = share.planned(taken, num_together)
                 fingerprint, draws = share.order.fingerprint, share.order.rows_at(share.epoch, positions)
-            yield PlannedSpan(share, places[some], positions[some], draws.of_positions(start, start + PLANNED_TOGETHER))
+            yield PlannedSpan(share, places[some], positions[some], draws.of_positions(start, start + width))
         taken += num_together
 
 

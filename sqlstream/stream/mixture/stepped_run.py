@@ -19,7 +19,7 @@ from sqlstream.stream.mixture.stepped_state import SteppedPart
 from sqlstream.stream.run.order_options import BatchOptions, Layout
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.run.shared_text import SharedText
-from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare
+from sqlstream.stream.run.shares import EpochShare, planned_together
 from sqlstream.world import World
 
 _BEGINNING_BYTES = 1 << 20
@@ -260,7 +260,7 @@ class SteppedRun:
         if options is None:
             return place.step + (place.round > 0)
         smallest = min(stream.micro_batch for stream in self.order.batches if stream.micro_batch)
-        planned = 2 + -(-(self.options.prefetch + PLANNED_TOGETHER) // smallest)
+        planned = 2 + -(-(self.options.prefetch + planned_together(len(self.order.batches))) // smallest)
         per_worker = planned + (options.prefetch_factor if options.num_workers else 0)
         last = self.partition(place).micro_batch(max(1, options.num_workers) * per_worker)
         return self.order.schedule.first_step + last.step + 1
