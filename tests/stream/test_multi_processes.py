@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.processes import ROOT
-from tests.stream.multi_jobs import Job, samples_of, streams_of
+from tests.stream.multi_jobs import SIZES, Job, samples_of, streams_of
+from tests.stream.tables import make_table
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
@@ -38,6 +39,8 @@ def run_ranks(folder: Path, num_ranks: int, num_workers: int, num_steps: int) ->
 
 @pytest.mark.timeout(700)
 def test_a_job_goes_on_with_other_ranks_and_workers_and_its_steps_are_those_of_one_process(tmp_path: Path) -> None:
+    for size in SIZES.values():  # before the ranks, which would write them at the same time
+        make_table(tmp_path, size)
     run_ranks(tmp_path, 2, 1, 4)
     run_ranks(tmp_path, 1, 2, 4)
     steps: dict[int, set[Any]] = {}
