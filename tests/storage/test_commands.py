@@ -24,7 +24,7 @@ ALLOWED = granted(1 << 40)._replace(access=ALLOWED_COMMAND)
 
 
 def printed(command: str, folder: Path, **options: object) -> bytes:
-    """What a command prints, brought by a helper that ends."""
+    """What a command prints, downloaded by a helper that ends."""
     fetcher = Fetcher(StorageOptions(storage_options=options))
     try:
         info = fetcher.download(f"pipe:{command}", folder / "printed", access=ALLOWED_COMMAND)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from sqlstream import StreamingDataset
+from sqlstream.errors import DecodeError
 from sqlstream.order import Int64Array
 from sqlstream.stream.iterated import IteratedDataset
 from sqlstream.transforms.base import Sample, Transform
@@ -77,3 +78,19 @@ def whole(samples: list[dict[str, Any]]) -> list[tuple[tuple[str, Any], ...]]:
 def global_states() -> tuple[Any, ...]:
     numpy_state = np.random.get_state(legacy=False)
     return random.getstate(), numpy_state["state"]["key"].tobytes(), torch.get_rng_state().numpy().tobytes()
+
+
+class Refuse:
+    """Fails on some rows.
+
+    Args:
+        rows: Their numbers.
+    """
+
+    def __init__(self, *rows: int) -> None:
+        self.rows = rows
+
+    def __call__(self, sample: Sample) -> Sample:
+        if sample["__row__"] in self.rows:
+            raise DecodeError(f"row {sample['__row__']}")
+        return sample

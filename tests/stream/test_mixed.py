@@ -17,6 +17,7 @@ from sqlstream.errors import ConfigError, DecodeError, EmptySelectionError, Stat
 from sqlstream.transforms.base import Sample
 from sqlstream.transforms.presets import CacheTransform
 from sqlstream.world import World
+from tests.stream.kit import Refuse
 from tests.stream.mixtures import EPOCH_SIZE, SIZES, WEIGHTS, MixedJob, draw, seen, streams_of
 from tests.stream.tables import make_table
 
@@ -37,22 +38,6 @@ class CountRuns:
     def __call__(self, sample: Sample) -> Sample:
         with self.log.open("a") as file:
             file.write("x")
-        return sample
-
-
-class RefuseRows:
-    """Fails on some rows.
-
-    Args:
-        rows: Their numbers.
-    """
-
-    def __init__(self, *rows: int) -> None:
-        self.rows = rows
-
-    def __call__(self, sample: Sample) -> Sample:
-        if sample["__row__"] in self.rows:
-            raise DecodeError(f"row {sample['__row__']}")
         return sample
 
 
@@ -289,7 +274,7 @@ def test_a_failed_sample_is_replaced_within_its_stream_by_its_own_rules(tmp_path
     streams["code"] = Stream(
         make_table(tmp_path, 17),
         tmp_path / "cache",
-        transforms=[RefuseRows(3, 5), draw],
+        transforms=[Refuse(3, 5), draw],
         max_failure_ratio=0.5,
         show_progress=False,
     )
@@ -298,7 +283,7 @@ def test_a_failed_sample_is_replaced_within_its_stream_by_its_own_rules(tmp_path
         assert Counter(sample["__stream__"] for sample in found) == Counter({"web": 36, "code": 18, "av": 6})
         assert not {3, 5} & {sample["__row__"] for sample in found if sample["__stream__"] == "code"}
     streams["code"] = Stream(
-        make_table(tmp_path, 17), tmp_path / "cache", transforms=[RefuseRows(3)], on_error="raise", show_progress=False
+        make_table(tmp_path, 17), tmp_path / "cache", transforms=[Refuse(3)], on_error="raise", show_progress=False
     )
     with MixedDataset(streams, WEIGHTS, epoch_size=EPOCH_SIZE) as dataset, pytest.raises(DecodeError, match="row 3"):
         list(dataset)

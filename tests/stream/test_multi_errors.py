@@ -164,6 +164,12 @@ def test_a_dataset_that_says_what_concerns_the_run_is_refused(options: dict[str,
         MultiStreamDataLoader(datasets, of_two())
 
 
+def test_a_stream_keeps_the_weights_of_its_rows(tmp_path: Path) -> None:
+    datasets = [opened(tmp_path, 7), opened(tmp_path, 7)]
+    with MultiStreamDataLoader(datasets, of_two()), pytest.raises(ConfigError, match="give weights= to the stream"):
+        datasets[0].reweight("score")
+
+
 def test_datasets_that_are_none_or_too_few_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="1 datasets and 2 stream_opts: give one each"):
         MultiStreamDataLoader([opened(tmp_path, 7)], of_two())

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from sqlstream import StreamingDataset
-from sqlstream.errors import DecodeError
 from sqlstream.order import Order, Steps, is_counted
 from sqlstream.stream.engine.engine import Engine
 from sqlstream.stream.run.shares import EpochShare, ShareProgress
@@ -21,6 +20,7 @@ from sqlstream.transforms import rng
 from sqlstream.transforms.base import Sample
 from sqlstream.world import World
 from tests.order.several import Packed, mixed
+from tests.stream.kit import Refuse
 from tests.stream.sources import Photos, check_bytes
 
 BATCH_SIZE = 4
@@ -30,22 +30,6 @@ def draw(sample: Sample) -> Sample:
     """Draws from the sample's own generator."""
     sample["drawn"] = int(rng(sample).integers(1 << 60))
     return sample
-
-
-class Refuse:
-    """Fails on some rows.
-
-    Args:
-        rows: Their numbers.
-    """
-
-    def __init__(self, *rows: int) -> None:
-        self.rows = rows
-
-    def __call__(self, sample: Sample) -> Sample:
-        if sample["__row__"] in self.rows:
-            raise DecodeError(f"row {sample['__row__']}")
-        return sample
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ _ROWS_A_CALL = 10_000
 class _SqliteCalls:
     """The lock that a thread holds inside SQLite; a fork waits for it, since SQLite's mutexes must be free in the child.
 
-    It is the innermost lock: whoever holds it asks for no other. No section is entered for it: Ctrl-C ends a statement.
+    It is the innermost lock: its holder asks for no other. No section is entered for it: Ctrl-C ends a statement.
     """
 
     def __init__(self) -> None:

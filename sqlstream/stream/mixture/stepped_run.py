@@ -1,4 +1,4 @@
-"""The run of streams with batches of their own: its steps, where it stands, and what workers are told of it."""
+"""The run of streams with batches of their own: its steps, where it stands, and what its workers read."""
 
 from __future__ import annotations
 
@@ -81,12 +81,14 @@ class SteppedRun:
 
     def __init__(self, schedules: Mapping[str, Schedule], mixing: Mixing, options: SteppedOptions) -> None:
         self.schedules = schedules
+        for schedule in schedules.values():
+            schedule.is_mixed = True
         self.mixing = mixing
         self.options = options
         self.place = StepPlace(0)
         """What the trainer was given."""
         self.lanes = options.lanes
-        """Lanes of a step, of the first start of the run; None: it has not begun, and nobody has said them."""
+        """Lanes of a step, of the first start of the run; None: it has not begun, and they were not given."""
         self.begun: dict[str, int] = {}
         """Global batches with which streams began, by name."""
         self.away: dict[str, SteppedPart] = {}

@@ -111,10 +111,7 @@ class Schedule:
             UnknownLengthError: They are not known yet.
         """
         epoch = self.counter.next.epoch
-        if not self.has_end:
-            raise UnknownLengthError(
-                "a mixture with stop='never' has no end, and no length: give epoch_size=, or another stop="
-            )
+        self._check_end()
         if not is_counted(self.steps.order, epoch):
             raise UnknownLengthError(
                 "the steps of an epoch are not known yet: the filter of a lazy index has not been run on all of its chunks. "

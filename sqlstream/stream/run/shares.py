@@ -20,7 +20,7 @@ _MOST_TOGETHER = 512
 
 def planned_together(num_streams: int) -> int:
     """Return how many positions are planned together: each stream is asked for its rows of them in one go."""
-    return min(PLANNED_TOGETHER * num_streams, max(PLANNED_TOGETHER, _MOST_TOGETHER))
+    return min(PLANNED_TOGETHER * num_streams, _MOST_TOGETHER)
 
 
 class Planned(NamedTuple):
