@@ -163,7 +163,7 @@ class MixedDataset(IteratedDataset):
             StateError: That step is handed out or planned already; the message names the first possible one.
             ConfigError: These are no weights of the streams.
         """
-        self._run.whole(weights)
+        self._run.mixing.whole(weights)
         self._check_begun()
         num_ahead = self._pipeline.options.prefetch + planned_together(len(self._leaves)) - PLANNED_TOGETHER
         reweight(self._schedule, weights, at_step, num_ahead)

@@ -65,13 +65,19 @@ class Mixing:
         names: Names of the streams.
         rule: The schedule.
         weights: Whole weights from the start, in the order of the streams.
+        whole: Returns the whole weights of named ones.
     """
 
-    def __init__(self, names: Sequence[str], rule: MixtureRule, weights: Sequence[int]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        rule: MixtureRule,
+        weights: Sequence[int],
+        whole: Callable[[NamedWeights], tuple[int, ...]],
+    ) -> None:
         self.names = tuple(names)
         self.rule = rule
-        self.whole: Callable[[NamedWeights], tuple[int, ...]] | None = None
-        """Returns the whole weights of named ones; set by who knows what they are weights of."""
+        self.whole = whole
         self._shared = SharedText(TEXT_BYTES)
         self._read: tuple[int, tuple[StreamChange, ...]] = (0, ())
         self._since: tuple[int, TurnLayout, MixtureSince] | None = None
@@ -120,7 +126,6 @@ class Mixing:
         """
         changes = [change for change in self.changes if change.place < (epoch, sample)]
         drawn = None if changes else self.changes[0].drawn
-        assert self.whole is not None, "the run sets it"
         self.set([*changes, StreamChange(epoch=epoch, sample=sample, weights=self.whole(weights), drawn=drawn)])
 
     def set(self, changes: Sequence[StreamChange]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.order import Mixed, Order, Steps, TurnLayout
-from sqlstream.stream.mixture.mixing import Mixing, MixtureRule, NamedWeights, StreamChange
+from sqlstream.stream.mixture.mixing import Mixing, MixtureRule, StreamChange
 from sqlstream.stream.mixture.mixture_plan import MixtureUnit, PlannedMixture, Stop, StreamShare, whole_of
 from sqlstream.stream.run.order_options import OrderOptions
 from sqlstream.stream.run.positions import JobPosition
@@ -45,8 +46,6 @@ class MixtureRun:
     plan: PlannedMixture
     rule: MixtureRule
     unit: MixtureUnit
-    by_tokens: bool
-    """Weights are shares of tokens."""
     schedule: Schedule
     mixing: Mixing
     lanes: int | None = None
@@ -73,7 +72,8 @@ class MixtureRun:
         for name, stream in streams.items():
             if stream.schedule.num_positions < num_parts:
                 raise ConfigError(f"stream {name!r} has fewer rows than num_canonical_nodes={num_parts}: give a lower number")
-        mixing = Mixing(plan.names, rule, plan.weights)
+        whole = partial(whole_of, shares=[stream.share for stream in streams.values()], by_tokens=by_tokens)
+        mixing = Mixing(plan.names, rule, plan.weights, whole)
         orders: tuple[Order, ...] = tuple(stream.schedule.steps.order for stream in streams.values())
         unknown = TurnLayout(epoch_size=num_parts, num_parts=num_parts)
         steps = Steps(
@@ -87,10 +87,7 @@ class MixtureRun:
             fingerprint="mixture", shuffle_seed=seed, num_canonical_nodes=num_parts, blocks=None, epoch_size=num_parts
         )
         schedule = Schedule(steps, mixing, options, identity=identity, has_end=plan.stop is not Stop.NEVER)
-        run = cls(
-            streams=streams, plan=plan, rule=rule, unit=unit, by_tokens=by_tokens, schedule=schedule, mixing=mixing
-        )  # fmt: skip
-        mixing.whole = run.whole
+        run = cls(streams=streams, plan=plan, rule=rule, unit=unit, schedule=schedule, mixing=mixing)
         for stream in streams.values():
             stream.schedule.is_mixed = True
         if unit is MixtureUnit.SAMPLE or options.batch_size is not None:
@@ -103,10 +100,6 @@ class MixtureRun:
         order = self.schedule.steps.order
         assert isinstance(order, Mixed)
         return order
-
-    def whole(self, weights: NamedWeights) -> tuple[int, ...]:
-        """Return whole weights of named ones."""
-        return whole_of(weights, [stream.share for stream in self.streams.values()], by_tokens=self.by_tokens)
 
     # -- turns --------------------------------------------------------------------------------------------------------
 

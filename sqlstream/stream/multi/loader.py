@@ -111,8 +111,7 @@ class MultiStreamDataLoader:
             seed=_agreed_seed(shuffle_seed, kind, layout, is_grouped=is_grouped),
             block=None,
         )
-        mixing = Mixing(names, rule, planned[0].weights)
-        mixing.whole = whole
+        mixing = Mixing(names, rule, planned[0].weights, whole)
         mixing.set(planned)
         self._arguments, collates = merged_arguments(options, datasets, common_dataloader_kwargs)
         samples = SampleOptions(prefetch=DEFAULT_PREFETCH if prefetch is None else prefetch)
