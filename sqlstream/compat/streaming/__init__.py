@@ -1,0 +1,1 @@
+"""The names of MosaicML Streaming (`streaming`), over those of `sqlstream`."""
