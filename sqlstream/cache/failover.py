@@ -10,7 +10,7 @@ import contextlib
 import errno
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import TypeVar
 
@@ -234,11 +234,24 @@ class FailoverSession:
 
     def stored(self, keys: Sequence[bytes]) -> set[bytes]:
         """Return those of `keys` whose samples are stored, as far as the cache can be asked."""
-        return self.stand_in.stored(keys) if self.is_left_alone else self.primary.stored(keys)
+        return set() if self.is_left_alone else self._tried(lambda: self.primary.stored(keys), set())
 
     def put(self, items: Sequence[PutItem]) -> str | None:
         """Store samples, unless the cache fails."""
         return self.stand_in.put(items) if self.is_left_alone else self.primary.put(items)
+
+    def hold_made(self, group: Sequence[ObjectRef], bodies: Mapping[bytes, bytes]) -> AnyHold:
+        """Return an open hold in the cache; while that fails, one on private files."""
+        if not self.is_left_alone:
+            try:
+                return self.primary.hold_made(group, bodies)
+            except SqlStreamError as error:
+                if not is_fault(error) or self.primary.is_closed or self.primary.has_ended:
+                    raise
+                self.note(error)
+        hold = self.stand_in.hold_made(group, bodies)
+        self.primary.count_bypassed(len(hold.files))
+        return hold
 
     def discard(self, ref: ObjectRef) -> bool:
         """Remove an entry whose bytes proved damaged."""

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar
 
-from sqlstream.cache.acquire.put import PutItem
+from sqlstream.cache.acquire.outcomes import DownloadSource
+from sqlstream.cache.acquire.put import Memory, PutItem
 from sqlstream.cache.acquire.reserve import NextUses
 from sqlstream.cache.acquire.room import FULL
 from sqlstream.cache.directory import remove_directory
@@ -68,6 +69,8 @@ class PrivateHold:
     charges: ClassVar[Mapping[bytes, int]] = MappingProxyType({})
     open_files: ClassVar[Mapping[str, ReadLock]] = MappingProxyType({})
     refs: Sequence[ObjectRef]
+    source: DownloadSource
+    """What brings its objects."""
     files: dict[bytes, PrivateFile] = field(default_factory=dict)
     """Where its objects are, by key."""
     outstanding: frozenset[bytes] = frozenset()
@@ -178,7 +181,7 @@ class PrivateFilesSession:
         for_reading: bool = False,  # noqa: ARG002 - all holds are alike
     ) -> PrivateHold:
         """Return a hold on the objects of one sample, which are on their way."""
-        hold = PrivateHold(group)
+        hold = PrivateHold(group, self.fetcher)
         if any(ref.is_stored_sample for ref in group):  # made on this node, and lost with the cache
             hold.is_void = True
         else:
@@ -197,7 +200,7 @@ class PrivateFilesSession:
                     self._awaited[file.name] = _Awaited(file, key, weakref.ref(hold))
             requests = [_request(refs[key], file) for key, file in hold.files.items()]
             try:
-                self.fetcher.submit(requests, self._on_events)
+                hold.source.submit(requests, self._on_events)
             except SqlStreamError as error:
                 self._on_events([FetchDone(ticket=request.ticket, error=error) for request in requests])
 
@@ -209,7 +212,8 @@ class PrivateFilesSession:
     def split(self, hold: PrivateHold) -> list[PrivateHold]:
         """Return an open hold for each object of an open hold, in its place."""
         files, hold.files = hold.files, {}
-        pieces = [PrivateHold((ref,), {ref.key: files[ref.key]}) for ref in {ref.key: ref for ref in hold.refs}.values()]
+        refs = {ref.key: ref for ref in hold.refs}
+        pieces = [PrivateHold((ref,), hold.source, {key: files[key]}) for key, ref in refs.items()]
         for piece in pieces:
             piece.claim()
         return pieces
@@ -303,6 +307,19 @@ class PrivateFilesSession:
         """Store nothing, and say so."""
         return "they are read past the cache" if items else None
 
+    def hold_made(self, group: Sequence[ObjectRef], bodies: Mapping[bytes, bytes]) -> PrivateHold:
+        """Return an open hold on objects of which this process has made some."""
+        memory = Memory(bodies, self.fetcher)
+        while True:
+            hold = PrivateHold(group, memory)
+            self._bring(hold)
+            self.wait(hold)
+            if hold.error is None and hold.claim():
+                return hold
+            hold.close()
+            if hold.error is not None:
+                raise hold.error
+
     def discard(self, ref: ObjectRef) -> bool:  # noqa: ARG002 - as in the protocol
         """Nothing is stored."""
         return True
@@ -355,19 +372,19 @@ class PrivateFilesSession:
         files: dict[bytes, PrivateFile] = {}
         try:
             for key, ref in refs.items():
-                files[key] = self._file(ref.ext)
+                files[key] = self._file(ref)
         except CacheError:
             for file in files.values():
                 locks.close_descriptor(file.fd)
             raise
         return files
 
-    def _file(self, ext: str) -> PrivateFile:
+    def _file(self, ref: ObjectRef) -> PrivateFile:
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.directory, 0o700)
-            name = uuid.uuid4().hex
-            path = f"{self.directory}/{name}{ext}"
+            name = f"{ref.key.hex()}.{uuid.uuid4().hex}"
+            path = f"{self.directory}/{name}{ref.ext}"
             with locks.fork_guard():
                 fd = locks.adopt_descriptor(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             return PrivateFile(name, path, fd, os.getpid())

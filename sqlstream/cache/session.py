@@ -9,13 +9,13 @@ reports. Objects go in as `ObjectRef`, holds come out:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import NoReturn, Protocol, TypeAlias, TypeVar
 
 from sqlstream.cache.acquire.checksums import VerifyReads
 from sqlstream.cache.acquire.holds import Hold
-from sqlstream.cache.acquire.put import PutItem, Putter
+from sqlstream.cache.acquire.put import Memory, PutItem, Putter
 from sqlstream.cache.acquire.reserve import NextUses
 from sqlstream.cache.admin.age import MaxAge
 from sqlstream.cache.admin.units import agreed_unit
@@ -152,6 +152,18 @@ class SessionOf(Protocol[H]):
 
     def put(self, items: Sequence[PutItem]) -> str | None:
         """Store bytes that this process has made; return why some were not stored, None if all are here."""
+
+    def hold_made(self, group: Sequence[ObjectRef], bodies: Mapping[bytes, bytes]) -> H:
+        """Return an open hold on the objects of one sample, of which this process has made some: these wait for room, too.
+
+        Args:
+            group: The objects.
+            bodies: The content of those that were made, by key. It is stored where they are not here.
+
+        Raises:
+            CacheFullError: No process gave room back in time.
+            StorageError: One of the others failed.
+        """
 
     def discard(self, ref: ObjectRef) -> bool:
         """Remove an entry whose bytes proved damaged; False if it is in use, or the cache fails, and it stays."""
@@ -401,6 +413,26 @@ class LedgerSession:
     def put(self, items: Sequence[PutItem]) -> str | None:
         """See `CacheSession`."""
         return self._putter.put(items)
+
+    def hold_made(self, group: Sequence[ObjectRef], bodies: Mapping[bytes, bytes]) -> AnyHold:
+        """See `CacheSession`."""
+        self._remove_older()
+        memory = Memory(bodies, self.fetcher)
+        while True:
+            hold = self._acquirer.acquire_one(group, memory)
+            try:
+                self._directory.waiter.wait(hold)
+                if hold.error is not None:
+                    raise hold.error
+                hold.source = self.fetcher  # it is released with the cache object that it belongs to
+                if self.has_ended:
+                    self._give_up([hold])
+                if self.open(hold):
+                    return hold
+            except BaseException:
+                self._holds.release(hold)
+                raise
+            self._holds.release(hold)  # it was revoked, or another process that was storing one of them has died
 
     def discard(self, ref: ObjectRef) -> bool:
         """See `CacheSession`."""

@@ -153,6 +153,24 @@ class SessionContract:
         assert read(hold) == [OBJECTS[REFS[0].url]]
         session.release(hold)
 
+    def test_objects_that_were_made_are_held_with_others_and_bring_nothing(
+        self, session: CacheSession, fetcher: ScriptedFetcher
+    ) -> None:
+        bodies = {bytes([number]) * 16: bytes([number]) * number for number in range(3)}
+        made = [ObjectRef(url="made", key=key, ext=".bin", size_bytes=len(data)) for key, data in bodies.items()]
+        hold = session.hold_made([REFS[0], *made], bodies)
+        assert read(hold) == [OBJECTS[REFS[0].url], *bodies.values()]
+        assert fetcher.num_gets == {REFS[0].url: 1}
+        path = Path(hold.paths[2])
+        kept = session.retain(hold)
+        again = session.hold_made(made, bodies)
+        assert read(again) == [*bodies.values()]
+        session.release(again)
+        assert path.read_bytes() == b"\1"
+        session.release(kept)
+        with pytest.raises(ObjectNotFoundError):
+            session.hold_made([MISSING, *made], bodies)
+
     def test_samples_that_were_made_and_reports_are_taken_or_refused_with_a_reason(self, session: CacheSession) -> None:
         data = b"made"
         made = ObjectRef(url="made", key=bytes(16), ext=".bin", size_bytes=len(data))

@@ -8,10 +8,11 @@ room now is not stored.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlstream.cache.acquire.acquirer import Acquirer
+from sqlstream.cache.acquire.outcomes import DownloadSource
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.ledger.ledger import LedgerTransaction
@@ -53,7 +54,7 @@ class Putter:
         Returns:
             Why some were not stored, None if all are here. They are counted as `unstored` in the statistics.
         """
-        memory = _Memory({item.ref.key: item.data for item in items})
+        memory = Memory({item.ref.key: item.data for item in items})
         try:
             holds = self._acquirer.acquire([[item.ref] for item in items], memory)
             for hold in holds:
@@ -64,7 +65,7 @@ class Putter:
         except CacheError as error:
             return str(error)
         finally:
-            memory.bodies.clear()  # downloads are kept until their rows are ready
+            memory.bodies = {}  # downloads are kept until their rows are ready
         if len(holds) < len(items):
             need_bytes = self._disk.unit.charge(len(items[len(holds)].data))
             return f"no room for {need_bytes} bytes now, the rest of the cache is in use or waited for: raise cache_limit"
@@ -85,31 +86,43 @@ class Putter:
             return False
 
 
-class _Memory:
+class Memory:
     """Brings bytes that are in memory: writes them in the calling thread, before `submit` returns.
 
     Args:
         bodies: The bytes of each object, by its key.
+        others: What brings objects that are not among them; None: there are none.
     """
 
-    def __init__(self, bodies: dict[bytes, bytes]) -> None:
+    def __init__(self, bodies: Mapping[bytes, bytes], others: DownloadSource | None = None) -> None:
         self.bodies = bodies
+        self._others = others
 
     def submit(self, requests: Sequence[FetchRequest], sink: Sink) -> None:
         """Write the bodies, each into its part."""
-        sink([self._written(request) for request in requests])
+        if others := [request for request in requests if _key_of(request) not in self.bodies]:
+            assert self._others is not None, "nothing brings them"
+            self._others.submit(others, sink)
+        if made := [request for request in requests if _key_of(request) in self.bodies]:
+            sink([self._written(request) for request in made])
 
     def grant(self, ticket: str, granted_bytes: int) -> None:
-        """Their sizes are known: none asks for more room."""
+        """The sizes of bodies are known: none of them asks for more room."""
+        if self._others is not None:
+            self._others.grant(ticket, granted_bytes)
 
     def cancel(self, tickets: Sequence[str]) -> None:
-        """Nothing is ever under way."""
+        """No body is ever under way."""
+        if self._others is not None:
+            self._others.cancel(tickets)
 
     def share_node(self, num_sharing: int) -> None:
-        """No network is used."""
+        """Bodies use no network."""
+        if self._others is not None:
+            self._others.share_node(num_sharing)
 
     def _written(self, request: FetchRequest) -> FetchDone:
-        data = self.bodies[bytes.fromhex(request.ticket[: 2 * KEY_BYTES])]  # a ticket is a part's name: key, dot, uuid
+        data = self.bodies[_key_of(request)]
         try:
             num_written = 0
             while num_written < len(data):
@@ -119,3 +132,8 @@ class _Memory:
             error = CacheDiskError(text, errno=failure.errno)
             return FetchDone(ticket=request.ticket, error=error)
         return FetchDone(ticket=request.ticket, size_bytes=len(data))
+
+
+def _key_of(request: FetchRequest) -> bytes:
+    """Return the key of what is asked for: a ticket is the name of a part, or of a private file (key, dot, uuid)."""
+    return bytes.fromhex(request.ticket[: 2 * KEY_BYTES])
