@@ -122,7 +122,7 @@ class Pipeline:
             rows=self.rows(),
             reader=reader,
             chain=chain,
-            content=self._content(options),
+            content=self._content(options, self.cache if cache is None else cache),
             buckets=self.buckets,
         )
 
@@ -133,12 +133,17 @@ class Pipeline:
             if column.is_member or (are_shards and column.is_in_place) or column.name in self.options.index.index_members:
                 yield column.name
 
-    def _content(self, options: SampleOptions) -> ContentSource | None:
-        """Return the reader of content that is not in the rows; None: they have all values."""
+    def _content(self, options: SampleOptions, cache: Cache) -> ContentSource | None:
+        """Return the reader of content that is not in the rows; None: they have all values.
+
+        Args:
+            options: Which columns are wanted.
+            cache: What objects come through.
+        """
         if isinstance(self.index, RowGroupIndex):
             return ContentReader(self.index, ChunkObjects(self.cache, self.dataset_id), options)
         if isinstance(self.index, ShardIndex | LazyShardIndex):
-            return MemberReader(self.index, self.dataset_id, self.cache.identity, options, self._shard_unit)
+            return MemberReader(self.index, self.dataset_id, cache.identity, options, self._shard_unit, cache.session)
         return None
 
     def _shard_unit(self, epoch: int) -> ShardUnit:

@@ -16,6 +16,7 @@ from sqlstream.errors import ConfigError, DamagedMemberError, SourceChangedError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.transforms import presets
+from tests.cache.kit import break_ledger
 from tests.goldens import FIXTURES
 from tests.stream import shards
 from tests.stream.shards import content, opened, tar_of
@@ -108,12 +109,76 @@ def test_empty_parts_are_empty_files(server: FaultyHttpServer, tmp_path: Path) -
         ]
 
 
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_parts_of_a_shard_that_is_compressed_as_a_whole_are_copies_of_the_ledger(
+    is_remote: bool, server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    made = shards.samples(0, 12)
+    data = gzip.compress(tar_of(made))
+    server.objects["/s.tar.gz"] = data
+    (tmp_path / "s.tar.gz").write_bytes(data)
+    src = f"{server.url}/s.tar.gz" if is_remote else tmp_path / "s.tar.gz"
+    expected = [{"__key__": key.encode(), **parts} for key, parts in made]
+    dataset = opened(src, tmp_path, members="path")
+    assert read(dataset) == expected
+    num_parts = sum(len(parts) for _, parts in made)
+    assert dataset.cache.statistics().entries == 1 + num_parts  # the content of the shard, and the copies
+    num_requests = len(server.requests("/s.tar.gz"))
+    before = dataset.cache.statistics()
+    assert read(dataset) == expected
+    after = dataset.cache.statistics()
+    assert (after.misses, after.hits - before.hits) == (before.misses, num_parts)  # the copies alone, not the shard
+    assert dataset[5]["jpg"] == list(dataset)[5]["jpg"]
+    assert len(server.requests("/s.tar.gz")) == num_requests
+    beside = opened(src, tmp_path)
+    assert [content(sample) for sample in beside] == expected
+    for one in (dataset, beside):
+        one.close()
+    check_invariants(tmp_path / "cache", at_rest=True)
+
+
+def test_copies_give_room_to_each_other_and_are_made_again(server: FaultyHttpServer, tmp_path: Path) -> None:
+    made = [(f"{number:03}", {"bin": bytes([number]) * 5000}) for number in range(24)]
+    for shard in range(2):
+        server.objects[f"/{shard}.tar.gz"] = gzip.compress(tar_of(made[12 * shard : 12 * shard + 12]))
+    shard_bytes = 12 * (512 + 5120) + 10240
+    dataset = opened(
+        f"{server.url}/{{0..1}}.tar.gz",
+        tmp_path,
+        members="path",
+        cache_limit=shard_bytes + 2 * 8192,
+        transforms=[lambda sample: {"bin": Path(sample["bin"]).read_bytes()}],
+    )
+    for _ in range(2):
+        found = [data for batch in StreamingDataLoader(dataset, batch_size=4) for data in batch["bin"]]
+        assert found == [parts["bin"] for _, parts in made]
+    assert dataset[17]["bin"] == made[17][1]["bin"]
+    dataset.close()
+    check_invariants(tmp_path / "cache", at_rest=True)
+
+
+def test_a_copy_that_is_gone_is_made_again_and_a_cache_that_fails_gives_private_files(tmp_path: Path) -> None:
+    made = shards.samples(0, 3)
+    (tmp_path / "s.tar.gz").write_bytes(gzip.compress(tar_of(made)))
+    dataset = opened(tmp_path / "s.tar.gz", tmp_path, members="path", columns_to_download=["jpg"], on_cache_error="bypass")
+    first = Path(dataset[0]["jpg"])
+    dataset.cache.clear()
+    samples = iter(dataset)
+    assert Path(next(samples)["jpg"]).read_bytes() == made[0][1]["jpg"]
+    assert first.read_bytes() == made[0][1]["jpg"]
+    samples.close()  # type: ignore[attr-defined]  # a generator
+    break_ledger(dataset.cache)
+    path = Path(dataset[1]["jpg"])
+    assert path.read_bytes() == made[1][1]["jpg"]
+    assert not path.is_relative_to(tmp_path / "cache")
+
+
 def test_shards_without_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a shard of values"):
         opened(FIXTURES / "mds/plain", tmp_path, members="path")[0]
+    with pytest.raises(ConfigError, match="a shard of values"):
+        opened(FIXTURES / "mds/zstd", tmp_path, members="path")[0]
     (tmp_path / "s.tar.gz").write_bytes(gzip.compress(tar_of(shards.samples(0, 3))))
-    with pytest.raises(ConfigError, match=r"s\.tar\.gz is compressed as a whole"):
-        next(iter(opened(tmp_path / "s.tar.gz", tmp_path, members="path")))
     with pytest.raises(ConfigError, match="shards='whole'"):
         opened(tmp_path / "s.tar.gz", tmp_path, members="path", shards="whole")
     with pytest.raises(ConfigError, match="members='paths' is unknown"):

@@ -118,6 +118,10 @@ class ObjectRef:
             url=url, key=key, ext=ext, size_bytes=size_bytes, etag=etag, is_listed=is_listed, dataset=dataset, access=access
         )
 
+    def made(self) -> ObjectRef:
+        """Return it as an object that is stored now, where it is not here."""
+        return replace(self, is_stored_sample=False)
+
     @property
     def shard_key(self) -> bytes | None:
         """The key of the shard that it is a member of; None: it is no member."""
@@ -200,6 +204,19 @@ class ObjectParts:
         """
         size_bytes = span[1] - span[0] if record is None else record.raw_bytes
         return self._ref(self._key(f"{span[0]}-{span[1]} file {ext}"), size_bytes, span=span, unpack=record, ext=ext)
+
+    def copy(self, span: Span, ext: str, unpack: Unpack) -> ObjectRef:
+        """Return the reference of a part of its content as a file of its own: it is stored compressed as a whole.
+
+        Such a file is copied on this node from the content, and cannot be fetched.
+
+        Args:
+            span: Which bytes of the content.
+            ext: The extension, with its dot; empty: none.
+            unpack: How the content is made. What a command prints is told apart by the version of that.
+        """
+        key = self._key(f"unpacked {unpack.compression} {unpack.printed or ''} {span[0]}-{span[1]} file {ext}")
+        return replace(self._ref(key, span[1] - span[0], ext=ext), is_stored_sample=True)
 
     def _key(self, part: str) -> bytes:
         return blake2b(self._name + part.encode(), digest_size=KEY_BYTES).digest()

@@ -69,7 +69,10 @@ class RowContent:
     def note_changed(self) -> None:
         """Nothing: the next opening looks at the versions of all files."""
 
-    def fill(self, sample: Sample, hold: AnyHold | None, first: int) -> None:
+    def look_up(self) -> None:
+        """Nothing: it is read from its row group in any case."""
+
+    def fill(self, sample: Sample, hold: AnyHold | None, first: int) -> AnyHold | None:
         """Put the content into a sample, where the row has none that was copied; see `SampleContent.fill`.
 
         Raises:
@@ -78,6 +81,7 @@ class RowContent:
         """
         files = () if hold is None else hold.paths[first:]
         self.reader.fill(sample, self.chunk, self.row, [Path(file) for file in files])
+        return hold
 
 
 class ContentReader:

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from sqlstream.cache.session import AnyHold, ObjectParts, ObjectRef
+from sqlstream.cache.session import AnyHold, CacheSession, ObjectParts, ObjectRef
 from sqlstream.config import MemberForm, SampleOptions, ShardUnit
-from sqlstream.errors import ConfigError, DamagedMemberError, MissingFieldError, SourceChangedError, SourceError
+from sqlstream.errors import DamagedMemberError, MissingFieldError, SourceChangedError, SourceError
 from sqlstream.index.build.shards import SamplePlace, Shard
 from sqlstream.index.sources.base.access import is_version
 from sqlstream.index.sources.shards.layout import ReadPart
@@ -28,6 +28,7 @@ from sqlstream.storage.base.identity import Identity
 from sqlstream.storage.base.protocols import Unpack
 from sqlstream.storage.members.entries import Span
 from sqlstream.storage.members.places import SamplePart
+from sqlstream.stream.engine.part_copies import PartCopies, look_up
 from sqlstream.stream.engine.shard_files import parts_of
 from sqlstream.transforms.base import Sample
 
@@ -86,7 +87,10 @@ class MemberContent:
         """Have the next opening look at the shards anew."""
         self.reader.note_changed()
 
-    def fill(self, sample: Sample, hold: AnyHold | None, first: int) -> None:
+    def look_up(self) -> None:
+        """Nothing: `cache/acquire` knows in what unit the shard is here."""
+
+    def fill(self, sample: Sample, hold: AnyHold | None, first: int) -> AnyHold | None:
         """Put the content into a sample; see `SampleContent.fill`.
 
         Raises:
@@ -94,6 +98,7 @@ class MemberContent:
             DamagedMemberError: Its bytes are damaged.
         """
         self.reader.fill(sample, self, hold, first)
+        return hold
 
 
 class _KnownShard:
@@ -160,6 +165,7 @@ class MemberReader:
         identity: What identifies objects beside their URL; None: nothing.
         options: Which columns are wanted.
         unit: Returns in what unit remote shards are fetched in an epoch (`units.choose_unit`).
+        session: Has the copies of parts that no request brings alone (`PartCopies`).
     """
 
     def __init__(
@@ -169,8 +175,9 @@ class MemberReader:
         identity: Identity | None,
         options: SampleOptions,
         unit: Callable[[int], ShardUnit],
+        session: CacheSession,
     ) -> None:
-        self._index, self._dataset, self._identity = index, dataset, identity
+        self._index, self._dataset, self._identity, self._session = index, dataset, identity, session
         columns = [column.name for column in index.content_columns]
         wanted = options.content_columns
         self._columns = tuple(name for name in columns if wanted is None or name in wanted)
@@ -225,12 +232,24 @@ class MemberReader:
                         "pass allow_missing_columns=True"
                     )
             if slot.error is None:
-                place = prepared[slot.place]
-                if self._gives_paths:
-                    slot.refs.update(self._files(slot.sample, place))
-                else:
-                    slot.content = self._content(slot.sample, place, slot.epoch)
+                self._locate(slot, prepared[slot.place])
+        copies = [slot.content for slot in slots if isinstance(slot.content, PartCopies)] if self._gives_paths else []
+        if copies:
+            look_up(copies, self._session)
+        for slot in slots:
+            if slot.error is None:
                 slot.want()
+
+    def _locate(self, slot: PlannedSample, place: SamplePlace) -> None:
+        """Note in a slot where its content is."""
+        if not self._gives_paths:
+            slot.content = self._content(slot.sample, place, slot.epoch)
+            return
+        files = self._files(slot.sample, place)
+        if self._shard(place.shard).unpack is None:
+            slot.refs.update(files)
+        else:
+            slot.content = PartCopies(self._content(slot.sample, place, slot.epoch), files, self._session)
 
     def _content(self, sample: Sample, place: SamplePlace, epoch: int) -> MemberContent:
         """Return where the content of a sample is, of the columns that it still has."""
@@ -259,17 +278,16 @@ class MemberReader:
         """Return the parts of a sample as files, by column: entries of their own, also where the shard is local.
 
         Raises:
-            ConfigError: They are no files, or lie in a shard that is compressed as a whole.
+            ConfigError: They are no files.
         """
         shard, files = self._shard(place.shard), dict[str, ObjectRef]()
+        assert shard.parts is not None, "it is named where paths are given"
         for name, part in self._wanted(sample, place):
-            file = shard.layout.file_of(part, name, sample)
-            if shard.unpack is not None or shard.parts is None:
-                raise ConfigError(
-                    f"members='path': {shard.name} is compressed as a whole, so that no part of it is fetched alone: leave it "
-                    "out, or decompress the shards"
-                )
-            files[name] = shard.parts.file((part.offset, part.offset + part.size), file.ext, file.record)
+            file, span = shard.layout.file_of(part, name, sample), (part.offset, part.offset + part.size)
+            if shard.unpack is None:
+                files[name] = shard.parts.file(span, file.ext, file.record)
+            else:
+                files[name] = shard.parts.copy(span, file.ext, shard.unpack)
         return files
 
     def _wanted_names(self) -> Sequence[str | None]:

@@ -29,13 +29,20 @@ class SampleContent(Protocol):
         """Note that what it is read from is another version than was indexed."""
         ...
 
-    def fill(self, sample: Sample, hold: AnyHold | None, first: int) -> None:
+    def look_up(self) -> None:
+        """Find out anew what it is read from, after that could not be held."""
+        ...
+
+    def fill(self, sample: Sample, hold: AnyHold | None, first: int) -> AnyHold | None:
         """Put the content into a sample.
 
         Args:
             sample: The sample.
             hold: Has its objects: those that were wanted, or others that the cache has in their place; None: it wants none.
             first: Which object of the hold is the first of these.
+
+        Returns:
+            The hold, or an open one that took its place.
         """
         ...
 

@@ -76,6 +76,7 @@ class SampleMaker:
             if slot.found is None:
                 if hold is not None or slot.content is not None:
                     slot.fill()
+                    hold = slot.hold
                 if len(slot.refs) < recipe.num_columns:
                     recipe.reader.check_local(slot)
             if recipe.has_points:
@@ -174,7 +175,7 @@ class SampleMaker:
             if session.open(hold) and (not recipe.has_points or recipe.chain.read(slot)):
                 return
             self.give_back(slot)
-            recipe.chain.look_up([slot])
+            slot.look_up()
             for_reading = False  # the ledger shows what is wrong with the object
 
     def _keep(self, slot: PlannedSample) -> None:

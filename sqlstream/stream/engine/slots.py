@@ -102,12 +102,22 @@ class PlannedSample:
         else:
             self.wanted = (*self.refs.values(), *self.content_refs)
 
+    def look_up(self) -> None:
+        """Find out anew what it wants, after that could not be held."""
+        if self.content is not None:
+            self.content.look_up()
+            self.want()
+        self.recipe.chain.look_up([self])
+
     def fill(self) -> None:
         """Put into the sample what its objects, which are held, give: paths, and content that is not in its row."""
         if self.refs and self.hold is not None:
             self.sample.update(zip(self.refs, self.hold.paths, strict=False))
         if self.content is not None:
-            self.content.fill(self.sample, self.hold, len(self.refs))
+            hold = self.content.fill(self.sample, self.hold, len(self.refs))
+            if hold is not self.hold and hold is not None:
+                self.hold = hold
+                self.sample.update(zip(self.refs, hold.paths, strict=False))
 
     def with_own_text(self, error: Exception) -> Exception:
         """Return the error of one of its objects, with the row's own text where an object that cannot be had has another URL.
