@@ -3,7 +3,8 @@
 Public constructors take what users know (many loose parameters) and turn it at once into these.
 """
 
-from sqlstream.config.batches import AspectBuckets, BucketMap, Buckets, BucketValue, Lengths
+from sqlstream.config.batches import BucketMap, Buckets
+from sqlstream.config.bucket_maps import AspectBuckets, BucketValue, Lengths
 from sqlstream.config.checks import Word, check_at_least, names_of, word_of
 from sqlstream.config.samples import (
     DEFAULT_PREFETCH,

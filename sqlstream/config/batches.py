@@ -1,174 +1,14 @@
-"""Which rows share a batch: `Buckets`, and the maps from values of a row to the bucket that it belongs to."""
+"""Which rows share a batch: `Buckets`."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, TypeAlias
 
+from sqlstream.config.bucket_maps import AspectBuckets, BucketValue, Lengths
 from sqlstream.config.checks import check_at_least
 from sqlstream.errors import ConfigError
-
-BucketValue: TypeAlias = int | float | str | tuple[Any, ...]
-"""What names a bucket: a number, a text, or a tuple of these."""
-AspectSize: TypeAlias = tuple[int, int]
-"""(width, height), as tables of pictures have them."""
-
-# Sides of the report on SDXL, Table 2, as (height, width) in its order; PixArt has the same list.
-_SDXL = (
-    *((512, 2048), (512, 1984), (512, 1920), (512, 1856), (576, 1792), (576, 1728), (576, 1664), (640, 1600), (640, 1536)),
-    *((704, 1472), (704, 1408), (704, 1344), (768, 1344), (768, 1280), (832, 1216), (832, 1152), (896, 1152), (896, 1088)),
-    *((960, 1088), (960, 1024), (1024, 1024), (1024, 960), (1088, 960), (1088, 896), (1152, 896), (1152, 832), (1216, 832)),
-    *((1280, 768), (1344, 768), (1408, 704), (1472, 704), (1536, 640), (1600, 640), (1664, 576), (1728, 576), (1792, 576)),
-    *((1856, 512), (1920, 512), (1984, 512), (2048, 512)),
-)
-# What NovelAI's `gen_buckets` gives with its defaults, as (width, height) in its order.
-_NOVELAI = (
-    *((256, 1024), (320, 1024), (384, 1024), (384, 960), (384, 896), (448, 832), (512, 768), (512, 704), (512, 512)),
-    *((576, 640), (640, 576), (704, 512), (768, 512), (832, 448), (896, 384), (960, 384), (1024, 384), (1024, 320)),
-    (1024, 256),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class AspectBuckets:
-    """Sizes of pictures; a picture belongs to the one whose aspect is nearest to its own.
-
-    Nearest is least max(wH, hW) / min(wH, hW), compared as integers; of two as near, the earlier one.
-
-    Example:
-        >>> AspectBuckets.of([(1024, 1024), (1152, 896)]).bucket_of((640, 480))
-        (1152, 896)
-    """
-
-    sizes: tuple[AspectSize, ...]
-    """(width, height) of each bucket."""
-
-    def __post_init__(self) -> None:
-        """Check the sizes."""
-        try:
-            sizes = tuple((width, height) for width, height in self.sizes)
-        except (TypeError, ValueError):
-            raise ConfigError(f"AspectBuckets: sizes={self.sizes!r} is no list of pairs (width, height)") from None
-        if not sizes:
-            raise ConfigError("AspectBuckets has no size: give at least one (width, height)")
-        for size in sizes:
-            for side in size:
-                check_at_least(f"AspectBuckets: a side of {size}", side, 1)
-        if len(set(sizes)) < len(sizes):
-            twice = next(size for size in sizes if sizes.count(size) > 1)
-            raise ConfigError(f"AspectBuckets has {twice} twice: give each size once")
-        object.__setattr__(self, "sizes", sizes)
-
-    @classmethod
-    def of(cls, sizes: Sequence[AspectSize]) -> AspectBuckets:
-        """Return the buckets of these (width, height)."""
-        return cls(tuple(sizes))
-
-    @classmethod
-    def sdxl(cls) -> AspectBuckets:
-        """Return the 40 sizes near 1024 x 1024 of the report on SDXL."""
-        return cls(tuple((width, height) for height, width in _SDXL))
-
-    @classmethod
-    def novelai(cls) -> AspectBuckets:
-        """Return the 19 sizes of NovelAI, at most 512 x 768 pixels each."""
-        return cls(_NOVELAI)
-
-    @classmethod
-    def kohya(cls, area: int, min_side: int = 256, max_side: int = 1024, step: int = 64) -> AspectBuckets:
-        """Return the sizes that kohya's scripts make.
-
-        Args:
-            area: Most pixels, such as `1024 * 1024`.
-            min_side: Least side.
-            max_side: Largest side.
-            step: All sides are multiples of it.
-        """
-        for name, value in (("area", area), ("min_side", min_side), ("step", step), ("max_side", max_side)):
-            check_at_least(name, value, 1)
-        square = math.isqrt(area) // step * step
-        sizes = {(square, square)} if square else set[AspectSize]()
-        for width in range(min_side, max_side + 1, step):
-            height = min(max_side, area // width // step * step)
-            if height >= min_side:
-                sizes |= {(width, height), (height, width)}
-        return cls(tuple(sorted(sizes)))
-
-    @property
-    def fingerprint(self) -> object:
-        """What decides buckets, JSON-able."""
-        return {"aspect": [list(size) for size in self.sizes]}
-
-    def bucket_of(self, value: BucketValue) -> AspectSize:
-        """Return the nearest size.
-
-        Raises:
-            ValueError: The value is no size.
-        """
-        width, height = _as_size(value)
-        nearest, least = self.sizes[0], (0, 0)
-        for number, (wide, high) in enumerate(self.sizes):
-            small, large = sorted((width * high, height * wide))
-            if not number or large * least[0] < least[1] * small:
-                nearest, least = (wide, high), (small, large)
-        return nearest
-
-    def crop_of(self, value: BucketValue) -> float:
-        """Return the share of a picture that is cut away when it is scaled to cover its bucket.
-
-        Raises:
-            ValueError: The value is no size.
-        """
-        width, height = _as_size(value)
-        wide, high = self.bucket_of(value)
-        small, large = sorted((width * high, height * wide))
-        return (large - small) / large
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Ranges of lengths; a row belongs to the first bound that its length does not exceed, which is the bucket's value.
-
-    Example:
-        >>> Lengths((128, 512, 2048)).bucket_of(129)
-        512
-    """
-
-    bounds: tuple[int, ...]
-    """Largest length of each bucket, rising."""
-
-    def __post_init__(self) -> None:
-        """Check the bounds."""
-        try:
-            object.__setattr__(self, "bounds", tuple(self.bounds))
-        except TypeError:
-            raise ConfigError(f"Lengths: bounds={self.bounds!r} is no list of numbers") from None
-        for bound in self.bounds:
-            check_at_least("Lengths: a bound", bound, 1)
-        if not self.bounds or any(low >= high for low, high in pairwise(self.bounds)):
-            raise ConfigError(f"Lengths: bounds={self.bounds!r} must be at least one, each above the one before")
-
-    @property
-    def fingerprint(self) -> object:
-        """What decides buckets, JSON-able."""
-        return {"lengths": list(self.bounds)}
-
-    def bucket_of(self, value: BucketValue) -> int:
-        """Return the bound of a length.
-
-        Raises:
-            ValueError: The value is no length, or beyond the last bound.
-        """
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise ValueError("is no length: Lengths takes one number of 0 or more")
-        for bound in self.bounds:
-            if value <= bound:
-                return bound
-        raise ValueError(f"is beyond the last bound, {self.bounds[-1]}: give a larger one, or leave such rows out with where=")
-
 
 BucketMap: TypeAlias = AspectBuckets | Lengths | Callable[[Any], BucketValue]
 """From the value, or the tuple of values, of `by` to a bucket."""
@@ -227,11 +67,3 @@ class Buckets:
         """Samples of a batch of the whole job."""
         assert self.global_batch_size is not None, "checked"
         return self.global_batch_size
-
-
-def _as_size(value: BucketValue) -> AspectSize:
-    if isinstance(value, tuple) and len(value) == 2:
-        width, height = value
-        if all(isinstance(side, int | float) and not isinstance(side, bool) and side >= 1 and side % 1 == 0 for side in value):
-            return int(width), int(height)
-    raise ValueError("is no size: AspectBuckets takes width and height, whole numbers of 1 or more")
