@@ -23,6 +23,7 @@ from sqlstream.config.sources import (
     JoinOptions,
     LazyOptions,
     Missing,
+    NewParts,
     SourceOptions,
 )
 from sqlstream.config.storage import StorageOptions
@@ -47,6 +48,7 @@ __all__ = [
     "Limit",
     "MemberForm",
     "Missing",
+    "NewParts",
     "OnCacheError",
     "OnError",
     "SampleOptions",

@@ -101,6 +101,8 @@ class SampleOptions:
     """Log its traceback, too."""
     seed_transforms: bool = True
     """Seed python's, numpy's and torch's global generators by (seed, epoch, position) while a sample's transforms run."""
+    takes_new_parts: bool = False
+    """Samples of a lazy index of shards have parts that are none of its columns."""
 
     def __post_init__(self) -> None:
         """Check ranges."""

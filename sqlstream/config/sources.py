@@ -96,6 +96,15 @@ DEFAULT_KEY_COLUMN = "index"
 """The column that names samples, as in `sds`, where `index_col_name` is left out and the column can."""
 
 
+class NewParts(StrEnum):
+    """What becomes of parts of samples that the first shard of a lazy index has not (`new_parts`)."""
+
+    LEAVE = "leave"
+    """Samples come without them, which one warning says."""
+    TAKE = "take"
+    """Samples have them, though they are no columns of the index."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """How a source is read: what few sources need (`source_options`)."""
@@ -132,9 +141,13 @@ class SourceOptions:
     damaged_shards: DamagedShards = DamagedShards.RAISE
     """What becomes of the samples of a shard that is damaged or cut off: `'raise'`, `'skip'`, or `'until_damage'`, which keeps
     those that lie before the damage."""
+    new_parts: NewParts = NewParts.LEAVE
+    """With `lazy_index_chunk_size` and without `columns_to_download`: what becomes of parts of shards that the first shard has
+    not: `'leave'` them out, or `'take'` them into samples."""
 
     def __post_init__(self) -> None:
         """Check words and marks."""
+        object.__setattr__(self, "new_parts", word_of("new_parts", self.new_parts, NewParts))
         object.__setattr__(self, "damaged_shards", word_of("damaged_shards", self.damaged_shards, DamagedShards))
         object.__setattr__(self, "index_members", tuple(sorted({*names_of("index_members", self.index_members)})))
         flags = (("decode", self.decode), ("allow_pickle", self.allow_pickle), ("allow_pipes", self.allow_pipes))

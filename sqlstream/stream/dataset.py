@@ -18,6 +18,7 @@ from sqlstream.config import (
     JoinOptions,
     LazyOptions,
     MemberForm,
+    NewParts,
     OnCacheError,
     OnError,
     SampleOptions,
@@ -208,6 +209,7 @@ class StreamingDataset(SelectedRows, IteratedDataset):
             num_threads="auto" if num_downloading_workers is None else num_downloading_workers,
             providers={} if providers is None else providers,
         )
+        source = SourceOptions.of(source_options)
         lazy = LazyOptions.of(lazy_index_chunk_size, lazy_index_num_threads, lazy_index_prefetch_factor)
         options = DatasetOptions(
             name=name,
@@ -234,7 +236,7 @@ class StreamingDataset(SelectedRows, IteratedDataset):
                 allowed_roots=roots,
                 credential_hosts=storage.credential_hosts,
                 join=JoinOptions.of(join, on, missing),
-                **asdict(SourceOptions.of(source_options)),
+                **asdict(source),
             ),
             samples=SampleOptions(
                 columns_to_download=columns,
@@ -253,6 +255,7 @@ class StreamingDataset(SelectedRows, IteratedDataset):
                 print_exceptions=print_exceptions,
                 print_traceback=print_traceback,
                 seed_transforms=seed_transforms,
+                takes_new_parts=source.new_parts is NewParts.TAKE and columns_to_download is None,
             ),
             cache=CacheOptions(
                 directory=dst,

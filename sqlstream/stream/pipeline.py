@@ -142,6 +142,8 @@ class Pipeline:
         """
         if isinstance(self.index, RowGroupIndex):
             return ContentReader(self.index, ChunkObjects(self.cache, self.dataset_id), options)
+        if isinstance(self.index, LazyShardIndex):
+            self.index.has_new_parts = options.takes_new_parts
         if isinstance(self.index, ShardIndex | LazyShardIndex):
             return MemberReader(self.index, self.dataset_id, cache.identity, options, self._shard_unit, cache.session)
         return None

@@ -317,6 +317,11 @@ def test_columns_are_those_of_the_first_shard_and_others_are_named_once(
     assert caplog.text.count("has parts 'txt'") == 1
     with pytest.raises(SchemaError, match="txt"):
         lazily(src, tmp_path, columns_to_download=["jpg", "txt"])
+    caplog.clear()
+    with lazily(src, tmp_path, source_options={"new_parts": "take"}) as dataset:
+        texts = [sample.get("txt") for sample in dataset]
+        assert texts[:10] == [None] * 8 + [b"sample 0 of 2", None]
+    assert "has parts" not in caplog.text, "none is left out"
     with lazily(src, tmp_path, columns_to_download=["txt"], allow_missing_columns=True) as dataset:
         texts = [sample["txt"] for sample in dataset]
         assert texts[:8] == [None] * 8

@@ -186,6 +186,7 @@ class MemberReader:
         self._named = tuple(name for name in must_be if name in options.columns_to_download)
         self._names: list[str | None] = []
         """See `_wanted_names`."""
+        self._takes_new = options.takes_new_parts
         self._gives_paths = options.members is MemberForm.PATH
         self._choose_unit = unit
         self._unit: tuple[int, ShardUnit] | None = None
@@ -270,9 +271,13 @@ class MemberReader:
         names, found = self._wanted_names(), list[MemberPart]()
         for part in place.place.parts:
             name = names[part.column]
-            if name is not None and (name in sample or (name == SAMPLE and self._lacking(sample))):
+            if name is not None and (name in sample or (name == SAMPLE and self._lacking(sample)) or self._is_new(name)):
                 found.append(MemberPart(name, part))
         return found
+
+    def _is_new(self, name: str) -> bool:
+        """Return whether a part is wanted that is no column: the first shard of a lazy index has it not."""
+        return self._takes_new and name != SAMPLE and name not in self._columns
 
     def _files(self, sample: Sample, place: SamplePlace) -> dict[str, ObjectRef]:
         """Return the parts of a sample as files, by column: entries of their own, also where the shard is local.
@@ -294,7 +299,9 @@ class MemberReader:
         """Return for each number that places have of the column of a part its name; None: it is not wanted."""
         names, known = self._names, self._index.member_names
         if len(names) < len(known):  # of a lazy index they become known shard by shard
-            names = self._names = [name if name in self._columns or name == SAMPLE else None for name in list(known)]
+            names = self._names = [
+                name if self._takes_new or name in self._columns or name == SAMPLE else None for name in list(known)
+            ]
         return names
 
     def _wished(self, epoch: int) -> ShardUnit:

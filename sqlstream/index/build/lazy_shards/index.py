@@ -40,6 +40,8 @@ class LazyShardIndex(LazyIndex):
         self.member_names: list[str] = []
         """Names of the columns of parts, by the number that a place has of them in this process; it grows."""
         self._numbers: dict[str, int] = {}
+        self.has_new_parts = False
+        """Who reads it takes parts that are no columns, too."""
         self._left_out: set[str] = set()
         self._naming = threading.Lock()
 
@@ -167,7 +169,7 @@ class LazyShardIndex(LazyIndex):
             - {column.name for column in self.columns}
             - self._left_out
         )
-        if others and self._says_all_columns:
+        if others and self._says_all_columns and not self.has_new_parts:
             self._left_out |= others
             logger.warning(
                 "%s has parts %s, which the first shard of %s has not: samples come without them. Leave "
