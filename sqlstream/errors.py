@@ -2,7 +2,8 @@
 
 SqlStreamError
 ├── ConfigError (ValueError)                 fix the call
-│   └── CacheClosedError                     open the dataset or cache again; it is a CacheError, too
+│   ├── CacheClosedError                     open the dataset or cache again; it is a CacheError, too
+│   └── OutputExistsError (FileExistsError)   write elsewhere, or say exist_ok or resume
 ├── MissingDependencyError (ImportError)     install the named extra
 ├── UnknownLengthError (TypeError)           go on without a length, or iterate once
 ├── SourceError                              fix the data source
@@ -27,6 +28,7 @@ SqlStreamError
 ├── SampleError                              skip the sample, or fix it
 │   ├── MissingFieldError (KeyError)         fix the row, or allow_missing_columns
 │   ├── DecodeError (ValueError)
+│   ├── EncodeError (ValueError)             fix the sample before it is written, or leave it out
 │   ├── DamagedMemberError                   mend the shard; it is a SourceError, too
 │   └── TransformError
 ├── TooManyFailuresError                     look at the failures; the data or the network is ill
@@ -63,6 +65,10 @@ class SqlStreamError(Exception):
 
 class ConfigError(SqlStreamError, ValueError):
     """An option is wrong; raised before any I/O."""
+
+
+class OutputExistsError(ConfigError, FileExistsError):
+    """There is something where a dataset is to be written."""
 
 
 class MissingDependencyError(SqlStreamError, ImportError):
@@ -163,6 +169,10 @@ class MissingFieldError(SampleError, KeyError):
 
 class DecodeError(SampleError, ValueError):
     """The bytes of a sample do not decode."""
+
+
+class EncodeError(SampleError, ValueError):
+    """A sample cannot be written in the format that was asked for."""
 
 
 class DamagedMemberError(SampleError, SourceError):

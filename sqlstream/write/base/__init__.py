@@ -1,0 +1,1 @@
+"""What all formats share: where files go, what is stored already, and the writer that cuts samples into shards."""

@@ -1,0 +1,227 @@
+"""The journal of a writing: which shards are stored, so that a writing that ended early can go on.
+
+    .sqlstream-write.jsonl
+        {"version": 1, "settings": {…}}                                  what a resumed writing must have in common
+        {"number": 0, "samples": 812, "files": {"shard.00000.mds": 67108800}, "record": {…}}
+        …                                                                shards in the order in which they were stored
+        {"is_complete": true}                                            written behind the index
+
+It lies beside the shards. On a disk a line is appended for each shard, and the journal is removed when the index is there. An
+object store has no appending: there it is stored anew, whenever a 32nd of the shards is new, and ends with `is_complete`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from sqlstream.errors import ConfigError, ObjectNotFoundError, OutputExistsError
+from sqlstream.process import locks
+from sqlstream.storage.base.protocols import RemoteReader, RemoteWriter
+from sqlstream.storage.base.urls import redact
+
+JOURNAL_NAME = ".sqlstream-write.jsonl"
+_VERSION = 1
+_NEW_SHARE = 32
+"""A remote journal is stored anew when more than 1/32 of its shards are new: so its bytes are sent 33 times in all at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredShard:
+    """A shard that is where it belongs."""
+
+    number: int
+    num_samples: int
+    files: Mapping[str, int]
+    """Sizes in bytes by name."""
+    record: Mapping[str, Any]
+    """What the index of the format needs of it."""
+
+    def as_json(self) -> str:
+        """Return it as a line of a journal."""
+        values = {"number": self.number, "samples": self.num_samples, "files": self.files, "record": self.record}
+        return json.dumps(values, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed:
+    """What a journal says."""
+
+    settings: Mapping[str, Any]
+    shards: tuple[StoredShard, ...] = ()
+    """The shards 0, 1, … up to the first one that is not stored."""
+    is_complete: bool = False
+    """The index is stored as well."""
+
+
+class ReaderWriter(RemoteReader, RemoteWriter, Protocol):
+    """What an output is read and written with."""
+
+
+class WriteJournal(Protocol):
+    """A journal that is written."""
+
+    def add(self, shard: StoredShard) -> None:
+        """Note a stored shard."""
+
+    def complete(self) -> None:
+        """Note that the index is stored."""
+
+    def close(self) -> None:
+        """Keep what is noted, for a later writing."""
+
+
+def parse_journal(text: str, where: str) -> Progressed:
+    """Return what a journal says; a last line that is cut off counts for nothing.
+
+    Raises:
+        ConfigError: It is none, or one of another version.
+    """
+    lines = text.splitlines()[: text.count("\n")]
+    try:
+        head = json.loads(lines[0]) if lines else {}
+        entries = [json.loads(line) for line in lines[1:]]
+        if head.get("version") != _VERSION:
+            raise ValueError(f"its version is {head.get('version')!r}")
+        stored = {
+            entry["number"]: StoredShard(
+                number=entry["number"], num_samples=entry["samples"], files=entry["files"], record=entry["record"]
+            )
+            for entry in entries
+            if "number" in entry
+        }
+        settings = dict(head["settings"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{where} is no journal of a writing ({error!r}): say exist_ok to write anew") from error
+    first = next((number for number in range(len(stored) + 1) if number not in stored), 0)
+    is_complete = any(entry.get("is_complete") for entry in entries)
+    return Progressed(settings=settings, shards=tuple(stored[number] for number in range(first)), is_complete=is_complete)
+
+
+def check_settings(found: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> None:
+    """Raise unless a writing that is resumed has the settings of the one that ended early.
+
+    Raises:
+        ConfigError: One differs.
+    """
+    wanted = json.loads(json.dumps(wanted))
+    for key in sorted({*found, *wanted}):
+        if found.get(key) != wanted.get(key):
+            raise ConfigError(
+                f"{where}: it was begun with {key}={found.get(key)!r} and is resumed with {wanted.get(key)!r}: "
+                "resume with the same, or say exist_ok to write anew"
+            )
+
+
+def _head(settings: Mapping[str, Any]) -> str:
+    return json.dumps({"version": _VERSION, "settings": settings}, separators=(",", ":"))
+
+
+class LocalJournal:
+    """A journal in a directory. One writer at a time has it.
+
+    Args:
+        directory: Where it lies.
+        settings: What a resumed writing must have in common.
+        is_resumed: Lines are appended to those that are there.
+
+    Raises:
+        OutputExistsError: Another process writes there.
+    """
+
+    def __init__(self, directory: Path, settings: Mapping[str, Any], *, is_resumed: bool) -> None:
+        self._path = directory / JOURNAL_NAME
+        self._fds = [locks.open_descriptor(self._path, os.O_RDWR | os.O_CREAT, 0o666)]
+        if not locks.try_lock(self._fds[0]):
+            self.close()
+            raise OutputExistsError(f"{directory} is being written by another process: wait for it, or write elsewhere")
+        if is_resumed:  # lines stay, also those of shards that are written again: the last one of a number counts
+            os.ftruncate(self._fds[0], self._path.read_bytes().rfind(b"\n") + 1)
+        else:
+            os.ftruncate(self._fds[0], 0)
+            self._write(f"{_head(settings)}\n")
+
+    def add(self, shard: StoredShard) -> None:
+        """Append a stored shard."""
+        self._write(f"{shard.as_json()}\n")
+
+    def complete(self) -> None:
+        """Remove it: the index says what is there."""
+        self._path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        locks.close_descriptors(self._fds)
+
+    def _write(self, text: str) -> None:
+        os.lseek(self._fds[0], 0, os.SEEK_END)
+        os.write(self._fds[0], text.encode())
+
+
+class RemoteJournal:
+    """A journal in an object store.
+
+    Args:
+        prefix: URL of the directory, with '/' at its end.
+        remote: Stores it.
+        settings: What a resumed writing must have in common.
+        shards: Shards that are stored already.
+    """
+
+    def __init__(self, prefix: str, remote: RemoteWriter, settings: Mapping[str, Any], shards: Sequence[StoredShard]) -> None:
+        self._url, self._remote = prefix + JOURNAL_NAME, remote
+        self._lines = [_head(settings), *(shard.as_json() for shard in shards)]
+        self._num_sent = 0
+        self._send()
+
+    def add(self, shard: StoredShard) -> None:
+        """Note a stored shard, and store the journal when enough of it is new."""
+        self._lines.append(shard.as_json())
+        if len(self._lines) - self._num_sent > self._num_sent // _NEW_SHARE:
+            self._send()
+
+    def complete(self) -> None:
+        """Say that the index is stored; the shards are in that."""
+        self._lines = [self._lines[0], json.dumps({"is_complete": True})]
+        self._send()
+
+    def close(self) -> None:
+        """Store what is noted and not stored yet."""
+        if len(self._lines) != self._num_sent:
+            self._send()
+
+    def _send(self) -> None:
+        put_bytes(self._remote, self._url, "".join(f"{line}\n" for line in self._lines).encode())
+        self._num_sent = len(self._lines)
+
+
+def put_bytes(remote: RemoteWriter, url: str, content: bytes) -> None:
+    """Store a few bytes as an object."""
+    with tempfile.NamedTemporaryFile(prefix="sqlstream-write-") as file:
+        file.write(content)
+        file.flush()
+        remote.upload(Path(file.name), url)
+
+
+def read_text(remote: RemoteReader, url: str) -> str | None:
+    """Return an object as a text; None: there is none."""
+    try:
+        size = remote.head(url).size_bytes
+    except ObjectNotFoundError:
+        return None
+    assert size is not None, redact(url)
+    return remote.get_ranges(url, [(0, size)], size)[0].decode() if size else ""
+
+
+def has_object(remote: RemoteReader, url: str) -> bool:
+    """Return whether there is an object."""
+    try:
+        remote.head(url)
+    except ObjectNotFoundError:
+        return False
+    return True

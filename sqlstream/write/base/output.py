@@ -1,0 +1,344 @@
+"""Where the files of one writing go: a directory, a URL, or both. An index is the last that gets there.
+
+    part file   .NAME.part in the local directory         while a shard is written
+    stored      renamed to NAME; or uploaded, and compared with what the server then has
+    noted       in the journal, so that a writing that ended early can go on
+    index       when all shards are stored: what ended early has none, and claims nothing
+
+Shards are stored by threads, some at a time; `store` waits when twice as many are under way, which bounds the local disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlstream.errors import ConfigError, OutputExistsError, SqlStreamError, StorageError
+from sqlstream.storage.base import urls
+from sqlstream.storage.base.checksum import md5_of
+from sqlstream.storage.base.settings import SCHEMES
+from sqlstream.storage.fetcher import Fetcher
+from sqlstream.write.base.journal import (
+    JOURNAL_NAME,
+    LocalJournal,
+    Progressed,
+    ReaderWriter,
+    RemoteJournal,
+    StoredShard,
+    WriteJournal,
+    check_settings,
+    has_object,
+    parse_journal,
+    put_bytes,
+    read_text,
+)
+from sqlstream.write.base.options import Out, WriteOptions
+
+_LOG = logging.getLogger(__name__)
+_CURE = "write elsewhere, or say exist_ok to write over it, or resume to go on with a writing that ended early"
+IndexFiles = Callable[[Sequence[StoredShard]], Mapping[str, bytes]]
+"""From the stored shards to the files of the index, in the order in which they are stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputPlace:
+    """A directory, a URL, or both."""
+
+    local: Path | None
+    """Where files stay; None: they go to `remote` alone."""
+    remote: str | None
+    """URL of the directory, with '/' at its end."""
+
+    def __str__(self) -> str:
+        """Return what messages call it, without credentials."""
+        return urls.redact(self.remote) if self.remote is not None else str(self.local)
+
+    def part(self, name: str) -> OutputPlace:
+        """Return the directory of that name below it; an empty name: itself."""
+        if not name:
+            return self
+        return OutputPlace(
+            local=None if self.local is None else self.local / name,
+            remote=None if self.remote is None else f"{self.remote}{name}/",
+        )
+
+
+def place_of(out: Out) -> OutputPlace:
+    """Return where a dataset goes.
+
+    Raises:
+        ConfigError: It is no directory, no URL that can be written to, and no pair of them.
+    """
+    if isinstance(out, tuple):
+        if len(out) != 2:
+            raise ConfigError(f"out={out!r} has {len(out)} places: give a directory, a URL, or (directory, URL)")
+        local, remote = place_of(out[0]), place_of(out[1])
+        if local.local is None:
+            raise ConfigError(f"out: {local} is no local directory: give (directory, URL)")
+        return OutputPlace(local=local.local, remote=remote.remote or f"{remote.local}/")
+    if not isinstance(out, str | os.PathLike) or not os.fspath(out):
+        raise ConfigError(f"out={out!r} is no place: give a directory, a URL, or (directory, URL)")
+    text = os.fspath(out)
+    if not urls.is_remote(text):
+        return OutputPlace(local=Path(os.path.expanduser(urls.local_path(text))).absolute(), remote=None)
+    if SCHEMES.get(urls.scheme(text)) == "http":
+        raise ConfigError(
+            f"out={urls.redact(text)} can only be read: give an object store (s3://, gs://, az://) or a directory"
+        )
+    return OutputPlace(local=None, remote=text.rstrip("/") + "/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedShard:
+    """A shard whose part files are complete."""
+
+    num_samples: int
+    files: Mapping[str, int]
+    """Sizes in bytes by name."""
+    record: Mapping[str, Any]
+    """What the index of the format needs of it."""
+
+
+class Output:
+    """Stores the files of one writing. `open` makes it ready.
+
+    Args:
+        out: Where they go.
+        options: How.
+        settings: What a resumed writing must have in common with the one that ended early.
+        index_names: Names of the files of the index.
+    """
+
+    def __init__(self, out: Out, options: WriteOptions, settings: Mapping[str, Any], index_names: Sequence[str]) -> None:
+        self.place = place_of(out).part(options.part_name)
+        """Where they go."""
+        self._out, self._options, self._settings, self._index_names = out, options, settings, index_names
+        self._remote: ReaderWriter | None = None if self.place.remote is None else Fetcher(options.storage)
+        self._directory = self.place.local
+        self._keeps_local = self.place.remote is None or (options.keep_local and self.place.local is not None)
+        self._journal: WriteJournal | None = None
+        self._stored: dict[int, StoredShard] = {}
+        self._lock = threading.Lock()
+        self._slots = threading.BoundedSemaphore(2 * options.num_uploads)
+        self._pool = ThreadPoolExecutor(options.num_uploads, thread_name_prefix="sqlstream-write")
+        self._futures: list[Future[None]] = []
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    def open(self, empty_index: Mapping[str, bytes]) -> tuple[StoredShard, ...]:
+        """Make the output ready, and return the shards that are there already (`resume`).
+
+        Args:
+            empty_index: An index without shards: it takes the place of an earlier one that is written over in a store.
+
+        Raises:
+            OutputExistsError: Something is there.
+            ConfigError: What is there cannot be resumed.
+        """
+        if self._directory is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="sqlstream-write-"))
+        else:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        found = self._progress() if self._options.resume else None
+        if found is not None:
+            if found.is_complete:
+                raise OutputExistsError(f"{self.place} is complete: there is nothing to resume; say exist_ok to write anew")
+            check_settings(found.settings, self._settings, str(self.place))
+        else:
+            self._make_way(empty_index)
+        shards = () if found is None else self._present(found.shards)
+        if self._remote is not None and self.place.remote is not None:
+            self._journal = RemoteJournal(self.place.remote, self._remote, self._settings, shards)
+        else:
+            self._journal = LocalJournal(self._directory, self._settings, is_resumed=found is not None)
+        self._stored = {shard.number: shard for shard in shards}
+        return shards
+
+    def _progress(self) -> Progressed | None:
+        """Return what the journal there says; None: there is none."""
+        if self._remote is not None:
+            text = read_text(self._remote, f"{self.place.remote}{JOURNAL_NAME}")
+        else:
+            path = self._local / JOURNAL_NAME
+            text = path.read_text() if path.exists() else None
+        if text is None or "\n" not in text:  # the writing ended before its first line
+            return None
+        return parse_journal(text, f"{self.place}: its journal")
+
+    def _make_way(self, empty_index: Mapping[str, bytes]) -> None:
+        """Raise if something is there, or take its index away, if that is allowed."""
+        if self.place.local is not None and not self._options.exist_ok:
+            names = [name for name in os.listdir(self._local) if not _is_part(name) and name != JOURNAL_NAME]
+            journal = self._local / JOURNAL_NAME
+            if names or (journal.exists() and b"\n" in journal.read_bytes()):
+                raise OutputExistsError(f"{self._local} is not empty: {_CURE}")
+        self._retract(self.place, (JOURNAL_NAME, *self._index_names), empty_index)
+        if self._options.part is not None:  # what was merged before names shards that are written over now
+            self._retract(place_of(self._out), self._index_names, empty_index)
+
+    def _retract(self, place: OutputPlace, names: Sequence[str], empty_index: Mapping[str, bytes]) -> None:
+        """Remove an index, or raise if that is not allowed; a store removes nothing: there an empty index replaces it."""
+        for name in names:
+            if place.local is not None and (place.local / name).exists():
+                if not self._options.exist_ok and name != JOURNAL_NAME:
+                    raise OutputExistsError(f"{place.local / name} is there: {_CURE}")
+                if name != JOURNAL_NAME:
+                    (place.local / name).unlink(missing_ok=True)
+            if self._remote is None or not has_object(self._remote, f"{place.remote}{name}"):
+                continue
+            if not self._options.exist_ok:
+                raise OutputExistsError(f"{place}{name} is there: {_CURE}")
+            if name in empty_index:
+                put_bytes(self._remote, f"{place.remote}{name}", empty_index[name])
+
+    def _present(self, shards: Sequence[StoredShard]) -> tuple[StoredShard, ...]:
+        """Return the first shards whose files are there, with their sizes."""
+        if self._remote is not None and self.place.remote is not None:
+            prefix = self.place.remote
+            sizes = {info.url.removeprefix(prefix): info.size_bytes for info in self._remote.list(prefix)}
+        else:
+            sizes = {entry.name: entry.stat().st_size for entry in os.scandir(self._local)}
+        present: list[StoredShard] = []
+        for shard in shards:
+            if any(sizes.get(name) != size for name, size in shard.files.items()):
+                break
+            present.append(shard)
+        return tuple(present)
+
+    @property
+    def _local(self) -> Path:
+        assert self._directory is not None, "open() comes first"
+        return self._directory
+
+    # -- storing ------------------------------------------------------------------------------------------------------
+
+    def part_path(self, name: str) -> Path:
+        """Return where a file is written, until it is stored under its name."""
+        return self._local / f".{name}.part"
+
+    def store(self, number: int, shard: FinishedShard) -> None:
+        """Have the part files of a shard stored; wait while too many shards are under way.
+
+        Raises:
+            StorageError: An earlier one could not be stored.
+        """
+        self._slots.acquire()
+        self._raise_failure()
+        self._futures = [future for future in self._futures if not future.done() or future.exception() is not None]
+        self._futures.append(self._pool.submit(self._store, number, shard))
+
+    def _raise_failure(self) -> None:
+        for future in self._futures:
+            if future.done() and (error := future.exception()) is not None:
+                raise error
+
+    def _store(self, number: int, shard: FinishedShard) -> None:
+        try:
+            for name, size in shard.files.items():
+                self._store_file(name, size)
+            stored = StoredShard(number=number, num_samples=shard.num_samples, files=shard.files, record=shard.record)
+            with self._lock:
+                assert self._journal is not None
+                self._stored[number] = stored
+                self._journal.add(stored)
+        finally:
+            self._slots.release()
+
+    def _store_file(self, name: str, size: int) -> None:
+        path = self.part_path(name)
+        if self._remote is not None:
+            self._upload(path, f"{self.place.remote}{name}", size)
+        if self._keeps_local:
+            _sync(path)
+            path.replace(self._local / name)
+        else:
+            path.unlink()
+
+    def _upload(self, path: Path, url: str, size: int) -> None:
+        """Store a file as an object, and compare what the server has then.
+
+        Raises:
+            StorageError: It has another one.
+        """
+        assert self._remote is not None
+        self._remote.upload(path, url)
+        info = self._remote.head(url)
+        where = urls.redact(url)
+        if info.size_bytes is not None and info.size_bytes != size:
+            raise StorageError(
+                f"{where} has {info.size_bytes} bytes, {size} were stored: something else writes there", url=where
+            )
+        expected = md5_of(info.etag) if self._options.storage_options.get("verify_etag") else None
+        if expected is not None:
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+            if digest != expected:
+                raise StorageError(
+                    f"{where} has the MD5 {expected}, the file that was stored {digest}: store it again", url=where
+                )
+
+    # -- ending -------------------------------------------------------------------------------------------------------
+
+    def finish(self, index_files: IndexFiles) -> tuple[StoredShard, ...]:
+        """Wait until all shards are stored, then store the index, and return the shards.
+
+        Raises:
+            StorageError: A shard or the index could not be stored. What is stored can be resumed.
+        """
+        self._pool.shutdown(wait=True)
+        self._raise_failure()
+        shards = tuple(self._stored[number] for number in sorted(self._stored))
+        for name, content in index_files(shards).items():
+            path = self.part_path(name)
+            path.write_bytes(content)
+            self._store_file(name, len(content))
+        assert self._journal is not None
+        self._journal.complete()
+        self._close()
+        return shards
+
+    def abandon(self) -> None:
+        """End early: what is under way is stored, the journal is kept, and no index is made."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        try:
+            if self._journal is not None:
+                self._journal.close()
+        except (SqlStreamError, OSError) as error:  # what ended the writing says more
+            _LOG.warning("%s: the journal of the writing that ended early could not be stored: %s", self.place, error)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        self._pool.shutdown(wait=True)
+        if isinstance(self._journal, LocalJournal):
+            self._journal.close()
+        if isinstance(self._remote, Fetcher):
+            self._remote.close()
+        if self.place.local is None and self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+        elif self._directory is not None:
+            for name in filter(_is_part, os.listdir(self._directory)):
+                (self._directory / name).unlink(missing_ok=True)
+            if not self._keeps_local:
+                with contextlib.suppress(OSError):  # it holds something else
+                    self._directory.rmdir()
+
+
+def _is_part(name: str) -> bool:
+    return name.startswith(".") and name.endswith(".part")
+
+
+def _sync(path: Path) -> None:
+    """Have the bytes of a file on the disk: its journal and its index must not outlive them."""
+    with open(path, "rb") as file:
+        os.fdatasync(file.fileno())

@@ -1,0 +1,185 @@
+"""Cuts samples into shards of a format, and stores them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from sqlstream.errors import ConfigError
+from sqlstream.progress import progress
+from sqlstream.write.base.journal import StoredShard
+from sqlstream.write.base.options import Out, WriteOptions
+from sqlstream.write.base.output import FinishedShard, Output
+
+Item = TypeVar("Item")
+"""An encoded sample, as a format has it."""
+Item_contra = TypeVar("Item_contra", contravariant=True)
+
+
+class PartFiles(Protocol):
+    """Gives files of a shard their paths until they are stored."""
+
+    def part_path(self, name: str) -> Path:
+        """Return where the file of that name is written."""
+
+
+class ShardDraft(Protocol[Item_contra]):
+    """A shard that is being written."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in it."""
+
+    def takes(self, item: Item_contra) -> bool:
+        """Return whether there is room for a sample; one without samples has room for any."""
+
+    def add(self, item: Item_contra) -> None:
+        """Add a sample."""
+
+    def finish(self) -> FinishedShard:
+        """Complete its part files."""
+
+    def discard(self) -> None:
+        """Give it up: close what is open."""
+
+
+class WriteFormat(Protocol[Item]):
+    """A format of shards."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What decides the bytes, as JSON: a resumed writing must have the same."""
+
+    @property
+    def index_names(self) -> Sequence[str]:
+        """Names of the files of its index."""
+
+    def encode(self, sample: Mapping[str, Any]) -> Item:
+        """Encode a sample.
+
+        Raises:
+            EncodeError: It cannot be.
+        """
+
+    def start(self, number: int, files: PartFiles) -> ShardDraft[Item]:
+        """Begin a shard."""
+
+    def index(self, shards: Sequence[StoredShard]) -> Mapping[str, bytes]:
+        """Return the files of the index, in the order in which they are stored."""
+
+
+class SampleWriter(Generic[Item]):
+    """Writes samples into shards of one format, in order. A context manager: leaving it finishes, an exception leaves no index.
+
+    `with` a writer whose `options` say `resume`, the first `num_samples` samples are stored already: go on behind them.
+
+    Args:
+        write_format: The format.
+        out: A directory, a URL, or both.
+        options: How it is stored.
+
+    Raises:
+        OutputExistsError: Something is there.
+    """
+
+    def __init__(self, write_format: WriteFormat[Item], out: Out, options: WriteOptions) -> None:
+        self._format = write_format
+        settings = {**write_format.settings, "part": options.part}
+        self._output = Output(out, options, settings, write_format.index_names)
+        try:
+            stored = self._output.open(write_format.index([]))
+        except BaseException:
+            self._output.abandon()
+            raise
+        self.num_samples = sum(shard.num_samples for shard in stored)
+        """Samples written; at first those that are stored already."""
+        self._number = len(stored)
+        self._draft: ShardDraft[Item] | None = None
+        self._is_open, self._is_torn = True, False
+        self._exit = contextlib.ExitStack()
+        self._bar = self._exit.enter_context(progress(None, " samples", "writing", show=options.show_progress))
+        self._bar.update(self.num_samples)
+
+    @property
+    def place(self) -> str:
+        """Where the dataset goes, without credentials."""
+        return str(self._output.place)
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Add a sample; waits while too many shards are on their way.
+
+        Raises:
+            EncodeError: It cannot be written; it is left out, and the next one may be written.
+            StorageError: An earlier shard could not be stored.
+        """
+        self._check_open()
+        item = self._format.encode(sample)
+        if self._draft is not None and not self._draft.takes(item):
+            self._flush()
+        self._is_torn = True  # until the sample is in it as a whole
+        if self._draft is None:
+            self._draft = self._format.start(self._number, self._output)
+        self._draft.add(item)
+        self._is_torn = False
+        self.num_samples += 1
+        self._bar.update(1)
+
+    def finish(self) -> None:
+        """Store what is left, then the index. A second time it does nothing.
+
+        Raises:
+            StorageError: A shard or the index could not be stored: there is no index, and the writing can be resumed.
+        """
+        if not self._is_open:
+            return
+        self._check_open()
+        try:
+            if self._draft is not None:
+                self._flush()
+            self._is_open = False
+            self._output.finish(self._format.index)
+        except BaseException:
+            self.cancel()
+            raise
+        finally:
+            self._exit.close()
+
+    def cancel(self) -> None:
+        """End early: full shards are stored, so that the writing can be resumed, and no index is made."""
+        self._is_open = False
+        try:
+            if self._draft is not None:
+                self._draft.discard()
+                self._draft = None
+        finally:
+            self._exit.close()
+            self._output.abandon()
+
+    def _flush(self) -> None:
+        assert self._draft is not None
+        self._is_torn = True
+        shard = self._draft.finish()
+        self._draft = None
+        self._output.store(self._number, shard)
+        self._number += 1
+        self._is_torn = False
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ConfigError(f"the writer of {self.place} has finished: open another one")
+        if self._is_torn:
+            raise ConfigError(f"the writer of {self.place} failed within a shard: cancel it, and resume with another one")
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Finish; where the body raised, end early."""
+        if kind is None:
+            self.finish()
+        elif self._is_open:
+            self.cancel()

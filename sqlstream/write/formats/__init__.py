@@ -1,0 +1,1 @@
+"""One file for each format, and what they share: encoders of values, hashes and compression of whole files."""

@@ -1,0 +1,225 @@
+"""Writes tars as WebDataset has them, with what other programs want beside them: offsets, and the index of wids.
+
+shard-000000.tar        members KEY.EXTENSION; those of one sample follow each other
+shard-000000.tar.idx    u64 offset of the first header of each sample, and of the end of the last (Megatron-Energon)
+index.json              the shards, for wids
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlstream.config import check_at_least, parse_bytes
+from sqlstream.errors import ConfigError, EncodeError
+from sqlstream.write.base.journal import StoredShard
+from sqlstream.write.base.options import Out, WriteOptions
+from sqlstream.write.base.output import FinishedShard
+from sqlstream.write.base.writer import PartFiles, SampleWriter
+from sqlstream.write.formats.parts import PartEncoder, SampleFiles
+from sqlstream.write.formats.tar_stream import TarStream
+from sqlstream.write.formats.whole_files import little_endian
+from sqlstream.write.formats.wids import WIDS_NAME, wids_index
+
+_BUFFER_BYTES = 1 << 20
+"""Arbitrary: what is written with one system call."""
+_HEADER_BYTES = 512
+
+
+class ShardLimits:
+    """When a shard of an archive is full.
+
+    Args:
+        size_limit: Most bytes of a shard; None: no limit.
+        max_samples: Most samples of a shard; None: no limit.
+
+    Raises:
+        ConfigError: One of them is wrong.
+    """
+
+    def __init__(self, size_limit: int | str | None, max_samples: int | None) -> None:
+        self._bytes = parse_bytes(size_limit, "size_limit") or None
+        if max_samples is not None:
+            check_at_least("max_samples", max_samples, 1)
+        self._samples = max_samples
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides the bytes."""
+        return {"size_limit": self._bytes, "max_samples": self._samples}
+
+    def takes(self, num_samples: int, num_bytes: int) -> bool:
+        """Return whether a shard may have so many samples and bytes; the first sample always fits."""
+        if num_samples == 1:
+            return True
+        return (self._bytes is None or num_bytes <= self._bytes) and (self._samples is None or num_samples <= self._samples)
+
+
+def checked_pattern(pattern: str, extension: str) -> str:
+    """Return a pattern of names of shards.
+
+    Raises:
+        ConfigError: It has no number, names a directory, or lacks the extension.
+    """
+    is_right = isinstance(pattern, str) and re.fullmatch(r"[^%/\\]*%0?\d*d[^%/\\]*", pattern) is not None
+    if not is_right or not pattern.endswith(extension) or pattern.startswith("."):
+        raise ConfigError(f"pattern={pattern!r}: give a name with one number, such as 'shard-%06d{extension}'")
+    return pattern
+
+
+class TarDraft:
+    """A tar that is being written.
+
+    Args:
+        name: Of the shard.
+        tar_format: What is written beside it, and when it is full.
+        files: Where it is written.
+    """
+
+    def __init__(self, name: str, tar_format: TarFormat, files: PartFiles) -> None:
+        self._name, self._format, self._files = name, tar_format, files
+        self._file = open(files.part_path(name), "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115 - finish or discard closes it
+        self._digest = hashlib.md5(usedforsecurity=False) if tar_format.has_md5 else None
+        self._stream = TarStream(self if self._digest else self._file)
+        self._starts = array("Q")
+        self._last_key = ""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in it."""
+        return len(self._starts)
+
+    def write(self, data: bytes) -> None:
+        """Take bytes of the stream, where they are hashed as well."""
+        assert self._digest is not None
+        self._digest.update(data)
+        self._file.write(data)
+
+    def takes(self, item: SampleFiles) -> bool:
+        """Return whether there is room for a sample."""
+        added = sum(_HEADER_BYTES + len(data) + -len(data) % 512 for _, data in item.files)
+        return self._format.limits.takes(self.num_samples + 1, self._stream.num_bytes + added)
+
+    def add(self, item: SampleFiles) -> None:
+        """Add a sample."""
+        start = self._stream.num_bytes
+        for extension, data in item.files:
+            self._stream.add(f"{item.key}.{extension}", data)
+        self._starts.append(start)
+        self._last_key = item.key
+
+    def finish(self) -> FinishedShard:
+        """Write the end, and what comes beside the tar."""
+        self._starts.append(self._stream.num_bytes)
+        self._stream.close()
+        self._file.close()
+        size = self._stream.num_bytes
+        files = {self._name: size}
+        if self._format.has_offsets:
+            offsets = little_endian(self._starts)
+            self._files.part_path(f"{self._name}.idx").write_bytes(offsets)
+            files[f"{self._name}.idx"] = len(offsets)
+        record = {"url": self._name, "nsamples": self.num_samples - 1, "filesize": size}
+        if self._digest is not None:
+            record["md5sum"] = self._digest.hexdigest()
+        return FinishedShard(num_samples=self.num_samples - 1, files=files, record=record)
+
+    def discard(self) -> None:
+        """Give it up."""
+        self._file.close()
+
+
+class TarFormat:
+    """Tars, and what comes beside them.
+
+    Args:
+        pattern: Names of shards.
+        limits: When one is full.
+        encoder: Of the samples.
+        has_offsets: Write `.tar.idx`.
+        has_md5: Have the MD5 of each shard in the index.
+        name: Of the dataset, in the index.
+    """
+
+    index_names = (WIDS_NAME,)
+
+    def __init__(
+        self, pattern: str, limits: ShardLimits, encoder: PartEncoder, *, has_offsets: bool, has_md5: bool, name: str
+    ) -> None:
+        self._pattern, self.limits, self._encoder, self._name = pattern, limits, encoder, name
+        self.has_offsets, self.has_md5 = has_offsets, has_md5
+        self._last_key = ""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What decides the bytes."""
+        flags = {"has_offsets": self.has_offsets, "has_md5": self.has_md5, "name": self._name}
+        return {"format": "tar", "pattern": self._pattern, **self.limits.settings, **flags}
+
+    def encode(self, sample: Mapping[str, Any]) -> SampleFiles:
+        """Encode a sample."""
+        item = self._encoder.encode(sample)
+        if item.key == self._last_key:
+            raise EncodeError(f"two samples that follow each other have the key {item.key!r}: readers take them for one")
+        self._last_key = item.key
+        return item
+
+    def start(self, number: int, files: PartFiles) -> TarDraft:
+        """Begin a shard."""
+        return TarDraft(self._pattern % number, self, files)
+
+    def index(self, shards: Sequence[StoredShard]) -> dict[str, bytes]:
+        """Return the index of wids."""
+        return {WIDS_NAME: wids_index([shard.record for shard in shards], self._name)}
+
+
+class TarWriter(SampleWriter[SampleFiles]):
+    """Writes samples as tars, which WebDataset, wids, Megatron-Energon and `tarfile` read.
+
+    A sample is a dict: `__key__`, a text without a dot in its last part, and values by extension: bytes, text, or what the
+    extension has an encoder for (`json`, `cls`, `npy`, `jpg`, …). Fields whose names begin with `_` are left out.
+
+    Args:
+        out: A directory, a URL, or (directory, URL).
+        pattern: Names of shards, with one number.
+        size_limit: Most bytes of a shard, such as `"512mb"`; None: no limit.
+        max_samples: Most samples of a shard; None: no limit.
+        name: Of the dataset, for the index of wids.
+        md5: Have the MD5 of each shard in the index of wids; it costs as much as the rest of writing.
+        allow_pickle: Encode values of `pkl`, `pickle` and `pyd`, which can run any code where they are read.
+        options: How it is stored: `exist_ok`, `resume`, `keep_local`, `part`, …
+
+    Raises:
+        ConfigError: An argument is wrong.
+        OutputExistsError: Something is there.
+
+    Example:
+        >>> import tempfile
+        >>> with TarWriter(tempfile.mkdtemp()) as writer:
+        ...     writer.write({"__key__": "0001", "txt": "a cat", "json": {"score": 0.5}})
+    """
+
+    def __init__(
+        self,
+        out: Out,
+        *,
+        pattern: str = "shard-%06d.tar",
+        size_limit: int | str | None = "1gb",
+        max_samples: int | None = 100_000,
+        name: str = "",
+        md5: bool = False,
+        allow_pickle: bool = False,
+        options: WriteOptions | None = None,
+    ) -> None:
+        tar_format = TarFormat(
+            checked_pattern(pattern, ".tar"),
+            ShardLimits(size_limit, max_samples),
+            PartEncoder(allow_pickle=allow_pickle),
+            has_offsets=True,
+            has_md5=md5,
+            name=name,
+        )
+        super().__init__(tar_format, out, options or WriteOptions())
