@@ -40,12 +40,14 @@ class Draws:
     """Position in the epoch of that stream; with the epoch it seeds the sample's generators: [m]."""
     row: Int64Array
     """Number of the row in that stream: [m]."""
+    part: Int64Array | None = None
+    """Number of the part of its row that each takes, where packs cut rows that are longer: [m]; None: all of each row."""
 
     def __post_init__(self) -> None:
         """Freeze the arrays."""
-        for name in ("starts", "stream", "epoch", "position", "row"):
+        for name in ("starts", "stream", "epoch", "position", "row", "part"):
             array = getattr(self, name)
-            if array.flags.writeable:
+            if array is not None and array.flags.writeable:
                 array = array.view()  # that of the caller stays as it is
                 array.setflags(write=False)
                 object.__setattr__(self, name, array)
@@ -78,6 +80,7 @@ class Draws:
             epoch=self.epoch[some],
             position=self.position[some],
             row=self.row[some],
+            part=None if self.part is None else self.part[some],
         )
 
 

@@ -1,0 +1,291 @@
+"""Rows in packs: each position of an epoch takes several rows, whose lengths add up to a capacity at most.
+
+    position q of epoch e ─ permutation of the epoch's packs → pack i of pattern t (`pack_plan`)
+    entry of the pattern (a length, some rows of it) ─ draws base + i rows, … ─ permutation of (length, e) → units → rows
+
+Which lengths share a pack is the plan's, the same in every epoch; which rows of these lengths meet is another draw in each.
+Each row comes once an epoch, or as often as it weighs. Nothing of this is state, and no row has a plan of its own.
+
+What is drawn are *units*: rows that fit a pack, and parts of those that do not (`OnLong`). The units of a length are numbered
+by part, so the whole rows among them come first; they are those that may stand in for a failed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from sqlstream.config import OnLong, check_at_least
+from sqlstream.errors import ConfigError
+from sqlstream.order.order import MAX_REPLACEMENTS, Draws, check_positions, check_seed, check_size
+from sqlstream.order.pack_plan import PACK_PLAN_VERSION, PackPlan, plan_packs
+from sqlstream.order.permute import Int64Array, Permutation, forward_each
+
+# What a permutation is for is the first part of its key; 1 to 3, 201 and 203 to 205 are taken by other orders.
+_PACKS, _MEMBERS, _WITHIN, _REPLACEMENTS = 211, 212, 213, 214
+MAX_LOOKED_AT = 64
+"""Lengths in which a row is looked for that stands in for a failed one. Arbitrary."""
+
+
+class LengthRows(Protocol):
+    """All rows, sorted by length."""
+
+    @property
+    def lengths(self) -> Int64Array:
+        """The distinct lengths, rising, at least 1: [L]."""
+
+    @property
+    def counts(self) -> Int64Array:
+        """Rows of each length, at least 1: [L]."""
+
+    @property
+    def digest(self) -> str:
+        """A text for what decides the length of each row."""
+
+    def rows_at(self, places: Int64Array) -> Int64Array:
+        """Return the rows at places of the table: [n]."""
+
+
+class Units(NamedTuple):
+    """What an epoch packs, in segments: one part of all rows of one length."""
+
+    lengths: Int64Array
+    """The distinct lengths of units, rising: [U]."""
+    counts: Int64Array
+    """Units of each: [U]."""
+    starts: Int64Array
+    """First unit of each length: [U]."""
+    segment_stops: Int64Array
+    """Units of all segments up to and with each: [S]."""
+    segment_places: Int64Array
+    """First place of each segment's rows in the table: [S]."""
+    segment_parts: Int64Array
+    """Number of the part of its rows: [S]."""
+    whole: Int64Array
+    """Units of each length that are the first part of their row, which come first: [U]."""
+
+
+class _PackedEpoch(NamedTuple):
+    """What an epoch packs, and how."""
+
+    units: Units
+    plan: PackPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """Rows in packs, each row once an epoch; a position is a pack.
+
+    Without a seed packs come pattern by pattern, and rows of a length as written.
+    """
+
+    rows: LengthRows
+    capacity: int
+    """Values of a pack at most."""
+    max_rows: int | None = None
+    """Rows of a pack at most; None: as many as fit."""
+    on_long: OnLong = OnLong.RAISE
+    """What becomes of rows that are longer than a pack."""
+    seed: int | None
+    _every: _PackedEpoch = field(init=False, repr=False, compare=False)
+    """The packs of every epoch."""
+
+    def __post_init__(self) -> None:
+        """Plan the packs.
+
+        Raises:
+            ConfigError: No row fits a pack, or one that does not is an error.
+        """
+        check_at_least("capacity", self.capacity, 1)
+        check_seed(self.seed)
+        check_size("rows in packs", int(self.rows.counts.sum()))
+        units = units_of(self.rows.lengths, self.rows.counts, self.capacity, self.on_long)
+        plan = plan_packs(units.lengths, units.counts, self.capacity, self.max_rows)
+        object.__setattr__(self, "_every", _PackedEpoch(units, plan))
+
+    @property
+    def plan(self) -> PackPlan:
+        """The packs of an epoch."""
+        return self._every.plan
+
+    @property
+    def fingerprint(self) -> str:
+        """A text for rows, packs and seed."""
+        return f"{self.packing}, seed {self.seed}"
+
+    @property
+    def packing(self) -> str:
+        """A text for rows and packs: what a state says of the order, beside the seed."""
+        most = "" if self.max_rows is None else f", at most {self.max_rows} rows"
+        return f"packs {PACK_PLAN_VERSION} of {self.capacity}{most}, long rows {self.on_long.value}, {self.rows.digest}"
+
+    def num_positions(self, epoch: int) -> int:
+        """Return the packs of an epoch."""
+        return self._epoch(epoch).plan.num_packs
+
+    def rows_at(self, epoch: int, positions: Int64Array) -> Draws:
+        """Return the rows of the packs at `positions`.
+
+        The number of the row, with the epoch, seeds a sample's generators: all parts of a row are made alike, and `dataset[i]`
+        gives what a pack takes.
+        """
+        unit, starts = self._units_at(epoch, positions)
+        units = self._epoch(epoch).units
+        segment = np.searchsorted(units.segment_stops, unit, side="right")  # [m]
+        row = self._rows_of(units, segment, unit)  # [m]
+        zeros = np.zeros(len(row), dtype=np.int64)  # [m]
+        part = units.segment_parts[segment] if self.on_long is OnLong.SPLIT else None  # [m]
+        return Draws(starts=starts, stream=zeros, epoch=zeros + epoch, position=row, row=row, part=part)
+
+    def positions_of(self, epoch: int, rows: Int64Array) -> None:  # noqa: ARG002 - the same for all
+        """Return None: a row shares its position with others."""
+        return
+
+    def permutation(self, epoch: int) -> None:  # noqa: ARG002 - the same for all
+        """Return None: the rows of each length have their own."""
+        return
+
+    def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:
+        """Yield other rows of the length of a failed one, then of the next shorter ones, each once."""
+        unit, _ = self._units_at(epoch, np.array([position], dtype=np.int64))  # [m]
+        return self._others(epoch, int(unit[draw]), position, draw)
+
+    def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:  # noqa: ARG002 - all is known
+        """Return no chunks."""
+        return {}
+
+    def _epoch(self, epoch: int) -> _PackedEpoch:  # noqa: ARG002 - every epoch is the same
+        """Return what an epoch packs."""
+        return self._every
+
+    def _units_at(self, epoch: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the units of the packs at positions, and the number of the first one of each pack: [m], [n + 1]."""
+        units, plan = self._epoch(epoch)
+        check_positions(positions, plan.num_packs)
+        pack = positions  # [n]
+        if self.seed is not None and len(positions):
+            pack = Permutation.keyed(plan.num_packs, _PACKS, self.seed, epoch).forward(positions)  # [n]
+        pattern = np.searchsorted(plan.stops, pack, side="right")  # [n]
+        number: Int64Array = pack - _before(plan.stops)[pattern]  # [n]; of the pack among those of its pattern
+        num_entries = plan.entry_starts[pattern + 1] - plan.entry_starts[pattern]  # [n]
+        entry = _ranges(plan.entry_starts[pattern], num_entries)  # [e]
+        rows = plan.entry_rows[entry]  # [e]
+        first_draw = plan.entry_base[entry] + np.repeat(number, num_entries) * rows  # [e]
+        draw = _ranges(first_draw, rows)  # [m]
+        length = np.repeat(plan.entry_length[entry], rows)  # [m]
+        which: Int64Array = np.repeat(np.repeat(np.arange(len(positions)), num_entries), rows)  # [m]
+        starts = np.searchsorted(which, np.arange(len(positions) + 1))  # [n + 1]
+        first = units.starts[length]  # [m]
+        if self.seed is None or not len(draw):
+            return first + draw, starts
+        unit = first + self._members(epoch, units, length, draw)  # [m]
+        # Else the long rows would come first in each pack. A permutation gives numbers that differ, and serves as a hash.
+        turn = Permutation.keyed(int(units.counts.sum()), _WITHIN, self.seed, epoch).forward(first + draw)  # [m]
+        return unit[np.lexsort((turn, which))], starts
+
+    def _members(self, epoch: int, units: Units, length: Int64Array, draw: Int64Array) -> Int64Array:
+        """Return which unit of its length each draw is: [m]."""
+        assert self.seed is not None, "there is no shuffle without one"
+        sizes = units.counts[length]  # [m]
+        member = np.zeros_like(draw)  # [m]
+        several = np.flatnonzero(sizes > 1)  # [s]; a permutation of one unit is none
+        if not len(several):
+            return member
+        distinct, which = np.unique(length[several], return_inverse=True)  # [p], [s]
+        permutations = [
+            Permutation.keyed(int(units.counts[one]), _MEMBERS, self.seed, epoch, int(units.lengths[one]))
+            for one in distinct.tolist()
+        ]
+        member[several] = forward_each(permutations, which, draw[several])
+        return member
+
+    def _rows_of(self, units: Units, segment: Int64Array, unit: Int64Array) -> Int64Array:
+        """Return the rows of units: [m]."""
+        return self.rows.rows_at(units.segment_places[segment] + unit - _before(units.segment_stops)[segment])
+
+    def _others(self, epoch: int, failed: int, position: int, draw: int) -> Iterator[int]:
+        """Yield rows that stand in for a failed unit: those of its length, then of shorter ones."""
+        units = self._epoch(epoch).units
+        own = int(np.searchsorted(units.starts, failed, side="right")) - 1
+        left, seen = MAX_REPLACEMENTS, {int(self._rows_at_units(units, np.array([failed], dtype=np.int64))[0])}
+        for length in range(own, max(-1, own - MAX_LOOKED_AT), -1):
+            num_whole, first = int(units.whole[length]), int(units.starts[length])
+            shuffle = Permutation.keyed(num_whole, _REPLACEMENTS, self.seed or 0, epoch, position, draw)
+            some = shuffle.forward(np.arange(min(left + 1, num_whole), dtype=np.int64))  # [k]
+            for row in self._rows_at_units(units, first + some).tolist():
+                if row not in seen and left:
+                    seen.add(row)
+                    left -= 1
+                    yield row
+            if not left:
+                return
+
+    def _rows_at_units(self, units: Units, unit: Int64Array) -> Int64Array:
+        return self._rows_of(units, np.searchsorted(units.segment_stops, unit, side="right"), unit)
+
+
+def units_of(lengths: Int64Array, counts: Int64Array, capacity: int, on_long: OnLong) -> Units:
+    """Return what is packed of so many rows of each length.
+
+    Args:
+        lengths: The distinct lengths, rising: [L].
+        counts: Rows of each: [L].
+        capacity: Values of a pack at most.
+        on_long: What becomes of longer rows.
+
+    Raises:
+        ConfigError: No row fits a pack, or one that does not is an error.
+
+    Example:
+        >>> units = units_of(np.array([3, 10]), np.array([2, 1]), 4, OnLong.SPLIT)
+        >>> dict(zip(units.lengths.tolist(), units.counts.tolist(), strict=True))
+        {2: 1, 3: 2, 4: 2}
+    """
+    is_long = lengths > capacity  # [L]
+    if on_long is OnLong.RAISE and is_long.any():
+        raise ConfigError(
+            f"{int(counts[is_long].sum())} rows are longer than the capacity of a pack, {capacity}: the longest has "
+            f"{int(lengths[-1])}. Give Packs on_long='drop', 'truncate' or 'split', or a capacity of {int(lengths[-1])}"
+        )
+    num_parts = np.ones_like(lengths)  # [L]
+    if on_long is OnLong.DROP:
+        num_parts[is_long] = 0
+    elif on_long is OnLong.SPLIT:
+        num_parts = -(-lengths // capacity)  # [L]
+    source = np.repeat(np.arange(len(lengths)), num_parts)  # [S]; number of the rows' length
+    part = _ranges(np.zeros_like(num_parts), num_parts)  # [S]
+    length = np.minimum(lengths[source] - part * capacity, capacity)  # [S]
+    in_turn = np.lexsort((source, part, length))  # [S]
+    source, part, length = source[in_turn], part[in_turn], length[in_turn]  # [S], [S], [S]
+    if not len(source):
+        raise ConfigError(
+            f"no row fits a pack of {capacity}: the shortest has {int(lengths[0]) if len(lengths) else 0}. Give a larger "
+            "capacity, or on_long='truncate' or 'split'"
+        )
+    distinct, first = np.unique(length, return_index=True)  # [U], [U]
+    sizes = counts[source]  # [S]
+    per_length = np.add.reduceat(sizes, first)  # [U]
+    return Units(
+        lengths=distinct,
+        counts=per_length,
+        starts=_before(np.cumsum(per_length)),
+        segment_stops=np.cumsum(sizes),
+        segment_places=(np.cumsum(counts) - counts)[source],
+        segment_parts=part,
+        whole=np.add.reduceat(np.where(part == 0, sizes, 0), first),
+    )
+
+
+def _before(stops: Int64Array) -> Int64Array:
+    """Return the sums before each, of sums up to and with each: [n]."""
+    return np.concatenate((np.zeros(1, dtype=np.int64), stops[:-1]))
+
+
+def _ranges(starts: Int64Array, sizes: Int64Array) -> Int64Array:
+    """Return the numbers from each start on, as many as its size, one range after the other: [sum of sizes]."""
+    stops = np.cumsum(sizes)  # [n]
+    total = int(stops[-1]) if len(stops) else 0
+    return np.repeat(starts - (stops - sizes), sizes) + np.arange(total)
