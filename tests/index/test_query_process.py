@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from sqlstream.index.file.workplace import workplace
 from sqlstream.index.sql.query_process import QueryLimits
 from sqlstream.index.sql.sandbox import Sandbox, SharedProcess, run_query
 from tests.index.sources import build, write_csv
+from tests.processes import answer_of_forked_child
 
 MIB = 1 << 20
 ROWS = 300
@@ -152,6 +154,7 @@ def test_no_function_of_duckdb_outlasts_the_budget(query: str, index: Index, pla
 
 def test_nothing_is_left_of_a_query_whose_owner_is_killed(wide: Index, tmp_path: Path) -> None:
     program = f"""
+from itertools import chain
 from pathlib import Path
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.file.index import Index
@@ -239,3 +242,59 @@ def test_what_a_killed_duckdb_left_is_swept(place: Path) -> None:
         left.mkdir()
         (left / "duckdb_temp_storage_0.tmp").write_bytes(b"x")
     assert not left.exists()
+
+
+# -- forks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_child_forked_within_a_query_never_reads_what_has_the_number_of_its_socket(index: Index) -> None:
+    """The child's next pipe gets the number of the closed socket: it read that for ever."""
+    with contextlib.closing(Sandbox(index, "SELECT n, 'a' || n FROM dataframe")) as sandbox:
+        _, batches = sandbox.run(sandbox.statement, 100)
+        found = [*next(batches)]
+
+        def go_on() -> str:
+            pipes = [os.pipe() for _ in range(4)]
+            try:
+                next(batches)
+            finally:
+                sandbox.close()
+                [os.fstat(fd) for fd in chain.from_iterable(pipes)]
+            return "it gave rows"
+
+        answer = answer_of_forked_child(go_on)
+        found += chain.from_iterable(batches)  # it leaves the query to its parent
+    assert "this process was forked while it ran, and its parent goes on with it: run it again" in answer
+    assert answer.startswith("QueryError")
+    assert len(found) == ROWS
+
+
+def test_a_child_forked_within_a_query_asks_another_one_in_a_process_of_its_own(index: Index) -> None:
+    shared = SharedProcess()
+    query = "SELECT * FROM dataframe WHERE index || n = 'k11'"
+    with contextlib.closing(Sandbox(index, query, shared=shared)) as sandbox:
+        _, batches = sandbox.run(sandbox.statement, 100)
+
+        def ask_again() -> str:
+            with contextlib.closing(Sandbox(index, query, shared=shared)) as another:
+                return str(len([*another.run(another.statement, 100)[1]]))
+
+        assert (answer_of_forked_child(ask_again), len([*batches])) == ("1", 1)
+
+
+def test_a_child_forked_within_a_build_leaves_its_files_to_the_parent(place: Path) -> None:
+    with workplace(place, "built") as ours:
+
+        def leave() -> str:
+            ours_too.__exit__(None, None, None)
+            return "left"
+
+        temporary = ours.temporary()
+        temporary.write_text("half")
+        ours_too = workplace(place, "other")
+        other = ours_too.__enter__().temporary()
+        other.write_text("half")
+        assert answer_of_forked_child(leave) == "left"
+        assert (temporary.exists(), other.exists(), (place / "other.lock").exists()) == (True, True, True)
+        ours_too.__exit__(None, None, None)
+    assert not other.exists()

@@ -70,6 +70,8 @@ def workplace(
 ) -> Iterator[Workplace]:
     """Yield the right to build `key`, after a wait for the process that has it; remove temporary files that the body leaves.
 
+    A child that is forked in the body, by a signal handler for instance, and leaves it, leaves all to its parent.
+
     Args:
         directory: Where index files are.
         key: What is built.
@@ -78,6 +80,7 @@ def workplace(
         look_seconds: How often it looks how far the other one is.
     """
     held: list[int] = []
+    pid = os.getpid()
     try:
         is_ours = _acquire(directory, key, held, locks.try_lock)
         while not is_ours:
@@ -90,12 +93,13 @@ def workplace(
             place.sweep()
             yield place
         finally:
-            place.sweep()
+            if os.getpid() == pid:
+                place.sweep()
     finally:
         try:
-            _release(directory, key, held)
+            _release(directory, key, held, pid)
         except BaseException:  # of a handler before it: this process would wait for its own lock for ever
-            _release(directory, key, held)
+            _release(directory, key, held, pid)
             raise
 
 
@@ -210,10 +214,10 @@ def _watch(directory: Path, key: str, bar: Progress, is_over: threading.Event, l
         seen = max(seen, written)
 
 
-def _release(directory: Path, key: str, held: list[int]) -> None:
-    """Give the lock back, if it is held; safe to call twice."""
+def _release(directory: Path, key: str, held: list[int], pid: int | None = None) -> None:
+    """Give the lock back, if it is held, and by process `pid` if that is given; safe to call twice."""
     with locks.uninterrupted():
-        if held:
+        if held and pid in (None, os.getpid()):
             try:
                 (directory / (key + _LOCK)).unlink(missing_ok=True)  # while it is ours
             finally:

@@ -22,7 +22,7 @@ from sqlstream.errors import QueryError
 from sqlstream.index.file.connection import size_of
 from sqlstream.index.file.index import Index
 from sqlstream.index.sql.dialect import does_not_run
-from sqlstream.process import locks
+from sqlstream.process import fork, locks
 from sqlstream.process.children import forget_child, start_child
 
 _START_SECONDS = 300.0  # an interpreter takes 0.3 s
@@ -77,7 +77,7 @@ class Job:
 
 
 class QueryProcess:
-    """One run of `sqlstream.index.sql.query_child`.
+    """One run of `sqlstream.index.sql.query_child`. A forked child leaves it to its parent, and is told so if it asks.
 
     Args:
         job: Index, query and limits in numbers.
@@ -90,6 +90,8 @@ class QueryProcess:
     def __init__(self, job: Job) -> None:
         with locks.uninterrupted():
             self._process, self._socket = start_child("sqlstream.index.sql.query_child", child_environment() | _ONE_THREAD)
+            self._is_inherited = False
+            fork.call_in_child(self, fork.Stage.MEMORY)
         try:
             self.open(job)
         except BaseException:
@@ -133,14 +135,15 @@ class QueryProcess:
         """End the process, whatever it does."""
         self._process.kill()
         self._process.wait()
-        if self._socket.fileno() >= 0:
-            with locks.uninterrupted(), locks.fork_guard():
+        with locks.uninterrupted(), locks.fork_guard():
+            if self._socket.fileno() >= 0:
                 locks.close_descriptor(self._socket.detach())
-        if self._job.scratch is not None:
+        if self._job.scratch is not None and not self._is_inherited:
             remove_scratch(self._job.scratch)
 
-    def forget(self) -> None:
-        """Drop what a forked child inherited: the process is the parent's, the socket is closed already."""
+    def after_fork_in_child(self) -> None:
+        """Drop what is the parent's: the process; its socket is closed already, and other files get the number that it had."""
+        self._is_inherited = True
         forget_child(self._process)
         self._socket.detach()
 
@@ -158,9 +161,20 @@ class QueryProcess:
 
     def _send(self, message: object) -> None:
         body = pickle.dumps(message)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: what it left to read says why
+        with self._errors_of_forks(), contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: what is left says why
             self._socket.settimeout(None)
             self._socket.sendall(len(body).to_bytes(_HEADER_BYTES, "little") + body)
+
+    @contextlib.contextmanager
+    def _errors_of_forks(self) -> Iterator[None]:
+        """Raise QueryError where this process is a child that was forked within the query, by a signal handler for instance."""
+        locks.notice_fork()
+        try:
+            yield
+        except OSError as error:  # the socket is closed
+            if not self._is_inherited:
+                raise
+            raise self._error("this process was forked while it ran, and its parent goes on with it: run it again") from error
 
     def _receive(self, what: str, seconds: float) -> Any:
         deadline = time.monotonic() + seconds
@@ -186,8 +200,9 @@ class QueryProcess:
         data = bytearray(size)
         view, start = memoryview(data), 0
         while start < size:
-            self._socket.settimeout(max(1e-3, deadline - time.monotonic()))
-            count = self._socket.recv_into(view[start:])
+            with self._errors_of_forks():
+                self._socket.settimeout(max(1e-3, deadline - time.monotonic()))
+                count = self._socket.recv_into(view[start:])
             if not count:
                 raise EOFError
             start += count

@@ -49,9 +49,7 @@ class SharedProcess:
             process.close()
 
     def forget(self) -> None:
-        """Drop what a forked child inherited."""
-        if self._process is not None:
-            self._process.forget()
+        """Drop what a forked child inherited; the next use starts another one."""
         self._process = None
 
 
