@@ -34,11 +34,12 @@ from sqlstream.index.named.find import chained_columns
 from sqlstream.index.sources.base.base import TableFile
 from sqlstream.index.sources.base.derived import DerivedTable, derived_rows
 from sqlstream.index.sources.places.directory import DirectoryTable
-from sqlstream.index.sources.plan.parts import ShardPart, innermost
+from sqlstream.index.sources.plan.parts import ShardPart, innermost, parquet_part
 from sqlstream.index.sources.plan.plan import SourcePlan, plan_sources
 from sqlstream.index.sources.shards.layout import KeepsShards, Scratch, ShardFiles
 from sqlstream.index.sql.expressions import with_where
 from sqlstream.index.types.models import SourceFile, ruled
+from sqlstream.index.types.pandas_import import load_pandas
 from sqlstream.index.types.values import declared
 from sqlstream.progress import Progress, progress
 from sqlstream.sample_types import SAMPLE_FIELDS
@@ -209,6 +210,8 @@ def _build(
     target, temporary, num_known = start
     remote, show_progress = reading.remote, reading.show_progress
     max_size = target.max_size
+    if plan.joins or not all(map(parquet_part, plan.parts)):
+        load_pandas()
     room = IndexRoom(temporary.parent, options)
     own_room = IndexRoom(temporary.parent, options)  # that of the writer waits for what asks this one
     scratch = Scratch(place.temporary, own_room.on_growth, reading.files(plan))

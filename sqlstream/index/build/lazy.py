@@ -66,13 +66,16 @@ class ChunkRows:
         return list(zip(*(values for (column, _, _), values in columns if not column.is_in_place), strict=True))
 
     def _stored(self, row_ids: Int64Array) -> list[list[Any]]:
-        found = np.searchsorted(self.row_ids, row_ids).astype(np.int64)  # [n]
-        # Given to `take` as it is, Arrow would import pandas, where that is installed.
-        at = pa.Array.from_buffers(pa.int64(), len(found), [None, pa.py_buffer(found.data)])
+        at = _as_arrow(np.searchsorted(self.row_ids, row_ids).astype(np.int64))
         return [
             [None] * len(row_ids) if array is None else encode_named(array.take(at), column.field, self._name).values
             for column, array, _ in self._arrays
         ]
+
+
+def _as_arrow(numbers: Int64Array) -> Any:
+    """Return numbers as Arrow has them: given to its `take` as they are, it would import pandas, where that is installed."""
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers).data)])
 
 
 class LazyIndex(Index):
@@ -249,7 +252,7 @@ class LazyIndex(Index):
             offsets = self.kept.offsets(number)
             if offsets is None:
                 offsets = self._filter(number, batch)
-            batch, row_ids = batch.take(offsets), row_ids[offsets]
+            batch, row_ids = batch.take(_as_arrow(offsets)), row_ids[offsets]
         return ChunkRows(self.columns, batch, row_ids, urls.redact(self.place_of(number).file.url))
 
     @cached_property

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from sqlstream.index.types import values
 from sqlstream.index.types.models import ANY, JSON, ROW, SHARD_URL, UUID, Column
+from sqlstream.index.types.pandas_import import load_pandas
 
 _TEXTS = (JSON, ANY, SHARD_URL)
 """Encodings whose values are texts in Arrow."""
@@ -44,6 +45,7 @@ def table_of(fields: Sequence[pa.Field[Any]], stored: Sequence[Sequence[Any]]) -
 
 
 def _arrays(fields: Sequence[pa.Field[Any]], stored: Sequence[Sequence[Any]]) -> list[Any]:
+    load_pandas()
     by_column = list(zip(*stored, strict=True)) if stored else [()] * len(fields)
     return [_array(field, of_column) for field, of_column in zip(fields, by_column, strict=True)]
 

@@ -15,6 +15,7 @@ from sqlstream.index.sources.base.base import TableFile
 from sqlstream.index.sources.base.unfold import together
 from sqlstream.index.sources.shards.samples import URL, ShardSamples
 from sqlstream.index.types.models import Column, SourceFile
+from sqlstream.index.types.pandas_import import load_pandas
 from sqlstream.index.types.schema import normal_type, widen
 from sqlstream.index.types.values import encoding
 from sqlstream.storage.base import urls
@@ -59,6 +60,7 @@ def table_of(samples: ShardSamples, whole: TableFile, file: SourceFile) -> Shard
         whole: The same, with what its source adds to it.
         file: The shard, with its version.
     """
+    load_pandas()
     names = tuple(samples.part_names(samples.member_columns))
     own = [name for name in whole.schema().names if name not in samples.typed]
     empty = pa.RecordBatch.from_pylist([], schema=pa.schema([whole.schema().field(name) for name in own]))

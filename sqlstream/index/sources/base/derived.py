@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from sqlstream.index.sources.base.base import TableFile
+from sqlstream.index.types.pandas_import import load_pandas
 from sqlstream.storage.base import urls
 
 Rewrite = Callable[[Any], Any]
@@ -115,5 +116,6 @@ def is_text(kind: Any) -> bool:
 
 
 def _rewritten(column: Any, rewrite: Rewrite) -> Any:
+    load_pandas()
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     return pa.array([None if value is None else rewrite(value) for value in column.to_pylist()], kind)

@@ -19,6 +19,7 @@ import pyarrow as pa
 from sqlstream.errors import ConfigError, SchemaError, SourceError, SqlStreamError
 from sqlstream.index.sources.base.base import BATCH_ROWS, plain_batch, plain_schema
 from sqlstream.index.sources.base.spool import Spool
+from sqlstream.index.types.pandas_import import load_pandas
 from sqlstream.storage.base.urls import redact_text
 
 _ROWS_A_PART = 8192
@@ -273,6 +274,7 @@ def _num_bytes(value: object) -> int:
 
 
 def _of_rows(rows: Sequence[Mapping[Any, Any]], name: str) -> pa.Table:
+    load_pandas()
     columns = dict.fromkeys(column for row in rows for column in row)
     return pa.table({str(column): _column(rows, column, name) for column in columns})
 

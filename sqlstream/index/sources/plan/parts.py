@@ -28,6 +28,7 @@ from sqlstream.index.sources.places.memory import MemoryTable, SpooledTable
 from sqlstream.index.sources.shards.layout import Scratch, ShardLayout
 from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.types.models import SourceFile, fingerprint
+from sqlstream.index.types.pandas_import import load_pandas
 from sqlstream.sample_types import DataSampleType
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.checksum import is_content_hash
@@ -287,4 +288,5 @@ def parquet_part(part: SourcePart) -> FilePart | DerivedPart | None:
 
 
 def _scalar(value: Any) -> Any:
+    load_pandas()
     return pa.scalar(value)  # its stubs know no unions
