@@ -23,8 +23,8 @@ MAX_KEPT = 64
 _READ_PLAIN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # never through a link, never waiting for a pipe
 _LOCK_SHARED_NOW = fcntl.LOCK_SH | fcntl.LOCK_NB
 _OWNER_OF = select.epoll.fromfd
-_locks: dict[int, weakref.ref[ReadLock]] = {}
-"""All read locks, by identity."""
+_locks: dict[str | int, weakref.ref[ReadLock]] = {}
+"""All read locks: those that holds share by their path, others by identity."""
 
 
 def is_object(status: os.stat_result, size_bytes: int) -> bool:
@@ -42,16 +42,21 @@ class ReadLock:
     Rejected: `io.FileIO`, which takes 1.5 µs more, warns of what it closes, and does not close a directory that it was given.
 
     Args:
+        path: Where the file is; holds that come later share its lock.
         size_bytes: What the file must have.
     """
 
-    __slots__ = ("__weakref__", "owners", "size_bytes")
+    __slots__ = ("__weakref__", "is_held", "owners", "size_bytes")
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, path: str, size_bytes: int) -> None:
         self.owners: list[select.epoll] = []
         """The owner of its descriptor, while it is open."""
         self.size_bytes = size_bytes
-        _locks[id(self)] = weakref.ref(self, functools.partial(_locks.pop, id(self)))
+        self.is_held = False
+        """The file is locked, and is what its row says."""
+        known = weakref.ref(self, functools.partial(_locks.pop, path))
+        if _locks.setdefault(path, known) is not known:  # a thread opens the same just now; or one of our parent had it
+            _locks[id(self)] = weakref.ref(self, functools.partial(_locks.pop, id(self)))
 
 
 class KeptLocks:
@@ -99,7 +104,6 @@ class ReadLocks:
         self.data = data
         self.was_missed = was_missed
         self.kept = kept
-        self._shared: dict[str, weakref.ref[ReadLock]] = {}
 
     def lock(self, path: str, size_bytes: int, files: dict[str, ReadLock]) -> bool:
         """Put the lock of a file into `files`; no variable of ours keeps it, else an error's traceback would.
@@ -107,13 +111,13 @@ class ReadLocks:
         Returns:
             False if it cannot be opened, is something else than a plain file of this size, or a process removes it.
         """
-        known = self._shared.get(path)
-        files[path] = (None if known is None else known()) or ReadLock(size_bytes)
-        if known is not None and not files[path].owners:  # our parent's, which another thread of it had: nothing drops it here
-            files[path] = ReadLock(size_bytes)
+        known = _locks.get(path)
+        if known is not None and (found := known()) is not None and found.owners and found.is_held:
+            files[path] = found
+            return found.size_bytes == size_bytes
+        found = None
+        files[path] = ReadLock(path, size_bytes)
         owners = files[path].owners
-        if owners:
-            return files[path].size_bytes == size_bytes
         opening = map(_OWNER_OF, map(os.open, (path,), (_READ_PLAIN,)))  # in the guard, nothing is made that is collected
         if os.getpid() != FORKS.pid:  # as `_repair_fork` does, without its call: for each sample, twice
             FORKS.repair()
@@ -122,15 +126,12 @@ class ReadLocks:
                 owners.extend(opening)
             fd = owners[-1].fileno()
             fcntl.flock(fd, _LOCK_SHARED_NOW)
-            status = os.fstat(fd)
+            files[path].is_held = is_object(os.fstat(fd), size_bytes)
         except OSError as error:
             if not interrupts.is_of_system_call(error):
                 raise
             return False
-        if not is_object(status, size_bytes):
-            return False
-        self._shared[path] = weakref.ref(files[path], functools.partial(self._shared.pop, path))
-        return True
+        return files[path].is_held
 
 
 _NO_FILES: dict[str, ReadLock] = {}
