@@ -17,6 +17,7 @@ from sqlstream.errors import ConfigError, StateError
 from sqlstream.order import (
     Even,
     IndependentDraws,
+    Int64Array,
     Mixture,
     ReorderedBlocks,
     ScheduleType,
@@ -256,6 +257,26 @@ def test_independent_draws_go_on_from_the_counts_of_a_state() -> None:
     assert sum(known.counts(true + 5)) == true + 5
     with pytest.raises(StateError, match=r"the state's draws \[1, 2, 3\] are not those of 7 turns"):
         known.remember(7, (1, 2, 3))
+
+
+def test_independent_draws_that_go_on_from_a_state_draw_nothing_again_that_its_counts_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights, number = (7, 2, 1), 10**7 + 1234
+    drawn: list[int] = []
+
+    def arange(*bounds: int) -> Int64Array:
+        drawn.append(len(range(*bounds)))
+        return real(*bounds)
+
+    known, numbers, real = IndependentDraws(weights=weights, seed=3), np.arange(number, number + 64), np.arange
+    known.remember(number, (6_000_000, 3_000_000, 1_001_234))
+    monkeypatch.setattr(np, "arange", arange)
+    assert known.counts(number) == (6_000_000, 3_000_000, 1_001_234)
+    assert len(known.at(numbers).draw) == 64
+    assert sum(drawn) <= 2 * 64
+    known.at(numbers + 100_000)
+    assert max(drawn) <= 1 << 13
 
 
 def test_schedules_travel_without_their_tables() -> None:

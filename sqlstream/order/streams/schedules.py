@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from operator import attrgetter
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,7 +28,9 @@ MAX_INDEPENDENT = 1 << 31
 """Sum of weights of independent draws (exclusive): a hash gives 31 bits."""
 _KEPT_TURNS = 1 << 14  # of the latest blocks, and two at least: numbers are asked for nearly in order
 _BLOCK_KEY = 201  # what a permutation is for; rows have other keys
-_CHUNK = 1 << 16  # draws that are counted at once
+_CHUNK = 1 << 12  # draws that are counted at once, and so many at most again for each lookup
+_KEPT_CHUNKS = 16
+"""The latest chunks before which counts are kept, and every sixteenth of the others: a number in memory for each stream."""
 _GOLDEN_RATIO = 0x9E3779B97F4A7C15
 
 
@@ -187,6 +191,22 @@ def _blocks(weights: tuple[int, ...], schedule: ScheduleType, seed: int, size: i
     return ReorderedBlocks(weights=weights, schedule=schedule, seed=seed, size=size, start=start)
 
 
+class _Mark(NamedTuple):
+    """What is known of the turns before a number."""
+
+    number: int
+    counts: Int64Array
+    """Turns of each stream: [S]."""
+
+    @property
+    def is_kept(self) -> bool:
+        """It stays however far back it is: a state said it, or it is one of every sixteenth chunk."""
+        return self.number % _CHUNK != 0 or self.number % (_KEPT_CHUNKS * _CHUNK) == 0
+
+
+_NUMBER_OF = attrgetter("number")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndependentDraws:
     """Each turn is drawn by itself. Earlier turns are counted, some 30 ns each: for steps, not for samples.
@@ -200,8 +220,8 @@ class IndependentDraws:
     """Seed of the draws."""
     start: int = 0
     """Turn of the run at which the schedule begins."""
-    _marks: dict[int, Int64Array] = field(init=False, repr=False, compare=False, default_factory=dict)
-    """Counts before some numbers, multiples of the chunk: they are a cache, in the order of their numbers: [S] each."""
+    _marks: list[_Mark] = field(init=False, repr=False, compare=False, default_factory=list)
+    """What is known, in the order of the numbers; it is a cache."""
 
     def __post_init__(self) -> None:
         """Check the weights."""
@@ -227,39 +247,38 @@ class IndependentDraws:
         chunk = numbers // _CHUNK  # [n]
         for number in np.unique(chunk).tolist():
             here = np.flatnonzero(chunk == number)  # [m]
-            first = number * _CHUNK
+            first, before = self._known(int(numbers[here].min()))
             drawn = self._streams(np.arange(first, int(numbers[here].max()) + 1))  # [c]
             earlier = np.empty_like(drawn)  # [c]
             order = np.argsort(drawn, kind="stable")  # [c]
             shares = np.bincount(drawn, minlength=len(self.weights))  # [S]
             earlier[order] = np.arange(len(drawn)) - np.repeat(np.cumsum(shares) - shares, shares)
-            draw[here] = earlier[numbers[here] - first] + self._before(number)[stream[here]]
+            draw[here] = earlier[numbers[here] - first] + before[stream[here]]
         return Turns(stream, draw)
 
     def counts(self, number: int) -> tuple[int, ...]:
         """Return how many of the first `number` turns are each stream's."""
-        chunk, rest = divmod(number, _CHUNK)
-        drawn = self._streams(np.arange(number - rest, number))  # [rest]
-        counts = self._before(chunk) + np.bincount(drawn, minlength=len(self.weights))  # [S]
-        return tuple(counts.tolist())
+        first, before = self._known(number)
+        return tuple((before + self._counted(first, number)).tolist())
 
     def remember(self, number: int, counts: tuple[int, ...]) -> None:
         """Take the counts of the first `number` turns as known, as a state has them: nothing is counted from the start."""
-        first = number // _CHUNK * _CHUNK
-        here = np.bincount(self._streams(np.arange(first, number)), minlength=len(self.weights))  # [S]
-        self._marks[number // _CHUNK] = np.array(counts, np.int64) - here
+        insort(self._marks, _Mark(number, np.array(counts, np.int64)), key=_NUMBER_OF)
 
-    def _before(self, chunk: int) -> Int64Array:
-        """Return the counts before a chunk, counted on from the nearest chunk that is known: [S]."""
-        known = chunk
-        while known and known not in self._marks:
-            known -= 1
-        counts = self._marks[known] if known else np.zeros(len(self.weights), np.int64)  # [S]
-        for number in range(known, chunk):
-            drawn = self._streams(np.arange(number * _CHUNK, (number + 1) * _CHUNK))  # [c]
-            counts = counts + np.bincount(drawn, minlength=len(self.weights))  # [S]
-            self._marks[number + 1] = counts
-        return counts
+    def _known(self, number: int) -> _Mark:
+        """Return the counts before a number less than a chunk before `number`, counted on from the nearest that is known."""
+        place = bisect_right(self._marks, number, key=_NUMBER_OF)
+        known = self._marks[place - 1] if place else _Mark(0, np.zeros(len(self.weights), np.int64))
+        while (following := (known.number // _CHUNK + 1) * _CHUNK) <= number:
+            known = _Mark(following, known.counts + self._counted(known.number, following))
+            insort(self._marks, known, key=_NUMBER_OF)
+            oldest = following - _KEPT_CHUNKS * _CHUNK
+            self._marks[:] = [mark for mark in self._marks if mark.number >= oldest or mark.is_kept]
+        return known
+
+    def _counted(self, first: int, stop: int) -> Int64Array:
+        """Return how many of the turns `[first, stop)` are each stream's: [S]."""
+        return np.bincount(self._streams(np.arange(first, stop)), minlength=len(self.weights))
 
     def _streams(self, numbers: Int64Array) -> Int64Array:
         """Return the stream of each number: a hash of 31 bits, laid out over the weights."""
