@@ -1,8 +1,8 @@
-"""Which rows share a batch: `Buckets`."""
+"""Which rows share a batch: `Buckets`, and how many of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -27,15 +27,23 @@ class Buckets:
     """SQL expressions over the row, such as `'width, height'`."""
     into: BucketMap | None = None
     """From their values to a bucket; None: each value is one."""
-    global_batch_size: int | None = None
-    """Samples of a batch of the whole job, for every bucket: the number of ranks must divide it. It is part of the order, so it
-    has to be given."""
+    global_batch_size: int | Mapping[BucketValue, int] | None = None
+    """Samples of a batch of the whole job, for every bucket or by bucket: the number of ranks must divide them. They are part
+    of the order, so they, or `global_batch_tokens`, have to be given."""
+    global_batch_tokens: int | None = None
+    """Tokens of a batch of the whole job at most: a bucket's batch has as many samples as fit into it."""
     leftovers: str = "carry"
     """What becomes of rows that fill no batch: `'carry'`: they open the bucket's first batch of a later epoch."""
+    rank_multiple: int | None = None
+    """Batches of `global_batch_tokens` are multiples of it, so that any number of ranks that divides it can take them; None: of
+    the number of ranks at the first start, which states carry."""
     max_crop: float | None = None
     """Leave out pictures of which more than this share would be cut away; None: none. For `AspectBuckets`."""
     unknown: str = "raise"
     """What becomes of rows where a value of `by` is NULL: `'raise'` or `'drop'`."""
+    tokens: Callable[[Any], int] | None = None
+    """Tokens of a sample of a bucket, for `global_batch_tokens`; None: those of a picture's patches of 16 x 16 pixels, or the
+    length. For a budget of pixels: `lambda size: size[0] * size[1]`."""
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -45,11 +53,7 @@ class Buckets:
             raise ConfigError(
                 f"Buckets: into={self.into!r} is none of AspectBuckets, Lengths, a function from values to a bucket"
             )
-        if self.global_batch_size is None:
-            raise ConfigError(
-                "Buckets needs global_batch_size: the samples of a batch of all ranks, which is part of the order"
-            )
-        check_at_least("Buckets: global_batch_size", self.global_batch_size, 1)
+        self._check_sizes()
         if self.leftovers != "carry":
             raise ConfigError(f"Buckets: leftovers={self.leftovers!r} cannot be had yet: leave it out, which is 'carry'")
         if self.unknown not in ("raise", "drop"):
@@ -62,8 +66,75 @@ class Buckets:
             if not isinstance(self.max_crop, int | float) or not 0 <= self.max_crop < 1:
                 raise ConfigError(f"Buckets: max_crop={self.max_crop!r} is out of range: give a share of 0 or more, below 1")
 
+    def _check_sizes(self) -> None:
+        """Raise ConfigError if it is not clear how large batches are."""
+        size, tokens = self.global_batch_size, self.global_batch_tokens
+        if (size is None) == (tokens is None):
+            raise ConfigError(
+                "Buckets needs global_batch_size, the samples of a batch of all ranks, or global_batch_tokens, their tokens: "
+                f"give one of them (they are {size!r} and {tokens!r}), which is part of the order"
+            )
+        if tokens is not None:
+            check_at_least("Buckets: global_batch_tokens", tokens, 1)
+        elif isinstance(size, Mapping):
+            for bucket, own in size.items():
+                check_at_least(f"Buckets: global_batch_size of {bucket!r}", own, 1)
+        elif size is not None:
+            check_at_least("Buckets: global_batch_size", size, 1)
+        for name, value in (("rank_multiple", self.rank_multiple), ("tokens", self.tokens)):
+            if value is not None and tokens is None:
+                raise ConfigError(f"Buckets: {name}= is for a budget: give global_batch_tokens, or leave it out")
+        if self.rank_multiple is not None:
+            check_at_least("Buckets: rank_multiple", self.rank_multiple, 1)
+
     @property
-    def size(self) -> int:
-        """Samples of a batch of the whole job."""
-        assert self.global_batch_size is not None, "checked"
-        return self.global_batch_size
+    def follows_ranks(self) -> bool:
+        """The sizes of batches depend on the number of ranks at the first start."""
+        return self.global_batch_tokens is not None and self.rank_multiple is None
+
+    def sizes_of(self, buckets: Sequence[BucketValue], num_ranks: int) -> tuple[int, ...]:
+        """Return the samples of a global batch of each bucket.
+
+        Args:
+            buckets: What names them.
+            num_ranks: Ranks of the first start, for budgets without `rank_multiple`.
+
+        Raises:
+            ConfigError: A bucket has no size, or no tokens that are known.
+        """
+        size, budget = self.global_batch_size, self.global_batch_tokens
+        if budget is not None:
+            return tuple(self._fitting(bucket, budget, self.rank_multiple or num_ranks) for bucket in buckets)
+        if not isinstance(size, Mapping):
+            assert size is not None, "checked"
+            return (size,) * len(buckets)
+        if missing := [bucket for bucket in buckets if bucket not in size]:
+            raise ConfigError(
+                f"Buckets: global_batch_size has no size of {', '.join(map(repr, missing[:4]))}: give one of each of the "
+                f"{len(buckets)} buckets"
+            )
+        return tuple(size[bucket] for bucket in buckets)
+
+    def _fitting(self, bucket: BucketValue, budget: int, multiple: int) -> int:
+        """Return how many samples of a bucket fit into a budget: a multiple of the ranks, and at least so many."""
+        tokens = self.tokens_of(bucket)
+        return max(multiple, budget // tokens // multiple * multiple)
+
+    def tokens_of(self, bucket: BucketValue) -> int:
+        """Return the tokens of a sample of a bucket.
+
+        Raises:
+            ConfigError: They are not known.
+        """
+        if self.tokens is not None:
+            found = self.tokens(bucket)
+        elif isinstance(self.into, AspectBuckets):
+            found = self.into.tokens_of(bucket)
+        else:
+            found = bucket if isinstance(bucket, int) else 0
+        if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+            raise ConfigError(
+                f"Buckets: the tokens of a sample of bucket {bucket!r} are {found!r}, no whole number of 1 or more: give "
+                "tokens=, a function from a bucket to its number, or global_batch_size"
+            )
+        return found

@@ -15,6 +15,8 @@ BucketValue: TypeAlias = int | float | str | tuple[Any, ...]
 """What names a bucket: a number, a text, or a tuple of these."""
 AspectSize: TypeAlias = tuple[int, int]
 """(width, height), as tables of pictures have them."""
+PATCH = 16
+"""Side of the patch that is a token: 8 pixels to a latent and 2 latents to a patch, as in most diffusion transformers."""
 
 # Sides of the report on SDXL, Table 2, as (height, width) in its order; PixArt has the same list.
 _SDXL = (
@@ -115,6 +117,11 @@ class AspectBuckets:
             if not number or large * least[0] < least[1] * small:
                 nearest, least = (wide, high), (small, large)
         return nearest
+
+    def tokens_of(self, bucket: BucketValue) -> int:
+        """Return the patches of 16 x 16 pixels that cover a bucket."""
+        width, height = _as_size(bucket)
+        return -(-width // PATCH) * -(-height // PATCH)
 
     def crop_of(self, value: BucketValue) -> float:
         """Return the share of a picture that is cut away when it is scaled to cover its bucket.

@@ -197,17 +197,9 @@ def open_buckets(
 
 
 def _tell(table: BucketTable, buckets: Buckets, num_rows: int) -> None:
-    """Log rows that are left out, and buckets that do not fill a batch in each epoch."""
+    """Log rows that are left out."""
     if table.num_rows < num_rows:
         logger.info("batches by %r leave %d of %d rows out", buckets.by, num_rows - table.num_rows, num_rows)
-    small = [value for value, size in zip(table.values, table.sizes, strict=True) if size < buckets.size]
-    if small:
-        logger.warning(
-            "batches by %r: %d of %d buckets have fewer rows than global_batch_size=%d, so epochs pass without a batch of "
-            "them, and a batch may hold a row twice: %s",
-            *(buckets.by, len(small), len(table.values), buckets.size),
-            ", ".join(map(str, small[:8])) + (", …" if len(small) > 8 else ""),
-        )
 
 
 def _build(index: Index, sorter: _Sorter, place: Workplace, name: str, *, show_progress: bool) -> Path:

@@ -1,12 +1,18 @@
 """Batches of rows that belong together: every global batch is of one bucket (an aspect ratio, a range of lengths).
 
-    step p of epoch e ─ permutation of the epoch's batches → bucket b, its batch m ─ draws [m G, (m + 1) G) of b
+    step p of epoch e ─ permutation of the epoch's batches → bucket b, its batch m ─ draws [m G_b, (m + 1) G_b) of b
     draw d of b ─ round d // n_b, place d mod n_b ─ permutation of (b, round) → member → row
 
-Bucket b of n_b rows has m_b(e) = floor((e n_b + phase_b) / G) batches before epoch e: as many as its rows fill, the rest is
+Bucket b of n_b rows has m_b(e) = floor((e n_b + phase_b) / G_b) batches before epoch e: as many as its rows fill, the rest is
 carried into the next epoch. So each draw comes exactly once, each row once in a round of its bucket, and rows of small buckets
 as often as those of large ones: a bucket of 5 rows has a batch of 16 in 5 of 16 epochs. Epochs differ by some batches; none of
 this is state. The phases are spread, so that small buckets do not all wait for the same epoch.
+
+A step has as many positions as the largest batch; those beyond the batch of its bucket are no positions of any share. So where
+a step begins is known without the steps before it.
+
+With C canonical nodes, place p of a batch takes the next draw of part p mod C of its bucket: the members c, c + C, c + 2 C …
+are part c, which goes round by itself. A bucket of fewer rows has one part.
 
 Rejected: dropping or repeating what does not fill a batch (rows of small buckets then come never, or too often), and buffers
 that wait for a bucket to fill (their content would be state, and differ with the number of workers).
@@ -14,8 +20,10 @@ that wait for a bucket to fill (their content would be state, and differ with th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -29,6 +37,8 @@ from sqlstream.order.permute import Int64Array, Permutation, forward_each
 _BATCHES, _MEMBERS, _REPLACEMENTS = 203, 204, 205
 _GOLDEN = 0x9E3779B97F4A7C15
 """2**64 / golden ratio: its multiples are spread evenly, however many there are."""
+_LOOKED_AT = 1 << 14
+"""Epochs that are looked at for one without a batch, where the sizes of batches come round later. Arbitrary."""
 
 
 class BucketRows(Protocol):
@@ -37,6 +47,10 @@ class BucketRows(Protocol):
     @property
     def sizes(self) -> tuple[int, ...]:
         """Rows of each bucket, at least 1."""
+
+    @property
+    def values(self) -> tuple[object, ...]:
+        """What names each bucket."""
 
     @property
     def digest(self) -> str:
@@ -49,10 +63,27 @@ class BucketRows(Protocol):
 class _Epoch(NamedTuple):
     """The batches of one epoch, sorted by bucket."""
 
-    following: Int64Array
-    """Batches of each bucket up to its end: [B]."""
     stops: Int64Array
     """Batches of this epoch up to and with each bucket: [B]."""
+    shifts: Int64Array
+    """What turns the number of a batch in the epoch into that of its bucket in the run: [B]."""
+    num_steps: int
+    """Batches of the epoch."""
+    shuffle: Permutation | None
+    """From steps to batches; None: as they are."""
+
+
+class _Steps(NamedTuple):
+    """Steps that positions belong to, one after the other."""
+
+    bucket: Int64Array
+    """Bucket of each: [m]."""
+    number: Int64Array
+    """Batches of that bucket in the run before it: [m]."""
+    which: Int64Array
+    """Step of each position: [n]."""
+    within: Int64Array
+    """Place of each position in its step: [n]."""
 
 
 class _Places(NamedTuple):
@@ -60,29 +91,41 @@ class _Places(NamedTuple):
 
     bucket: Int64Array
     """Bucket of each: [n]."""
+    part: Int64Array | None
+    """Part of the bucket: [n]; None: there is one."""
     round: Int64Array
-    """Round of the bucket's rows: [n]."""
+    """Round of the rows of that part: [n]."""
     place: Int64Array
-    """Place in that round, below the bucket's rows: [n]."""
+    """Place in that round, below the rows of the part: [n]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucketed:
-    """Rows in global batches of one bucket each; position p is place p mod G of step p // G.
+    """Rows in global batches of one bucket each; position p is place p mod G of step p // G, with G the largest batch.
 
     Without a seed an epoch has its batches bucket by bucket, and their rows as written.
     """
 
     rows: BucketRows
-    batch_size: int
-    """Samples of a global batch, G."""
+    batch_size: int | tuple[int, ...]
+    """Samples of a global batch, G, or of those of each bucket."""
     seed: int | None
+    num_parts: int = 1
+    """Canonical nodes."""
+    batch_sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Samples of a global batch of each bucket."""
+    step_size: int = field(init=False, repr=False, compare=False)
+    """Positions of a step: samples of the largest batch."""
+    is_even: bool = field(init=False, repr=False, compare=False)
+    """All batches have one size."""
+    _batches: Int64Array = field(init=False, repr=False, compare=False)
+    """Samples of a batch of each bucket: [B]."""
     _sizes: Int64Array = field(init=False, repr=False, compare=False)
     """Rows of each bucket: [B]."""
     _starts: Int64Array = field(init=False, repr=False, compare=False)
     """First place of each bucket in the table: [B]."""
     _phases: Int64Array = field(init=False, repr=False, compare=False)
-    """Draws that each bucket has ahead at the start, below G: [B]."""
+    """Draws that each bucket has ahead at the start, below its batch: [B]."""
     _epochs: dict[int, _Epoch] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The batches of the last two epochs that were asked for."""
 
@@ -92,30 +135,70 @@ class Bucketed:
         Raises:
             ConfigError: There is an epoch in which no bucket fills one.
         """
-        check_at_least("global_batch_size", self.batch_size, 1)
         check_seed(self.seed)
         sizes = np.array(self.rows.sizes, dtype=np.int64)  # [B]
         check_size("rows in buckets", int(sizes.sum()))
+        given = (self.batch_size,) * len(sizes) if isinstance(self.batch_size, int) else self.batch_size
+        for size in set(given):
+            check_at_least("global_batch_size", size, 1)
         spread = [(number + 1) * _GOLDEN % (1 << 64) >> 32 for number in range(len(sizes))]
-        phases = np.array([self.batch_size * turn >> 32 for turn in spread], dtype=np.int64)  # [B]
-        object.__setattr__(self, "_sizes", sizes)
-        object.__setattr__(self, "_starts", np.cumsum(sizes) - sizes)
-        object.__setattr__(self, "_phases", phases)
-        largest = max(self.rows.sizes, default=0)
-        if largest < self.batch_size and not self._has_batch_in_each_epoch():
+        phases = [batch * turn >> 32 for batch, turn in zip(given, spread, strict=True)]
+        for name, value in (
+            ("batch_sizes", given),
+            ("step_size", max(given, default=1)),
+            ("is_even", len(set(given)) <= 1),
+            ("_batches", np.array(given, dtype=np.int64)),
+            ("_sizes", sizes),
+            ("_starts", np.cumsum(sizes) - sizes),
+            ("_phases", np.array(phases, dtype=np.int64)),
+        ):
+            object.__setattr__(self, name, value)
+        check_size("positions of an epoch", int(-(-sizes // self._batches).sum()) * self.step_size)
+        self._check_parts()
+        if not (sizes >= self._batches).any() and not self._has_batch_in_each_epoch():
+            largest = int(sizes.max(initial=0))
             raise ConfigError(
-                f"global_batch_size={self.batch_size} leaves epochs without a batch: the {len(sizes)} buckets have "
+                f"global_batch_size={min(given, default=0)} leaves epochs without a batch: the {len(sizes)} buckets have "
                 f"{int(sizes.sum())} rows, the largest {largest}; give {largest} or fewer, or make fewer buckets"
             )
 
     @property
     def fingerprint(self) -> str:
-        """A text for buckets, batch size and seed."""
-        return f"{int(self._sizes.sum())} rows in buckets {self.rows.digest}, batches of {self.batch_size}, seed {self.seed}"
+        """A text for buckets, batch sizes, parts and seed."""
+        parts = "" if self.num_parts == 1 else f", {self.num_parts} parts"
+        return f"{int(self._sizes.sum())} rows in buckets {self.rows.digest}, {self.text_of_sizes}{parts}, seed {self.seed}"
+
+    @property
+    def text_of_sizes(self) -> str:
+        """A text for the sizes of batches, which is part of a run's state."""
+        if self.is_even:
+            return f"batches of {self.step_size}"
+        return f"batches of {blake2b(self._batches.tobytes(), digest_size=8).hexdigest()}"
 
     def num_positions(self, epoch: int) -> int:
-        """Return the positions of an epoch: whole batches, some more or fewer than in others."""
-        return int(self._epoch(epoch).stops[-1]) * self.batch_size
+        """Return the positions of an epoch: whole steps, some more or fewer than in others."""
+        return self._epoch(epoch).num_steps * self.step_size
+
+    def num_samples(self, epoch: int) -> int:
+        """Return the samples of an epoch."""
+        stops = self._epoch(epoch).stops  # [B]
+        return int((np.diff(stops, prepend=0) * self._batches).sum())
+
+    def name_of(self, bucket: int) -> str:
+        """Return what names a bucket."""
+        return repr(self.rows.values[bucket])
+
+    def sizes_at(self, epoch: int, steps: Int64Array) -> Int64Array:
+        """Return the samples of steps of an epoch: [n]."""
+        found = self._steps_at(epoch, steps * self.step_size)
+        sizes: Int64Array = self._batches[found.bucket][found.which]  # [n]
+        return sizes
+
+    def buckets_at(self, epoch: int, steps: Int64Array) -> Int64Array:
+        """Return the buckets of steps of an epoch: [n]."""
+        found = self._steps_at(epoch, steps * self.step_size)
+        buckets: Int64Array = found.bucket[found.which]  # [n]
+        return buckets
 
     def rows_at(self, epoch: int, positions: Int64Array) -> Draws:
         """Return the rows at `positions`.
@@ -124,13 +207,16 @@ class Bucketed:
         all buckets: they differ for any two draws, and do not depend on the batch size.
         """
         draws = self._draws_at(epoch, positions)
+        first, member, place = self._starts[draws.bucket], self._members(draws), draws.place  # [n], [n], [n]
+        if draws.part is not None:
+            place = place * self._parts_of(draws.bucket) + draws.part  # [n]
         starts = np.arange(len(positions) + 1)  # [n + 1]
         return Draws(
             starts=starts,
             stream=np.zeros(len(positions), dtype=np.int64),
             epoch=draws.round,
-            position=self._starts[draws.bucket] + draws.place,
-            row=self.rows.rows_at(self._starts[draws.bucket] + self._members(draws)),
+            position=first + place,
+            row=self.rows.rows_at(first + member),
         )
 
     def positions_of(self, epoch: int, rows: Int64Array) -> None:  # noqa: ARG002 - the same for all
@@ -155,7 +241,7 @@ class Bucketed:
 
     def _before(self, epoch: int) -> Int64Array:
         """Return the batches of each bucket in earlier epochs: [B]."""
-        before: Int64Array = (epoch * self._sizes + self._phases) // self.batch_size  # [B]
+        before: Int64Array = (epoch * self._sizes + self._phases) // self._batches  # [B]
         return before
 
     def _epoch(self, epoch: int) -> _Epoch:
@@ -163,44 +249,100 @@ class Bucketed:
         batches = self._epochs.get(epoch)
         if batches is None:
             following = self._before(epoch + 1)  # [B]
-            batches = _Epoch(following, np.cumsum(following - self._before(epoch)))
+            stops = np.cumsum(following - self._before(epoch))  # [B]
+            num_steps = int(stops[-1]) if len(stops) else 0
+            is_shuffled = self.seed is not None and num_steps > 0
+            shuffle = Permutation.keyed(num_steps, _BATCHES, self.seed or 0, epoch) if is_shuffled else None
+            batches = _Epoch(stops, following - stops, num_steps, shuffle)
             for old in list(self._epochs)[:-1]:
                 self._epochs.pop(old, None)
             self._epochs[epoch] = batches
         return batches
 
-    def _draws_at(self, epoch: int, positions: Int64Array) -> _Places:
-        """Return bucket, round and place of positions of an epoch."""
+    def _steps_at(self, epoch: int, positions: Int64Array) -> _Steps:
+        """Return the steps of positions of an epoch: neighbours that share one are looked up together."""
         batches = self._epoch(epoch)
-        num_steps = int(batches.stops[-1])
-        check_positions(positions, num_steps * self.batch_size)
-        step, within = np.divmod(positions, self.batch_size)  # [n], [n]
-        image = step  # [n]
-        if self.seed is not None and num_steps:
-            steps, which = np.unique(step, return_inverse=True)  # [m], [n]
-            image = Permutation.keyed(num_steps, _BATCHES, self.seed, epoch).forward(steps)[which]  # [n]
-        bucket = np.searchsorted(batches.stops, image, side="right")  # [n]
-        number = batches.following[bucket] - (
-            batches.stops[bucket] - image
-        )  # [n]; batches of the bucket in the whole run before it
-        draw = number * self.batch_size + within  # [n]
-        return _Places(bucket, *np.divmod(draw, self._sizes[bucket]))
+        check_positions(positions, batches.num_steps * self.step_size)
+        step, within = np.divmod(positions, self.step_size)  # [n], [n]
+        if len(step) > 1:
+            is_first = np.empty(len(step), dtype=np.bool_)  # [n]
+            is_first[0] = True
+            np.not_equal(step[1:], step[:-1], out=is_first[1:])
+            step = step[is_first]  # [m]
+            which = np.cumsum(is_first) - 1  # [n]
+        else:
+            which = np.zeros(len(step), dtype=np.int64)  # [n]
+        if batches.shuffle is None:
+            image = step  # [m]
+        elif len(step) < 8:  # as long as numpy takes for one, it takes for many
+            image = np.array([batches.shuffle.image(one) for one in step.tolist()], dtype=np.int64)  # [m]
+        else:
+            image = batches.shuffle.forward(step)  # [m]
+        bucket = np.searchsorted(batches.stops, image, side="right")  # [m]
+        return _Steps(bucket, batches.shifts[bucket] + image, which, within)
+
+    def _draws_at(self, epoch: int, positions: Int64Array) -> _Places:
+        """Return bucket, part, round and place of positions of an epoch.
+
+        Raises:
+            IndexError: The batch of a step does not reach to one of them.
+        """
+        steps = self._steps_at(epoch, positions)
+        batch = self._batches[steps.bucket]  # [m]
+        if not self.is_even and (steps.within >= batch[steps.which]).any():
+            raise IndexError("a position is beyond the batch of its step")
+        if self.num_parts == 1:
+            draw = (steps.number * batch)[steps.which] + steps.within  # [n]
+            return _Places(steps.bucket[steps.which], None, *np.divmod(draw, self._sizes[steps.bucket][steps.which]))
+        parts = self._parts_of(steps.bucket)  # [m]
+        index, part = np.divmod(steps.within, parts[steps.which])  # [n], [n]
+        draw = (steps.number * (batch // parts))[steps.which] + index  # [n]
+        sizes = (self._sizes[steps.bucket][steps.which] - part - 1) // parts[steps.which] + 1  # [n]
+        return _Places(steps.bucket[steps.which], part, *np.divmod(draw, sizes))
+
+    def _parts_of(self, bucket: Int64Array) -> Int64Array:
+        """Return the parts of buckets: [n]."""
+        return np.where(self._sizes[bucket] < self.num_parts, 1, self.num_parts)
 
     def _members(self, draws: _Places) -> Int64Array:
         """Return which row of its bucket each draw is: [n]."""
-        if self.seed is None or not len(draws.bucket):
-            return draws.place
-        keys, which = np.unique(draws.round * len(self._sizes) + draws.bucket, return_inverse=True)  # [p], [n]
-        permutations = [
-            Permutation.keyed(int(self._sizes[bucket]), _MEMBERS, self.seed, round_number, bucket)
-            for round_number, bucket in (divmod(key, len(self._sizes)) for key in keys.tolist())
-        ]
-        return forward_each(permutations, which, draws.place)
+        member = draws.place  # [n]
+        if self.seed is not None and len(member):
+            keys = draws.round * len(self._sizes) + draws.bucket  # [n]
+            if draws.part is not None:
+                keys = keys * self.num_parts + draws.part  # [n]
+            if (keys == keys[0]).all():
+                member = self._shuffle_of(int(keys[0])).forward(draws.place)  # [n]
+            else:
+                keys, which = np.unique(keys, return_inverse=True)  # [p], [n]
+                member = forward_each([self._shuffle_of(key) for key in keys.tolist()], which, draws.place)  # [n]
+        if draws.part is not None:
+            member = member * self._parts_of(draws.bucket) + draws.part  # [n]
+        return member
+
+    def _shuffle_of(self, key: int) -> Permutation:
+        """Return the permutation of a round of a bucket, or of a part of it."""
+        key, part = divmod(key, self.num_parts)
+        round_number, bucket = divmod(key, len(self._sizes))
+        size, seed = int(self._sizes[bucket]), self.seed or 0
+        if self.num_parts == 1 or size < self.num_parts:
+            return Permutation.keyed(size, _MEMBERS, seed, round_number, bucket)
+        return Permutation.keyed((size - part - 1) // self.num_parts + 1, _MEMBERS, seed, round_number, bucket, part)
+
+    def _check_parts(self) -> None:
+        """Raise ConfigError if a batch cannot have as many samples of each part."""
+        for bucket, size in enumerate(self.batch_sizes):
+            if size % self.num_parts:
+                raise ConfigError(
+                    f"num_canonical_nodes={self.num_parts} does not divide the batch of {size} samples of bucket "
+                    f"{self.name_of(bucket)}: give sizes, or rank_multiple=, that it divides"
+                )
 
     def _has_batch_in_each_epoch(self) -> bool:
-        """Return whether each epoch has a batch; after G epochs they repeat."""
-        epochs = np.arange(self.batch_size + 1)  # [G + 1]
-        before = np.zeros(self.batch_size + 1, dtype=np.int64)  # [G + 1]
-        for size, phase in zip(self._sizes.tolist(), self._phases.tolist(), strict=True):
-            before += (epochs * size + phase) // self.batch_size
+        """Return whether each epoch has a batch; after the least common multiple of the batch sizes they repeat."""
+        num_epochs = min(math.lcm(*self.batch_sizes), _LOOKED_AT)
+        epochs = np.arange(num_epochs + 1)  # [E + 1]
+        before = np.zeros(num_epochs + 1, dtype=np.int64)  # [E + 1]
+        for size, phase, batch in zip(self._sizes.tolist(), self._phases.tolist(), self.batch_sizes, strict=True):
+            before += (epochs * size + phase) // batch
         return bool((np.diff(before) > 0).all())

@@ -19,9 +19,10 @@ parts. Repeats keep to the part where the last step has one to repeat (m >= C).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,15 @@ class Tail(StrEnum):
     """A whole last step: repeats fill it up."""
     DROP = "drop"
     """No last step."""
+
+
+class UnevenSteps(NamedTuple):
+    """How many samples the steps of an epoch have, where that is not the same for all."""
+
+    sizes_at: Callable[[int, Int64Array], Int64Array]
+    """From an epoch and its steps, [n], to their samples, [n]."""
+    epoch: int
+    """The epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +69,9 @@ class Partition:
     """Positions that the whole job has taken: a multiple of G, or the epoch's end and more."""
     first_worker: int = 0
     """The worker that takes the first step: 0, as a DataLoader that starts always asks worker 0 first."""
+    uneven: UnevenSteps | None = None
+    """The samples of each step where they differ: G and the batch size are then those of the largest, and a smaller step leaves
+    the last places of each rank empty. They have numbers, so that where a step begins is known without the steps before it."""
 
     def __post_init__(self) -> None:
         """Check that the share is defined."""
@@ -119,9 +132,15 @@ class Partition:
         return self._num_whole * (self.batch_size or 1) + (self.last_width if self._takes_last else 0)
 
     def positions(self, start: int, stop: int) -> Int64Array:
-        """Return the positions of this worker's samples `[start, stop)`, counted from 0 after `consumed`; O(stop - start)."""
+        """Return the positions of this worker's samples `[start, stop)`, counted from 0 after `consumed`; O(stop - start).
+
+        A place that an uneven step leaves empty has -1.
+        """
         batch_size = self.batch_size or 1
         steps, within = np.divmod(self.numbers(start, stop), batch_size)
+        if self.uneven is not None:
+            widths = self._widths(steps)  # [n]
+            return np.where(within < widths, steps * self.step_size + self._places(within, widths), -1)
         if stop <= self._num_whole * batch_size:
             return steps * self.step_size + self._places(within, batch_size)
         whole = int(np.searchsorted(steps, self.num_whole_steps))
@@ -148,6 +167,21 @@ class Partition:
         """Return how many of this worker's samples belong to earlier steps than `step`."""
         nth = -(-(step - self._own_first_step) // self.world.num_workers)
         return min(max(0, nth) * (self.batch_size or 1), self.num_samples)
+
+    def end_of_batch(self, place: int) -> int:
+        """Return the end of the samples of the batch that a place of this worker is in: what its step leaves empty follows."""
+        batch_size = self.batch_size or 1
+        start = place - place % batch_size
+        if self.uneven is None:
+            return min(start + batch_size, self.num_samples)
+        return start + int(self._widths(self.numbers(start, start + 1) // batch_size)[0])
+
+    def next_place(self, taken: int) -> int:
+        """Return the place after `taken` samples, behind what their step leaves empty."""
+        batch_size = self.batch_size or 1
+        if self.uneven is None or taken % batch_size == 0 or taken < self.end_of_batch(taken):
+            return taken
+        return taken - taken % batch_size + batch_size
 
     def worker_of(self, step: int) -> int:
         """Return the worker that takes `step`, which is not before `first_step`."""
@@ -178,7 +212,12 @@ class Partition:
         ahead = self.num_whole_steps - self._own_first_step
         return self.last_width > 0 and ahead >= 0 and ahead % self.world.num_workers == 0
 
-    def _places(self, within: Int64Array, width: int) -> Int64Array:
+    def _widths(self, steps: Int64Array) -> Int64Array:
+        """Return this rank's samples of uneven steps: [n]."""
+        assert self.uneven is not None, "the caller has asked"
+        return self.uneven.sizes_at(self.uneven.epoch, steps) // self.world.world_size
+
+    def _places(self, within: Int64Array, width: int | Int64Array) -> Int64Array:
         """Return the places within a step of this rank's samples, each rank having `width` of them."""
         world = self.world
         if self.num_canonical_nodes == 1:

@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Protocol
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.order.order import Order
-from sqlstream.order.partition import Partition, Tail
+from sqlstream.order.partition import Partition, Tail, UnevenSteps
+from sqlstream.order.permute import Int64Array
 from sqlstream.world import World
+
+
+class OwnBatches(Protocol):
+    """The global batches that an order is made of."""
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Samples of a batch of each bucket."""
+
+    @property
+    def step_size(self) -> int:
+        """Positions of a step: samples of the largest batch."""
+
+    @property
+    def is_even(self) -> bool:
+        """All batches have one size."""
+
+    def name_of(self, bucket: int) -> str:
+        """Return what names a bucket."""
+
+    def sizes_at(self, epoch: int, steps: Int64Array) -> Int64Array:
+        """Return the samples of steps of an epoch: [n]."""
+
+    def num_samples(self, epoch: int) -> int:
+        """Return the samples of an epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,37 +50,66 @@ class Steps:
     """What becomes of an incomplete last step (`order/partition.py` has the reasons)."""
     num_canonical_nodes: int = 1
     """Parts of the dataset that stay on their nodes."""
-    global_batch_size: int | None = None
-    """Samples of a global batch of an order that is made of such batches; None: steps of any size can be taken of it."""
+    batches: OwnBatches | None = None
+    """The batches that the order is made of; None: steps of any size can be taken of it."""
 
     def __post_init__(self) -> None:
         """Check the batch size."""
         if self.batch_size is not None:
             check_at_least("batch_size", self.batch_size, 1)
 
+    @property
+    def global_batch_size(self) -> int | None:
+        """Samples of the largest global batch of an order that is made of such batches; None: it is not."""
+        return None if self.batches is None else self.batches.step_size
+
+    def num_samples(self, epoch: int) -> int:
+        """Return the samples of an epoch, as far as each position gives one."""
+        return self.order.num_positions(epoch) if self.batches is None else self.batches.num_samples(epoch)
+
     def batch_size_on(self, world: World) -> int | None:
-        """Return the samples of a rank's batch; None: unknown.
+        """Return the samples of a rank's batch, where batches differ of the largest one; None: unknown.
 
         Raises:
             ConfigError: The order has batches that the ranks do not divide, or that `batch_size` does not give.
         """
-        whole, num_ranks = self.global_batch_size, world.world_size
-        if whole is None:
+        if self.batches is None:
             return self.batch_size
-        if whole % num_ranks:
-            nearest = max(1, whole // num_ranks) * num_ranks
-            ranks = max(ranks for ranks in range(1, num_ranks) if whole % ranks == 0)
+        whole, num_ranks = self.batches.step_size, world.world_size
+        self._check_ranks(self.batches, num_ranks)
+        own = whole // num_ranks
+        if self.batch_size in (None, own):
+            return own
+        if not self.batches.is_even:
             raise ConfigError(
-                f"global_batch_size={whole} of batches= is not divided by {num_ranks} ranks: use {ranks} ranks, or begin a new "
+                f"batch_size={self.batch_size} contradicts batches=, whose global batches have "
+                f"{min(self.batches.batch_sizes)} to {whole} samples by bucket: leave it out"
+            )
+        assert self.batch_size is not None, "checked above"
+        raise ConfigError(
+            f"batch_size={self.batch_size} on {num_ranks} ranks contradicts global_batch_size={whole} of batches=: give "
+            f"batch_size={own}, leave it out, or begin a new run with global_batch_size={self.batch_size * num_ranks}"
+        )
+
+    def _check_ranks(self, batches: OwnBatches, num_ranks: int) -> None:
+        """Raise ConfigError if the ranks do not divide a batch."""
+        size = next((size for size in sorted(set(batches.batch_sizes)) if size % num_ranks), None)
+        if size is None:
+            return
+        nearest = max(1, size // num_ranks) * num_ranks
+        if batches.is_even:
+            ranks = max(ranks for ranks in range(1, num_ranks) if size % ranks == 0)
+            raise ConfigError(
+                f"global_batch_size={size} of batches= is not divided by {num_ranks} ranks: use {ranks} ranks, or begin a new "
                 f"run with global_batch_size={nearest}"
             )
-        own = whole // num_ranks
-        if self.batch_size not in (None, own):
-            raise ConfigError(
-                f"batch_size={self.batch_size} on {num_ranks} ranks contradicts global_batch_size={whole} of batches=: give "
-                f"batch_size={own}, leave it out, or begin a new run with global_batch_size={self.batch_size * num_ranks}"
-            )
-        return own
+        common = math.gcd(*batches.batch_sizes)
+        ranks = max(ranks for ranks in range(1, num_ranks) if common % ranks == 0)
+        raise ConfigError(
+            f"the global batch of bucket {batches.name_of(batches.batch_sizes.index(size))} has {size} samples, which "
+            f"{num_ranks} ranks do not divide: use {ranks} ranks, or begin a new run with {nearest} samples of it, or with "
+            f"rank_multiple={num_ranks}"
+        )
 
     def partition(self, epoch: int, world: World, consumed: int = 0, first_worker: int = 0) -> Partition:
         """Return the share of `world`'s worker in what an epoch has left after `consumed` positions of the whole job.
@@ -78,4 +135,5 @@ class Steps:
             world=world,
             consumed=consumed,
             first_worker=first_worker,
+            uneven=None if self.batches is None or self.batches.is_even else UnevenSteps(self.batches.sizes_at, epoch),
         )

@@ -292,12 +292,6 @@ class StreamingDataset(SelectedRows, IteratedDataset):
                 "refresh='epoch' has the trainer look at the source, before workers start: use StreamingDataLoader in place of "
                 "the DataLoader, or num_workers=0"
             )
-        order = self._pipeline.options.order
-        if order.batches is not None and order.batch_size is None:
-            raise ConfigError(
-                "batches= in a plain DataLoader needs batch_size=, given to the dataset and to it: use StreamingDataLoader, or "
-                f"give both {order.batches.size} divided by the number of ranks"
-            )
 
     def _prepare(self) -> None:
         refresh_rows(self._pipeline, self._schedule)

@@ -9,26 +9,31 @@ from typing import Any, Self
 from torch.utils.data import IterableDataset, get_worker_info
 
 from sqlstream.config import check_at_least
+from sqlstream.errors import ConfigError
 from sqlstream.stream.engines import EngineMaker
 from sqlstream.stream.frameworks.accelerate import check_not_sharded_again
-from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
+from sqlstream.stream.frameworks.plain_loader import collates_samples, warn_of_ranks
 from sqlstream.stream.run.checkpoint import load_state, save_state
 from sqlstream.stream.run.order_options import BatchOptions
 from sqlstream.stream.run.positions import JobPosition, RunPosition
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.run.shares import EpochShare, ShareProgress
+from sqlstream.stream.run.whole_batches import whole_batches
 from sqlstream.stream.transport.handover import Handover
 from sqlstream.transforms.base import Sample
 from sqlstream.world import World
 
 
 class IteratedDataset(IterableDataset[Sample]):
-    """The samples of this rank and this worker, in the order of a run, which goes on from any state."""
+    """The samples of this rank and this worker, in the order of a run, which goes on from any state.
+
+    Where the order says which samples share a batch, a loader is given lists of them.
+    """
 
     _pipeline: EngineMaker
     _schedule: Schedule
 
-    def __iter__(self) -> Iterator[Sample]:
+    def __iter__(self) -> Iterator[Any]:
         """Return the samples of the next epoch that are this rank's and this worker's.
 
         In the trainer's own process the iteration begins with the first sample that is asked for.
@@ -42,18 +47,44 @@ class IteratedDataset(IterableDataset[Sample]):
             if get_worker_info() is not None:
                 self._check_plain_worker()
             warn_of_ranks(lambda: self._schedule.world, self._pipeline.engines.warnings)
+        are_whole = self._gives_batches()
         if get_worker_info() is None and not self._schedule.is_announced:
-            return self._iterate(None)
-        return self._iterate(self._schedule.begin())
+            return self._iterate(None, are_whole=are_whole)
+        return self._iterate(self._schedule.begin(), are_whole=are_whole)
 
-    def _iterate(self, begun: tuple[ShareProgress, Iterator[EpochShare]] | None) -> Iterator[Sample]:
+    def _gives_batches(self) -> bool:
+        """Return whether batches are asked for: by a loader, where the order is made of batches.
+
+        Raises:
+            ConfigError: A plain DataLoader would make other batches of the samples.
+        """
+        schedule = self._schedule
+        if schedule.steps.batches is None:
+            return False
+        if schedule.is_announced:
+            return schedule.batches is not None and schedule.batches.are_whole
+        collates = collates_samples()
+        if collates:
+            raise ConfigError(
+                "batches= says which samples share a batch, and this DataLoader makes others of them: give it batch_size=None, "
+                "then the dataset yields whole batches (a list of samples each, for its collate_fn), or use StreamingDataLoader"
+            )
+        return collates is not None
+
+    def _iterate(
+        self, begun: tuple[ShareProgress, Iterator[EpochShare]] | None, *, are_whole: bool
+    ) -> Iterator[Sample | list[Sample]]:
         schedule = self._schedule
         if begun is None:
             self._prepare()
         progress, shares = begun or schedule.begin()
         ranks_on_node = schedule.layout.whole.local_world_size
         with self._pipeline.engines.iterating(self._pipeline, ranks_on_node, schedule.batches) as engine:
-            yield from engine.stream(shares, progress, is_endless=schedule.is_endless, note_several=schedule.note_several)
+            samples = engine.stream(shares, progress, is_endless=schedule.is_endless, note_several=schedule.note_several)
+            if are_whole:
+                yield from whole_batches(samples, progress)
+            else:
+                yield from samples
 
     def _check_begun(self) -> None:
         """Raise ConfigError if something is missing that the order depends on."""
@@ -107,6 +138,8 @@ class IteratedDataset(IterableDataset[Sample]):
         """
         check_at_least("batch_size", batch_size, 1)
         check_at_least("num_workers", num_workers, 0)
+        if self._schedule.steps.batches is not None:
+            return self._schedule.num_steps
         shares = self._schedule.samples_of_workers(max(1, num_workers))
         return sum(share // batch_size if drop_last else -(-share // batch_size) for share in shares)
 

@@ -35,7 +35,7 @@ class StreamingDataLoader(DataLoader[Sample]):
     Args:
         dataset: What to load.
         batch_size: Samples of this rank's batch, the same on every rank; None: samples one by one, not collated. `AS_IT_IS`: 1,
-            or what the dataset's `batches=` says.
+            or what the dataset's `batches=` says; where it says another one for each bucket, `loader.batch_size` is None.
         num_workers: Processes that make batches; 0: this one does.
         collate_fn: From a list of samples to a batch; None: torch's default.
         pin_memory: Copy tensors into page-locked memory.
@@ -85,9 +85,13 @@ class StreamingDataLoader(DataLoader[Sample]):
                 f"StreamingDataLoader takes a StreamingDataset or a MixedDataset, not {type(dataset).__name__}: use torch's "
                 "DataLoader"
             )
-        if isinstance(batch_size, AsItIs):
-            steps = dataset.schedule.steps
-            batch_size = 1 if steps.global_batch_size is None else steps.batch_size_on(dataset.world)
+        schedule = dataset.schedule
+        schedule.fit_first_ranks()
+        has_own = schedule.steps.batches is not None
+        if has_own and (batch_size is None or isinstance(batch_size, AsItIs)):
+            batch_size = schedule.steps.batch_size_on(dataset.world)
+        elif isinstance(batch_size, AsItIs):
+            batch_size = 1
         if batch_size is not None:
             check_at_least("batch_size", batch_size, 1)
         self._batch_options = BatchOptions(
@@ -96,7 +100,10 @@ class StreamingDataLoader(DataLoader[Sample]):
             num_workers=num_workers,
             prefetch_factor=TORCH_PREFETCH_FACTOR if prefetch_factor is None else prefetch_factor,
             is_persistent=persistent_workers,
+            are_whole=has_own,
         )
+        if has_own:
+            _check_iterates_batches(dataset)
         dataset.expect_batches(self._batch_options)
         if pack_bytes not in (True, False, "views"):
             raise ConfigError(f"pack_bytes={pack_bytes!r} is unknown: give True, False or 'views'")
@@ -106,11 +113,11 @@ class StreamingDataLoader(DataLoader[Sample]):
         self._num_renewed = dataset.schedule.num_renewed
         super().__init__(
             dataset,
-            batch_size=batch_size,
+            batch_size=None if has_own else batch_size,  # then torch takes what the dataset yields for a batch
             num_workers=num_workers,
-            collate_fn=collate_fn,
+            collate_fn=default_collate if has_own and collate_fn is None else collate_fn,
             pin_memory=pin_memory,
-            drop_last=bool(drop_last),
+            drop_last=bool(drop_last) and not has_own,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
@@ -119,6 +126,8 @@ class StreamingDataLoader(DataLoader[Sample]):
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
         )
+        if has_own and schedule.steps.batches is not None and schedule.steps.batches.is_even and schedule.refit is None:
+            object.__setattr__(self, "batch_size", batch_size)  # for who asks; torch sets it once
 
     def __iter__(self) -> _BaseDataLoaderIter:
         """Begin the next epoch, or go on where a state said."""
@@ -222,6 +231,15 @@ class StreamingDataLoader(DataLoader[Sample]):
         if not isinstance(self.dataset, MixedDataset):
             raise ConfigError(f"{what} is of mixtures, and the dataset is {self.dataset!r}: give a MixedDataset")
         return self.dataset
+
+
+def _check_iterates_batches(dataset: IteratedDataset) -> None:
+    """Raise ConfigError if a dataset that yields whole batches is iterated in a manner of its own."""
+    if type(dataset).__iter__ is not IteratedDataset.__iter__:
+        raise ConfigError(
+            f"a dataset with batches= yields whole batches to its loader, and {type(dataset).__name__} has an __iter__ of its "
+            "own, which expects samples: make it a transform"
+        )
 
 
 def _quicker(collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:

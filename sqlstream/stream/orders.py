@@ -66,23 +66,64 @@ def open_schedule(
     return Schedule(steps, weighting, options, identity=identity, reseeded=seeded)
 
 
-def _in_buckets(options: OrderOptions, batches: Buckets, seed: int | None, index: Index, buckets: BucketTable) -> Schedule:
-    """Return the order of batches of one bucket each; the rows in buckets are the size of its epochs that a state knows."""
+def _in_buckets(
+    options: OrderOptions,
+    batches: Buckets,
+    seed: int | None,
+    index: Index,
+    buckets: BucketTable,
+    rank_multiple: int | None = None,
+) -> Schedule:
+    """Return the order of batches of one bucket each; the rows in buckets are the size of its epochs that a state knows.
+
+    Args:
+        options: What the user asked for.
+        batches: Which batches.
+        seed: What the ranks have agreed on.
+        index: Whose rows.
+        buckets: The rows of each bucket.
+        rank_multiple: What the sizes of batches are multiples of, where the user leaves it out; None: the ranks of now.
+    """
+    multiple = None
+    if batches.follows_ranks:
+        multiple = rank_multiple or options.layout.effective.world_size
+    sizes = batches.sizes_of(buckets.values, multiple or 1)
+    order = Bucketed(rows=buckets, batch_size=sizes, seed=seed, num_parts=options.num_canonical_nodes)
+    if rank_multiple is None:
+        _tell_of_small(batches, buckets, order)
     steps = Steps(
-        order=Bucketed(rows=buckets, batch_size=batches.size, seed=seed),
+        order=order,
         batch_size=options.batch_size,
         tail=options.tail,
-        global_batch_size=batches.size,
+        num_canonical_nodes=options.num_canonical_nodes,
+        batches=order,
     )
     identity = RunIdentity(
         fingerprint=index.fingerprint,
         shuffle_seed=seed,
-        num_canonical_nodes=1,
-        blocks=f"buckets {buckets.digest}, batches of {batches.size}",
+        num_canonical_nodes=options.num_canonical_nodes,
+        blocks=f"buckets {buckets.digest}, {order.text_of_sizes}",
         epoch_size=buckets.num_rows,
         content=index.content,
     )
-    return Schedule(steps, Weighting(len(index), len(index), _refuse_weights, None), options, identity=identity)
+    schedule = Schedule(steps, Weighting(len(index), len(index), _refuse_weights, None), options, identity=identity)
+    if multiple is not None:
+        schedule.rank_multiple = multiple
+        schedule.refit = partial(_in_buckets, options, batches, seed, index, buckets)
+    return schedule
+
+
+def _tell_of_small(batches: Buckets, buckets: BucketTable, order: Bucketed) -> None:
+    """Log buckets that do not fill a batch in each epoch."""
+    sizes = zip(buckets.values, buckets.sizes, order.batch_sizes, strict=True)
+    small = [value for value, size, batch in sizes if size < batch]
+    if small:
+        logger.warning(
+            "batches by %r: %d of %d buckets have fewer rows than a batch (%s), so epochs pass without a batch of them, and a "
+            "batch may hold a row twice: %s",
+            *(batches.by, len(small), len(buckets.values), order.text_of_sizes),
+            ", ".join(map(str, small[:8])) + (", …" if len(small) > 8 else ""),
+        )
 
 
 def _refuse_weights(_weights: WeightsSpec) -> WeightTable:

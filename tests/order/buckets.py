@@ -14,5 +14,9 @@ class Table:
     sizes: tuple[int, ...]
     digest: str = "table"
 
+    @property
+    def values(self) -> tuple[int, ...]:
+        return tuple(range(len(self.sizes)))
+
     def rows_at(self, places: Int64Array) -> Int64Array:
         return places.astype("int64")

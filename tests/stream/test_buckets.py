@@ -7,93 +7,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from torch.utils.data import DataLoader
 
 from sqlstream import Buckets, Lengths, MixedDataset, StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError, StateError
-from sqlstream.transforms import rng
-from sqlstream.world import World
+from tests.stream.bucket_runs import BUCKETS, GLOBAL_BATCH, NUM_ROWS, drawn, seen, some_runs, write_lengths
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
-NUM_ROWS, GLOBAL_BATCH = 43, 8
-BUCKETS = Buckets("length", Lengths((10, 20, 30)), global_batch_size=GLOBAL_BATCH)
 LAYOUTS = [(1, 0), (2, 0), (4, 0), (8, 0), (2, 2), (1, 3)]
 """Ranks, and workers of each."""
 
 
-def drawn(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "drawn": int(rng(sample).integers(1 << 40))}
-
-
-def seen(samples: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    return [(sample["__epoch__"], sample["__row__"], sample["__bucket__"], sample["drawn"]) for sample in samples]
-
-
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """Rows of 23, 15 and 5 lengths in three buckets: the last one does not fill a batch in each epoch."""
-    lengths = [10] * 23 + [20] * 15 + [30] * 5
-    path = tmp_path / "rows.parquet"
-    rows = {"length": [lengths[row * 7 % NUM_ROWS] for row in range(NUM_ROWS)], "row": list(range(NUM_ROWS))}
-    pq.write_table(pa.table(rows), path)
-    return path
-
-
-class Run:
-    """All ranks of a job in this process, taking their batches in turn."""
-
-    def __init__(self, table: Path, num_ranks: int, num_workers: int = 0, **options: Any) -> None:
-        worlds = [World(rank=r, world_size=num_ranks, local_rank=r, local_world_size=num_ranks) for r in range(num_ranks)]
-        given: dict[str, Any] = {"shuffle_seed": 5, "show_progress": False, "batches": BUCKETS, "transforms": [drawn]}
-        given |= {"prefetch": 4} | options
-        self.datasets = [StreamingDataset(table, table.parent / "cache", world=world, **given) for world in worlds]
-        context = "fork" if num_workers else None
-        self.loaders = [
-            StreamingDataLoader(dataset, num_workers=num_workers, collate_fn=seen, multiprocessing_context=context)
-            for dataset in self.datasets
-        ]
-        self._running: list[Iterator[Any]] = [iter(()) for _ in self.loaders]
-
-    def step(self) -> frozenset[tuple[Any, ...]]:
-        """The samples of the next global batch, over the ends of epochs."""
-        return frozenset(sample for rank in range(len(self.loaders)) for sample in self._next(rank))
-
-    def _next(self, rank: int) -> list[Any]:
-        batch = next(self._running[rank], None)
-        if batch is None:
-            self._running[rank] = iter(self.loaders[rank])
-            batch = next(self._running[rank])
-        return list(batch)
-
-    def state(self) -> dict[str, Any]:
-        states = [loader.state_dict() for loader in self.loaders]
-        assert all(state == states[0] for state in states), "ranks disagree on where they are"
-        state: dict[str, Any] = json.loads(json.dumps(states[0]))
-        return state
-
-    def close(self) -> None:
-        self._running = []
-        for dataset in self.datasets:
-            dataset.close()
+    return write_lengths(tmp_path)
 
 
 @pytest.fixture
 def runs(table: Path) -> Iterator[Any]:
-    made: list[Run] = []
-
-    def make(num_ranks: int = 1, num_workers: int = 0, **options: Any) -> Run:
-        made.append(Run(table, num_ranks, num_workers, **options))
-        return made[-1]
-
-    yield make
-    for run in made:
-        run.close()
+    with some_runs(table) as make:
+        yield make
 
 
 def test_every_batch_is_of_one_bucket_and_samples_say_it(runs: Any) -> None:
@@ -136,15 +72,11 @@ def test_a_run_resumed_at_every_step_on_every_layout_goes_on_as_if_it_had_not_st
     for number, state in enumerate(states[:14]):
         assert len(json.dumps(state)) < 2000
         for run in others.values():
-            for loader in run.loaders:
-                loader.load_state_dict(state)
-            run._running = [iter(()) for _ in run.loaders]
+            run.load(state)
             assert [run.step(), run.step()] == steps[number : number + 2], f"after {number} steps on {len(run.loaders)} ranks"
     with_workers = runs(2, 2)
     for number in (1, 7, 12):
-        for loader in with_workers.loaders:
-            loader.load_state_dict(states[number])
-        with_workers._running = [iter(()) for _ in with_workers.loaders]
+        with_workers.load(states[number])
         assert [with_workers.step() for _ in range(3)] == steps[number : number + 3]
 
 
@@ -206,7 +138,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"weights": "length"}, "weights=… cannot be had with batches= yet"),
     ({"epoch_size": 9}, "epoch_size=9 cannot be had"),
     ({"shuffle_block_size": 4}, "shuffle_block_size=4 cannot be had"),
-    ({"num_canonical_nodes": 2}, "num_canonical_nodes=2 cannot be had"),
     ({"unaligned_worker_index": True}, "unaligned_worker_index=True cannot be had"),
     ({"refresh": "epoch"}, "leave one of them out"),
     ({"lazy_index_chunk_size": 4}, "lazy index"),
@@ -240,12 +171,3 @@ def test_weights_that_change_and_a_mixture_are_refused(table: Path, tmp_path: Pa
     with pytest.raises(ConfigError, match="has batches, which a mixture cannot have"):
         MixedDataset({"one": dataset}, epoch_size=8)
     dataset.close()
-
-
-def test_a_plain_loader_takes_batches_with_batch_size_given_to_both(runs: Any) -> None:
-    (dataset,) = runs(batch_size=8).datasets
-    batches = list(DataLoader(dataset, batch_size=8, collate_fn=seen, num_workers=2, multiprocessing_context="fork"))
-    assert all(len({bucket for _, _, bucket, _ in batch}) == 1 for batch in batches)
-    (without,) = runs().datasets
-    with pytest.raises(ConfigError, match="needs batch_size="):
-        list(DataLoader(without, batch_size=8, collate_fn=seen, num_workers=1, multiprocessing_context="fork"))

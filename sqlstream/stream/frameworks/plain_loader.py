@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 _LOADERS = ("torch.utils.data.", "torchdata.stateful_dataloader.")
 """Modules of loaders that know no ranks."""
-_LOOKED_AT = 3
+_LOOKED_AT = 4
 """Number of callers that are looked at: a subclass of the dataset may be between it and the loader."""
 
 
@@ -61,13 +61,26 @@ def warn_of_paths(may_warn: Callable[[], bool] | None, given: set[str]) -> None:
     )
 
 
+def collates_samples() -> bool | None:
+    """Return whether a loader that iterates a dataset makes batches itself (`batch_size=` of it); None: no loader asks."""
+    frame = _loader_frame()
+    if frame is None:
+        return None
+    return bool(frame.f_locals.get("auto_collation", True))
+
+
 def _is_called_by_loader() -> bool:
     """Return whether torch's DataLoader, or torchdata's, has called the method of the dataset that asks."""
+    return _loader_frame() is not None
+
+
+def _loader_frame() -> FrameType | None:
+    """Return the frame of torch's DataLoader, or torchdata's, that has called the method of the dataset that asks."""
     frame: FrameType | None = sys._getframe(3)
     for _ in range(_LOOKED_AT):
         if frame is None:
-            return False
+            return None
         if frame.f_globals.get("__name__", "").startswith(_LOADERS):
-            return True
+            return frame
         frame = frame.f_back
-    return False
+    return None

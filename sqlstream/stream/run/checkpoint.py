@@ -40,6 +40,7 @@ def save_state(schedule: Schedule, num_samples: int | None, *, by_content: bool 
         weights=tuple(row_weights(schedule).to_state(by_content=by_content)),
         share=position.share,
         beyond=position.beyond,
+        rank_multiple=schedule.rank_multiple,
     )
 
 
@@ -56,6 +57,8 @@ def load_state(schedule: Schedule, saved: Mapping[str, object], *, strict: bool)
     """
     state = StreamState.from_dict(saved)
     if strict:
+        if state.rank_multiple is not None and state.shuffle_seed == schedule.identity.shuffle_seed:
+            schedule.fit_ranks(state.rank_multiple)
         state.check(save_state(schedule, 0, by_content=state.content is not None))
         if state.fingerprint is not None:
             row_weights(schedule).restore(state.weights)

@@ -109,7 +109,7 @@ class Delivery:
         """Return the first place that was not delivered before, in the next epoch if the iteration goes on with it."""
         while True:
             partition = self._partition(place.worker, place.epoch)
-            taken = place.taken
+            taken = partition.next_place(place.taken)
             while self.start.beyond is not None and not place.offset and taken < partition.num_samples:
                 numbers = partition.numbers(taken, taken + LOOKED_AT)
                 is_left = ~self.start.beyond.is_taken(place.epoch, numbers)
@@ -171,9 +171,9 @@ def processed(progress: ShareProgress) -> RunPosition:
         return RunPosition(
             JobPosition(epoch, partition.consumed), TakenAlone.of(partition, progress.taken, progress.offset), beyond
         )
-    if progress.taken >= partition.num_samples:
+    if partition.next_place(progress.taken) >= partition.num_samples:
         return RunPosition(JobPosition(epoch + 1, 0))
-    num_steps, rest = divmod(progress.taken, partition.batch_size or 1)
+    num_steps, rest = divmod(partition.next_place(progress.taken), partition.batch_size or 1)
     job = JobPosition(epoch, partition.consumed + num_steps * partition.step_size)
     is_within = rest or progress.offset or beyond is not None
     return RunPosition(job, TakenAlone.of(partition, rest, progress.offset) if is_within else None, beyond)

@@ -35,6 +35,8 @@ class BatchOptions:
     """Batches that each worker makes ahead."""
     is_persistent: bool
     """Workers run several epochs: they prepare the next one while the last samples of one are taken."""
+    are_whole: bool = False
+    """The dataset gives whole batches, as its order has them."""
     num_held: int = 0
     """Batches that the trainer takes before they are asked for."""
 
@@ -130,7 +132,6 @@ class OrderOptions:
             ("weights", self.weights, None),
             ("epoch_size", self.epoch_size, None),
             ("shuffle_block_size", self.shuffle_block_size, AUTO_BLOCKS),
-            ("num_canonical_nodes", self.num_canonical_nodes, 1),
             ("unaligned_worker_index", self.is_unaligned, False),
         ):
             is_given = value is not None if left_out is None else value != left_out

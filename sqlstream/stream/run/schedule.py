@@ -70,6 +70,10 @@ class Schedule:
         self._reseeded = reseeded
         self.num_renewed = 0
         """How often the rows have become others (`refresh="epoch"`): workers that were started before have those of then."""
+        self.refit: Callable[[int], Schedule] | None = None
+        """Returns the schedule with batches that are multiples of a number; None: that does not depend on the ranks."""
+        self.rank_multiple: int | None = None
+        """That number, which states carry; None: it does not depend on the ranks."""
         self.keeps_rows = False
         """True: the next iteration goes on from a state, or within an epoch, whose positions are those of the rows of now."""
         self._loaded: RunPosition | None = None
@@ -101,7 +105,7 @@ class Schedule:
     @property
     def num_positions(self) -> int:
         """Positions of an epoch; of a lazy index whose filter has not been run on all of it: at most so many."""
-        return self.steps.order.num_positions(self.counter.next.epoch)
+        return self.steps.num_samples(self.counter.next.epoch)
 
     @property
     def num_steps(self) -> int:
@@ -142,6 +146,21 @@ class Schedule:
         self._progress = self._delivery = None
         self.num_renewed += 1
 
+    def fit_ranks(self, rank_multiple: int) -> None:
+        """Make batches multiples of a number, where that depends on the ranks on which the run began."""
+        if self.refit is None or rank_multiple == self.rank_multiple:
+            return
+        fresh = self.refit(rank_multiple)
+        self.renew(fresh)
+        self.steps = replace(self.steps, batches=fresh.steps.batches, batch_size=None)
+        self.rank_multiple = rank_multiple
+
+    def fit_first_ranks(self) -> None:
+        """Make batches multiples of the ranks of now, unless the run has begun on others."""
+        has_begun = self.is_under_way or self._loaded is not None or self.counter.next != JobPosition(0, 0)
+        if self.refit is not None and not has_begun:
+            self.fit_ranks(self.world.world_size)
+
     def expect_batches(self, options: BatchOptions) -> None:
         """Take over how a loader takes samples.
 
@@ -155,7 +174,7 @@ class Schedule:
                 "give the same to both, or only to the StreamingDataLoader"
             )
         steps = replace(self.steps, batch_size=batch_size, tail=Tail.DROP if options.drop_last else self.steps.tail)
-        if steps.global_batch_size is not None:
+        if steps.batches is not None:
             steps.batch_size_on(self.world)  # else the ranks need not be known yet
         self.batches, self.steps = options, steps
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -109,9 +111,11 @@ class EpochShare:
         """Return what is left of the `num_places` places from `start` on."""
         stop = min(start + num_places, self.partition.num_samples)
         places, positions = np.arange(start, stop), self.partition.positions(start, stop)
-        if self.beyond is None:
+        is_left = positions >= 0  # [n]; others are places that a step smaller than the largest leaves empty
+        if self.beyond is not None:
+            is_left &= ~self.beyond.is_taken(self.epoch, self.partition.numbers(start, stop))
+        elif is_left.all():
             return Planned(places, positions)
-        is_left = ~self.beyond.is_taken(self.epoch, self.partition.numbers(start, stop))
         return Planned(places[is_left], positions[is_left])
 
     def num_delivered(self, place: int) -> int:
@@ -162,6 +166,14 @@ class ShareProgress:
             return False
         self.taken, self.offset = (self._place + 1, 0) if is_only else (self._place, self._num_made)
         return True
+
+    @contextmanager
+    def at(self, share: EpochShare, taken: int) -> Iterator[None]:
+        """Say for a while that so many positions of a share are taken, and nothing behind them."""
+        now = self.share, self.taken, self.offset
+        self.share, self.taken, self.offset = share, taken, 0
+        yield
+        self.share, self.taken, self.offset = now
 
     def position(self, worker: int) -> WorkerPosition:
         """Return where this process stands, the worker of that number."""

@@ -11,7 +11,7 @@ from sqlstream.order import PERMUTATION_VERSION
 from sqlstream.stream.run.mixture_state import MixturePart
 from sqlstream.stream.run.partial_steps import DeliveredAhead, TakenAlone, check_counts
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 """The newest version that is read. What is written has the first version that has all its keys, which older programs read."""
 CHANGE_KEYS = frozenset(("epoch", "sample", "expression", "fingerprint"))
 """Keys of a change of weights in a state."""
@@ -116,11 +116,15 @@ class StreamState:
     """The streams of a mixture by name, since version 2; None: a single dataset."""
     mixture: MixturePart | None = None
     """How they are mixed, since version 4; None: a single dataset."""
+    rank_multiple: int | None = None
+    """What the sizes of batches are multiples of, since version 5: the ranks on which a run with a budget of tokens began."""
     permutation_version: int = PERMUTATION_VERSION
 
     @property
     def version(self) -> int:
         """The first version that has all keys of this state."""
+        if self.rank_multiple is not None:
+            return 5
         if self.mixture is not None:
             return 4
         parts = [] if self.streams is None else [part.identity.content for part in self.streams.values()]
@@ -155,6 +159,8 @@ class StreamState:
             del whole["mixture"]
         else:
             whole["mixture"] = self.mixture.to_dict()
+        if self.rank_multiple is None:
+            del whole["rank_multiple"]
         return whole
 
     @classmethod
@@ -167,7 +173,7 @@ class StreamState:
         version = state.get("version", 1)
         if not isinstance(version, int) or version > STATE_VERSION:
             raise StateError(f"the state has version {version!r}, this sqlstream knows {STATE_VERSION}: upgrade sqlstream")
-        later = {"streams": 2, "content": 3, "mixture": 4}
+        later = {"streams": 2, "content": 3, "mixture": 4, "rank_multiple": 5}
         known = {"version", *(field.name for field in fields(cls))} - {name for name, first in later.items() if version < first}
         unknown = sorted(set(state) - known)
         missing = sorted({"epoch", "sample_in_epoch"} - set(state))
@@ -175,7 +181,8 @@ class StreamState:
             raise StateError("the state is of a MultiStreamDataLoader, whose streams have batches of their own: load it there")
         if unknown or missing:
             raise StateError(f"not a state of this dataset: missing keys {missing}, unknown keys {unknown}")
-        check_counts("the state", ("epoch", "sample_in_epoch"), state)
+        counts = ("epoch", "sample_in_epoch", *(("rank_multiple",) if state.get("rank_multiple") is not None else ()))
+        check_counts("the state", counts, state)
         share, beyond, streams, mixture = (state.get(name) for name in ("share", "beyond", "streams", "mixture"))
         if streams is not None and not isinstance(streams, Mapping):
             raise StateError(f"streams={streams!r} in the state is not a dict of streams by name")

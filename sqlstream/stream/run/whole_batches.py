@@ -1,0 +1,48 @@
+"""From the samples of a process to its batches, where the order says which samples share one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sqlstream.order import Partition
+from sqlstream.stream.run.shares import ShareProgress
+from sqlstream.transforms.base import Sample
+
+
+def whole_batches(samples: Iterator[Sample], progress: ShareProgress) -> Iterator[list[Sample]]:
+    """Yield the samples of each batch together; while one is out, `progress` is at its end.
+
+    A position may give no sample, or several: a batch then has fewer, or more, and none of another bucket. One without a sample
+    is left out.
+
+    Args:
+        samples: The samples of the share, in its order.
+        progress: Moved on with each of them.
+    """
+    batch: list[Sample] = []
+    share, stop = progress.share, -1
+    for sample in samples:
+        taken = progress.taken
+        if taken > stop or (progress.offset and taken == stop) or progress.share is not share:  # the batch behind is over
+            if batch:
+                with progress.at(share, _after(share.partition, stop)):
+                    yield batch
+                batch = []
+            share = progress.share
+            stop = _partition(share.partition).end_of_batch(taken if progress.offset else taken - 1)
+        batch.append(sample)
+        if taken == stop and not progress.offset:
+            with progress.at(share, _after(share.partition, stop)):
+                yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _after(partition: object, stop: int) -> int:
+    return _partition(partition).next_place(stop)
+
+
+def _partition(partition: object) -> Partition:
+    assert isinstance(partition, Partition), "the shares of a run that has epochs"
+    return partition
