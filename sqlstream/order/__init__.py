@@ -17,6 +17,7 @@ exactly once an epoch, but for repeats in the last step on several ranks. O5 as 
 """
 
 from sqlstream.order.blocks import BlockLayout, BlockOrder, Blocks, shuffle_blocks
+from sqlstream.order.bucket_rates import WeightsSince
 from sqlstream.order.bucketed import Bucketed, BucketRows
 from sqlstream.order.filtered import Filtered
 from sqlstream.order.order import MAX_REPLACEMENTS, Draws, Order, is_counted
@@ -88,6 +89,7 @@ __all__ = [
     "Turns",
     "Weighted",
     "WeightsFrom",
+    "WeightsSince",
     "absolute_choose",
     "all_exhausted",
     "first_exhausted",

@@ -30,6 +30,7 @@ import numpy as np
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
+from sqlstream.order.bucket_rates import BucketWeights, Era, WeightsSince, eras_of, weighted_members
 from sqlstream.order.order import Draws, check_positions, check_seed, check_size, some_others
 from sqlstream.order.permute import Int64Array, Permutation, forward_each
 
@@ -71,6 +72,8 @@ class _Epoch(NamedTuple):
     """Batches of the epoch."""
     shuffle: Permutation | None
     """From steps to batches; None: as they are."""
+    era: Era
+    """How often its buckets come."""
 
 
 class _Steps(NamedTuple):
@@ -112,12 +115,18 @@ class Bucketed:
     seed: int | None
     num_parts: int = 1
     """Canonical nodes."""
+    epoch_size: int | None = None
+    """Draws in an epoch, but for leftovers; None: as many as rows."""
+    weights: BucketWeights | None = None
+    """How often rows come; None: equally."""
     batch_sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """Samples of a global batch of each bucket."""
     step_size: int = field(init=False, repr=False, compare=False)
     """Positions of a step: samples of the largest batch."""
     is_even: bool = field(init=False, repr=False, compare=False)
     """All batches have one size."""
+    _text: str = field(init=False, repr=False, compare=False)
+    """Fingerprint without weights: it is compared for each span of samples."""
     _batches: Int64Array = field(init=False, repr=False, compare=False)
     """Samples of a batch of each bucket: [B]."""
     _sizes: Int64Array = field(init=False, repr=False, compare=False)
@@ -126,8 +135,10 @@ class Bucketed:
     """First place of each bucket in the table: [B]."""
     _phases: Int64Array = field(init=False, repr=False, compare=False)
     """Draws that each bucket has ahead at the start, below its batch: [B]."""
-    _epochs: dict[int, _Epoch] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The batches of the last two epochs that were asked for."""
+    _epochs: dict[tuple[int, int], _Epoch] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The batches of the last two epochs that were asked for, by epoch and version of the weights."""
+    _eras: dict[int, list[Era]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The eras of the run, by the version of the weights."""
 
     def __post_init__(self) -> None:
         """Check that each epoch has a batch.
@@ -155,7 +166,16 @@ class Bucketed:
             object.__setattr__(self, name, value)
         check_size("positions of an epoch", int(-(-sizes // self._batches).sum()) * self.step_size)
         self._check_parts()
-        if not (sizes >= self._batches).any() and not self._has_batch_in_each_epoch():
+        if self.num_parts > 1 and self.weights is not None and any(since.sums for since in self.weights.since()):
+            raise ConfigError(
+                f"num_canonical_nodes={self.num_parts} with weights= and batches= cannot be had: a bucket's weights are not "
+                "divided into parts; leave one of them out"
+            )
+        further = "" if self.num_parts == 1 else f", {self.num_parts} parts"
+        further += "" if self.epoch_size is None else f", epochs of {self.epoch_size}"
+        text = f"{int(sizes.sum())} rows in buckets {self.rows.digest}, {self.text_of_sizes}{further}, seed {self.seed}"
+        object.__setattr__(self, "_text", text)
+        if not self._has_batch_in_each_epoch():
             largest = int(sizes.max(initial=0))
             raise ConfigError(
                 f"global_batch_size={min(given, default=0)} leaves epochs without a batch: the {len(sizes)} buckets have "
@@ -164,9 +184,10 @@ class Bucketed:
 
     @property
     def fingerprint(self) -> str:
-        """A text for buckets, batch sizes, parts and seed."""
-        parts = "" if self.num_parts == 1 else f", {self.num_parts} parts"
-        return f"{int(self._sizes.sum())} rows in buckets {self.rows.digest}, {self.text_of_sizes}{parts}, seed {self.seed}"
+        """A text for buckets, batch sizes, parts, seed and weights."""
+        if self.weights is None or not self.weights.version:
+            return self._text
+        return f"{self._text}, weights {self.weights.fingerprint}"
 
     @property
     def text_of_sizes(self) -> str:
@@ -207,7 +228,8 @@ class Bucketed:
         all buckets: they differ for any two draws, and do not depend on the batch size.
         """
         draws = self._draws_at(epoch, positions)
-        first, member, place = self._starts[draws.bucket], self._members(draws), draws.place  # [n], [n], [n]
+        era = self._epoch(epoch).era
+        member, place = self._members(era, draws), draws.place  # [n], [n]
         if draws.part is not None:
             place = place * self._parts_of(draws.bucket) + draws.part  # [n]
         starts = np.arange(len(positions) + 1)  # [n + 1]
@@ -215,8 +237,8 @@ class Bucketed:
             starts=starts,
             stream=np.zeros(len(positions), dtype=np.int64),
             epoch=draws.round,
-            position=first + place,
-            row=self.rows.rows_at(first + member),
+            position=era.starts[draws.bucket] + place,
+            row=self.rows.rows_at(self._starts[draws.bucket] + member),
         )
 
     def positions_of(self, epoch: int, rows: Int64Array) -> None:  # noqa: ARG002 - the same for all
@@ -229,35 +251,48 @@ class Bucketed:
 
     def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:  # noqa: ARG002 - a position has one
         """Yield other rows of the same bucket."""
-        draws = self._draws_at(epoch, np.array([position], dtype=np.int64))
-        bucket, member = int(draws.bucket[0]), int(self._members(draws)[0])
-        among = range(int(self._sizes[bucket]))
-        others = some_others(among, member, _REPLACEMENTS, self.seed or 0, epoch, position)  # [m]
+        draws, era = self._draws_at(epoch, np.array([position], dtype=np.int64)), self._epoch(epoch).era
+        bucket, failed = int(draws.bucket[0]), int(self._members(era, draws)[0])
+        if era.sums is None:
+            among = range(int(self._sizes[bucket]))
+            others = some_others(among, failed, _REPLACEMENTS, self.seed or 0, epoch, position)  # [m]
+        else:
+            among = range(int(era.slots[bucket]))
+            slots = some_others(among, int(draws.place[0]), _REPLACEMENTS, self.seed or 0, epoch, position)  # [m]
+            others = self._weighted(era, bucket, int(draws.round[0]), slots)  # [m]
+            others = np.array([other for other in dict.fromkeys(others.tolist()) if other != failed], dtype=np.int64)  # [k]
         yield from self.rows.rows_at(self._starts[bucket] + others).tolist()
 
     def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:  # noqa: ARG002 - all is known
         """Return no chunks."""
         return {}
 
-    def _before(self, epoch: int) -> Int64Array:
-        """Return the batches of each bucket in earlier epochs: [B]."""
-        before: Int64Array = (epoch * self._sizes + self._phases) // self._batches  # [B]
-        return before
-
     def _epoch(self, epoch: int) -> _Epoch:
-        """Return the batches of an epoch."""
-        batches = self._epochs.get(epoch)
+        """Return the batches of an epoch, by the weights of now."""
+        version = 0 if self.weights is None else self.weights.version
+        batches = self._epochs.get((epoch, version))
         if batches is None:
-            following = self._before(epoch + 1)  # [B]
-            stops = np.cumsum(following - self._before(epoch))  # [B]
+            era = [era for era in self._eras_of(version) if era.first_epoch <= epoch][-1]
+            following = era.batches_before(epoch + 1, self._phases, self._batches)  # [B]
+            stops = np.cumsum(following - era.batches_before(epoch, self._phases, self._batches))  # [B]
             num_steps = int(stops[-1]) if len(stops) else 0
             is_shuffled = self.seed is not None and num_steps > 0
             shuffle = Permutation.keyed(num_steps, _BATCHES, self.seed or 0, epoch) if is_shuffled else None
-            batches = _Epoch(stops, following - stops, num_steps, shuffle)
+            batches = _Epoch(stops, following - stops, num_steps, shuffle, era)
             for old in list(self._epochs)[:-1]:
                 self._epochs.pop(old, None)
-            self._epochs[epoch] = batches
+            self._epochs[epoch, version] = batches
         return batches
+
+    def _eras_of(self, version: int) -> list[Era]:
+        """Return the eras of the run, by a version of the weights."""
+        eras = self._eras.get(version)
+        if eras is None:
+            changes = [WeightsSince(0, None)] if self.weights is None else self.weights.since()
+            eras = eras_of(self._sizes, self._phases, self._batches, self.epoch_size, changes)
+            self._eras.clear()
+            self._eras[version] = eras
+        return eras
 
     def _steps_at(self, epoch: int, positions: Int64Array) -> _Steps:
         """Return the steps of positions of an epoch: neighbours that share one are looked up together."""
@@ -293,7 +328,9 @@ class Bucketed:
             raise IndexError("a position is beyond the batch of its step")
         if self.num_parts == 1:
             draw = (steps.number * batch)[steps.which] + steps.within  # [n]
-            return _Places(steps.bucket[steps.which], None, *np.divmod(draw, self._sizes[steps.bucket][steps.which]))
+            era = self._epoch(epoch).era
+            number, place = np.divmod(draw, era.slots[steps.bucket][steps.which])  # [n], [n]
+            return _Places(steps.bucket[steps.which], None, number + era.first_round, place)
         parts = self._parts_of(steps.bucket)  # [m]
         index, part = np.divmod(steps.within, parts[steps.which])  # [n], [n]
         draw = (steps.number * (batch // parts))[steps.which] + index  # [n]
@@ -304,27 +341,42 @@ class Bucketed:
         """Return the parts of buckets: [n]."""
         return np.where(self._sizes[bucket] < self.num_parts, 1, self.num_parts)
 
-    def _members(self, draws: _Places) -> Int64Array:
+    def _members(self, era: Era, draws: _Places) -> Int64Array:
         """Return which row of its bucket each draw is: [n]."""
         member = draws.place  # [n]
-        if self.seed is not None and len(member):
-            keys = draws.round * len(self._sizes) + draws.bucket  # [n]
-            if draws.part is not None:
-                keys = keys * self.num_parts + draws.part  # [n]
-            if (keys == keys[0]).all():
-                member = self._shuffle_of(int(keys[0])).forward(draws.place)  # [n]
-            else:
-                keys, which = np.unique(keys, return_inverse=True)  # [p], [n]
-                member = forward_each([self._shuffle_of(key) for key in keys.tolist()], which, draws.place)  # [n]
+        if not len(member) or (self.seed is None and era.sums is None):
+            return self._with_parts(draws, member)
+        keys = draws.round * len(self._sizes) + draws.bucket  # [n]
         if draws.part is not None:
-            member = member * self._parts_of(draws.bucket) + draws.part  # [n]
-        return member
+            keys = keys * self.num_parts + draws.part  # [n]
+        if (keys == keys[0]).all():
+            some, which = keys[:1], np.zeros(len(keys), dtype=np.int64)  # [1], [n]
+        else:
+            some, which = np.unique(keys, return_inverse=True)  # [p], [n]
+        if self.seed is not None:
+            shuffles = [self._shuffle_of(era, key) for key in some.tolist()]
+            member = shuffles[0].forward(member) if len(some) == 1 else forward_each(shuffles, which, member)  # [n]
+        if era.sums is not None:
+            slots, member = member, np.empty_like(member)  # [n], [n]
+            for number, key in enumerate(some.tolist()):
+                here = which == number  # [n]
+                round_number, bucket = divmod(key, len(self._sizes))
+                member[here] = self._weighted(era, bucket, round_number, slots[here])
+        return self._with_parts(draws, member)
 
-    def _shuffle_of(self, key: int) -> Permutation:
+    def _with_parts(self, draws: _Places, member: Int64Array) -> Int64Array:
+        """Return which rows of their bucket are rows of its parts: [n]."""
+        return member if draws.part is None else member * self._parts_of(draws.bucket) + draws.part
+
+    def _weighted(self, era: Era, bucket: int, round_number: int, slots: Int64Array) -> Int64Array:
+        """Return which row of its bucket each slot of a round is: [n]."""
+        return weighted_members(era, self._starts, self._sizes, self.seed, bucket, round_number, slots)
+
+    def _shuffle_of(self, era: Era, key: int) -> Permutation:
         """Return the permutation of a round of a bucket, or of a part of it."""
         key, part = divmod(key, self.num_parts)
         round_number, bucket = divmod(key, len(self._sizes))
-        size, seed = int(self._sizes[bucket]), self.seed or 0
+        size, seed = int(era.slots[bucket]), self.seed or 0
         if self.num_parts == 1 or size < self.num_parts:
             return Permutation.keyed(size, _MEMBERS, seed, round_number, bucket)
         return Permutation.keyed((size - part - 1) // self.num_parts + 1, _MEMBERS, seed, round_number, bucket, part)
@@ -340,9 +392,12 @@ class Bucketed:
 
     def _has_batch_in_each_epoch(self) -> bool:
         """Return whether each epoch has a batch; after the least common multiple of the batch sizes they repeat."""
-        num_epochs = min(math.lcm(*self.batch_sizes), _LOOKED_AT)
+        era = self._eras_of(0 if self.weights is None else self.weights.version)[0]
+        if (era.rates >= self._batches << era.shift).any():
+            return True
+        num_epochs = min(math.lcm(*self.batch_sizes) << era.shift, _LOOKED_AT)
         epochs = np.arange(num_epochs + 1)  # [E + 1]
         before = np.zeros(num_epochs + 1, dtype=np.int64)  # [E + 1]
-        for size, phase, batch in zip(self._sizes.tolist(), self._phases.tolist(), self.batch_sizes, strict=True):
-            before += (epochs * size + phase) // batch
+        for rate, phase, batch in zip(era.rates.tolist(), self._phases.tolist(), self.batch_sizes, strict=True):
+            before += (epochs * rate + (phase << era.shift)) // (batch << era.shift)
         return bool((np.diff(before) > 0).all())

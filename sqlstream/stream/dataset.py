@@ -305,10 +305,13 @@ class StreamingDataset(SelectedRows, IteratedDataset):
 
         Raises:
             StateError: That step is handed out or planned already; the message names the first possible one.
-            ConfigError, QueryError: These are no weights; or the rows may change by `refresh`, or have `batches`.
+            ConfigError, QueryError: These are no weights; or the rows may change by `refresh`; or `batches` with `at_step`.
         """
         if self._pipeline.options.refresh is not None:
             raise ConfigError("reweight() changes the weights of rows that stay: leave refresh='epoch' out")
-        if self._pipeline.options.order.batches is not None:
-            raise ConfigError("reweight() cannot be had with batches= yet: leave batches= out")
+        if self._pipeline.options.order.batches is not None and at_step is not None:
+            raise ConfigError(
+                f"at_step={at_step} cannot be had with batches=: which batches an epoch has follows from its weights. Leave it "
+                "out, then they hold from the next epoch on"
+            )
         reweight(self._schedule, weights, at_step, self._pipeline.options.samples.prefetch)

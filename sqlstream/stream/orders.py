@@ -11,15 +11,16 @@ import numpy as np
 from sqlstream.config import (
     Buckets,
     ShardUnit,
+    check_at_least,
 )
 from sqlstream.errors import ConfigError
+from sqlstream.index.bucket_weights import open_bucket_weights
 from sqlstream.index.buckets import BucketTable
 from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.index.build.content_index import ContentIndex
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_shards.index import LazyShardIndex
 from sqlstream.index.file.index import Index
-from sqlstream.index.weights import WeightsSpec, WeightTable
 from sqlstream.order import BlockLayout, Bucketed, Filtered, Order, Steps, Weighted, shuffled
 from sqlstream.stream.engine.content import MEMORY_BYTES
 from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS, ChunkWalk
@@ -27,7 +28,7 @@ from sqlstream.stream.options import DatasetOptions
 from sqlstream.stream.run.order_options import AUTO_BLOCKS, OrderOptions
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.run.state import RunIdentity
-from sqlstream.stream.run.weighting import Weighting, weighting_of
+from sqlstream.stream.run.weighting import BucketWeighting, Weighting, weighting_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def open_schedule(
         ConfigError: The index has no rows for such an order.
     """
     if options.batches is not None and buckets is not None:
-        return _in_buckets(options, options.batches, seed, index, buckets)
+        return _in_buckets(options, options.batches, seed, index, buckets, directory)
     weighting = weighting_of(index, directory, options.epoch_size, options.weights)
     layout = blocks_of(index, options, weighting.num_positions)
     seeded = partial(compose, index, weighting, options, layout)
@@ -72,7 +73,7 @@ def _in_buckets(
     seed: int | None,
     index: Index,
     buckets: BucketTable,
-    rank_multiple: int | None = None,
+    directory: Path,
 ) -> Schedule:
     """Return the order of batches of one bucket each; the rows in buckets are the size of its epochs that a state knows.
 
@@ -82,13 +83,51 @@ def _in_buckets(
         seed: What the ranks have agreed on.
         index: Whose rows.
         buckets: The rows of each bucket.
+        directory: Where tables of weights are kept.
+    """
+    if options.epoch_size is not None:
+        check_at_least("epoch_size", options.epoch_size, 1)
+    weighting = Weighting(
+        len(index),
+        options.epoch_size or buckets.num_rows,
+        partial(open_bucket_weights, index, table=buckets, directory=directory),
+        options.weights,
+    )
+    return _with_sizes(options, batches, seed, index, buckets, weighting)
+
+
+def _with_sizes(
+    options: OrderOptions,
+    batches: Buckets,
+    seed: int | None,
+    index: Index,
+    buckets: BucketTable,
+    weighting: Weighting,
+    rank_multiple: int | None = None,
+) -> Schedule:
+    """Return the order of batches of sizes that may depend on the ranks.
+
+    Args:
+        options: What the user asked for.
+        batches: Which batches.
+        seed: What the ranks have agreed on.
+        index: Whose rows.
+        buckets: The rows of each bucket.
+        weighting: The weights of the run.
         rank_multiple: What the sizes of batches are multiples of, where the user leaves it out; None: the ranks of now.
     """
     multiple = None
     if batches.follows_ranks:
         multiple = rank_multiple or options.layout.effective.world_size
     sizes = batches.sizes_of(buckets.values, multiple or 1)
-    order = Bucketed(rows=buckets, batch_size=sizes, seed=seed, num_parts=options.num_canonical_nodes)
+    order = Bucketed(
+        rows=buckets,
+        batch_size=sizes,
+        seed=seed,
+        num_parts=options.num_canonical_nodes,
+        epoch_size=options.epoch_size,
+        weights=BucketWeighting(weighting, buckets.sizes),
+    )
     if rank_multiple is None:
         _tell_of_small(batches, buckets, order)
     steps = Steps(
@@ -103,13 +142,13 @@ def _in_buckets(
         shuffle_seed=seed,
         num_canonical_nodes=options.num_canonical_nodes,
         blocks=f"buckets {buckets.digest}, {order.text_of_sizes}",
-        epoch_size=buckets.num_rows,
+        epoch_size=weighting.num_positions,
         content=index.content,
     )
-    schedule = Schedule(steps, Weighting(len(index), len(index), _refuse_weights, None), options, identity=identity)
+    schedule = Schedule(steps, weighting, options, identity=identity)
     if multiple is not None:
         schedule.rank_multiple = multiple
-        schedule.refit = partial(_in_buckets, options, batches, seed, index, buckets)
+        schedule.refit = partial(_with_sizes, options, batches, seed, index, buckets, weighting)
     return schedule
 
 
@@ -124,10 +163,6 @@ def _tell_of_small(batches: Buckets, buckets: BucketTable, order: Bucketed) -> N
             *(batches.by, len(small), len(buckets.values), order.text_of_sizes),
             ", ".join(map(str, small[:8])) + (", …" if len(small) > 8 else ""),
         )
-
-
-def _refuse_weights(_weights: WeightsSpec) -> WeightTable:
-    raise ConfigError("weights cannot be had with batches= yet: leave one of them out")
 
 
 def warn_of_reading_again(options: DatasetOptions, index: Index, memory_bytes: int = MEMORY_BYTES) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqlstream.errors import ConfigError
-from sqlstream.order import MAX_REPLACEMENTS, Bucketed, Draws
+from sqlstream.order import MAX_REPLACEMENTS, Bucketed, Draws, Int64Array, WeightsSince
 from tests.order.buckets import Table
 
 GOLDEN_SIZES = [20, 16, 20, 12, 20, 16]
@@ -149,3 +150,114 @@ def test_a_position_beyond_the_epoch_is_refused_although_another_epoch_has_it() 
     assert order.num_positions(4) > order.num_positions(3)
     with pytest.raises(IndexError):
         order.rows_at(3, np.array([order.num_positions(3)]))
+
+
+class Sums:
+    """Weights of the rows of a table, in memory."""
+
+    def __init__(self, weights: list[int]) -> None:
+        self._sums = np.cumsum([0, *weights])  # [n + 1]
+
+    def total(self, start: int, stop: int) -> int:
+        return int(self._sums[stop] - self._sums[start])
+
+    def places(self, start: int, points: Int64Array) -> Int64Array:
+        found = np.searchsorted(self._sums[1:], points + self._sums[start], side="right") - start  # [n]
+        return found.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class FixedWeights:
+    """Weights that change at known epochs."""
+
+    changes: tuple[WeightsSince, ...]
+    version: int = 1
+    fingerprint: str = "fixed"
+
+    def since(self) -> tuple[WeightsSince, ...]:
+        return self.changes
+
+
+def counted(order: Bucketed, epochs: range) -> Counter[int]:
+    seen: Counter[int] = Counter()
+    for epoch in epochs:
+        seen.update(epoch_of(order, epoch).row.tolist())
+    return seen
+
+
+def test_rows_come_as_often_as_they_weigh_in_batches_of_their_bucket() -> None:
+    weights = [1] * 20 + [3] * 20 + [0] * 5 + [2] * 15
+    order = Bucketed(
+        rows=Table((45, 15)), batch_size=4, seed=3, weights=FixedWeights((WeightsSince(0, Sums(weights)),))
+    )  # fmt: skip
+    seen, unit = counted(order, range(100)), 100 * 60 / sum(weights)
+    assert not set(seen) & set(range(40, 45)), "a row of weight 0 never comes"
+    for row, weight in enumerate(weights):
+        assert abs(seen[row] - unit * weight) < 0.05 * unit * weight + 3, f"row {row} of weight {weight}"
+    draws = epoch_of(order, 7)
+    assert {bucket_of((45, 15), row) for row in draws.row.tolist()} == {0, 1}
+    assert not set(order.replacements(7, 3)) & {*range(40, 45), int(draws.row[3])}
+
+
+def test_an_epoch_of_another_size_has_the_share_of_each_bucket() -> None:
+    order = Bucketed(rows=Table((300, 90, 7)), batch_size=4, seed=3, epoch_size=100)
+    sizes = [order.num_samples(epoch) for epoch in range(40)]
+    assert abs(sum(sizes) - 4000) < 3 * 4
+    seen = counted(order, range(40))
+    for start, stop in ((0, 300), (300, 390), (390, 397)):
+        counts = [seen[row] for row in range(start, stop)]
+        assert max(counts) - min(counts) <= 1, "each row once a round"
+        assert abs(sum(counts) / (stop - start) - 4000 / 397) < 4 / (stop - start) + 0.1
+
+
+def test_a_change_of_weights_holds_from_its_epoch_on_with_generators_of_its_own() -> None:
+    sums = Sums([0] * 30 + [1] * 10)
+    table = Table((30, 10))
+    before = Bucketed(rows=table, batch_size=4, seed=3)
+    weights = FixedWeights((WeightsSince(0, None), WeightsSince(3, sums), WeightsSince(5, None)))
+    changed = Bucketed(rows=table, batch_size=4, seed=3, weights=weights)
+    keys: Counter[tuple[int, int]] = Counter()
+    for epoch in range(8):
+        draws = epoch_of(changed, epoch)
+        keys.update(zip(draws.epoch.tolist(), draws.position.tolist(), strict=True))
+        if epoch < 3:
+            assert draws.row.tolist() == epoch_of(before, epoch).row.tolist()
+        assert (set(draws.row.tolist()) <= set(range(30, 40))) == (3 <= epoch < 5)
+    assert set(keys.values()) == {1}
+
+
+def test_parts_do_not_go_with_weights() -> None:
+    weights = FixedWeights((WeightsSince(0, Sums([1] * 40)),))
+    with pytest.raises(ConfigError, match="num_canonical_nodes=2 with weights="):
+        Bucketed(rows=Table((20, 20)), batch_size=4, seed=3, num_parts=2, weights=weights)
+
+
+@given(BUCKETS, st.lists(st.integers(1, 12), min_size=6, max_size=6), st.integers(0, 5))
+@settings(max_examples=25)
+def test_batches_of_several_sizes_take_every_draw_once(sizes: tuple[int, ...], batches: list[int], seed: int) -> None:
+    own = tuple(batches[: len(sizes)])
+    if not any(size >= batch for size, batch in zip(sizes, own, strict=True)):
+        return
+    order, keys = Bucketed(rows=Table(sizes), batch_size=own, seed=seed), Counter[tuple[int, int]]()
+    for epoch in range(4):
+        steps = np.arange(order.num_positions(epoch) // order.step_size)  # [steps]
+        widths, buckets = order.sizes_at(epoch, steps), order.buckets_at(epoch, steps)
+        assert widths.tolist() == [own[bucket] for bucket in buckets.tolist()]
+        assert order.num_samples(epoch) == widths.sum()
+        places = [step * order.step_size + np.arange(width) for step, width in zip(steps, widths, strict=True)]
+        draws = order.rows_at(epoch, np.concatenate(places))
+        assert [bucket_of(sizes, row) for row in draws.row.tolist()] == np.repeat(buckets, widths).tolist()
+        keys.update(zip(draws.epoch.tolist(), draws.position.tolist(), strict=True))
+    assert set(keys.values()) == {1}
+    ends = np.cumsum(sizes)
+    for bucket, size in enumerate(sizes):
+        start = int(ends[bucket]) - size
+        drawn = sorted(number * size + place - start for number, place in keys if start <= place < start + size)
+        assert drawn == list(range(len(drawn)))
+
+
+def test_a_position_beyond_the_batch_of_its_step_is_refused() -> None:
+    order = Bucketed(rows=Table((40, 20)), batch_size=(8, 4), seed=3)
+    narrow = int(np.flatnonzero(order.sizes_at(0, np.arange(5)) == 4)[0])
+    with pytest.raises(IndexError, match="beyond the batch"):
+        order.rows_at(0, np.array([narrow * 8 + 4]))

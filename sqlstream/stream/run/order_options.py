@@ -129,15 +129,11 @@ class OrderOptions:
         if not isinstance(self.batches, Buckets):
             raise ConfigError(f"batches={self.batches!r} says no batches: give Buckets(by, …)")
         for name, value, left_out in (
-            ("weights", self.weights, None),
-            ("epoch_size", self.epoch_size, None),
             ("shuffle_block_size", self.shuffle_block_size, AUTO_BLOCKS),
             ("unaligned_worker_index", self.is_unaligned, False),
         ):
-            is_given = value is not None if left_out is None else value != left_out
-            if is_given and not (name == "shuffle_block_size" and value is None):
-                shown = "…" if name == "weights" else repr(value)
-                raise ConfigError(f"{name}={shown} cannot be had with batches= yet: leave one of them out")
+            if value not in (left_out, None):
+                raise ConfigError(f"{name}={value!r} cannot be had with batches=: leave one of them out")
 
     @property
     def has_auto_blocks(self) -> bool:

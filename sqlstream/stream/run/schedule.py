@@ -420,7 +420,9 @@ def first_free(schedule: Schedule, prefetch: int) -> JobPosition:
             "the weights cannot change within an epoch whose rows give no sample, or several: it is not known which positions "
             "are planned; leave at_step out"
         )
-    options, batch_size = schedule.batches, schedule.steps.batch_size or 1
+    options, batch_size, own = schedule.batches, schedule.steps.batch_size or 1, schedule.steps.batches
+    if own is not None:  # a process plans more steps of smaller batches
+        batch_size = max(1, min(own.batch_sizes) // schedule.world.world_size)
     planned = 1 + -(-(prefetch + PLANNED_TOGETHER) // batch_size)
     if options is None or options.num_workers == 0:
         return schedule.place_after(planned)

@@ -16,11 +16,12 @@ from typing import Any
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError
+from sqlstream.index.bucket_weights import BucketSumsFile
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.sums import SumsFile
 from sqlstream.index.weights import WeightsSpec, WeightTable, open_weights
-from sqlstream.order import WeightsFrom
+from sqlstream.order import WeightsFrom, WeightsSince
 from sqlstream.order.weights import WeightedRows
 from sqlstream.stream.run.shared_text import SharedText
 
@@ -183,6 +184,48 @@ class Weighting:
         if (table := self._tables.get(path)) is None:
             cumulative = None if path is None else SumsFile(Path(path))
             table = WeightedRows(num_rows=self._num_rows, num_positions=self.num_positions, cumulative=cumulative)
+            self._tables = {**dict(list(self._tables.items())[1 - OPEN_TABLES :]), path: table}
+        return table
+
+
+class BucketWeighting:
+    """What an order of buckets reads of the weights of a run, in memory that trainer and workers share.
+
+    Args:
+        weighting: The weights of the run; its tables are of rows in the order of the buckets.
+        sizes: Rows of each bucket.
+    """
+
+    def __init__(self, weighting: Weighting, sizes: tuple[int, ...]) -> None:
+        self._weighting = weighting
+        self._sizes = sizes
+        self._tables: dict[str, BucketSumsFile] = {}
+        """The tables that this process has opened, by path."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle for a worker, which opens tables itself."""
+        return {**self.__dict__, "_tables": {}}
+
+    @property
+    def version(self) -> int:
+        """Grows with every change."""
+        return self._weighting.version
+
+    @property
+    def fingerprint(self) -> str:
+        """A text for all changes of the run."""
+        return self._weighting.fingerprint
+
+    def since(self) -> list[WeightsSince]:
+        """Return all weights of the run, in the order of their epochs."""
+        changes = {change.epoch: change.path for change in self._weighting.changes}
+        found = {0: None} | {epoch: None if path is None else self._opened(path) for epoch, path in changes.items()}
+        return [WeightsSince(epoch, sums) for epoch, sums in sorted(found.items(), key=lambda entry: entry[0])]
+
+    def _opened(self, path: str) -> BucketSumsFile:
+        table = self._tables.get(path)
+        if table is None:
+            table = BucketSumsFile(Path(path), self._sizes)
             self._tables = {**dict(list(self._tables.items())[1 - OPEN_TABLES :]), path: table}
         return table
 
