@@ -121,5 +121,6 @@ _CHECKS: dict[str, Callable[[Path], object]] = {
     ".sqlite": _check_sqlite,
     ".positions.npy": load_npy,
     ".weights.npy": load_npy,
+    ".lengths.npy": load_npy,
     ".selection.json": read_selection,
 }
