@@ -17,7 +17,7 @@ if exists(join(dirname(__file__), "core", "query.py")):
 
 if TYPE_CHECKING:
     from sqlstream.cache import Cache
-    from sqlstream.config import AS_IT_IS, AspectBuckets, Buckets, Lengths
+    from sqlstream.config import AS_IT_IS, AspectBuckets, Buckets, Lengths, Packs
     from sqlstream.order.streams.schedules import ScheduleType
     from sqlstream.sample_types import DataSampleType
     from sqlstream.stream.dataset import StreamingDataset
@@ -42,6 +42,7 @@ __all__ = [
     "MixedDataset",
     "MultiStreamDataLoader",
     "PackedCollate",
+    "Packs",
     "ScheduleType",
     "Stream",
     "StreamOptions",
@@ -63,6 +64,7 @@ _HOMES = {
     "MixedDataset": "sqlstream.stream.mixed",
     "MultiStreamDataLoader": "sqlstream.stream.multi.loader",
     "PackedCollate": "sqlstream.stream.transport.packed_collate",
+    "Packs": "sqlstream.config",
     "ScheduleType": "sqlstream.order.streams.schedules",
     "Stream": "sqlstream.stream.mixed_streams",
     "StreamOptions": "sqlstream.stream.multi.options",

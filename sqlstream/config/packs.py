@@ -45,7 +45,7 @@ class Packs:
     on_long: OnLong | str = OnLong.RAISE
     """What becomes of rows that are longer than a pack: `'raise'`, `'drop'`, `'truncate'` or `'split'`."""
     pack_fn: PackFunction | None = None
-    """What makes a sample of a pack; None: `sqlstream.transforms.PackTokens()`."""
+    """What makes a sample of a pack; None: `sqlstream.transforms.presets.PackTokens()`."""
 
     def __post_init__(self) -> None:
         """Check values."""

@@ -62,6 +62,8 @@ class Units(NamedTuple):
     """Units of all segments up to and with each: [S]."""
     segment_places: Int64Array
     """First place of each segment's rows in the table: [S]."""
+    segment_sizes: Int64Array
+    """Rows of each segment: [S]."""
     segment_parts: Int64Array
     """Number of the part of its rows: [S]."""
     whole: Int64Array
@@ -102,6 +104,8 @@ class Packed:
         check_at_least("capacity", self.capacity, 1)
         check_seed(self.seed)
         check_size("rows in packs", int(self.rows.counts.sum()))
+        if self.on_long is OnLong.RAISE:
+            self._check_none_is_long()
         units = units_of(self.rows.lengths, self.rows.counts, self.capacity, self.on_long)
         plan = plan_packs(units.lengths, units.counts, self.capacity, self.max_rows)
         object.__setattr__(self, "_every", _PackedEpoch(units, plan))
@@ -110,6 +114,11 @@ class Packed:
     def plan(self) -> PackPlan:
         """The packs of an epoch."""
         return self._every.plan
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that come in an epoch: all but those that are left out since they are too long."""
+        return int(self._every.units.segment_sizes[self._every.units.segment_parts == 0].sum())
 
     @property
     def fingerprint(self) -> str:
@@ -156,6 +165,19 @@ class Packed:
     def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:  # noqa: ARG002 - all is known
         """Return no chunks."""
         return {}
+
+    def _check_none_is_long(self) -> None:
+        """Raise ConfigError if a row is longer than a pack."""
+        lengths, counts = self.rows.lengths, self.rows.counts
+        num_short = int(np.searchsorted(lengths, self.capacity, side="right"))
+        if num_short == len(lengths):
+            return
+        place, longest = np.array([int(counts[:-1].sum())]), int(lengths[-1])  # [1]
+        raise ConfigError(
+            f"{int(counts[num_short:].sum())} rows are longer than a pack of {self.capacity}: row "
+            f"{int(self.rows.rows_at(place)[0])} has {longest}. Give Packs on_long='drop', 'truncate' or 'split', or "
+            f"capacity={longest}"
+        )
 
     def _epoch(self, epoch: int) -> _PackedEpoch:  # noqa: ARG002 - every epoch is the same
         """Return what an epoch packs."""
@@ -237,7 +259,7 @@ def units_of(lengths: Int64Array, counts: Int64Array, capacity: int, on_long: On
         on_long: What becomes of longer rows.
 
     Raises:
-        ConfigError: No row fits a pack, or one that does not is an error.
+        ConfigError: No row fits a pack.
 
     Example:
         >>> units = units_of(np.array([3, 10]), np.array([2, 1]), 4, OnLong.SPLIT)
@@ -245,11 +267,6 @@ def units_of(lengths: Int64Array, counts: Int64Array, capacity: int, on_long: On
         {2: 1, 3: 2, 4: 2}
     """
     is_long = lengths > capacity  # [L]
-    if on_long is OnLong.RAISE and is_long.any():
-        raise ConfigError(
-            f"{int(counts[is_long].sum())} rows are longer than the capacity of a pack, {capacity}: the longest has "
-            f"{int(lengths[-1])}. Give Packs on_long='drop', 'truncate' or 'split', or a capacity of {int(lengths[-1])}"
-        )
     num_parts = np.ones_like(lengths)  # [L]
     if on_long is OnLong.DROP:
         num_parts[is_long] = 0
@@ -274,6 +291,7 @@ def units_of(lengths: Int64Array, counts: Int64Array, capacity: int, on_long: On
         starts=_before(np.cumsum(per_length)),
         segment_stops=np.cumsum(sizes),
         segment_places=(np.cumsum(counts) - counts)[source],
+        segment_sizes=sizes,
         segment_parts=part,
         whole=np.add.reduceat(np.where(part == 0, sizes, 0), first),
     )

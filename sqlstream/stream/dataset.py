@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from sqlstream.config import (
     NewParts,
     OnCacheError,
     OnError,
+    Packs,
     SampleOptions,
     ShardUnit,
     SourceOptions,
@@ -40,6 +41,7 @@ from sqlstream.stream.run.order_options import AUTO_BLOCKS, Layout, OrderOptions
 from sqlstream.stream.run.schedule import reweight
 from sqlstream.stream.selected_rows import SelectedRows
 from sqlstream.transforms.base import Transform
+from sqlstream.transforms.packs import PackTokens, collate_packs
 from sqlstream.world import World
 
 
@@ -123,7 +125,7 @@ class StreamingDataset(SelectedRows, IteratedDataset):
         shards: What of remote shards is fetched: `'members'` (parts that samples want), `'whole'` shards, or `'auto'`.
         members: What samples have of parts of TAR and ZIP: `'bytes'`, or the `'path'` of a local file (docs/shards.md).
         batches: Which rows share a batch: `Buckets(by, into=…, global_batch_size=…)` for pictures of many sizes, texts of many
-            lengths (docs/batches.md); None: any.
+            lengths; or a sample: `Packs(length, capacity)` for sequences (docs/batches.md); None: any.
 
     Raises:
         ConfigError: An option is wrong.
@@ -198,7 +200,7 @@ class StreamingDataset(SelectedRows, IteratedDataset):
         refresh: str | None = None,
         shards: ShardUnit | str = ShardUnit.AUTO,
         members: MemberForm | str = MemberForm.BYTES,
-        batches: Buckets | None = None,
+        batches: Buckets | Packs | None = None,
     ) -> None:
         self.data_type = None if data_type is None else DataSampleType.from_str(data_type).value
         columns = names_of("columns_to_download", columns_to_download)
@@ -292,6 +294,11 @@ class StreamingDataset(SelectedRows, IteratedDataset):
                 "refresh='epoch' has the trainer look at the source, before workers start: use StreamingDataLoader in place of "
                 "the DataLoader, or num_workers=0"
             )
+
+    def _default_collate(self) -> Callable[[list[Any]], Any] | None:
+        packs = self._pipeline.options.order.batches
+        is_ours = isinstance(packs, Packs) and isinstance(packs.pack_fn, PackTokens | None)
+        return collate_packs if is_ours else None
 
     def _prepare(self) -> None:
         refresh_rows(self._pipeline, self._schedule)

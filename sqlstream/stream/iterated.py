@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -91,6 +91,10 @@ class IteratedDataset(IterableDataset[Sample]):
 
     def _check_plain_worker(self) -> None:
         """Raise ConfigError if a worker of a plain DataLoader, of which the trainer knows nothing, cannot iterate this."""
+
+    def _default_collate(self) -> Callable[[list[Any]], Any] | None:
+        """Return what makes batches of these samples where the user says nothing; None: torch's default."""
+        return None
 
     def _prepare(self) -> None:
         """Prepare for the next iteration, in the trainer, before its workers start."""
@@ -205,6 +209,11 @@ class IteratedDataset(IterableDataset[Sample]):
 def prepare(dataset: IteratedDataset) -> None:
     """Prepare a dataset for its next iteration, in the trainer."""
     dataset._prepare()
+
+
+def default_collate_of(dataset: IteratedDataset) -> Callable[[list[Any]], Any] | None:
+    """Return what makes batches of a dataset's samples where the user says nothing; None: torch's default."""
+    return dataset._default_collate()
 
 
 def handover_of(dataset: IteratedDataset, loader: object) -> Handover | None:

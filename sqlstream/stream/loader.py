@@ -16,7 +16,7 @@ from sqlstream.config import AS_IT_IS, AsItIs, check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.frameworks.accelerate import AcceleratedBatches, Destination, destination_of, remainder_of
-from sqlstream.stream.iterated import IteratedDataset, handover_of, join_loader, prepare
+from sqlstream.stream.iterated import IteratedDataset, default_collate_of, handover_of, join_loader, prepare
 from sqlstream.stream.mixed import MixedDataset
 from sqlstream.stream.mixture.mixture_run import PlannedStep
 from sqlstream.stream.run.delivery import Delivery
@@ -37,7 +37,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         batch_size: Samples of this rank's batch, the same on every rank; None: samples one by one, not collated. `AS_IT_IS`: 1,
             or what the dataset's `batches=` says; where it says another one for each bucket, `loader.batch_size` is None.
         num_workers: Processes that make batches; 0: this one does.
-        collate_fn: From a list of samples to a batch; None: torch's default.
+        collate_fn: From a list of samples to a batch; None: torch's default, or `collate_packs` for the packs of a dataset.
         pin_memory: Copy tensors into page-locked memory.
         drop_last: Leave out the last, incomplete global batch. None: as the dataset has it.
         timeout: Longest wait for a batch of a worker, in seconds; 0: no limit.
@@ -115,7 +115,9 @@ class StreamingDataLoader(DataLoader[Sample]):
             dataset,
             batch_size=None if has_own else batch_size,  # then torch takes what the dataset yields for a batch
             num_workers=num_workers,
-            collate_fn=default_collate if has_own and collate_fn is None else collate_fn,
+            collate_fn=default_collate_of(dataset) or default_collate
+            if collate_fn is None and batch_size is not None
+            else collate_fn,
             pin_memory=pin_memory,
             drop_last=bool(drop_last) and not has_own,
             timeout=timeout,

@@ -10,6 +10,8 @@ import numpy as np
 
 from sqlstream.config import (
     Buckets,
+    OnLong,
+    Packs,
     ShardUnit,
     check_at_least,
 )
@@ -21,7 +23,9 @@ from sqlstream.index.build.content_index import ContentIndex
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_shards.index import LazyShardIndex
 from sqlstream.index.file.index import Index
-from sqlstream.order import BlockLayout, Bucketed, Filtered, Order, Steps, Weighted, shuffled
+from sqlstream.index.lengths import LengthTable
+from sqlstream.index.weights import WeightsSpec, WeightTable
+from sqlstream.order import BlockLayout, Bucketed, Filtered, Order, Packed, Steps, Weighted, shuffled
 from sqlstream.stream.engine.content import MEMORY_BYTES
 from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS, ChunkWalk
 from sqlstream.stream.options import DatasetOptions
@@ -34,7 +38,12 @@ logger = logging.getLogger(__name__)
 
 
 def open_schedule(
-    options: OrderOptions, seed: int | None, index: Index, directory: Path, buckets: BucketTable | None = None
+    options: OrderOptions,
+    seed: int | None,
+    index: Index,
+    directory: Path,
+    buckets: BucketTable | None = None,
+    lengths: LengthTable | None = None,
 ) -> Schedule:
     """Return the order of an index's rows, at its start.
 
@@ -44,12 +53,15 @@ def open_schedule(
         index: Whose rows.
         directory: Where tables of weights are kept.
         buckets: The rows of each bucket; None: rows share a batch with any others.
+        lengths: The rows by length; None: each row is a sample of its own.
 
     Raises:
         ConfigError: The index has no rows for such an order.
     """
-    if options.batches is not None and buckets is not None:
+    if isinstance(options.batches, Buckets) and buckets is not None:
         return _in_buckets(options, options.batches, seed, index, buckets, directory)
+    if isinstance(options.batches, Packs) and lengths is not None:
+        return _in_packs(options, options.batches, seed, index, lengths)
     weighting = weighting_of(index, directory, options.epoch_size, options.weights)
     layout = blocks_of(index, options, weighting.num_positions)
     seeded = partial(compose, index, weighting, options, layout)
@@ -163,6 +175,37 @@ def _tell_of_small(batches: Buckets, buckets: BucketTable, order: Bucketed) -> N
             *(batches.by, len(small), len(buckets.values), order.text_of_sizes),
             ", ".join(map(str, small[:8])) + (", …" if len(small) > 8 else ""),
         )
+
+
+def _in_packs(options: OrderOptions, packs: Packs, seed: int | None, index: Index, lengths: LengthTable) -> Schedule:
+    """Return the order of packs of rows; a state counts packs, and knows the rows as the size of its epochs."""
+    order = Packed(rows=lengths, capacity=packs.capacity, max_rows=packs.max_rows, on_long=OnLong(packs.on_long), seed=seed)
+    plan, num_packed = order.plan, order.num_rows
+    logger.info(
+        "packs by %r: %d rows in %d packs of %d, %.2f %% full, at most %d rows in one",
+        *(packs.length, num_packed, plan.num_packs, packs.capacity, 100 * plan.fill, plan.most_rows),
+    )
+    if num_packed < lengths.num_rows:
+        logger.info(
+            "packs by %r leave out %d of %d rows, which are longer",
+            packs.length,
+            lengths.num_rows - num_packed,
+            lengths.num_rows,
+        )
+    identity = RunIdentity(
+        fingerprint=index.fingerprint,
+        shuffle_seed=seed,
+        num_canonical_nodes=1,
+        blocks=order.packing,
+        epoch_size=lengths.num_rows,
+        content=index.content,
+    )
+    steps = Steps(order=order, batch_size=options.batch_size, tail=options.tail)
+    return Schedule(steps, Weighting(len(index), len(index), _refuse_weights, None), options, identity=identity)
+
+
+def _refuse_weights(_weights: WeightsSpec) -> WeightTable:
+    raise ConfigError("weights cannot be had with batches= yet: leave one of them out")
 
 
 def warn_of_reading_again(options: DatasetOptions, index: Index, memory_bytes: int = MEMORY_BYTES) -> None:

@@ -11,19 +11,21 @@ import numpy.random  # noqa: F401 - numpy brings it when it is first named: torc
 
 from sqlstream.cache import Cache
 from sqlstream.cache.session import ShardWish
-from sqlstream.config import LazyOptions, SampleOptions, ShardUnit
+from sqlstream.config import LazyOptions, Packs, SampleOptions, ShardUnit
 from sqlstream.index.buckets import BucketTable
 from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_shards.index import LazyShardIndex
 from sqlstream.index.build.shards import ShardIndex
 from sqlstream.index.file.index import Index
+from sqlstream.index.lengths import LengthTable
 from sqlstream.stream.chain.global_rng import GlobalGenerators
 from sqlstream.stream.engine.chunk_objects import ChunkObjects
 from sqlstream.stream.engine.content import ContentReader
 from sqlstream.stream.engine.engine import Engine
 from sqlstream.stream.engine.lazy_rows import LazyRows
 from sqlstream.stream.engine.members import MemberReader
+from sqlstream.stream.engine.packer import Packer
 from sqlstream.stream.engine.row_content import ContentSource
 from sqlstream.stream.engine.row_source import IndexRows, RowSource
 from sqlstream.stream.engine.slots import KnownObjects, Recipe, RowReader
@@ -36,7 +38,10 @@ from sqlstream.stream.orders import chunk_walk
 from sqlstream.stream.run.order_options import BatchOptions
 from sqlstream.stream.transport.handover import Handover
 from sqlstream.transforms.base import Chain, Transform
+from sqlstream.transforms.packs import PackTokens
 
+PACK_STAGE = 2
+"""Part of the keys of what a pack function draws: 0 is before the download, 1 after it."""
 TEXT_TYPES = frozenset(("string", "large_string", "string_view"))
 """Arrow types in which `none_to_empty_str` puts ''."""
 
@@ -54,6 +59,8 @@ class Pipeline:
     """Where DataLoader workers leave their pins as they end; None: there are no objects, or no descriptors left."""
     buckets: BucketTable | None = None
     """The bucket of each row; None: there are none."""
+    lengths: LengthTable | None = None
+    """The length of each row, where packs are made of them; None: there are none."""
     dataset_id: int | None = None
     """Id of the dataset in the ledger; asked for when samples are first made."""
     engines: Engines = field(init=False, compare=False)
@@ -124,6 +131,21 @@ class Pipeline:
             chain=chain,
             content=self._content(options, self.cache if cache is None else cache),
             buckets=self.buckets,
+            packer=self._packer(options),
+        )
+
+    def _packer(self, options: SampleOptions) -> Packer | None:
+        """Return what makes packs; None: there are none."""
+        packs = self.options.order.batches
+        if self.lengths is None or not isinstance(packs, Packs):
+            return None
+        pack_fn = packs.pack_fn or PackTokens()
+        generators = GlobalGenerators if options.seed_transforms else None
+        return Packer(
+            packs=packs,
+            lengths=self.lengths,
+            chain=Chain((pack_fn,), seed=self.seed, stage=PACK_STAGE, generators=generators),
+            tokens=pack_fn if isinstance(pack_fn, PackTokens) else None,
         )
 
     def _columns_in_shards(self) -> Iterator[str]:

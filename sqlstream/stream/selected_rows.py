@@ -14,11 +14,12 @@ from torch.utils.data import get_worker_info
 
 from sqlstream.cache import Cache
 from sqlstream.cache.session import FailureRecord
-from sqlstream.config import MemberForm, check_at_least
+from sqlstream.config import Buckets, MemberForm, Packs, check_at_least
 from sqlstream.errors import ConfigError, EmptySelectionError, SqlStreamError
 from sqlstream.index.buckets import open_buckets
 from sqlstream.index.build.narrow import narrowed
 from sqlstream.index.file.index import Index
+from sqlstream.index.lengths import open_lengths
 from sqlstream.index.query import query_rows
 from sqlstream.index.splits import plan_splits
 from sqlstream.index.types.arrow import schema_of, table_of
@@ -231,15 +232,20 @@ class SelectedRows:
                 cache.session.expect_forks(index.known_length)
             warn_of_reading_again(options, index)
             directory, batches = cache.path / "index", options.order.batches
-            buckets = None if batches is None else open_buckets(index, batches, directory, show_progress=options.show_progress)
-            self._schedule = open_schedule(options.order, seed, index, directory, buckets)
+            buckets, lengths, show_progress = None, None, options.show_progress
+            if isinstance(batches, Buckets):
+                buckets = open_buckets(index, batches, directory, show_progress=show_progress)
+            elif isinstance(batches, Packs):
+                lengths = open_lengths(index, batches.length, directory, show_progress=show_progress)
+            self._schedule = open_schedule(options.order, seed, index, directory, buckets, lengths)
         except BaseException:
             cache.close()
             raise
         gives_paths = options.samples.columns_to_download or options.samples.members is MemberForm.PATH
         handover = Handover.new() if gives_paths else None
         named = options.naming_source(index.src)
-        self._pipeline = Pipeline(options=named, seed=seed, index=index, cache=cache, handover=handover, buckets=buckets)
+        tables: dict[str, Any] = {"buckets": buckets, "lengths": lengths}
+        self._pipeline = Pipeline(options=named, seed=seed, index=index, cache=cache, handover=handover, **tables)
         self.name = self._pipeline.name
 
     @property

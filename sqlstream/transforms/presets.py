@@ -53,6 +53,7 @@ from sqlstream.transforms.metadata import (
     NameToIndexTransform,
     OneHotEncodeTransform,
 )
+from sqlstream.transforms.packs import PackTokens
 from sqlstream.transforms.resize import SDS_INTERPOLATION
 from sqlstream.transforms.text import (
     ChooseFieldTransform,
@@ -107,6 +108,7 @@ __all__ = [
     "NormalizeAudioTransform",
     "NormalizeFramesTransform",
     "OneHotEncodeTransform",
+    "PackTokens",
     "RenameFieldsTransform",
     "ReshapeImageAsVideoTransform",
     "ResizeAudioTransform",

@@ -19,9 +19,10 @@ import numpy as np
 from sqlstream.cache import Cache
 from sqlstream.cache.session import AnyHold, CacheSession
 from sqlstream.config import OnError, SampleOptions
-from sqlstream.errors import SampleError, StorageError
+from sqlstream.errors import SampleError, StorageError, TransformError
 from sqlstream.stream.engine.failures import FailureLog
 from sqlstream.stream.engine.forecast import is_wanted
+from sqlstream.stream.engine.packer import Packer
 from sqlstream.stream.engine.recipes import Recipes
 from sqlstream.stream.engine.row_source import RowSource
 from sqlstream.stream.engine.sample_maker import SampleMaker
@@ -61,6 +62,7 @@ class Engine:
         self._options = options
         directories = tuple(directory for cache in self._caches for directory in cache.session.directories)
         self._maker = SampleMaker(directories, num_retained, note_given_up)
+        self._num_retained = num_retained
         self._failures: dict[Recipe, FailureLog] = {}
         """The failures of the iteration under way, by stream."""
         self._ahead: Window | None = None
@@ -92,6 +94,10 @@ class Engine:
             while not self._is_closed and (slot := window.pop(last_epoch)) is not None:
                 if slot.share is not share:
                     share, has_delivered = slot.share, self._come_to_share(slot, progress)
+                if slot.recipe.packer is not None:
+                    pack = self._pack(slot, window, slot.recipe.packer)
+                    yield from self._counted(slot, pack, progress, note_several)
+                    continue
                 try:
                     outcome = self._maker.make(slot)
                 except (SampleError, StorageError) as error:
@@ -224,6 +230,58 @@ class Engine:
         foresees = any(is_wanted(cache.policy, first) for cache in self._caches)
         return Window(planned, self._options, foresees=foresees, for_reading=lambda: self._maker.for_reading)
 
+    # -- one pack -----------------------------------------------------------------------------------------------------
+
+    def _pack(self, first: PlannedSample, window: Window, packer: Packer) -> Sample | Iterator[Sample]:
+        """Return the sample of a pack, whose first slot is given, and takes the others out of the window; nothing for no part.
+
+        The files of its rows are kept until it is made, as far as their paths are in the samples.
+        """
+        access: list[AnyHold] = []
+        session, parts, slot = first.recipe.session, list[Sample](), first
+        try:
+            while True:
+                slot.access = access
+                parts += self._parts(slot, packer)
+                if slot.is_last:
+                    break
+                following = window.pop(None)
+                assert following is not None, "the rows of a pack are planned together"
+                slot = following
+            first.is_last = first.is_single = True
+            if not parts:
+                return iter(())
+            try:
+                pack = packer.pack(parts, first.epoch, first.share_position)
+            except SampleError as error:  # of the pack function: no other row would mend it
+                self._log_of(first).note_failure(first, error)
+                if first.recipe.options.on_error is not OnError.SKIP:
+                    raise
+                return iter(())
+            if access and self._maker.has_path(pack):
+                self._maker.keep(access, session, num_accesses=self._num_retained)
+                access = []
+            return pack
+        finally:
+            window.give_back(slot)
+            for hold in access:
+                session.release(hold)
+
+    def _parts(self, slot: PlannedSample, packer: Packer) -> list[Sample]:
+        """Return what a row gives its pack: its sample, or one in its place, or none."""
+        try:
+            samples = self._maker.make_all(slot)
+            if len(samples) != 1:
+                raise TransformError(
+                    f"row {slot.row_id} gives {len(samples)} samples, and a pack takes one of each row: leave rows out with "
+                    "where=, and make several of one before the table is written"
+                )
+            parts = [packer.part(samples[0], slot.row_id, slot.part)]
+        except (SampleError, StorageError) as error:
+            return list(self._instead(slot, error))
+        self._log_of(slot).num_seen += 1
+        return parts
+
     # -- one sample ---------------------------------------------------------------------------------------------------
 
     def _each(self, slot: PlannedSample, samples: Iterator[Sample]) -> Iterator[Sample]:
@@ -251,9 +309,10 @@ class Engine:
             row_ids = recipe.rows.ids_of(np.array([selected], dtype=np.int64))
             samples: list[Sample] = []
             for stand_in in recipe.slots(row_ids, [slot.position], [slot.epoch]):
-                stand_in.share, stand_in.share_position = share, slot.share_position
+                stand_in.share, stand_in.share_position, stand_in.access = share, slot.share_position, slot.access
                 try:
-                    samples += self._maker.make_all(stand_in)
+                    made = self._maker.make_all(stand_in)
+                    samples += made if recipe.packer is None else [recipe.packer.part(one, stand_in.row_id, 0) for one in made]
                 except (SampleError, StorageError) as again:
                     self._log_of(slot).note_failure(stand_in, again)
                     break

@@ -107,6 +107,10 @@ class SampleMaker:
                     raise
         raise AssertionError("the loop returns or raises")
 
+    def has_path(self, sample: Sample) -> bool:
+        """Return whether a sample has the path of a file of the cache in it."""
+        return holds_path(sample, self._directories)
+
     def give_back(self, slot: PlannedSample) -> None:
         """Release a slot's objects."""
         if slot.hold is not None:

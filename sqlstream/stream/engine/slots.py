@@ -33,6 +33,7 @@ from sqlstream.transforms.base import BUCKET, Chain, Sample
 from sqlstream.transforms.content import is_content, is_struct
 
 if TYPE_CHECKING:
+    from sqlstream.stream.engine.packer import Packer
     from sqlstream.stream.engine.row_content import ContentSource, SampleContent
     from sqlstream.stream.engine.stored_samples import CachedChain
 
@@ -81,6 +82,8 @@ class PlannedSample:
     """Position in the epoch of the share; of a mixture it is another than `position`."""
     draw: int = 0
     """Number among the draws of that position."""
+    part: int = 0
+    """Number of the part of its row that a pack takes."""
     is_last: bool = True
     """No other slot of its position follows."""
     is_single: bool = False
@@ -399,6 +402,8 @@ class Recipe:
     """Content that stays in Parquet files or shards; None: the rows have all values."""
     buckets: BucketTable | None = None
     """The bucket of each row, which its sample gets as `__bucket__`; None: there are none."""
+    packer: Packer | None = None
+    """What makes one sample of the rows of a position; None: each has one row."""
     session: CacheSession = field(init=False)
     """What holds its objects."""
     num_columns: int = field(init=False)

@@ -15,7 +15,7 @@ from sqlstream.errors import SourceError
 from sqlstream.order import Draws, Int64Array, Partition, is_counted
 from sqlstream.stream.engine.recipes import Recipes
 from sqlstream.stream.engine.slots import PlannedSample
-from sqlstream.stream.run.shares import PLANNED_TOGETHER, EpochShare, planned_together
+from sqlstream.stream.run.shares import MOST_TOGETHER, PLANNED_TOGETHER, EpochShare, planned_together
 
 SHUFFLED_TOGETHER = 1024
 """Positions that are asked of a counted order together: its hundred calls of numpy take as long for 1024 as for 64."""
@@ -79,6 +79,10 @@ def _slots_of(span: PlannedSpan, recipes: Recipes) -> list[PlannedSample]:
         planned = recipe.slots(recipe.rows.ids_of(draws.row), draws.position.tolist(), draws.epoch.tolist())
     else:
         planned = _of_streams(draws, recipes)
+    if draws.part is not None:
+        parts = draws.part.tolist()
+        for slot in planned:
+            slot.part = parts[slot.place]
     places, positions, starts = span.places.tolist(), span.positions.tolist(), draws.starts.tolist()
     if draws.is_one_each:
         for slot in planned:
@@ -134,13 +138,23 @@ def walk(share: EpochShare, recipes: Recipes) -> Iterator[PlannedSpan]:
         width = planned_together(len(recipes))
         places, positions = share.planned(taken, num_together)
         fingerprint, draws = share.order.fingerprint, share.order.rows_at(share.epoch, positions)
-        for start in range(0, max(1, len(places)), width):
-            some = slice(start, start + width)
+        start = 0
+        while start < max(1, len(places)):
             if share.order.fingerprint != fingerprint:  # weights have changed, for positions that are not yielded
                 places, positions = share.planned(taken, num_together)
                 fingerprint, draws = share.order.fingerprint, share.order.rows_at(share.epoch, positions)
-            yield PlannedSpan(share, places[some], positions[some], draws.of_positions(start, start + width))
+            stop = _end_of_span(draws, start, width)
+            yield PlannedSpan(share, places[start:stop], positions[start:stop], draws.of_positions(start, stop))
+            start = stop
         taken += num_together
+
+
+def _end_of_span(draws: Draws, start: int, width: int) -> int:
+    """Return the end of the positions from `start` on that are planned together: at most `width`, and few rows of packs."""
+    if draws.is_one_each:
+        return start + width
+    most = int(draws.starts[min(start, len(draws.starts) - 1)]) + MOST_TOGETHER
+    return max(start + 1, min(start + width, int(np.searchsorted(draws.starts, most, side="right")) - 1))
 
 
 def _known_span(share: EpochShare, taken: int) -> PlannedSpan | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sqlstream import distributed
-from sqlstream.config import Buckets, check_at_least
+from sqlstream.config import Buckets, Packs, check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.index.weights import WeightsSpec
 from sqlstream.order import Tail
@@ -99,8 +99,8 @@ class OrderOptions:
     """One iteration goes on over epochs without end."""
     is_unaligned: bool = False
     """Every worker has a shuffle of its own."""
-    batches: Buckets | None = None
-    """Which rows share a batch; None: any."""
+    batches: Buckets | Packs | None = None
+    """Which rows share a batch, or a sample; None: any, and each is a sample."""
     layout: Layout = field(default_factory=lambda: Layout(world=None, replication=1))
     """The place of this process in its job."""
 
@@ -126,8 +126,8 @@ class OrderOptions:
         """Raise ConfigError for options that do not go with `batches`."""
         if self.batches is None:
             return
-        if not isinstance(self.batches, Buckets):
-            raise ConfigError(f"batches={self.batches!r} says no batches: give Buckets(by, …)")
+        if not isinstance(self.batches, Buckets | Packs):
+            raise ConfigError(f"batches={self.batches!r} says no batches: give Buckets(by, …) or Packs(length, capacity)")
         for name, value, left_out in (
             ("shuffle_block_size", self.shuffle_block_size, AUTO_BLOCKS),
             ("unaligned_worker_index", self.is_unaligned, False),

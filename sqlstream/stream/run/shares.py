@@ -16,13 +16,13 @@ from sqlstream.world import World
 
 PLANNED_TOGETHER = 64
 """Positions whose samples are planned together: a call of numpy costs little beside 64 samples."""
-_MOST_TOGETHER = 512
-"""Positions of several streams that are planned together at most: their rows are in memory. Arbitrary."""
+MOST_TOGETHER = 512
+"""Rows of several streams, or of packs, that are planned together at most: they are in memory. Arbitrary."""
 
 
 def planned_together(num_streams: int) -> int:
     """Return how many positions are planned together: each stream is asked for its rows of them in one go."""
-    return min(PLANNED_TOGETHER * num_streams, _MOST_TOGETHER)
+    return min(PLANNED_TOGETHER * num_streams, MOST_TOGETHER)
 
 
 class Planned(NamedTuple):

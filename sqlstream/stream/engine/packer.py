@@ -1,0 +1,67 @@
+"""From the samples of a pack's rows to one sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlstream.config import Packs
+from sqlstream.errors import TransformError
+from sqlstream.index.lengths import LengthTable
+from sqlstream.transforms.base import Chain, Sample
+from sqlstream.transforms.packs import LENGTH, PARTS, ROWS, SPAN, PackTokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Packer:
+    """Makes the samples of packs."""
+
+    packs: Packs
+    lengths: LengthTable
+    """How long the rows are."""
+    chain: Chain
+    """The pack function, as the only transform: its random numbers depend on the place of the pack."""
+    tokens: PackTokens | None
+    """The pack function, where it can say of a single row what is wrong with it."""
+
+    def part(self, sample: Sample, row_id: int, part: int) -> Sample:
+        """Return the sample of a row as a part of a pack.
+
+        Args:
+            sample: The sample, after its transforms.
+            row_id: The row.
+            part: Which part of a row that is longer than a pack.
+
+        Raises:
+            SampleError: It is not as long as the index says.
+        """
+        start, (length,) = part * self.packs.capacity, self.lengths.lengths_of([row_id])
+        sample[SPAN], sample[LENGTH] = (start, min(length, start + self.packs.capacity)), length
+        if self.tokens is not None:
+            self.tokens.check(sample)
+        return sample
+
+    def pack(self, parts: Sequence[Sample], epoch: int, position: int) -> Sample:
+        """Return the sample of a pack.
+
+        Args:
+            parts: Those of its rows.
+            epoch: The epoch.
+            position: The place of the pack in it.
+
+        Raises:
+            TransformError: The pack function failed, or gave no sample.
+        """
+        pack: Sample = {
+            PARTS: list(parts),
+            ROWS: [sample["__row__"] for sample in parts],
+            "__epoch__": epoch,
+            "__sample_key__": f"pack {position} of epoch {epoch}",
+            "capacity": self.packs.capacity,
+        }
+        outcome = self.chain.run(pack, (self.chain.seed, epoch, position))
+        if not isinstance(outcome, dict):
+            raise TransformError(
+                f"the pack function gave several samples for {pack['__sample_key__']}: a pack becomes one sample"
+            )
+        return outcome

@@ -1,0 +1,157 @@
+"""Packs of rows as trainers take them: one sequence, with what keeps its parts from seeing each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sqlstream.errors import SampleError
+from sqlstream.transforms.base import Sample
+
+PARTS = "parts"
+"""Field of a pack: the samples of its rows."""
+ROWS = "__rows__"
+"""Field of a pack: the numbers of its rows."""
+SPAN = "__span__"
+"""Field of a part: the first value of its row that it takes, and the end, by the length that the index has."""
+LENGTH = "__length__"
+"""Field of a part: how long its row is, as the index has it."""
+_OF_PARTS = frozenset((SPAN, LENGTH, "__row__", "__epoch__", "__sample_key__"))
+"""Fields of parts that a pack says for all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackTokens:
+    """Makes one sequence of the rows of a pack; the default of `Packs`.
+
+    Values that are no sequences become lists, with an entry for each part. Fields that it adds, with T values, P parts, padding
+    at the end being a part of its own:
+
+    - `labels` [T]: those of the rows, or their tokens; `ignore_index` at the first token of each part and in the padding.
+    - `position_ids` [T]: from 0 in each part. `document_ids` int32 [T]: number of the part; equal ids may see each other.
+    - `cu_seqlens` int32 [P + 1]: where parts begin, and the end. `seq_lengths` int32 [P], `max_seqlen`: the longest part.
+
+    Source: the names are those of Transformers' `DataCollatorWithFlattening`, FlashAttention and TRL.
+    """
+
+    tokens: str = "input_ids"
+    """Field with the tokens of a row; other fields with as many values are sequences, too."""
+    pad_token_id: int = 0
+    """Token of the padding."""
+    is_padded: bool = True
+    """All packs have the capacity as their length: other lengths would fragment a GPU's memory."""
+    ignore_index: int = -100
+    """Label of tokens that are not predicted."""
+
+    def check(self, sample: Sample) -> None:
+        """Raise SampleError if a row is longer than the index says: its pack would be, too."""
+        values: Any = sample.get(self.tokens)
+        if not _is_sequence(values):
+            fields = ", ".join(sorted(field for field in sample if not field.startswith("__"))) or "none"
+            raise SampleError(
+                f"row {sample['__row__']} has no sequence in field {self.tokens!r} (fields: {fields}), of which packs are "
+                "made: give transforms that make one, PackTokens(tokens=…), or Packs(pack_fn=…)"
+            )
+        if len(values) > sample[LENGTH]:
+            raise SampleError(
+                f"row {sample['__row__']} has {len(values)} values in {self.tokens!r}, and its length in the index is "
+                f"{sample[LENGTH]}: give Packs the length of what the transforms make"
+            )
+
+    def __call__(self, pack: Sample) -> Sample:
+        """Return the sample of a pack."""
+        parts, capacity = pack.pop(PARTS), pack.pop("capacity")
+        sizes, columns = list[int](), dict[str, list[Any]]()
+        for sample in parts:
+            start, stop = sample[SPAN]
+            length = len(sample[self.tokens])
+            if (size := min(stop, length) - start) > 0:  # a row may be shorter than the index says
+                sizes.append(size)
+            for name, value in sample.items():
+                if name not in _OF_PARTS:
+                    is_one = _is_sequence(value) and len(value) == length
+                    columns.setdefault(name, []).append(np.asarray(value[start:stop]) if is_one else value)
+        total = sum(sizes)
+        if self.is_padded and total < capacity:
+            sizes.append(capacity - total)
+        num_values = sum(sizes)
+        for name, values in columns.items():
+            pack[name] = values
+            if len(values) == len(parts) and all(isinstance(value, np.ndarray) and value.ndim == 1 for value in values):
+                padding = {self.tokens: self.pad_token_id, "labels": self.ignore_index}.get(name, 0)
+                pack[name] = torch.from_numpy(_joined(values, num_values, padding))  # [T]
+        self._add_places(pack, sizes, total)
+        return pack
+
+    def _add_places(self, pack: Sample, sizes: list[int], total: int) -> None:
+        """Add what says where the parts are.
+
+        Args:
+            pack: What has the sequences.
+            sizes: Values of each part.
+            total: Values that are no padding.
+        """
+        lengths = torch.tensor(sizes, dtype=torch.int32)  # [P]
+        ends = list(accumulate(sizes))
+        starts = torch.tensor([0, *ends[:-1]])  # [P]
+        if "labels" not in pack:
+            labels = pack[self.tokens].clone()  # [T]
+            labels[total:] = self.ignore_index
+            pack["labels"] = labels
+        pack["labels"][starts] = self.ignore_index
+        of_part = torch.repeat_interleave(torch.arange(len(sizes)), lengths)  # [T]
+        pack["position_ids"] = torch.arange(len(of_part)) - starts[of_part]  # [T]
+        pack["document_ids"] = of_part.to(torch.int32)  # [T]
+        pack["cu_seqlens"] = torch.tensor([0, *ends], dtype=torch.int32)  # [P + 1]
+        pack["seq_lengths"] = lengths
+        pack["max_seqlen"] = max(sizes)
+
+
+def _is_sequence(value: Any) -> bool:
+    """Return whether a value is one of numbers, without dimensions but its length."""
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return value.ndim == 1
+    return isinstance(value, list | tuple) and all(isinstance(one, int | float) for one in value)
+
+
+def _joined(values: Sequence[NDArray[Any]], num_values: int, padding: int) -> NDArray[Any]:
+    """Return sequences one after the other, padded: [num_values]."""
+    joined = np.concatenate(values)  # [n]
+    if joined.dtype.kind in "iu":
+        joined = joined.astype(np.int64)  # [n]
+    if len(joined) == num_values:
+        return joined
+    padded = np.full(num_values, padding, joined.dtype)  # [num_values]
+    padded[: len(joined)] = joined
+    return padded
+
+
+def collate_packs(packs: Sequence[Sample]) -> Sample:
+    """Return a batch of packs that `PackTokens` made.
+
+    Sequences are stacked to [b, T]; those that are not padded are joined to [1, sum of T]. `cu_seqlens` counts through the
+    batch, as FlashAttention takes it for the flattened sequences; `max_seqlen` is that of the batch. Other fields become lists.
+    """
+    batch: Sample = {}
+    for name, first in packs[0].items():
+        values = [pack[name] for pack in packs]
+        if name == "cu_seqlens":
+            ends = list(accumulate(int(value[-1]) for value in values))
+            later = [value[1:] + start for value, start in zip(values[1:], ends[:-1], strict=True)]
+            batch[name] = torch.cat([values[0], *later])  # [P + 1]
+        elif name == "max_seqlen":
+            batch[name] = max(values)
+        elif name == "seq_lengths":
+            batch[name] = torch.cat(values)  # [P]
+        elif isinstance(first, torch.Tensor):
+            is_even = len({value.shape for value in values}) == 1
+            batch[name] = torch.stack(values) if is_even else torch.cat(values)[None]  # [b, t] or [1, n]
+        else:
+            batch[name] = values
+    return batch

@@ -1,0 +1,376 @@
+"""Packs in the stream: what a sample is, each row once an epoch, resumption at every step into other layouts, failures."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from sqlstream import MixedDataset, Packs, StreamingDataLoader, StreamingDataset
+from sqlstream.errors import ConfigError, StateError, TooManyFailuresError, TransformError
+from sqlstream.transforms import rng
+from sqlstream.transforms.presets import PackTokens
+from sqlstream.world import World
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+NUM_ROWS, CAPACITY, GLOBAL_BATCH = 60, 32, 4
+LENGTHS = [int(length) for length in np.random.RandomState(7).randint(1, 20, NUM_ROWS)]
+PACKS = Packs("n", CAPACITY)
+Step = frozenset[tuple[Any, ...]]
+
+
+def tokens_of(row: int, length: int) -> list[int]:
+    """Tokens that say whose they are, and where."""
+    return [row * 1000 + place for place in range(length)]
+
+
+def tokenize(sample: dict[str, Any]) -> dict[str, Any]:
+    sample["input_ids"] = np.array(tokens_of(sample["row"], sample["n"]))  # [n]
+    sample["drawn"] = int(rng(sample).integers(1 << 40))
+    return sample
+
+
+def seen(packs: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """What a batch is: each pack with its rows, tokens and what was drawn for each row, and for it."""
+    return [(pack["__epoch__"], *pack["__rows__"], *pack["drawn"], *pack["input_ids"].tolist()) for pack in packs]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"n": LENGTHS, "row": list(range(NUM_ROWS))}), path)
+    return path
+
+
+class Run:
+    """All ranks of a job in this process, taking their batches in turn."""
+
+    def __init__(self, table: Path, num_ranks: int = 1, num_workers: int = 0, **options: Any) -> None:
+        worlds = [World(rank=r, world_size=num_ranks, local_rank=r, local_world_size=num_ranks) for r in range(num_ranks)]
+        given: dict[str, Any] = {
+            "shuffle_seed": 5,
+            "show_progress": False,
+            "batches": PACKS,
+            "transforms": [tokenize],
+        } | options
+        self.datasets = [StreamingDataset(table, table.parent / "cache", world=world, **given) for world in worlds]
+        self.loaders = [
+            StreamingDataLoader(
+                dataset,
+                batch_size=GLOBAL_BATCH // num_ranks,
+                num_workers=num_workers,
+                collate_fn=seen,
+                multiprocessing_context="fork" if num_workers else None,
+            )
+            for dataset in self.datasets
+        ]
+        self._running: list[Iterator[Any]] = [iter(()) for _ in self.loaders]
+
+    def step(self) -> Step:
+        """The packs of the next global batch, over the ends of epochs."""
+        return frozenset(pack for rank in range(len(self.loaders)) for pack in self._next(rank))
+
+    def _next(self, rank: int) -> list[Any]:
+        batch = next(self._running[rank], None)
+        if batch is None:
+            self._running[rank] = iter(self.loaders[rank])
+            batch = next(self._running[rank])
+        return list(batch)
+
+    def state(self) -> dict[str, Any]:
+        states = [loader.state_dict() for loader in self.loaders]
+        assert all(state == states[0] for state in states), "ranks disagree on where they are"
+        state: dict[str, Any] = json.loads(json.dumps(states[0]))
+        return state
+
+    def load(self, state: dict[str, Any]) -> None:
+        for loader in self.loaders:
+            loader.load_state_dict(state)
+        self._running = [iter(()) for _ in self.loaders]
+
+    def close(self) -> None:
+        self._running = []
+        for dataset in self.datasets:
+            dataset.close()
+
+
+@pytest.fixture
+def runs(table: Path) -> Iterator[Any]:
+    made: list[Run] = []
+
+    def make(num_ranks: int = 1, num_workers: int = 0, **options: Any) -> Run:
+        made.append(Run(table, num_ranks, num_workers, **options))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.close()
+
+
+def parts_of(pack: dict[str, Any]) -> list[tuple[int, int]]:
+    return list(pairwise(pack["cu_seqlens"].tolist()))
+
+
+def test_a_pack_is_one_sequence_that_says_where_its_rows_are(runs: Any) -> None:
+    (dataset,) = runs().datasets
+    packs = list(dataset)
+    assert len(packs) == dataset.epoch_size == -(-sum(LENGTHS) // CAPACITY)
+    assert sorted(row for pack in packs for row in pack["__rows__"]) == list(range(NUM_ROWS))
+    for pack in packs:
+        lengths = [LENGTHS[row] for row in pack["__rows__"]]
+        rest = CAPACITY - sum(lengths)
+        whole = [*lengths, rest] if rest else lengths
+        expected = [token for row, length in zip(pack["__rows__"], lengths, strict=True) for token in tokens_of(row, length)]
+        assert pack["input_ids"].tolist() == expected + [0] * rest
+        assert pack["position_ids"].tolist() == [place for length in whole for place in range(length)]
+        assert pack["document_ids"].tolist() == [number for number, length in enumerate(whole) for _ in range(length)]
+        assert pack["seq_lengths"].tolist() == whole == [stop - start for start, stop in parts_of(pack)]
+        assert pack["max_seqlen"] == max(whole)
+        hidden = {start for start, _ in parts_of(pack)} | set(range(sum(lengths), CAPACITY))
+        labels = [-100 if place in hidden else token for place, token in enumerate(pack["input_ids"].tolist())]
+        assert pack["labels"].tolist() == labels
+        kinds = {name: pack[name].dtype for name in ("input_ids", "labels", "position_ids", "document_ids", "cu_seqlens")}
+        assert [*kinds.values()] == [torch.int64] * 3 + [torch.int32] * 2
+        assert pack["row"] == pack["__rows__"], "values that are no sequences are lists"
+
+
+def test_rows_are_made_alike_alone_and_in_packs_and_have_other_neighbours_in_each_epoch(runs: Any) -> None:
+    (dataset,) = runs().datasets
+    alone = {row: dataset[row]["drawn"] for row in range(NUM_ROWS)}
+    assert len(dataset) == NUM_ROWS, "rows, not packs"
+    drawn, neighbours = [], []
+    for _ in range(2):
+        packs = list(dataset)
+        drawn.append({row: value for pack in packs for row, value in zip(pack["__rows__"], pack["drawn"], strict=True)})
+        neighbours.append({frozenset(pack["__rows__"]) for pack in packs})
+    assert drawn[0] == alone
+    assert not set(drawn[0].values()) & set(drawn[1].values())
+    assert len(neighbours[0] & neighbours[1]) < len(neighbours[0]) / 3
+
+
+def test_packs_count_for_the_loader(runs: Any) -> None:
+    (loader,) = runs().loaders
+    num_packs = loader.dataset.epoch_size
+    assert len(loader) == len(list(loader)) == -(-num_packs // GLOBAL_BATCH)
+    alone = StreamingDataLoader(loader.dataset)
+    batch = next(iter(alone))
+    assert batch["input_ids"].shape == batch["position_ids"].shape == (1, CAPACITY)
+    assert len(alone) == num_packs
+
+
+def test_batches_of_packs_are_collated_by_default(runs: Any, table: Path) -> None:
+    (dataset,) = runs().datasets
+    packs = [dict(pack) for pack in dataset]
+    dataset.set_epoch(0)
+    batch = next(iter(StreamingDataLoader(dataset, batch_size=3)))
+    assert torch.equal(batch["input_ids"], torch.stack([pack["input_ids"] for pack in packs[:3]]))
+    flat = batch["position_ids"].flatten()  # [n]
+    starts = batch["cu_seqlens"][:-1].long()  # [p]
+    assert flat[starts].eq(0).all()
+    assert batch["cu_seqlens"][-1] == flat.numel() == 3 * CAPACITY
+    assert batch["seq_lengths"].tolist() == batch["cu_seqlens"].diff().tolist()
+    assert batch["__rows__"] == [pack["__rows__"] for pack in packs[:3]]
+    unpadded = runs(batches=Packs("n", CAPACITY, pack_fn=PackTokens(is_padded=False)))
+    batch = next(iter(StreamingDataLoader(unpadded.datasets[0], batch_size=20)))
+    assert batch["input_ids"].shape == (1, sum(LENGTHS))
+    assert batch["cu_seqlens"][-1] == sum(LENGTHS)
+
+
+@pytest.mark.parametrize("layout", [(2, 0), (4, 0), (2, 2), (1, 3)], ids=str)
+def test_global_batches_are_the_same_on_every_layout(layout: tuple[int, int], runs: Any) -> None:
+    one, other = runs(), runs(*layout)
+    for _ in range(8):
+        assert other.step() == one.step()
+
+
+def test_a_run_resumed_at_every_step_on_every_layout_goes_on_as_if_it_had_not_stopped(runs: Any) -> None:
+    """An epoch has 5 steps, the last of which is short."""
+    whole = runs(2)
+    states, steps = [whole.state()], []
+    for _ in range(13):
+        steps.append(whole.step())
+        states.append(whole.state())
+    others = [runs(num_ranks) for num_ranks in (1, 2, 4)]
+    for number, state in enumerate(states[:11]):
+        assert len(json.dumps(state)) < 2000
+        for run in others:
+            run.load(state)
+            assert [run.step(), run.step()] == steps[number : number + 2], f"after {number} steps on {len(run.loaders)} ranks"
+    with_workers = runs(2, 2)
+    for number in (1, 6):
+        with_workers.load(states[number])
+        assert [with_workers.step() for _ in range(3)] == steps[number : number + 3]
+
+
+def test_an_endless_iteration_goes_on_over_epochs(runs: Any) -> None:
+    endless = runs(1, 2, infinite_iteration=True)
+    rows = Counter(row for _ in range(9) for pack in endless.step() for row in pack[1 : pack.index(0) if 0 in pack else None])
+    assert rows, "packs came"
+    assert len({frozenset(endless.step()) for _ in range(6)}) == 6
+
+
+@pytest.mark.parametrize("prefetch", [1, 3, 256])
+def test_packs_are_the_same_however_few_rows_are_planned_ahead(prefetch: int, runs: Any) -> None:
+    assert seen(list(runs(prefetch=prefetch).datasets[0])) == seen(list(runs().datasets[0]))
+
+
+def test_long_rows_are_left_out_cut_or_come_in_parts(runs: Any) -> None:
+    with pytest.raises(ConfigError, match=r"rows are longer than a pack of 8: row \d+ has 19.*on_long="):
+        runs(batches=Packs("n", 8))
+    expected = {
+        "drop": [token for row, length in enumerate(LENGTHS) if length <= 8 for token in tokens_of(row, length)],
+        "truncate": [token for row, length in enumerate(LENGTHS) for token in tokens_of(row, min(length, 8))],
+        "split": [token for row, length in enumerate(LENGTHS) for token in tokens_of(row, length)],
+    }
+    for on_long, tokens in expected.items():
+        packs = list(runs(batches=Packs("n", 8, on_long=on_long, pack_fn=PackTokens(pad_token_id=-1))).datasets[0])
+        assert all(len(pack["input_ids"]) == 8 for pack in packs)
+        assert sorted(token for pack in packs for token in pack["input_ids"].tolist() if token >= 0) == tokens
+    drawn = {(row, value) for pack in packs for row, value in zip(pack["__rows__"], pack["drawn"], strict=True)}
+    assert len(drawn) == NUM_ROWS, "all parts of a row are made with the same random numbers"
+
+
+def test_a_pack_has_no_more_rows_than_it_may(runs: Any) -> None:
+    packs = list(runs(batches=Packs("n", CAPACITY, max_rows=2)).datasets[0])
+    assert max(len(pack["__rows__"]) for pack in packs) == 2
+    assert sum(len(pack["__rows__"]) for pack in packs) == NUM_ROWS
+
+
+def test_ones_own_function_makes_the_sample_with_random_numbers_of_its_own(runs: Any) -> None:
+    def together(pack: dict[str, Any]) -> dict[str, Any]:
+        spans = [part["__span__"] for part in pack["parts"]]
+        return {"rows": pack["__rows__"], "spans": spans, "drawn": int(rng(pack).integers(1 << 40))}
+
+    packs = Packs("n", CAPACITY, pack_fn=together)
+    one, other = ([dict(pack) for pack in runs(batches=packs).datasets[0]] for _ in range(2))
+    assert one == other
+    assert len({pack["drawn"] for pack in one}) == len(one)
+    assert all(pack["spans"] == [(0, LENGTHS[row]) for row in pack["rows"]] for pack in one)
+
+
+def failing(*rows: int) -> Any:
+    def fail(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["row"] in rows:
+            raise ValueError(f"broken row {sample['row']}")
+        return tokenize(sample)
+
+    return fail
+
+
+def test_a_failed_row_is_replaced_by_one_of_its_length_or_shorter(runs: Any) -> None:
+    bad = [row for row in range(NUM_ROWS) if LENGTHS[row] == 12]
+    good = list(runs().datasets[0])
+    packs = list(runs(transforms=[failing(*bad)], max_failure_ratio=1.0).datasets[0])
+    assert [len(pack["__rows__"]) for pack in packs] == [len(pack["__rows__"]) for pack in good]
+    for pack, before in zip(packs, good, strict=True):
+        for row, instead in zip(before["__rows__"], pack["__rows__"], strict=True):
+            assert row == instead or (row in bad and instead not in bad and LENGTHS[instead] <= LENGTHS[row])
+    assert not {row for pack in packs for row in pack["__rows__"]} & set(bad)
+
+
+def test_a_failed_row_is_skipped_or_raised(runs: Any) -> None:
+    packs = list(runs(transforms=[failing(3, 30)], max_failure_ratio=1.0, on_error="skip").datasets[0])
+    assert sorted(row for pack in packs for row in pack["__rows__"]) == [row for row in range(NUM_ROWS) if row not in (3, 30)]
+    with pytest.raises(TransformError, match="broken row 3"):
+        list(runs(transforms=[failing(3)], on_error="raise").datasets[0])
+
+
+def test_a_row_that_is_longer_than_its_length_is_a_failure_that_names_it(runs: Any) -> None:
+    with pytest.raises(TooManyFailuresError, match=r"row \d+ has \d+ values in 'input_ids', and its length in the index is"):
+        list(runs(batches=Packs("max(1, n - 1)", CAPACITY)).datasets[0])
+    with pytest.raises(TooManyFailuresError, match=r"has no sequence in field 'input_ids' \(fields: n, row\)"):
+        list(runs(transforms=[]).datasets[0])
+    shorter = runs(batches=Packs("(n + 3) / 4 * 4", CAPACITY))
+    packs = list(shorter.datasets[0])
+    assert sorted(row for pack in packs for row in pack["__rows__"]) == list(range(NUM_ROWS)), "lengths may be rounded up"
+
+
+def test_several_samples_of_a_row_and_a_function_that_fails_are_errors(runs: Any) -> None:
+    with pytest.raises(TooManyFailuresError, match="gives 2 samples, and a pack takes one of each row"):
+        list(runs(transforms=[lambda sample: [dict(sample), dict(sample)]]).datasets[0])
+
+    def fail(pack: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError("no pack")
+
+    with pytest.raises(TransformError, match=r"transform fail failed on sample 'pack \d+ of epoch 0'.*no pack"):
+        list(runs(batches=Packs("n", CAPACITY, pack_fn=fail)).datasets[0])
+    skipped = runs(batches=Packs("n", CAPACITY, pack_fn=fail), on_error="skip", max_failure_ratio=1.0)
+    assert list(skipped.datasets[0]) == []
+
+
+def test_files_of_rows_are_there_while_their_pack_is_made(runs: Any, table: Path, tmp_path: Path) -> None:
+    for row, length in enumerate(LENGTHS):
+        np.save(tmp_path / f"{row}.npy", np.array(tokens_of(row, length)))
+    path = tmp_path / "files.parquet"
+    pq.write_table(pa.table({"n": LENGTHS, "file": [f"{row}.npy" for row in range(NUM_ROWS)]}), path)
+
+    def read(pack: dict[str, Any]) -> dict[str, Any]:
+        return {"tokens": np.concatenate([np.load(part["file"]) for part in pack["parts"]])}
+
+    packs = Packs("n", CAPACITY, pack_fn=read)
+    with StreamingDataset(path, tmp_path / "own", columns_to_download=["file"], batches=packs, show_progress=False) as dataset:
+        tokens = sorted(token for pack in dataset for token in pack["tokens"].tolist())
+    assert tokens == [token for row, length in enumerate(LENGTHS) for token in tokens_of(row, length)]
+
+
+def test_filters_replication_and_parts_of_a_dataset_go_with_packs(table: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batches": PACKS, "transforms": [tokenize], "show_progress": False, "shuffle_seed": 1}
+    with StreamingDataset(table, tmp_path / "c", where="n > 5", max_size=20, **options) as dataset:
+        rows = [row for row, length in enumerate(LENGTHS) if length > 5][:20]
+        assert sorted(row for pack in dataset for row in pack["row"]) == rows
+        with dataset.select("n > 10") as part:
+            assert sorted(row for pack in part for row in pack["row"]) == [row for row in rows if LENGTHS[row] > 10]
+    alike = []
+    for rank in range(4):
+        world = World(rank=rank, world_size=4, local_rank=rank, local_world_size=4)
+        with StreamingDataset(table, tmp_path / "c", world=world, replication=2, batch_size=2, **options) as dataset:
+            alike.append(seen(list(dataset)))
+    assert alike[0] == alike[1] != alike[2] == alike[3]
+
+
+def test_a_state_of_other_packs_is_refused(runs: Any) -> None:
+    run = runs()
+    run.step()
+    state = run.state()
+    assert json.dumps(state), "plain"
+    for batches in (Packs("n", CAPACITY + 1), Packs("n + 0", CAPACITY), Packs("n", CAPACITY, max_rows=3), None):
+        with pytest.raises(StateError, match="blocks="):
+            runs(batches=batches).load(state)
+    runs(batches=Packs("n", CAPACITY, pack_fn=PackTokens(pad_token_id=5))).load(state)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"weights": "n"}, "weights=… cannot be had with batches= yet"),
+    ({"epoch_size": 9}, "epoch_size=9 cannot be had"),
+    ({"num_canonical_nodes": 2}, "num_canonical_nodes=2 cannot be had"),
+    ({"unaligned_worker_index": True}, "unaligned_worker_index=True cannot be had"),
+    ({"refresh": "epoch"}, "leave one of them out"),
+    ({"lazy_index_chunk_size": 4}, "lazy index"),
+    ({"batches": Packs("n - 1", CAPACITY)}, r"row \d+ has 0: a length is a whole number of 1 or more"),
+]
+
+
+@pytest.mark.parametrize(("options", "problem"), REFUSED, ids=[problem for _, problem in REFUSED])
+def test_what_does_not_go_with_packs_is_refused(options: dict[str, Any], problem: str, runs: Any) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        runs(**options)
+
+
+def test_changed_weights_and_a_mixture_are_refused(table: Path, tmp_path: Path) -> None:
+    with StreamingDataset(table, tmp_path / "cache", batches=PACKS, show_progress=False) as dataset:
+        with pytest.raises(ConfigError, match="batches= yet"):
+            dataset.reweight("n")
+        with pytest.raises(ConfigError, match="has batches, which a mixture cannot have"):
+            MixedDataset({"one": dataset}, epoch_size=8)
