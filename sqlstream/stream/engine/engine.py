@@ -276,7 +276,7 @@ class Engine:
                     f"row {slot.row_id} gives {len(samples)} samples, and a pack takes one of each row: leave rows out with "
                     "where=, and make several of one before the table is written"
                 )
-            parts = [packer.part(samples[0], slot.row_id, slot.part)]
+            parts = [packer.part(samples[0], slot.length, slot.part)]
         except (SampleError, StorageError) as error:
             return list(self._instead(slot, error))
         self._log_of(slot).num_seen += 1
@@ -312,7 +312,7 @@ class Engine:
                 stand_in.share, stand_in.share_position, stand_in.access = share, slot.share_position, slot.access
                 try:
                     made = self._maker.make_all(stand_in)
-                    samples += made if recipe.packer is None else [recipe.packer.part(one, stand_in.row_id, 0) for one in made]
+                    samples += made if recipe.packer is None else [recipe.packer.part(one, stand_in.length, 0) for one in made]
                 except (SampleError, StorageError) as again:
                     self._log_of(slot).note_failure(stand_in, again)
                     break

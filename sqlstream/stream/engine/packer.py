@@ -24,18 +24,18 @@ class Packer:
     tokens: PackTokens | None
     """The pack function, where it can say of a single row what is wrong with it."""
 
-    def part(self, sample: Sample, row_id: int, part: int) -> Sample:
+    def part(self, sample: Sample, length: int, part: int) -> Sample:
         """Return the sample of a row as a part of a pack.
 
         Args:
             sample: The sample, after its transforms.
-            row_id: The row.
+            length: Length of the row, as the index has it.
             part: Which part of a row that is longer than a pack.
 
         Raises:
             SampleError: It is not as long as the index says.
         """
-        start, (length,) = part * self.packs.capacity, self.lengths.lengths_of([row_id])
+        start = part * self.packs.capacity
         sample[SPAN], sample[LENGTH] = (start, min(length, start + self.packs.capacity)), length
         if self.tokens is not None:
             self.tokens.check(sample)

@@ -84,6 +84,8 @@ class PlannedSample:
     """Number among the draws of that position."""
     part: int = 0
     """Number of the part of its row that a pack takes."""
+    length: int = 0
+    """Length of its row, as the index has it; 0: there are no packs."""
     is_last: bool = True
     """No other slot of its position follows."""
     is_single: bool = False
@@ -432,6 +434,10 @@ class Recipe:
         content = self.content
         prepared = None if content is None else content.prepare(rows, row_ids)
         planned = self.reader.slots(rows, row_ids, positions, epochs, self)
+        if self.packer is not None:
+            lengths = self.packer.lengths.lengths_of(row_ids)
+            for slot in planned:
+                slot.length = lengths[slot.place]
         if content is not None:
             content.plan(planned, prepared)
         if self.has_points:
