@@ -25,6 +25,7 @@ EXPECTED = {
     "chained_urls": "torch.Size([3, 3, 64, 64])",
     "mixing": "2 x 1, resumed",
     "aspect_ratio": "torch.Size([4, 3, ",
+    "packing": "4 x 512, ",
 }
 
 
