@@ -162,8 +162,8 @@ class Sums:
         return int(self._sums[stop] - self._sums[start])
 
     def places(self, start: int, points: Int64Array) -> Int64Array:
-        found = np.searchsorted(self._sums[1:], points + self._sums[start], side="right") - start  # [n]
-        return found.astype(np.int64)
+        found: Int64Array = np.searchsorted(self._sums[1:], points + self._sums[start], side="right") - start  # [n]
+        return found
 
 
 @dataclass(frozen=True)

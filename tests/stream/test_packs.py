@@ -352,7 +352,7 @@ def test_a_state_of_other_packs_is_refused(runs: Any) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"weights": "n"}, "weights=… cannot be had with batches= yet"),
+    ({"weights": "n"}, r"weights=… cannot be had with batches=Packs\(…\) yet"),
     ({"epoch_size": 9}, "epoch_size=9 cannot be had"),
     ({"num_canonical_nodes": 2}, "num_canonical_nodes=2 cannot be had"),
     ({"unaligned_worker_index": True}, "unaligned_worker_index=True cannot be had"),
