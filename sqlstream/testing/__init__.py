@@ -1,7 +1,8 @@
 """The public test kit: what it takes to test code over a cache, and what this package's own tests are made of.
 
 - `servers`: `LocalS3`, an S3 that behaves, and `FaultyHttpServer`, an HTTP server that misbehaves on cue; both count requests.
-- `storage.ScriptedFetcher`: a storage with scripted faults, in the calling thread, without any process or network.
+- `storage.ScriptedFetcher`: a storage with scripted faults, in the calling thread, without any process or network;
+  `storage.MemoryStore`: objects in memory, to read and to write.
 - `faults.SideEffects`: a disk that fails, or a process that dies, at its n-th side effect;
   `system_calls.sqlite_system_calls`: the same for SQLite's own calls on the ledger.
 - `clock.MockClock`: a clock for whatever in the cache reads the time.

@@ -1,13 +1,17 @@
-"""A storage with scripted faults, in the calling thread: what it does happens in one order, always the same."""
+"""Storages with scripted faults, in the calling thread: what they do happens in one order, always the same."""
 
 from __future__ import annotations
 
+import builtins
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import FetchCancelledError, ObjectNotFoundError, StorageError
+from sqlstream.storage.base.access import Access
+from sqlstream.storage.base.protocols import DownloadRoom, ObjectInfo
 from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchRequest, GrantNeeded, Sink
 
 
@@ -100,3 +104,55 @@ class ScriptedFetcher(Fetcher):
             error = StorageError(f"{request.url}: writing it to disk failed: {failure.strerror}", errno=failure.errno)
             return FetchDone(ticket=request.ticket, error=error, num_requests=1)
         return FetchDone(ticket=request.ticket, size_bytes=len(data), num_requests=1, downloaded_bytes=len(data))
+
+
+class MemoryStore:
+    """Objects in memory: a `RemoteReader` and a `RemoteWriter` without a helper process. Thread safe as far as dicts are.
+
+    Args:
+        objects: Bytes by URL; it changes them.
+        before_upload: Called with the URL before an object is stored; what it raises ends the upload.
+    """
+
+    def __init__(self, objects: dict[str, bytes], before_upload: Callable[[str], object] = len) -> None:
+        self.objects = objects
+        self.uploads: list[str] = []
+        """URLs in the order in which they were stored."""
+        self._before_upload = before_upload
+
+    def with_access(self, access: Access) -> MemoryStore:
+        """Return itself."""
+        del access
+        return self
+
+    def head(self, url: str) -> ObjectInfo:
+        """Return the size of an object."""
+        return ObjectInfo(url=url, size_bytes=len(self._object(url)), etag=None)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Yield objects by name."""
+        for url in sorted(self.objects):
+            if url.startswith(prefix):
+                yield self.head(url)
+
+    def download(self, url: str, path: Path, room: DownloadRoom | None = None) -> ObjectInfo:
+        """Write an object to a file; there is always room."""
+        del room
+        path.write_bytes(self._object(url))
+        return self.head(url)
+
+    def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]], size_bytes: int | None = None) -> builtins.list[bytes]:
+        """Return parts of an object."""
+        del size_bytes
+        return [self._object(url)[start:stop] for start, stop in ranges]
+
+    def upload(self, path: Path, url: str) -> None:
+        """Store a file as an object."""
+        self._before_upload(url)
+        self.objects[url] = path.read_bytes()
+        self.uploads.append(url)
+
+    def _object(self, url: str) -> bytes:
+        if url not in self.objects:
+            raise ObjectNotFoundError(f"{url} does not exist", url=url)
+        return self.objects[url]

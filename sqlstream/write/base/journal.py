@@ -59,10 +59,6 @@ class Progressed:
     """The index is stored as well."""
 
 
-class ReaderWriter(RemoteReader, RemoteWriter, Protocol):
-    """What an output is read and written with."""
-
-
 class WriteJournal(Protocol):
     """A journal that is written."""
 

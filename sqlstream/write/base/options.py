@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from sqlstream.config import StorageOptions, check_at_least
 from sqlstream.errors import ConfigError
+from sqlstream.storage.base.protocols import RemoteReader, RemoteWriter
 
 Out: TypeAlias = str | os.PathLike[str] | tuple[str | os.PathLike[str], str]
 """Where a dataset goes: a directory, a URL (s3://, gs://, az://), or both, as (directory, URL)."""
+
+
+class ReaderWriter(RemoteReader, RemoteWriter, Protocol):
+    """What an output is read and written with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,8 @@ class WriteOptions:
     """Settings of the storage backend: `key`, `secret`, `endpoint_url`, `region`, …"""
     show_progress: bool = False
     """Show a bar of samples on a terminal."""
+    remote: ReaderWriter | None = field(default=None, repr=False, compare=False)
+    """What reads and stores objects, such as a `Fetcher`, which stays open; None: a helper process of the writer's own."""
 
     def __post_init__(self) -> None:
         """Check ranges and what excludes each other."""

@@ -32,7 +32,6 @@ from sqlstream.write.base.journal import (
     JOURNAL_NAME,
     LocalJournal,
     Progressed,
-    ReaderWriter,
     RemoteJournal,
     StoredShard,
     WriteJournal,
@@ -123,7 +122,7 @@ class Output:
         self.place = place_of(out).part(options.part_name)
         """Where they go."""
         self._out, self._options, self._settings, self._index_names = out, options, settings, index_names
-        self._remote: ReaderWriter | None = None if self.place.remote is None else Fetcher(options.storage)
+        self._remote = None if self.place.remote is None else options.remote or Fetcher(options.storage)
         self._directory = self.place.local
         self._keeps_local = self.place.remote is None or (options.keep_local and self.place.local is not None)
         self._journal: WriteJournal | None = None
@@ -322,7 +321,7 @@ class Output:
         self._pool.shutdown(wait=True)
         if isinstance(self._journal, LocalJournal):
             self._journal.close()
-        if isinstance(self._remote, Fetcher):
+        if isinstance(self._remote, Fetcher) and self._remote is not self._options.remote:
             self._remote.close()
         if self.place.local is None and self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)

@@ -1,0 +1,248 @@
+"""Where files go: whatever ends a writing early, no index claims more than there is, and the writing can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sqlstream import StreamingDataset
+from sqlstream.errors import ConfigError, OutputExistsError, TransientStorageError
+from sqlstream.storage.fetcher import Fetcher
+from sqlstream.testing.servers import LocalS3
+from sqlstream.testing.storage import MemoryStore
+from sqlstream.write import WriteOptions
+from sqlstream.write.base.journal import JOURNAL_NAME
+from tests.processes import FORKSERVER
+from tests.write.goldens import files_of
+from tests.write.programs import NUM_SAMPLES, die_at_each_side_effect, open_writer, samples, write
+
+RESUME = WriteOptions(resume=True)
+
+
+class Interrupted(Exception):
+    """What a test ends a writing with."""
+
+
+def interrupted(kind: str, out: Any, at: int, options: WriteOptions | None = None) -> None:
+    """Write up to a sample, at which the source of samples raises."""
+
+    def before(number: int) -> None:
+        if number == at:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        write(kind, out, options or WriteOptions(), before)
+
+
+def whole(kind: str, out: Path) -> dict[str, bytes]:
+    write(kind, out, WriteOptions())
+    return files_of(out)
+
+
+@pytest.mark.parametrize("kind", ["mds", "tar"])
+def test_a_kill_at_any_side_effect_leaves_what_can_be_resumed_and_no_index(kind: str, tmp_path: Path) -> None:
+    expected = whole(kind, tmp_path / "expected")
+    process = FORKSERVER.Process(target=die_at_each_side_effect, args=(kind, tmp_path / "killed"))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    num_written = set()
+    for out in (tmp_path / "killed").iterdir():
+        if (out / "index.json").exists():
+            assert files_of(out).items() >= expected.items()
+        else:
+            num_written.add(write(kind, out, RESUME))
+            assert files_of(out) == expected
+    assert num_written == {0, 1, 3, 5, 7}
+
+
+def test_an_exception_leaves_full_shards_a_journal_and_no_index(tmp_path: Path) -> None:
+    interrupted("mds", tmp_path, 5)
+    assert sorted(os.listdir(tmp_path)) == [JOURNAL_NAME, "shard.00000.mds", "shard.00001.mds"]
+    lines = [json.loads(line) for line in (tmp_path / JOURNAL_NAME).read_text().splitlines()]
+    assert [line.get("number") for line in lines[:1]] == [None]
+    assert {line["number"] for line in lines[1:]} == {0, 1}
+    with pytest.raises(OutputExistsError, match="is not empty: write elsewhere, or say exist_ok"):
+        write("mds", tmp_path, WriteOptions())
+    assert write("mds", tmp_path, RESUME) == 3
+    assert files_of(tmp_path) == whole("mds", tmp_path.with_name("expected"))
+
+
+def test_a_line_that_is_cut_off_and_a_shard_that_is_not_whole_are_written_again(tmp_path: Path) -> None:
+    expected = whole("mds", tmp_path / "expected")
+    interrupted("mds", tmp_path / "out", 6)
+    journal = tmp_path / "out" / JOURNAL_NAME
+    journal.write_bytes(journal.read_bytes()[:-5])
+    (tmp_path / "out" / "shard.00001.mds").write_bytes(b"cut")
+    interrupted("mds", tmp_path / "out", 3, RESUME)
+    assert write("mds", tmp_path / "out", RESUME) == NUM_SAMPLES - 2
+    assert files_of(tmp_path / "out") == expected
+
+
+def test_a_writing_is_resumed_with_the_settings_that_it_was_begun_with(tmp_path: Path) -> None:
+    interrupted("tar", tmp_path, 5)
+    with pytest.raises(ConfigError, match=r"begun with format='tar' and is resumed with 'mds'|begun with column_"):
+        write("mds", tmp_path, RESUME)
+    (tmp_path / "00000-of-00002").mkdir()
+    (tmp_path / JOURNAL_NAME).replace(tmp_path / "00000-of-00002" / JOURNAL_NAME)
+    with pytest.raises(ConfigError, match=r"begun with part=None and is resumed with \[0, 2\]"):
+        write("tar", tmp_path, WriteOptions(resume=True, part=(0, 2)))
+
+
+def test_a_journal_that_is_none_is_refused(tmp_path: Path) -> None:
+    for text in ("[]\n", '{"version": 2, "settings": {}}\n', '{"version": 1}\n', "x\n"):
+        (tmp_path / JOURNAL_NAME).write_text(text)
+        with pytest.raises(ConfigError, match="is no journal of a writing"):
+            write("mds", tmp_path, RESUME)
+
+
+def test_what_is_there_is_kept_unless_exist_ok_and_then_its_index_goes_first(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    expected = whole("mds", out)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(OutputExistsError, match="is not empty"):
+        write("mds", out, WriteOptions())
+    with pytest.raises(OutputExistsError, match="is not empty"):
+        write("mds", out, RESUME)
+    interrupted("mds", out, 3, WriteOptions(exist_ok=True))
+    assert not (out / "index.json").exists()
+    write("mds", out, WriteOptions(exist_ok=True))
+    assert files_of(out) == {**expected, "notes.txt": b"mine"}
+
+
+def test_two_writers_of_one_directory_are_refused(tmp_path: Path) -> None:
+    with open_writer("mds", tmp_path, WriteOptions()) as writer:
+        with pytest.raises(OutputExistsError, match="is being written by another process"):
+            open_writer("mds", tmp_path, RESUME)
+        for sample in samples("mds"):
+            writer.write(sample)
+    with pytest.raises(ConfigError, match="has finished: open another one"):
+        writer.write({})
+    writer.finish()
+
+
+def test_no_samples_give_an_index_of_no_shards(tmp_path: Path) -> None:
+    with open_writer("mds", tmp_path, WriteOptions()):
+        pass
+    assert files_of(tmp_path) == {"index.json": b'{"shards": [], "version": 2}'}
+
+
+@pytest.mark.parametrize("out", ["", 3, ("a",), ("s3://b/x", "s3://b/y"), "https://a.org/x"])
+def test_an_output_that_is_no_place_is_refused(out: Any) -> None:
+    with pytest.raises(ConfigError, match=r"out=|out:"):
+        open_writer("mds", out, WriteOptions())
+
+
+# -- a store ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_gets_the_index_last_and_the_local_disk_keeps_nothing(tmp_path: Path) -> None:
+    expected = whole("tar", tmp_path / "expected")
+    store = MemoryStore({})
+    write("tar", "s3://b/out", WriteOptions(remote=store))
+    assert {name: store.objects[f"s3://b/out/{name}"] for name in expected} == expected
+    assert store.uploads[-2:] == ["s3://b/out/index.json", f"s3://b/out/{JOURNAL_NAME}"]
+    assert set(store.objects) == {f"s3://b/out/{name}" for name in (*expected, JOURNAL_NAME)}
+    write("tar", (tmp_path / "local", "s3://b/both"), WriteOptions(remote=store))
+    assert not (tmp_path / "local").exists()
+    write("tar", (tmp_path / "local", "s3://b/kept"), WriteOptions(remote=store, keep_local=True))
+    assert files_of(tmp_path / "local") == expected
+
+
+def test_a_store_that_fails_ends_the_writing_which_then_goes_on(tmp_path: Path) -> None:
+    expected = whole("mds", tmp_path / "expected")
+    failing = {"shard.00002.mds"}
+
+    def before_upload(url: str) -> None:
+        if url.rpartition("/")[2] in failing:
+            raise TransientStorageError(f"{url}: 503")
+
+    store = MemoryStore({}, before_upload)
+    with pytest.raises(TransientStorageError, match=r"shard.00002.mds: 503"):
+        write("mds", "s3://b/out", WriteOptions(remote=store))
+    assert "s3://b/out/index.json" not in store.objects
+    failing = {"index.json"}
+    with pytest.raises(TransientStorageError, match=r"index.json: 503"):
+        write("mds", "s3://b/out", WriteOptions(remote=store, resume=True))
+    assert "s3://b/out/index.json" not in store.objects
+    failing = set()
+    assert write("mds", "s3://b/out", WriteOptions(remote=store, resume=True)) == 0
+    assert {name: store.objects[f"s3://b/out/{name}"] for name in expected} == expected
+    with pytest.raises(OutputExistsError, match="is complete: there is nothing to resume"):
+        write("mds", "s3://b/out", WriteOptions(remote=store, resume=True))
+    with pytest.raises(OutputExistsError, match="is there: write elsewhere"):
+        write("mds", "s3://b/out", WriteOptions(remote=store))
+
+
+def test_an_index_in_a_store_that_is_written_over_claims_nothing_meanwhile() -> None:
+    store = MemoryStore({})
+    write("mds", "s3://b/out", WriteOptions(remote=store))
+    interrupted("mds", "s3://b/out", 3, WriteOptions(remote=store, exist_ok=True))
+    assert json.loads(store.objects["s3://b/out/index.json"]) == {"version": 2, "shards": []}
+
+
+def test_an_object_that_is_lost_or_cut_in_the_store_is_written_again(tmp_path: Path) -> None:
+    store = MemoryStore({})
+    interrupted("mds", "s3://b/out", 6, WriteOptions(remote=store))
+    store.objects["s3://b/out/shard.00001.mds"] = b"cut"
+    assert write("mds", "s3://b/out", WriteOptions(remote=store, resume=True)) == NUM_SAMPLES - 2
+    expected = whole("mds", tmp_path)
+    assert {name: store.objects[f"s3://b/out/{name}"] for name in expected} == expected
+
+
+def test_write_waits_while_too_many_shards_are_on_their_way(tmp_path: Path) -> None:
+    may_go, is_at_last = threading.Event(), threading.Event()
+    written: list[int] = []
+
+    def before_upload(url: str) -> None:
+        assert not url.endswith(".mds") or may_go.wait(60)
+
+    def before_sample(number: int) -> None:
+        written.append(number)
+        if number == 6:  # it would begin shard 3
+            is_at_last.set()
+
+    store = MemoryStore({}, before_upload)
+    options = WriteOptions(remote=store, num_uploads=1)
+    thread = threading.Thread(target=write, args=("mds", (tmp_path, "s3://b/out"), options, before_sample))
+    thread.start()
+    assert is_at_last.wait(60)
+    thread.join(0.1)  # shard 0 is on its way, 1 waits, and so does the writer, with 2
+    assert (thread.is_alive(), written[-1], store.uploads) == (True, 6, [f"s3://b/out/{JOURNAL_NAME}"])
+    may_go.set()
+    thread.join()
+    assert "s3://b/out/index.json" in store.objects
+
+
+def test_the_journal_of_many_shards_is_stored_in_few_bytes() -> None:
+    store = MemoryStore({})
+    with open_writer("tar", "s3://b/out", WriteOptions(remote=store)) as writer:
+        for n in range(400):
+            writer.write({"__key__": str(n), "bin": b""})
+    assert 32 < store.uploads.count(f"s3://b/out/{JOURNAL_NAME}") < 120
+
+
+def test_s3_has_what_the_disk_has_and_our_reader_reads_it(s3: LocalS3, tmp_path: Path) -> None:
+    s3.put("written/x", b"")
+    options = WriteOptions(storage_options=s3.storage_options)
+    interrupted("mds", "s3://written/out", 5, options)
+    assert write("mds", "s3://written/out", replace(options, resume=True)) == 3
+    expected = whole("mds", tmp_path / "expected")
+    fetcher = Fetcher(options.storage)
+    try:
+        for name, content in expected.items():
+            fetcher.download(f"s3://written/out/{name}", tmp_path / "back")
+            assert (tmp_path / "back").read_bytes() == content
+    finally:
+        fetcher.close()
+    dataset = StreamingDataset("s3://written/out/", str(tmp_path / "cache"), storage_options=s3.storage_options)
+    try:
+        assert [(row["x"], row["n"]) for row in dataset] == [(sample["x"], sample["n"]) for sample in samples("mds")]
+    finally:
+        dataset.close()
