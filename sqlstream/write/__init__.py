@@ -18,7 +18,23 @@ shard until it is stored; a *part* (i, n) is one of n writings whose outputs `me
 
 from sqlstream.write.base.options import Out, WriteOptions
 from sqlstream.write.formats.mds import MdsWriter
+from sqlstream.write.formats.parquet import ParquetWriter
 from sqlstream.write.formats.split import CsvWriter, JsonWriter, TsvWriter, XsvWriter
 from sqlstream.write.formats.tar import TarWriter
+from sqlstream.write.formats.zip import ZipWriter
+from sqlstream.write.merge import Merged, merge
 
-__all__ = ["CsvWriter", "JsonWriter", "MdsWriter", "Out", "TarWriter", "TsvWriter", "WriteOptions", "XsvWriter"]
+__all__ = [
+    "CsvWriter",
+    "JsonWriter",
+    "MdsWriter",
+    "Merged",
+    "Out",
+    "ParquetWriter",
+    "TarWriter",
+    "TsvWriter",
+    "WriteOptions",
+    "XsvWriter",
+    "ZipWriter",
+    "merge",
+]

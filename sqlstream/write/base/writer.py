@@ -34,7 +34,11 @@ class ShardDraft(Protocol[Item_contra]):
         """Samples in it."""
 
     def takes(self, item: Item_contra) -> bool:
-        """Return whether there is room for a sample; one without samples has room for any."""
+        """Return whether there is room for a sample; one without samples is not asked.
+
+        Raises:
+            EncodeError: It may not follow those that are there.
+        """
 
     def add(self, item: Item_contra) -> None:
         """Add a sample."""
@@ -64,6 +68,9 @@ class WriteFormat(Protocol[Item]):
             EncodeError: It cannot be.
         """
 
+    def adopt(self, shards: Sequence[StoredShard]) -> None:
+        """Take over what stored shards say, before the first sample."""
+
     def start(self, number: int, files: PartFiles) -> ShardDraft[Item]:
         """Begin a shard."""
 
@@ -91,6 +98,7 @@ class SampleWriter(Generic[Item]):
         self._output = Output(out, options, settings, write_format.index_names)
         try:
             stored = self._output.open(write_format.index([]))
+            write_format.adopt(stored)
         except BaseException:
             self._output.abandon()
             raise

@@ -194,6 +194,9 @@ class MdsFormat:
         self.settings: Mapping[str, Any] = mosaic.config
         """What decides the bytes."""
 
+    def adopt(self, shards: Sequence[StoredShard]) -> None:
+        """Take over nothing: the settings say all."""
+
     def start(self, number: int, files: PartFiles) -> MdsDraft:
         """Begin a shard."""
         return MdsDraft(self._mosaic, number, files)

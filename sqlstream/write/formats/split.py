@@ -104,6 +104,9 @@ class SplitFormat:
             raise EncodeError(f"column {name!r}, a value of type {type(sample[name]).__name__}: {error}") from error
         return [row], len(row)
 
+    def adopt(self, shards: Sequence[StoredShard]) -> None:
+        """Take over nothing: the settings say all."""
+
     def start(self, number: int, files: PartFiles) -> SplitDraft:
         """Begin a shard."""
         return SplitDraft(self._mosaic, self._header, number, files)

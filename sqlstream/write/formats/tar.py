@@ -8,17 +8,16 @@ index.json              the shards, for wids
 from __future__ import annotations
 
 import hashlib
-import re
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlstream.config import check_at_least, parse_bytes
-from sqlstream.errors import ConfigError, EncodeError
+from sqlstream.errors import EncodeError
 from sqlstream.write.base.journal import StoredShard
 from sqlstream.write.base.options import Out, WriteOptions
 from sqlstream.write.base.output import FinishedShard
 from sqlstream.write.base.writer import PartFiles, SampleWriter
+from sqlstream.write.formats.limits import ShardLimits, checked_pattern
 from sqlstream.write.formats.parts import PartEncoder, SampleFiles
 from sqlstream.write.formats.tar_stream import TarStream
 from sqlstream.write.formats.whole_files import little_endian
@@ -27,47 +26,6 @@ from sqlstream.write.formats.wids import WIDS_NAME, wids_index
 _BUFFER_BYTES = 1 << 20
 """Arbitrary: what is written with one system call."""
 _HEADER_BYTES = 512
-
-
-class ShardLimits:
-    """When a shard of an archive is full.
-
-    Args:
-        size_limit: Most bytes of a shard; None: no limit.
-        max_samples: Most samples of a shard; None: no limit.
-
-    Raises:
-        ConfigError: One of them is wrong.
-    """
-
-    def __init__(self, size_limit: int | str | None, max_samples: int | None) -> None:
-        self._bytes = parse_bytes(size_limit, "size_limit") or None
-        if max_samples is not None:
-            check_at_least("max_samples", max_samples, 1)
-        self._samples = max_samples
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What decides the bytes."""
-        return {"size_limit": self._bytes, "max_samples": self._samples}
-
-    def takes(self, num_samples: int, num_bytes: int) -> bool:
-        """Return whether a shard may have so many samples and bytes; the first sample always fits."""
-        if num_samples == 1:
-            return True
-        return (self._bytes is None or num_bytes <= self._bytes) and (self._samples is None or num_samples <= self._samples)
-
-
-def checked_pattern(pattern: str, extension: str) -> str:
-    """Return a pattern of names of shards.
-
-    Raises:
-        ConfigError: It has no number, names a directory, or lacks the extension.
-    """
-    is_right = isinstance(pattern, str) and re.fullmatch(r"[^%/\\]*%0?\d*d[^%/\\]*", pattern) is not None
-    if not is_right or not pattern.endswith(extension) or pattern.startswith("."):
-        raise ConfigError(f"pattern={pattern!r}: give a name with one number, such as 'shard-%06d{extension}'")
-    return pattern
 
 
 class TarDraft:
@@ -99,7 +57,13 @@ class TarDraft:
         self._file.write(data)
 
     def takes(self, item: SampleFiles) -> bool:
-        """Return whether there is room for a sample."""
+        """Return whether there is room for a sample.
+
+        Raises:
+            EncodeError: The one before it has its name.
+        """
+        if item.key == self._last_key:
+            raise EncodeError(f"two samples that follow each other have the key {item.key!r}: readers take them for one")
         added = sum(_HEADER_BYTES + len(data) + -len(data) % 512 for _, data in item.files)
         return self._format.limits.takes(self.num_samples + 1, self._stream.num_bytes + added)
 
@@ -149,9 +113,9 @@ class TarFormat:
     def __init__(
         self, pattern: str, limits: ShardLimits, encoder: PartEncoder, *, has_offsets: bool, has_md5: bool, name: str
     ) -> None:
-        self._pattern, self.limits, self._encoder, self._name = pattern, limits, encoder, name
+        self._pattern, self.limits, self._name = pattern, limits, name
         self.has_offsets, self.has_md5 = has_offsets, has_md5
-        self._last_key = ""
+        self.encode = encoder.encode
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -159,13 +123,8 @@ class TarFormat:
         flags = {"has_offsets": self.has_offsets, "has_md5": self.has_md5, "name": self._name}
         return {"format": "tar", "pattern": self._pattern, **self.limits.settings, **flags}
 
-    def encode(self, sample: Mapping[str, Any]) -> SampleFiles:
-        """Encode a sample."""
-        item = self._encoder.encode(sample)
-        if item.key == self._last_key:
-            raise EncodeError(f"two samples that follow each other have the key {item.key!r}: readers take them for one")
-        self._last_key = item.key
-        return item
+    def adopt(self, shards: Sequence[StoredShard]) -> None:
+        """Take over nothing: keys may come again in another shard."""
 
     def start(self, number: int, files: PartFiles) -> TarDraft:
         """Begin a shard."""

@@ -1,0 +1,149 @@
+"""Joins the indexes of parts into one: of MDS and the split formats, as MosaicML Streaming joins them, and of tars for wids.
+
+    out/00000-of-00002/index.json, shard.00000.mds, …
+    out/00001-of-00002/index.json, shard.00000.mds, …
+    out/index.json              names the shards of all parts, in the order of the parts, whenever each was written
+
+Archives and Parquet files have no index: readers take those of all parts by a wildcard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sqlstream.config import StorageOptions
+from sqlstream.errors import ConfigError, SourceError
+from sqlstream.storage.base import urls
+from sqlstream.storage.base.protocols import RemoteReader
+from sqlstream.storage.fetcher import Fetcher
+from sqlstream.storage.members.mds import is_mds_index
+from sqlstream.write.base.journal import put_bytes, read_text
+from sqlstream.write.base.options import ReaderWriter
+from sqlstream.write.base.output import place_of
+from sqlstream.write.formats.wids import wids_index
+
+INDEX_NAME = "index.json"
+_PART = re.compile(r"(\d+)-of-(\d+)")
+_FILES = ("raw_data", "zip_data", "raw_meta", "zip_meta")
+
+
+class Merged(NamedTuple):
+    """What an index says that was made of others."""
+
+    url: str
+    """Where it is, without credentials."""
+    num_parts: int
+    num_shards: int
+    num_samples: int
+
+
+def merge(
+    out: str | Path, *, storage_options: Mapping[str, object] | None = None, remote: ReaderWriter | None = None
+) -> Merged:
+    """Write one index over those of the directories below an output, and return what it says.
+
+    Args:
+        out: A directory or a URL: what the parts were written to.
+        storage_options: Settings of the storage backend.
+        remote: What reads and stores objects; None: a helper process for this call.
+
+    Raises:
+        ConfigError: There are no parts, one of i-of-n is missing, or a part has no index.
+        SourceError: An index is damaged, or of another kind than the first.
+    """
+    place = place_of(out)
+    with _opened(storage_options, remote) as store:
+        prefix = place.remote or f"{place.local}/"
+        names = _part_names(prefix, store)
+        found = [(name, read_text(store, f"{prefix}{name}/{INDEX_NAME}")) for name in names]
+        lacking = [name for name, text in found if text is None]
+        if lacking:
+            raise ConfigError(f"{place}: part {lacking[0]} has no {INDEX_NAME}: it is not finished, or its format has none")
+        content, num_shards, num_samples = merged_index([(name, (text or "").encode()) for name, text in found], str(place))
+        put_bytes(store, f"{prefix}{INDEX_NAME}", content)
+    return Merged(f"{str(place).rstrip('/')}/{INDEX_NAME}", len(names), num_shards, num_samples)
+
+
+@contextlib.contextmanager
+def _opened(storage_options: Mapping[str, object] | None, remote: ReaderWriter | None) -> Iterator[ReaderWriter]:
+    if remote is not None:
+        yield remote
+        return
+    fetcher = Fetcher(StorageOptions(storage_options=storage_options or {}))
+    try:
+        yield fetcher
+    finally:
+        fetcher.close()
+
+
+def _part_names(prefix: str, store: RemoteReader) -> list[str]:
+    """Return the names of the directories of parts, in their order."""
+    if urls.is_remote(prefix):
+        below = (info.url.removeprefix(prefix).split("/") for info in store.list(prefix))
+        names = {parts[0] for parts in below if len(parts) > 1}
+    elif Path(prefix).is_dir():
+        names = {path.name for path in Path(prefix).iterdir() if path.is_dir()}
+    else:
+        names = set()
+    where = urls.redact(prefix)
+    numbered = {name: match for name in names if (match := _PART.fullmatch(name))}
+    if not numbered:
+        found = sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+        if not found:
+            raise ConfigError(f"{where} has no parts: write them with part=(i, n), or into a directory each")
+        return found
+    totals = {int(match[2]) for match in numbered.values()}
+    if len(totals) > 1:
+        raise ConfigError(f"{where} has parts of {sorted(totals)}: remove those of an earlier writing")
+    (total,) = totals
+    by_number = {int(match[1]): name for name, match in numbered.items()}
+    if missing := [number for number in range(total) if number not in by_number]:
+        raise ConfigError(f"{where} lacks {len(missing)} of {total} parts, first part {missing[0]}: write them, then merge")
+    return [by_number[number] for number in range(total)]
+
+
+def merged_index(indexes: Sequence[tuple[str, bytes]], where: str) -> tuple[bytes, int, int]:
+    """Return one index of several, with its number of shards and of samples.
+
+    Args:
+        indexes: (name of the directory, index in it).
+        where: What messages call the place.
+
+    Raises:
+        SourceError: One is damaged, or they are of two kinds.
+    """
+    shards: list[dict[str, Any]] = []
+    kinds: dict[bool, str] = {}
+    names: list[str] = []
+    for directory, content in indexes:
+        try:
+            document = json.loads(content)
+            is_mosaic = is_mds_index(document)
+            kinds.setdefault(is_mosaic, directory)
+            entries = document["shards" if is_mosaic else "shardlist"]
+            shards += [_moved(dict(entry), directory, is_mosaic) for entry in entries]
+            names.append("" if is_mosaic else str(document.get("name", "")))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SourceError(f"{where}: the index of {directory} is no index of MDS or wids ({error!r})") from error
+    if len(kinds) > 1:
+        raise SourceError(f"{where}: {kinds[True]} is MDS and {kinds[False]} is tars: merge parts of one format")
+    if True in kinds:
+        return json.dumps({"version": 2, "shards": shards}).encode(), len(shards), sum(shard["samples"] for shard in shards)
+    return wids_index(shards, names[0]), len(shards), sum(shard["nsamples"] for shard in shards)
+
+
+def _moved(entry: dict[str, Any], directory: str, is_mosaic: bool) -> dict[str, Any]:
+    """Return what an index says of a shard, seen from the directory above."""
+    if not is_mosaic:
+        if not urls.is_remote(entry["url"]):
+            entry["url"] = f"{directory}/{entry['url']}"
+        return entry
+    for key in _FILES:
+        if entry.get(key):
+            entry[key] = {**entry[key], "basename": f"{directory}/{entry[key]['basename']}"}
+    return entry
