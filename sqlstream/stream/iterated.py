@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -32,6 +32,8 @@ class IteratedDataset(IterableDataset[Sample]):
 
     _pipeline: EngineMaker
     _schedule: Schedule
+    _counts_all_ranks: ClassVar[bool] = True
+    """`len()` counts the samples of all ranks, not of this one."""
 
     def __iter__(self) -> Iterator[Any]:
         """Return the samples of the next epoch that are this rank's and this worker's.
@@ -46,7 +48,8 @@ class IteratedDataset(IterableDataset[Sample]):
         if not self._schedule.is_announced:
             if get_worker_info() is not None:
                 self._check_plain_worker()
-            warn_of_ranks(lambda: self._schedule.world, self._pipeline.engines.warnings)
+            if self._counts_all_ranks:
+                warn_of_ranks(lambda: self._schedule.world, self._pipeline.engines.warnings)
         are_whole = self._gives_batches()
         if get_worker_info() is None and not self._schedule.is_announced:
             return self._iterate(None, are_whole=are_whole)
