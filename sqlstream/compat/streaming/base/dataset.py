@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -235,6 +235,11 @@ class StreamingDataset(Array, IteratedDataset):
         return super().__getitem__(at)
 
     # -- as a stream --------------------------------------------------------------------------------------------------
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[Any]:  # an item is what a subclass makes
+            """Return the items of the next epoch."""
 
     def _iterate(self, begun: tuple[ShareProgress, Iterator[EpochShare]] | None) -> Iterator[Any]:
         return map(item_of if self._makes_items else without_added, super()._iterate(begun))
