@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex, TypedDict, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -30,8 +30,21 @@ from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
 from sqlstream.stream.options import DatasetOptions
 from sqlstream.stream.orders import open_schedule, warn_of_reading_again
 from sqlstream.stream.pipeline import Pipeline
+from sqlstream.stream.run.order_options import OrderOptions
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.transport.handover import Handover
+from sqlstream.transforms.base import Transform
+from sqlstream.world import World
+
+
+class ViewOrder(TypedDict, total=False):
+    """What the order of a view may have otherwise: parameters of the constructor of a dataset."""
+
+    shuffle_seed: int | None
+    batch_size: int | None
+    drop_last: bool
+    infinite_iteration: bool
+    world: World | None
 
 
 class SelectedRows:
@@ -214,6 +227,34 @@ class SelectedRows:
             raise
         return made
 
+    def view(self, transforms: Sequence[Transform] | None = None, **order: Unpack[ViewOrder]) -> Self:
+        """Return a dataset of the same rows in the same order, or another one, with the same transforms, or others.
+
+        It has this one's index and cache, so that closing one closes both; its epochs and its state are its own.
+
+        Args:
+            transforms: Those of its samples; None: as they are.
+            order: What is another one: parameters of the constructor.
+
+        Raises:
+            ConfigError: The rows are looked at again by `refresh`, or their buckets are an order of their own.
+        """
+        self.cache.check_open()
+        pipeline, index = self._pipeline, self.index
+        before = pipeline.options
+        if before.refresh is not None or before.order.batches is not None:
+            option = "refresh" if before.refresh is not None else "batches"
+            raise ConfigError(f"view() is of rows in an order of their own, and the dataset was given {option}=: leave it out")
+        changed = replace(before.order, **_changes_of(before.order, pipeline.seed, order))
+        options = replace(before, order=changed, transforms=before.transforms if transforms is None else transforms)
+        seed = changed.agreed_seed()
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made._schedule = open_schedule(changed, seed, index, self.cache.path / "index", None)
+        handover = pipeline.engines.handover
+        made._pipeline = Pipeline(options=options, seed=seed, index=index, cache=self.cache, handover=handover)
+        return made
+
     def _open(self, options: DatasetOptions, open_rows: Callable[[Cache], Index]) -> None:
         """Open cache, index and order.
 
@@ -277,6 +318,16 @@ class SelectedRows:
         order = "" if seed is None else f"; shuffle_seed={seed}"
         closed = "; closed" if self.cache.is_closed else ""
         return f"{type(self).__name__}({self.name}: {self.index.summary}{order}; cache {self.cache.path}{closed})"
+
+
+def _changes_of(order: OrderOptions, seed: int | None, given: ViewOrder) -> dict[str, Any]:
+    """Return the fields of the options of an order that are others in a view; a random seed was drawn already."""
+    fields: dict[str, Any] = {"shuffle_seed": seed, **given}
+    if "infinite_iteration" in fields:
+        fields["is_endless"] = fields.pop("infinite_iteration")
+    if "world" in fields:
+        fields["layout"] = replace(order.layout, world=fields.pop("world"))
+    return fields
 
 
 def _names_remote_objects(index: Index, columns: Sequence[str]) -> bool:

@@ -23,6 +23,9 @@ from sqlstream.transforms.rng import GENERATOR, PRIVATE_FIELDS, RNG_KEY, begin_p
 BUCKET = "__bucket__"
 """Field of a sample of a dataset with `batches=`: what names its bucket, such as (1024, 768)."""
 
+_OWN_MODULES = ("sqlstream.transforms.", "sqlstream.compat.")
+"""Modules of our own transforms."""
+
 Sample = dict[str, Any]
 Transform = Callable[[Sample], Sample | Iterable[Sample]]
 Made = TypeVar("Made")
@@ -185,7 +188,7 @@ def _apply_to_each(
 
 def may_draw_globally(transform: Transform) -> bool:
     """Return whether it may draw from global generators: foreign code may, our own transforms use `rng(sample)` alone."""
-    return not type(transform).__module__.startswith("sqlstream.transforms.") or getattr(transform, "calls_given_code", False)
+    return not type(transform).__module__.startswith(_OWN_MODULES) or getattr(transform, "calls_given_code", False)
 
 
 def transform_name(transform: Transform) -> str:
