@@ -171,7 +171,8 @@ class GlobalGenerators:
     __slots__ = ("_fresh", "_own", "_seed", "_watches", "was_drawn_from")
 
     def __init__(self, key: tuple[int, ...], *, watches: bool = False) -> None:
-        self._seed = int.from_bytes(blake2b(repr(key).encode(), digest_size=8).digest(), "little")
+        text = b"(%d, %d, %d, %d)" % key  # as `repr` has it, which takes longer
+        self._seed = int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
         self._own: tuple[Any, ...] | None = None
         self._watches = watches
         self._fresh = ""
@@ -188,16 +189,16 @@ class GlobalGenerators:
         Raises:
             ConfigError: One sample of another thread has had the generators for too long.
         """
-        turns, here = _turns, _here
+        turns = _turns
         if turns.is_taken:
             turns.wait()
-        is_nested, loan = turns.is_ours, here.loan
+        is_nested, loan = turns.is_ours, _here.loan
         with turns.lock:
             others: _States | None = None
             try:
                 turns.begin()
                 if loan is not None:
-                    here.loan = None  # a dataset that a transform reads restores the state of the transform
+                    _here.loan = None  # a dataset that a transform reads restores the state of the transform
                     if not loan.has_taken(is_nested=is_nested):
                         with locks.uninterrupted():
                             loan.take(is_nested=is_nested)
@@ -212,7 +213,9 @@ class GlobalGenerators:
                     self.was_drawn_from = _fingerprint() != self._fresh
                 return made
             finally:
-                here.loan, turns.is_taken = loan, is_nested
+                if loan is not None:
+                    _here.loan = loan
+                turns.is_taken = is_nested
                 if others is not None:
                     try:
                         others.restore()
