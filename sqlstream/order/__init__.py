@@ -20,7 +20,7 @@ from sqlstream.order.blocks import BlockLayout, BlockOrder, Blocks, shuffle_bloc
 from sqlstream.order.bucket_rates import WeightsSince
 from sqlstream.order.bucketed import Bucketed, BucketRows
 from sqlstream.order.filtered import Filtered
-from sqlstream.order.order import MAX_REPLACEMENTS, Draws, Order, is_counted
+from sqlstream.order.order import MAX_REPLACEMENTS, Draws, Order, OrderOfBatches, is_counted
 from sqlstream.order.pack_plan import PackPlan, plan_packs
 from sqlstream.order.packed import LengthRows, Packed
 from sqlstream.order.partition import Partition, Tail
@@ -69,6 +69,7 @@ __all__ = [
     "Mixture",
     "MixtureSince",
     "Order",
+    "OrderOfBatches",
     "PackPlan",
     "Packed",
     "Partition",

@@ -31,7 +31,7 @@ import numpy as np
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.order.bucket_rates import BucketWeights, Era, WeightsSince, eras_of, weighted_members
-from sqlstream.order.order import Draws, check_positions, check_seed, check_size, some_others
+from sqlstream.order.order import Draws, StreamPlaces, check_positions, check_seed, check_size, some_others
 from sqlstream.order.permute import Int64Array, Permutation, forward_each
 
 # What a permutation is for is the first part of its key; 1 to 3 and 201 are taken by other orders.
@@ -266,6 +266,35 @@ class Bucketed:
     def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:  # noqa: ARG002 - all is known
         """Return no chunks."""
         return {}
+
+    def places_of_draws(self, draws: Int64Array) -> StreamPlaces:
+        """Return where draws are, counted over all epochs: [n]; a mixture draws from a stream without end.
+
+        All batches have one size, and the weights never change: a mixture sees to that.
+        """
+        step, place = np.divmod(draws, self.step_size)  # [n], [n]
+        if not len(step):
+            return StreamPlaces(step, place)
+        era = self._eras_of(0 if self.weights is None else self.weights.version)[0]
+        bounds, last = [self._steps_before(era, first := self._epoch_of_step(era, int(step.min())))], int(step.max())
+        while bounds[-1] <= last:
+            bounds.append(self._steps_before(era, first + len(bounds)))
+        within = np.searchsorted(np.array(bounds), step, side="right") - 1  # [n]
+        return StreamPlaces(first + within, (step - np.array(bounds)[within]) * self.step_size + place)
+
+    def _steps_before(self, era: Era, epoch: int) -> int:
+        """Return the steps of all epochs before one."""
+        return int(era.batches_before(epoch, self._phases, self._batches).sum())  # no bucket has a whole batch ahead
+
+    def _epoch_of_step(self, era: Era, step: int) -> int:
+        """Return the epoch of a step of the run, found by halves: a lookup takes as long as the run has doublings."""
+        low, high = 0, 1
+        while self._steps_before(era, high) <= step:
+            low, high = high, high * 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._steps_before(era, middle) <= step else (low, middle)
+        return low
 
     def _epoch(self, epoch: int) -> _Epoch:
         """Return the batches of an epoch, by the weights of now."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -121,6 +121,31 @@ class Order(Protocol):
 
     def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:
         """Return the chunks, by stream, that must be counted before the rows up to `position` are known: none if they are."""
+
+
+class StreamPlaces(NamedTuple):
+    """Where draws of a stream are in its epochs."""
+
+    epoch: Int64Array
+    """Epoch of each: [n]."""
+    position: Int64Array
+    """Position in that epoch: [n]."""
+
+
+@runtime_checkable
+class OrderOfBatches(Order, Protocol):
+    """An order of batches, whose epochs have different numbers of positions."""
+
+    @property
+    def step_size(self) -> int:
+        """Positions of a step."""
+
+    @property
+    def is_even(self) -> bool:
+        """All batches have one size."""
+
+    def places_of_draws(self, draws: Int64Array) -> StreamPlaces:
+        """Return where draws are, counted over all epochs: [n]."""
 
 
 def is_counted(order: Order, epoch: int) -> bool:

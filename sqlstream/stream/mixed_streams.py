@@ -186,7 +186,6 @@ def _check_together(leaves: Sequence[Leaf]) -> None:
         for name, is_given in (
             ("unaligned_worker_index", order.is_unaligned),
             ("refresh", options.refresh is not None),
-            ("batches", order.batches is not None),
         ):
             if is_given:
                 raise ConfigError(f"stream {leaf.name!r} has {name}, which a mixture cannot have: leave it out")

@@ -155,7 +155,8 @@ def test_arguments_of_workers_that_differ_between_streams_are_refused(tmp_path: 
         ({"replication": 2}, "stream 'a' has replication, .* give it to the loader"),
         ({"unaligned_worker_index": True}, "stream 'a' has unaligned_worker_index"),
         ({"num_canonical_nodes": 2}, "stream 'a' has num_canonical_nodes"),
-        ({"batches": Buckets("score > 0.5", global_batch_size=2)}, "stream 'a' has batches"),
+        ({"batches": Buckets("score > 0.5", global_batch_size={0: 1, 1: 2})}, "stream 'a' has batches= of several sizes"),
+        ({"batches": Buckets("score > 0.5", global_batch_size=3)}, "stream 'a' has batches= of 3 samples, and takes"),
     ],
 )
 def test_a_dataset_that_says_what_concerns_the_run_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:

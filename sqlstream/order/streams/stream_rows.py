@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from sqlstream.order.order import Draws, Order, is_counted
+from sqlstream.order.order import Draws, Order, OrderOfBatches, is_counted
 from sqlstream.order.permute import Int64Array, Permutation, forward_each
 
 
@@ -24,6 +24,8 @@ class StreamRows:
     """The order of each stream."""
     learning: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """Streams that learn on the way how many rows they have."""
+    batched: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Streams whose rows share batches, and whose epochs have different numbers of positions."""
     fingerprint: str = field(init=False, repr=False, compare=False)
     """A text for all orders."""
     _sizes: Int64Array = field(init=False, repr=False, compare=False)
@@ -33,6 +35,8 @@ class StreamRows:
         """Ask the streams for their sizes."""
         learning = tuple(stream for stream, order in enumerate(self.orders) if not is_counted(order, 0))
         object.__setattr__(self, "learning", learning)
+        batched = tuple(stream for stream, order in enumerate(self.orders) if isinstance(order, OrderOfBatches))
+        object.__setattr__(self, "batched", batched)
         object.__setattr__(self, "_sizes", np.array([order.num_positions(0) for order in self.orders], dtype=np.int64))
         texts = "\n".join(order.fingerprint for order in self.orders)
         object.__setattr__(self, "fingerprint", blake2b(texts.encode(), digest_size=8).hexdigest())
@@ -52,6 +56,13 @@ class StreamRows:
         of_part = np.zeros_like(draw) if part is None else part  # [n]
         own_epoch, own_position = self._places_of(stream, draw, of_part, num_parts)
         row = self._rows_at(stream, own_epoch, own_position)  # [n]
+        for number in self.batched:
+            here = np.flatnonzero(stream == number)  # [m]
+            epochs = own_epoch[here]  # [m]; a copy, since what follows says what seeds samples
+            for epoch in set(epochs.tolist()):
+                some = here[epochs == epoch]  # [k]
+                of_batches = self.orders[number].rows_at(epoch, own_position[some])
+                row[some], own_epoch[some], own_position[some] = of_batches.row, of_batches.epoch, of_batches.position
         starts = np.arange(len(draw) + 1)  # [n + 1]
         return Draws(starts=starts, stream=stream, epoch=own_epoch, position=own_position, row=row)
 
@@ -67,6 +78,8 @@ class StreamRows:
         for start, stop in pairwise(bounds):
             here = in_turn[start:stop]  # [m]
             order, epoch = self.orders[int(stream[here[0]])], int(own_epoch[here[0]])
+            if self.batched and int(stream[here[0]]) in self.batched:  # whose draws also say what seeds their samples
+                continue
             permutation = order.permutation(epoch) if len(bounds) > 2 else None
             if permutation is None:
                 row[here] = order.rows_at(epoch, own_position[here]).row
@@ -79,10 +92,13 @@ class StreamRows:
             row[together] = forward_each(permutations, which, own_position[together])
         return row
 
-    def replacements(self, draws: Draws, draw: int) -> Iterator[int]:
-        """Yield rows to try instead of a failed draw, as its stream has them."""
-        order = self.orders[int(draws.stream[draw])]
-        return order.replacements(int(draws.epoch[draw]), int(draws.position[draw]))
+    def replacements(
+        self, stream: Int64Array, draw: Int64Array, part: Int64Array | None = None, num_parts: int = 1
+    ) -> Iterator[int]:
+        """Yield rows to try instead of a failed draw, as its stream has them; see `rows_of`: [1] each."""
+        of_part = np.zeros_like(draw) if part is None else part  # [1]
+        own_epoch, own_position = self._places_of(stream, draw, of_part, num_parts)
+        return self.orders[int(stream[0])].replacements(int(own_epoch[0]), int(own_position[0]))
 
     def needs(self, counts: Sequence[int]) -> Mapping[int, Int64Array]:
         """Return the chunks that streams which learn their size need for so many draws of each."""
@@ -107,4 +123,10 @@ class StreamRows:
             elif (draw[here] >= sizes[here]).any():
                 raise IndexError(f"stream {learning} has not counted its rows")
         own_epoch, index = np.divmod(draw, sizes)  # [n]
-        return own_epoch, index * num_parts + part
+        own_position = index * num_parts + part  # [n]
+        for number in self.batched:
+            here = stream == number  # [n]
+            order = self.orders[number]
+            assert isinstance(order, OrderOfBatches), "found so"
+            own_epoch[here], own_position[here] = order.places_of_draws(draw[here])
+        return own_epoch, own_position

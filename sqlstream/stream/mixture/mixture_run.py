@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
-from sqlstream.order import Mixed, Order, Steps, TurnLayout
+from sqlstream.order import Mixed, Order, OrderOfBatches, Steps, TurnLayout
+from sqlstream.stream.mixture.batched_streams import check_batched
 from sqlstream.stream.mixture.mixing import Mixing, MixtureRule, StreamChange
 from sqlstream.stream.mixture.mixture_plan import MixtureUnit, PlannedMixture, Stop, StreamShare, whole_of
 from sqlstream.stream.run.order_options import OrderOptions
@@ -110,6 +111,7 @@ class MixtureRun:
             ConfigError: The batch size is needed, and nothing has said it; or it does not fit.
         """
         schedule = self.schedule
+        self._check_batched()
         turns = self.plan.layout(self.rule, self._turn_size(), schedule.identity.num_canonical_nodes)
         if turns != self.order.turns:
             schedule.steps = replace(schedule.steps, order=replace(self.order, turns=turns))
@@ -126,6 +128,19 @@ class MixtureRun:
             self.settle()
         if not self.planned:
             raise ConfigError("weights that change by step need the batch size: give batch_size=, or use StreamingDataLoader")
+
+    def _check_batched(self) -> None:
+        """Raise ConfigError if streams have batches that this mixture does not give."""
+        for name, stream in self.streams.items():
+            order = stream.schedule.steps.order
+            if not isinstance(order, OrderOfBatches):
+                continue
+            if self.unit is not MixtureUnit.BATCH or self.schedule.identity.num_canonical_nodes > 1:
+                raise ConfigError(
+                    f"stream {name!r} has batches=, which a mixture gives whole, to all nodes: give unit='batch', and no "
+                    "num_canonical_nodes"
+                )
+            check_batched(name, order, self.schedule.global_batch_size, "batch_size= x ranks")
 
     def _turn_size(self) -> int:
         """Return the positions of a turn."""

@@ -12,6 +12,7 @@ from torch.utils.data import get_worker_info
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.order import Order, StepPartition, Stepped, Steps, StepShare, StreamBatches
+from sqlstream.stream.mixture.batched_streams import check_batched
 from sqlstream.stream.mixture.mixing import Mixing, NamedWeights, StreamChange
 from sqlstream.stream.mixture.mixture_run import PlannedStep
 from sqlstream.stream.mixture.step_sizes import AskedBatches, fit_batches
@@ -130,6 +131,8 @@ class SteppedRun:
         batches = fit_batches(
             self.options.asked(num_ranks), self.begun, lanes if is_grouped else num_ranks, is_grouped=is_grouped
         )
+        for one, rows in zip(batches, self.order.orders, strict=True):
+            check_batched(one.name, rows, one.global_batch, "batch_size= of its StreamOptions")
         if (batches, lanes) != (self.order.batches, self.order.num_lanes):
             self.order = replace(self.order, batches=batches, num_lanes=lanes)
         self.partition()

@@ -121,7 +121,6 @@ def check_datasets(datasets: Sequence[StreamingDataset], options: Sequence[Strea
             ("batch_size", order.batch_size is not None, "give it to its StreamOptions"),
             ("num_canonical_nodes", order.num_canonical_nodes != 1, "leave it out"),
             ("unaligned_worker_index", order.is_unaligned, "leave it out"),
-            ("batches", order.batches is not None, "leave it out"),
             ("refresh", given.refresh is not None, "leave it out"),
             (
                 "on_error='skip'",
