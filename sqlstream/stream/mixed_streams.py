@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol, TypeAlias
 
+from sqlstream.config import Packs
 from sqlstream.errors import ConfigError
 from sqlstream.order import is_counted
 from sqlstream.order.streams.whole_weights import Number
@@ -186,6 +187,7 @@ def _check_together(leaves: Sequence[Leaf]) -> None:
         for name, is_given in (
             ("unaligned_worker_index", order.is_unaligned),
             ("refresh", options.refresh is not None),
+            ("batches=Packs(…)", isinstance(order.batches, Packs)),
         ):
             if is_given:
                 raise ConfigError(f"stream {leaf.name!r} has {name}, which a mixture cannot have: leave it out")

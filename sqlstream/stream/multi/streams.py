@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypedDict
 
-from sqlstream.config import OnError
+from sqlstream.config import OnError, Packs
 from sqlstream.errors import ConfigError
 from sqlstream.order import is_counted
 from sqlstream.order.streams.whole_weights import Number, whole_weights
@@ -122,6 +122,7 @@ def check_datasets(datasets: Sequence[StreamingDataset], options: Sequence[Strea
             ("num_canonical_nodes", order.num_canonical_nodes != 1, "leave it out"),
             ("unaligned_worker_index", order.is_unaligned, "leave it out"),
             ("refresh", given.refresh is not None, "leave it out"),
+            ("batches=Packs(…)", isinstance(order.batches, Packs), "leave it out"),
             (
                 "on_error='skip'",
                 given.samples.on_error is OnError.SKIP,

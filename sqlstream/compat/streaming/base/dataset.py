@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -241,8 +241,9 @@ class StreamingDataset(Array, IteratedDataset):
         def __iter__(self) -> Iterator[Any]:  # an item is what a subclass makes
             """Return the items of the next epoch."""
 
-    def _iterate(self, begun: tuple[ShareProgress, Iterator[EpochShare]] | None) -> Iterator[Any]:
-        return map(item_of if self._makes_items else without_added, super()._iterate(begun))
+    def _iterate(self, begun: tuple[ShareProgress, Iterator[EpochShare]] | None, *, are_whole: bool) -> Iterator[Any]:
+        item: Callable[[Any], Any] = item_of if self._makes_items else without_added
+        return map(item, super()._iterate(begun, are_whole=are_whole))
 
     def _check_begun(self) -> None:
         self._inner._check_begun()

@@ -44,6 +44,8 @@ class MakeItem:
         stream: Number of the stream.
     """
 
+    calls_given_code = True
+
     def __init__(self, dataset: StreamingDataset, stream: int) -> None:
         self._dataset = dataset
         self._stream = stream
