@@ -21,6 +21,7 @@ from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.base.unfold import BATCH_BYTES, bounded, parquet_batches, row_bytes, together
 from sqlstream.index.sources.formats.arrow_file import ArrowTable
 from sqlstream.index.sources.formats.parquet import ParquetTable
+from tests.goldens import FIXTURES
 from tests.index.lazily import open_lazily, rows_of
 from tests.index.sources import all_rows, build
 
@@ -207,8 +208,12 @@ sys.meta_path.insert(0, Refusing())
 from tests.index.lazily import open_lazily, rows_of
 from tests.index.sources import all_rows, build
 
-directory, src = map(Path, sys.argv[1:])
-assert all_rows(build(directory, src)) == rows_of(open_lazily(directory, src))
+for number, src in enumerate(sys.argv[2:]):
+    directory = Path(sys.argv[1], str(number))
+    directory.mkdir()
+    rows, lazy = all_rows(build(directory, Path(src))), rows_of(open_lazily(directory, Path(src)))
+    assert len(rows) == len(lazy) > 0
+    assert "__shard__" in rows[0] or rows == lazy
 """
 
 
@@ -220,6 +225,14 @@ def test_a_parquet_file_is_read_without_pandas(tmp_path: Path) -> None:
         "runs": pa.array([{"n": row, "t": "x" * row} for row in range(300)]),
     }
     pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=100)
-    command = [sys.executable, "-c", WITHOUT_PANDAS, str(tmp_path), str(tmp_path / "t.parquet")]
+    read_without_pandas(tmp_path, tmp_path / "t.parquet")
+
+
+def test_shards_are_indexed_without_pandas(tmp_path: Path) -> None:
+    read_without_pandas(tmp_path, FIXTURES / "tar/gz.tar.gz", FIXTURES / "mds/plain", FIXTURES / "mds/jsonl")
+
+
+def read_without_pandas(folder: Path, *sources: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_PANDAS, str(folder), *map(str, sources)]
     ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")

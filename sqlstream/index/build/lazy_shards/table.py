@@ -14,6 +14,7 @@ from sqlstream.index.build.shards import packed_places, unpack_of
 from sqlstream.index.sources.base.base import TableFile
 from sqlstream.index.sources.base.unfold import together
 from sqlstream.index.sources.shards.samples import URL, ShardSamples
+from sqlstream.index.types import arrays
 from sqlstream.index.types.models import Column, SourceFile
 from sqlstream.index.types.pandas_import import load_pandas
 from sqlstream.index.types.schema import normal_type, widen
@@ -63,9 +64,9 @@ def table_of(samples: ShardSamples, whole: TableFile, file: SourceFile) -> Shard
     load_pandas()
     names = tuple(samples.part_names(samples.member_columns))
     own = [name for name in whole.schema().names if name not in samples.typed]
-    empty = pa.RecordBatch.from_pylist([], schema=pa.schema([whole.schema().field(name) for name in own]))
+    empty = pa.RecordBatch.from_arrays([pa.nulls(0, whole.schema().field(name).type) for name in own], names=own)
     rows = together(whole.batches(own), urls.redact(file.url)) if samples.parts else empty
-    places = pa.array(packed_places(samples, {name: number for number, name in enumerate(names)}), pa.binary())
+    places = arrays.blobs(packed_places(samples, {name: number for number, name in enumerate(names)}))
     return ShardTable(
         rows=_with_url(rows, file),
         places=places,
@@ -86,7 +87,7 @@ def schema_of(whole: TableFile) -> pa.Schema:
 def _with_url(rows: pa.RecordBatch, file: SourceFile) -> pa.RecordBatch:
     if (at := rows.schema.get_field_index(URL)) < 0:
         return rows
-    shown = pa.repeat(pa.scalar(urls.redact(file.url), pa.string()), rows.num_rows)
+    shown = arrays.texts([urls.redact(file.url)] * rows.num_rows)
     columns = [shown if number == at else column for number, column in enumerate(rows.columns)]
     return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
 

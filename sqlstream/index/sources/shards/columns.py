@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sqlstream.index.types import arrays
 from sqlstream.storage.members import places
 from sqlstream.storage.members.entries import Span
 from sqlstream.storage.members.places import SamplePart
@@ -69,10 +70,10 @@ def _chunks(texts: Iterable[str]) -> Iterator[pa.Array[Any]]:
     for text in texts:
         some.append(text)
         if len(some) == _BLOCK:
-            yield pa.array(some, pa.string())
+            yield arrays.texts(some)
             some.clear()
     if some:
-        yield pa.array(some, pa.string())
+        yield arrays.texts(some)
 
 
 class SampleParts(Sequence[Mapping[str, SamplePart]]):
@@ -171,7 +172,7 @@ class SampleParts(Sequence[Mapping[str, SamplePart]]):
         values, is_missing = np.zeros(len(ends) - 1, np.int64), np.ones(len(ends) - 1, bool)  # [n] each
         values[rows] = (self._sizes if fact is None else self._facts[fact])[found]
         is_missing[rows] = False
-        return pa.array(values, pa.int64(), mask=is_missing)
+        return arrays.numbers(values, is_missing)
 
     def spans(self) -> Iterator[list[Span]]:
         """Yield the bytes of the parts of each sample, but of those that have none."""

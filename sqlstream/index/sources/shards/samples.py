@@ -12,6 +12,7 @@ import pyarrow as pa
 from sqlstream.errors import DamagedShardError
 from sqlstream.index.sources.base.base import BATCH_ROWS
 from sqlstream.index.sources.shards.columns import SampleParts, Texts
+from sqlstream.index.types import arrays
 from sqlstream.index.types.models import ENCODING, MEMBER, SHARD_URL
 from sqlstream.storage.base.protocols import Unpack
 from sqlstream.storage.members.entries import Span, are_in_order, cut, cut_in_order
@@ -99,7 +100,7 @@ class ShardSamples:
         if name == KEY and self.keys is not None:
             return self.keys.column(start, num_rows)
         if name in (SHARD, URL):
-            return pa.repeat(pa.scalar(self.number if name == SHARD else self.position, pa.int64()), num_rows)
+            return arrays.repeated(self.number if name == SHARD else self.position, num_rows)
         if name in self.typed:
             return pa.nulls(num_rows, kind)
         if name not in self.member_columns and self.beside is not None:
