@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlstream.cli import export
+from sqlstream.cli import export, measure
 from sqlstream.cli.choice import choose_index, find_indexes
 from sqlstream.cli.options import Subcommands, add_command, add_group, add_storage_option, storage_options
 from sqlstream.cli.output import Size, percent, print_facts, print_json, print_table
@@ -53,6 +53,7 @@ def register(subcommands: Subcommands) -> None:
     query = add_command(group, "query", run_query, "run one SELECT on an index; its table is called dataframe")
     explain = add_command(group, "explain", run_explain, "count what a filter would keep, for each source file")
     written = export.register(group)
+    measure.register(group)
     verify = add_command(group, "verify", run_verify, "read every index file whole; exit code 1 if one is damaged")
     verify.add_argument("--repair", action="store_true", help="remove what is damaged: the next run builds it again")
     push = add_command(group, "push", run_push, "put an index into a store that nodes share")

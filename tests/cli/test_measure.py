@@ -1,0 +1,166 @@
+"""`sqlstream index measure`: a column that is computed once, in parts that a stopped run leaves, and joined by later runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sqlstream import Packs, StreamingDataset
+from sqlstream.cli.measure import Measure, measure_columns
+from sqlstream.errors import ConfigError, TransformError
+from tests.cli.commands import in_process
+
+MODULE = """
+from pathlib import Path
+
+LOG = Path(__file__).with_suffix(".log")
+
+def count(sample):
+    with LOG.open("a") as log:
+        log.write(f"{sample['id']}\\n")
+    return len(sample["text"].split())
+
+def sizes(sample):
+    return {"words": len(sample["text"].split()), "letters": len(sample["text"])}
+
+def of_file(sample):
+    return len(Path(sample["file"]).read_bytes())
+
+def fails(sample):
+    if sample["id"] == "row-0003":
+        raise ValueError("broken")
+    return 1
+
+def nothing(sample):
+    return None
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table of 90 texts in three parts, with functions to measure them, as the current directory."""
+    module = f"measures_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{module}.py").write_text(MODULE)
+    texts = ["word " * (number % 7 + 1) for number in range(90)]
+    pq.write_table(pa.table({"id": [f"row-{number:04d}" for number in range(90)], "text": texts}), tmp_path / "t.parquet")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def measured(folder: Path) -> Callable[..., dict[str, Any]]:
+    def measure(
+        function: str, *columns: str, src: str = "t.parquet", num_workers: int = 0, makes_null: bool = False, **options: Any
+    ) -> dict[str, Any]:
+        given = {"columns_to_download": [], **options}
+        what = Measure(
+            src=str(folder / src),
+            dst=str(folder / "cache"),
+            columns=columns or ("n",),
+            transform=f"{module_of(folder)}:{function}",
+            on="id",
+            options=given,
+            makes_null=makes_null,
+            part_rows=40,
+        )
+        return measure_columns(what, num_workers, out=None, overwrite=False)
+
+    return measure
+
+
+def module_of(folder: Path) -> str:
+    return next(folder.glob("measures_*.py")).stem
+
+
+def asked(folder: Path) -> list[str]:
+    log = folder / f"{module_of(folder)}.log"
+    return log.read_text().split() if log.exists() else []
+
+
+def test_a_measured_column_is_joined_and_packs_are_made_of_it(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["index", "measure", "t.parquet", "cache", "--column", "num_words", "--on", "id", "--where", "id < 'row-0050'"]
+    words += ["--transform", f"{module_of(folder)}:count"]
+    code, document = in_process(capsys, *words, "--json")
+    assert (code, document["rows"], document["computed"], document["failed"]) == (0, 50, 50, 0)
+    code, text = in_process(capsys, *words)
+    assert f"join={{'num_words': '{document['path']}'}}, on='id')" in text
+    assert len(asked(folder)) == 50, "the second run computes nothing"
+    join = {"num_words": document["path"]}
+    packs = Packs("num_words", capacity=32, pack_fn=lambda pack: {"sizes": [part["num_words"] for part in pack["parts"]]})
+    with StreamingDataset(
+        "t.parquet", "cache", join=join, on="id", missing="drop", batches=packs, show_progress=False
+    ) as joined:
+        sizes = [pack["sizes"] for pack in joined]
+    assert sum(map(len, sizes)) == 50
+    assert max(map(sum, sizes)) <= 32
+    assert in_process(capsys, *words, "--overwrite", "--json")[1]["computed"] == 50
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_parts_that_are_missing(folder: Path, measured: Any) -> None:
+    whole = measured("count", "other")
+    path = Path(whole["path"])
+    expected = pq.read_table(path)
+    assert expected.column("id").to_pylist() == [f"row-{number:04d}" for number in range(90)]
+    parts = path.with_suffix(".parts")
+    assert not parts.exists()
+    parts.mkdir()
+    pq.write_table(expected.slice(40, 40), parts / "000000000040-000000000080.parquet")
+    (parts / "000000000000-000000000040.parquet.1234.tmp").write_bytes(b"half")
+    path.unlink()
+    before = len(asked(folder))
+    assert measured("count", "other")["computed"] == 90 - 40
+    assert len(asked(folder)) - before == 90 - 40
+    assert pq.read_table(path).equals(expected)
+    assert not parts.exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_processes_compute_what_one_does(folder: Path, measured: Any) -> None:
+    one = pq.read_table(measured("sizes", "words", "letters")["path"])
+    Path(measured("sizes", "words", "letters")["path"]).unlink()
+    document = measured("sizes", "words", "letters", num_workers=2)
+    assert document["computed"] == 90
+    assert pq.read_table(document["path"]).equals(one)
+
+
+def test_rows_that_have_a_value_keep_it_and_objects_are_downloaded(folder: Path, measured: Any) -> None:
+    for number in range(3):
+        (folder / f"{number}.bin").write_bytes(bytes(number + 5))
+    table = pa.table({"id": ["a", "b", "c"], "file": [f"{number}.bin" for number in range(3)], "n": [None, 70, None]})
+    pq.write_table(table, folder / "files.parquet")
+    document = measured("of_file", src="files.parquet", columns_to_download=["file"])
+    assert document["computed"] == 2
+    assert pq.read_table(document["path"]).to_pydict() == {"id": ["a", "b", "c"], "n": [5, 70, 7]}
+
+
+def test_rows_that_fail_are_an_error_that_names_them_or_null(measured: Any) -> None:
+    with pytest.raises(TransformError, match="failed on row 3: ValueError: broken"):
+        measured("fails", where="id < 'row-0010'")
+    document = measured("fails", where="id < 'row-0010'", makes_null=True)
+    assert (document["computed"], document["failed"]) == (9, 1)
+    assert pq.read_table(document["path"]).column("n").to_pylist() == [1, 1, 1, None, 1, 1, 1, 1, 1, 1]
+    with pytest.raises(TransformError, match="gave no n for row 0: return the value"):
+        measured("nothing")
+    with pytest.raises(TransformError, match="gave no words, letters for row 0"):
+        measured("count", "words", "letters", where="id < 'row-0001'")
+
+
+def test_what_cannot_be_measured_is_refused(folder: Path, measured: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="no_such' is not there"):
+        measured("no_such")
+    start = ["index", "measure", "t.parquet", "cache", "--column", "n", "--transform", f"{module_of(folder)}:count"]
+    for words, problem in (
+        ([], "no column names the rows of t.parquet: give --on one of id, text"),
+        (["--on", "key"], "key names the rows"),
+        (["--on-error", "skip"], "--on-error skip is unknown: give raise or null"),
+        (["--num-workers", "-1"], "--num-workers -1 is out of range"),
+    ):
+        assert in_process(capsys, *start, *words)[0] == 2, problem
