@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 
 from sqlstream import __version__
-from sqlstream.cli import cache, demo, doctor, index
+from sqlstream.cli import cache, demo, doctor, index, shards
 from sqlstream.cli.output import printable
 from sqlstream.errors import SqlStreamError
 from sqlstream.logs import configure_logs
@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sqlstream", description="Look at sqlstream's caches and indexes.")
     parser.add_argument("--version", action="version", version=f"sqlstream {__version__}", help="print the version and exit")
     groups = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for group in (cache, index, doctor, demo):
+    for group in (cache, index, shards, doctor, demo):
         group.register(groups)
     return parser
 

@@ -16,6 +16,7 @@ shard until it is stored; a *part* (i, n) is one of n writings whose outputs `me
     merge | verify → formats → base
 """
 
+from sqlstream.write.base.journal import SourcePoint
 from sqlstream.write.base.options import Out, WriteOptions
 from sqlstream.write.formats.mds import MdsWriter
 from sqlstream.write.formats.parquet import ParquetWriter
@@ -31,6 +32,7 @@ __all__ = [
     "Merged",
     "Out",
     "ParquetWriter",
+    "SourcePoint",
     "TarWriter",
     "TsvWriter",
     "WriteOptions",

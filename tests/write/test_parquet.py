@@ -76,8 +76,7 @@ def test_values_of_numpy_and_pillow_are_written_and_others_are_refused(tmp_path:
 
 
 def test_a_schema_decides_what_fits(tmp_path: Path) -> None:
-    types: dict[str, pa.DataType] = {"n": pa.int8(), "s": pa.string()}
-    schema = pa.schema(types)
+    schema: pa.Schema = pa.table({"n": pa.array([], pa.int8()), "s": pa.array([], pa.string())}).schema
     with ParquetWriter(tmp_path / "out", schema=schema) as writer:
         writer.write({"n": 1})
         with pytest.raises(EncodeError, match="the sample has 'm', which is no column: the columns are n, s"):

@@ -2,7 +2,7 @@
 
     .sqlstream-write.jsonl
         {"version": 1, "settings": {…}}                                  what a resumed writing must have in common
-        {"number": 0, "samples": 812, "files": {"shard.00000.mds": 67108800}, "record": {…}}
+        {"number": 0, "samples": 812, "files": {"shard.00000.mds": 67108800}, "record": {…}, "point": [812, 0]}
         …                                                                shards in the order in which they were stored
         {"is_complete": true}                                            written behind the index
 
@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sqlstream.errors import ConfigError, ObjectNotFoundError, OutputExistsError
 from sqlstream.process import locks
@@ -31,6 +31,15 @@ _NEW_SHARE = 32
 """A remote journal is stored anew when more than 1/32 of its shards are new: so its bytes are sent 33 times in all at most."""
 
 
+class SourcePoint(NamedTuple):
+    """A place in a source of samples, at which a resumed writing goes on."""
+
+    position: int
+    """The next position of the source."""
+    num_taken: int = 0
+    """Samples made of that position which are stored already."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredShard:
     """A shard that is where it belongs."""
@@ -41,10 +50,13 @@ class StoredShard:
     """Sizes in bytes by name."""
     record: Mapping[str, Any]
     """What the index of the format needs of it."""
+    point: SourcePoint | None = None
+    """Where the source goes on behind it; None: the writer was not told."""
 
     def as_json(self) -> str:
         """Return it as a line of a journal."""
         values = {"number": self.number, "samples": self.num_samples, "files": self.files, "record": self.record}
+        values |= {"point": self.point} if self.point is not None else {}
         return json.dumps(values, separators=(",", ":"))
 
 
@@ -86,7 +98,11 @@ def parse_journal(text: str, where: str) -> Progressed:
             raise ValueError(f"its version is {head.get('version')!r}")
         stored = {
             entry["number"]: StoredShard(
-                number=entry["number"], num_samples=entry["samples"], files=entry["files"], record=entry["record"]
+                number=entry["number"],
+                num_samples=entry["samples"],
+                files=entry["files"],
+                record=entry["record"],
+                point=SourcePoint(*entry["point"]) if "point" in entry else None,
             )
             for entry in entries
             if "number" in entry

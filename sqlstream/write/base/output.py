@@ -33,6 +33,7 @@ from sqlstream.write.base.journal import (
     LocalJournal,
     Progressed,
     RemoteJournal,
+    SourcePoint,
     StoredShard,
     WriteJournal,
     check_settings,
@@ -225,8 +226,13 @@ class Output:
         """Return where a file is written, until it is stored under its name."""
         return self._local / f".{name}.part"
 
-    def store(self, number: int, shard: FinishedShard) -> None:
+    def store(self, number: int, shard: FinishedShard, point: SourcePoint | None = None) -> None:
         """Have the part files of a shard stored; wait while too many shards are under way.
+
+        Args:
+            number: Of the shard.
+            shard: Its files.
+            point: Where the source goes on behind it.
 
         Raises:
             StorageError: An earlier one could not be stored.
@@ -234,18 +240,20 @@ class Output:
         self._slots.acquire()
         self._raise_failure()
         self._futures = [future for future in self._futures if not future.done() or future.exception() is not None]
-        self._futures.append(self._pool.submit(self._store, number, shard))
+        self._futures.append(self._pool.submit(self._store, number, shard, point))
 
     def _raise_failure(self) -> None:
         for future in self._futures:
             if future.done() and (error := future.exception()) is not None:
                 raise error
 
-    def _store(self, number: int, shard: FinishedShard) -> None:
+    def _store(self, number: int, shard: FinishedShard, point: SourcePoint | None) -> None:
         try:
             for name, size in shard.files.items():
                 self._store_file(name, size)
-            stored = StoredShard(number=number, num_samples=shard.num_samples, files=shard.files, record=shard.record)
+            stored = StoredShard(
+                number=number, num_samples=shard.num_samples, files=shard.files, record=shard.record, point=point
+            )
             with self._lock:
                 assert self._journal is not None
                 self._stored[number] = stored

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from sqlstream.errors import ConfigError
 from sqlstream.progress import progress
-from sqlstream.write.base.journal import StoredShard
+from sqlstream.write.base.journal import SourcePoint, StoredShard
 from sqlstream.write.base.options import Out, WriteOptions
 from sqlstream.write.base.output import FinishedShard, Output
 
@@ -94,7 +94,7 @@ class SampleWriter(Generic[Item]):
 
     def __init__(self, write_format: WriteFormat[Item], out: Out, options: WriteOptions) -> None:
         self._format = write_format
-        settings = {**write_format.settings, "part": options.part}
+        settings = {**write_format.settings, "part": options.part, "source": options.source}
         self._output = Output(out, options, settings, write_format.index_names)
         try:
             stored = self._output.open(write_format.index([]))
@@ -104,6 +104,8 @@ class SampleWriter(Generic[Item]):
             raise
         self.num_samples = sum(shard.num_samples for shard in stored)
         """Samples written; at first those that are stored already."""
+        self.point = stored[-1].point if stored else None
+        """Where the source goes on behind the last sample, as `write` was told."""
         self._number = len(stored)
         self._draft: ShardDraft[Item] | None = None
         self._is_open, self._is_torn = True, False
@@ -116,8 +118,12 @@ class SampleWriter(Generic[Item]):
         """Where the dataset goes, without credentials."""
         return str(self._output.place)
 
-    def write(self, sample: Mapping[str, Any]) -> None:
+    def write(self, sample: Mapping[str, Any], point: SourcePoint | None = None) -> None:
         """Add a sample; waits while too many shards are on their way.
+
+        Args:
+            sample: As the format takes it.
+            point: Where the source goes on behind it, for sources that leave out samples, or make several of one.
 
         Raises:
             EncodeError: It cannot be written; it is left out, and the next one may be written.
@@ -132,6 +138,7 @@ class SampleWriter(Generic[Item]):
             self._draft = self._format.start(self._number, self._output)
         self._draft.add(item)
         self._is_torn = False
+        self.point = point
         self.num_samples += 1
         self._bar.update(1)
 
@@ -171,7 +178,7 @@ class SampleWriter(Generic[Item]):
         self._is_torn = True
         shard = self._draft.finish()
         self._draft = None
-        self._output.store(self._number, shard)
+        self._output.store(self._number, shard, self.point)
         self._number += 1
         self._is_torn = False
 

@@ -1,0 +1,196 @@
+"""Which columns of a sample are written, under which names and in which form."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Collection, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sqlstream.errors import ConfigError, EncodeError
+from sqlstream.storage.base import urls
+
+_FIELD = re.compile(r"(?P<column>[^=:]+)(?:=(?P<name>[^=:]+))?(?::(?P<encoding>.+))?")
+_MAGIC = ((b"\xff\xd8\xff", "jpg"), (b"\x89PNG\r\n", "png"), (b"GIF8", "gif"), (b"fLaC", "flac"), (b"OggS", "ogg"))
+_ENCODINGS: tuple[tuple[type, str], ...] = (
+    (bool, "uint8"),
+    (int, "int"),
+    (float, "float64"),
+    (str, "str"),
+    (bytes, "bytes"),
+    (np.ndarray, "ndarray"),
+    (Decimal, "str_decimal"),
+    (dict, "json"),
+    (list, "json"),
+)
+
+
+class Field(NamedTuple):
+    """A column that is written."""
+
+    column: str
+    name: str | None
+    """What it is called where it is written; None: as the format has it."""
+    encoding: str | None
+    """How it is encoded; None: by its first value."""
+
+
+def parse_fields(words: Sequence[str]) -> tuple[Field, ...]:
+    """Return what `--columns` was given: COLUMN, COLUMN=NAME, COLUMN:ENCODING, COLUMN=NAME:ENCODING.
+
+    Raises:
+        ConfigError: A word is none of these, or two columns have one name.
+
+    Example:
+        >>> parse_fields(["image:jpeg", "caption=txt"])
+        (Field(column='image', name=None, encoding='jpeg'), Field(column='caption', name='txt', encoding=None))
+    """
+    matches = [(word, _FIELD.fullmatch(word)) for word in words]
+    if wrong := [word for word, match in matches if match is None]:
+        raise ConfigError(f"--columns {wrong[0]!r}: write COLUMN, COLUMN=NAME, COLUMN:ENCODING or COLUMN=NAME:ENCODING")
+    fields = tuple(Field(match["column"], match["name"], match["encoding"]) for _, match in matches if match is not None)
+    names = [field.name or field.column for field in fields]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"--columns has {twice[0]!r} twice: give each column a name of its own, COLUMN=NAME")
+    return fields
+
+
+class Content(NamedTuple):
+    """The bytes of a file."""
+
+    data: bytes
+    extension: str
+    """Without the dot; empty: not known."""
+
+
+def content_of(value: Any, is_path: bool) -> Content | None:
+    """Return the bytes of a file: of a path, of bytes, of a struct of bytes and path, of an image as it was read; else None."""
+    if is_path and isinstance(value, str | Path):
+        return Content(Path(value).read_bytes(), urls.extension(str(value)).removeprefix("."))
+    if isinstance(value, bytes):
+        return Content(value, _kind(value))
+    if isinstance(value, Mapping) and value.keys() == {"bytes", "path"} and isinstance(value["bytes"], bytes):
+        return Content(value["bytes"], urls.extension(value["path"] or "").removeprefix(".") or _kind(value["bytes"]))
+    file = getattr(value, "fp", None)
+    if isinstance(file, io.BytesIO):  # an image of Pillow whose pixels are not decoded yet: it is not encoded again
+        return Content(file.getvalue(), _kind(file.getvalue()))
+    return None
+
+
+def _kind(data: bytes) -> str:
+    return next((kind for magic, kind in _MAGIC if data.startswith(magic)), "")
+
+
+class Rows:
+    """Makes rows for MDS and Parquet: values by column.
+
+    Args:
+        fields: What is written; none: all columns.
+        paths: Columns whose values are paths of files.
+    """
+
+    def __init__(self, fields: Sequence[Field], paths: Collection[str]) -> None:
+        self._fields, self._paths = fields, frozenset(paths)
+
+    def __call__(self, position: int, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the row of a sample."""
+        del position
+        chosen = chosen_of(sample, self._fields)
+        row = {}
+        for field in chosen:
+            value = sample[field.column]
+            content = content_of(value, field.column in self._paths)
+            row[field.name or field.column] = value if content is None else content.data
+        return row
+
+    def encodings(self, row: Mapping[str, Any]) -> dict[str, str]:
+        """Return the encodings of MDS for rows like this one.
+
+        Raises:
+            ConfigError: One cannot be told.
+        """
+        given = {field.name or field.column: field.encoding for field in self._fields}
+        return {name: given.get(name) or _encoding(name, value) for name, value in row.items()}
+
+
+def _encoding(name: str, value: Any) -> str:
+    if isinstance(value, np.generic) and value.dtype.kind in "iuf":
+        return value.dtype.name
+    for kind, encoding in _ENCODINGS:
+        if isinstance(value, kind):
+            return encoding
+    if hasattr(value, "save"):
+        return "png"
+    raise ConfigError(
+        f"column {name!r} is {type(value).__name__} in the first sample, which tells no encoding: say it, --columns {name}:str"
+    )
+
+
+def chosen_of(sample: Mapping[str, Any], fields: Sequence[Field]) -> Sequence[Field]:
+    """Return the fields of a sample: those that are wanted, or all whose names do not begin with `__`.
+
+    Raises:
+        EncodeError: One is missing.
+    """
+    if not fields:
+        return [Field(name, None, None) for name in sample if not name.startswith("__")]
+    for field in fields:
+        if field.column not in sample:
+            raise EncodeError(f"there is no column {field.column!r}: the sample has {', '.join(sample)}", column=field.column)
+    return fields
+
+
+class Files:
+    """Makes samples for tar and ZIP: files by extension, and what is no file in one `json`.
+
+    Args:
+        fields: What is written; none: all columns.
+        paths: Columns whose values are paths of files.
+        key: Column whose values are keys; None: the position in the epoch, with nine digits.
+        are_extensions: Columns of bytes are called by their extensions, since the source is an archive.
+    """
+
+    def __init__(self, fields: Sequence[Field], paths: Collection[str], key: str | None, *, are_extensions: bool) -> None:
+        self._fields, self._paths, self._key, self._are_extensions = fields, frozenset(paths), key, are_extensions
+
+    def __call__(self, position: int, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the files of a sample, and its key."""
+        found: dict[str, Any] = {"__key__": self._key_of(position, sample)}
+        unnamed: list[tuple[str, Content]] = []
+        facts: dict[str, Any] = {}
+        for field in chosen_of(sample, self._fields):
+            value = sample[field.column]
+            if value is None or field.column == self._key:
+                continue
+            content = content_of(value, field.column in self._paths)
+            if field.name is not None:
+                found[field.name] = value if content is None else content.data
+            elif content is None:
+                facts[field.column] = value
+            elif self._are_extensions and field.column not in self._paths:
+                found[field.column] = content.data
+            else:
+                unnamed.append((field.column, content))
+        for column, content in unnamed:
+            extension = content.extension or "bin"
+            found[extension if len(unnamed) == 1 else f"{column}.{extension}"] = content.data
+        arrays = {name: facts.pop(name) for name in list(facts) if isinstance(facts[name], np.ndarray)}
+        found |= {f"{name}.npy": array for name, array in arrays.items()}
+        if facts:
+            found["meta.json" if "json" in found else "json"] = {name: _plain(value) for name, value in facts.items()}
+        return found
+
+    def _key_of(self, position: int, sample: Mapping[str, Any]) -> str:
+        if self._key is None:
+            return f"{position:09}"
+        if self._key not in sample:
+            raise EncodeError(f"there is no column {self._key!r} for the keys: the sample has {', '.join(sample)}")
+        return str(sample[self._key])
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else str(value) if isinstance(value, Decimal) else value

@@ -1,0 +1,185 @@
+"""`sqlstream shards`: any source as shards of any format, and what is said of them."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from sqlstream import StreamingDataset
+from sqlstream.cli.main import main
+from tests.goldens import FIXTURES
+
+
+def picture(number: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (2, 2), (number, 0, 0)).save(file, "JPEG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A table of eight rows that name files."""
+    (tmp_path / "img").mkdir()
+    for n in range(8):
+        (tmp_path / "img" / f"{n}.jpg").write_bytes(picture(n))
+    lines = [f"img/{n}.jpg,a cat {n},{n}.5\n" for n in range(8)]
+    (tmp_path / "t.csv").write_text("image,caption,score\n" + "".join(lines))
+    return tmp_path / "t.csv"
+
+
+def write(capsys: pytest.CaptureFixture[str], src: Path, out: Path, *words: str) -> tuple[int, Any]:
+    cache = str(src.parent / "cache") if src.suffix == ".csv" else str(out.parent / "cache")
+    return shards(capsys, "write", src, out, "--cache", cache, *words)
+
+
+def shards(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, Any]:
+    """Run `sqlstream shards WORDS` in this process; return its exit code, and the document of `--json` or all that it wrote."""
+    code = main(["shards", *map(str, words)])
+    written = capsys.readouterr()
+    return code, json.loads(written.out) if "--json" in words else written.out + written.err
+
+
+def rows_of(out: Path, *names: str) -> list[Any]:
+    with StreamingDataset(str(out), str(out.parent / "read")) as dataset:
+        rows = [tuple(row[name] for name in names) for row in dataset]
+    return [row[0] for row in rows] if len(names) == 1 else rows
+
+
+def members(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as archive:
+        return {member.name: file.read() for member in archive if (file := archive.extractfile(member)) is not None}
+
+
+def test_a_table_becomes_mds_filtered_and_shuffled(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--format", "mds", "--download", "image", "--where", "score > 2", "--columns", "image", "caption", "score")
+    code, document = write(capsys, pictures, tmp_path / "out", *words, "--shuffle", "5", "--json")
+    assert (code, document["samples"], document["left_out"]) == (0, 6, 0)
+    rows = rows_of(tmp_path / "out", "image", "caption", "score")
+    with StreamingDataset(str(pictures), str(tmp_path / "cache"), where="score > 2", shuffle_seed=5) as dataset:
+        expected = [row["caption"] for row in dataset]
+    assert [caption for _, caption, _ in rows] == expected != sorted(expected)
+    assert all(image == picture(int(score)) for image, _, score in rows)
+    index = json.loads((tmp_path / "out" / "index.json").read_text())["shards"][0]
+    assert dict(zip(index["column_names"], index["column_encodings"], strict=True)) == {
+        "image": "bytes",
+        "caption": "str",
+        "score": "float64",
+    }
+
+
+def test_a_table_becomes_tars_with_its_facts_in_json(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--format", "tar", "--download", "image", "--max-samples", "5", "--hashes", "md5")
+    assert write(capsys, pictures, tmp_path / "out", *words)[0] == 0
+    found = members(tmp_path / "out" / "shard-000001.tar")
+    assert list(found) == [f"{n:09}.{ext}" for n in (5, 6, 7) for ext in ("json", "jpg")]
+    assert json.loads(found["000000006.json"]) == {"caption": "a cat 6", "score": 6.5}
+    renamed = ("--format", "tar", "--download", "image", "--columns", "image=png", "caption=txt", "--key", "caption")
+    assert write(capsys, pictures, tmp_path / "named", *renamed)[0] == 0
+    assert list(members(tmp_path / "named" / "shard-000000.tar"))[:2] == ["a cat 0.png", "a cat 1.png"]
+
+
+def test_parts_are_neighbours_and_merge_joins_them(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--format", "mds", "--download", "image", "--columns", "image:jpeg", "caption=text")
+    for part in ("2/3", "0/3", "1/3"):
+        code, document = write(capsys, pictures, tmp_path / "out", *words, "--part", part, "--json")
+        assert (code, document["samples"]) == (0, 3 if part != "0/3" else 2)
+    code, document = shards(capsys, "merge", tmp_path / "out", "--json")
+    assert (code, document["parts"], document["samples"]) == (0, 3, 8)
+    index = json.loads((tmp_path / "out" / "index.json").read_text())["shards"]
+    assert [shard["column_encodings"] for shard in index] == [["jpeg", "str"]] * 3
+    assert rows_of(tmp_path / "out", "text") == [f"a cat {n}" for n in range(8)]
+
+
+def test_archives_keep_keys_and_extensions_and_mds_keeps_files_of_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    src = FIXTURES / "wds" / "shard-000000.tar"
+    assert write(capsys, src, tmp_path / "zip", "--format", "zip")[0] == 0
+    assert write(capsys, src, tmp_path / "tar", "--format", "tar", "--columns", "jpg", "json")[0] == 0
+    expected = members(src)
+    found = members(tmp_path / "tar" / "shard-000000.tar")
+    assert found == {name: expected[name] for name in expected if name.endswith((".jpg", ".json"))}
+    assert write(capsys, FIXTURES / "mds" / "zstd", tmp_path / "mds", "--format", "tar", "--columns", "image", "label")[0] == 0
+    png = members(tmp_path / "mds" / "shard-000000.tar")["000000000.png"]
+    assert png.startswith(b"\x89PNG")
+
+
+def test_a_table_becomes_parquet_with_its_files_inside(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--format", "parquet", "--download", "image", "--columns", "image:Image", "score", "--weights", "score < 2")
+    assert write(capsys, pictures, tmp_path / "out", *words, "--num-samples", "4")[0] == 0
+    rows = pq.read_table(tmp_path / "out").to_pylist()
+    assert sorted(row["score"] for row in rows) == [0.5, 0.5, 1.5, 1.5]
+    assert rows[0]["image"]["bytes"].startswith(b"\xff\xd8\xff")
+
+
+def test_a_transform_makes_one_several_or_no_samples(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "making_of_shards.py").write_text(
+        "def halves(sample):\n"
+        "    number = int(sample['score'])\n"
+        "    if number == 3:\n"
+        "        return None\n"
+        "    made = [{'text': sample['caption'], 'half': half} for half in range(2)]\n"
+        "    return made if number % 2 else made[0]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ("--transform", "making_of_shards:halves", "--size-limit", "300")
+    assert write(capsys, pictures, tmp_path / "out", "--format", "mds", *words)[0] == 0
+    expected = [(f"a cat {n}", half) for n in range(8) for half in range(2) if n != 3 and (n % 2 or not half)]
+    assert rows_of(tmp_path / "out", "text", "half") == expected
+    assert write(capsys, pictures, tmp_path / "tar", "--format", "tar", "--transform", "making_of_shards:halves")[0] == 0
+    assert list(members(tmp_path / "tar" / "shard-000000.tar"))[:3] == [
+        "000000000.json",
+        "000000001.json",
+        "000000001-1.json",
+    ]
+
+
+def test_a_sample_that_fails_ends_the_writing_which_goes_on_when_it_may_be_left_out(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "img" / "5.jpg").unlink()
+    words = ("--format", "tar", "--download", "image", "--max-samples", "2")
+    code, text = write(capsys, pictures, tmp_path / "out", *words)
+    assert code == 2
+    assert "img/5.jpg" in text
+    assert not (tmp_path / "out" / "index.json").exists()
+    code, text = write(capsys, pictures, tmp_path / "out", *words, "--where", "score > 1", "--resume")
+    assert (code, "begun with source=" in text) == (2, True)
+    code, document = write(capsys, pictures, tmp_path / "out", *words, "--on-error", "skip", "--resume", "--json")
+    assert (code, document["samples"]) == (0, 7)
+    shards = [list(members(path)) for path in sorted((tmp_path / "out").glob("*.tar"))]
+    assert [name for names in shards for name in names if name.endswith("jpg")] == [f"{n:09}.jpg" for n in range(8) if n != 5]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--format", "mds", "--part", "3/3"), "--part '3/3' is no part"),
+        (("--format", "mds", "--key", "caption"), "--key is of tar and zip, and not of mds"),
+        (("--format", "tar", "--compression", "zstd"), "--compression is of mds, and not of tar"),
+        (("--format", "tar", "--hashes", "sha1"), "the index of tars has md5 alone"),
+        (("--format", "tar", "--columns", "a=b=c"), "write COLUMN, COLUMN=NAME"),
+        (("--format", "tar", "--columns", "caption=a", "score=a"), "has 'a' twice"),
+        (("--format", "tar", "--transform", "no_such_module:f"), "--transform no_such_module:f: No module named"),
+        (("--format", "tar", "--transform", "json"), "is not MODULE:FUNCTION"),
+        (("--format", "tar", "--transform", "json:decoder"), "is a module, and nothing that can be called"),
+        (("--format", "tar", "--resume", "--overwrite"), "give one of them"),
+        (("--format", "mds", "--columns", "caption:str32"), "encoding 'str32' is unknown"),
+    ],
+)
+def test_wrong_words_are_refused(
+    words: tuple[str, ...], message: str, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = write(capsys, pictures, tmp_path / "out", *words)
+    assert code == 2
+    assert message in text
