@@ -78,9 +78,7 @@ def write_dataset(
     return WrittenRows(writer.num_samples, num_left_out + max(0, share.stop - position))
 
 
-def _positions(
-    dataset: StreamingDataset, start: int, stop: int, *, may_skip: bool
-) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _positions(dataset: StreamingDataset, start: int, stop: int, *, may_skip: bool) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield positions with their samples; those that are skipped do not come."""
     if start >= stop:
         return

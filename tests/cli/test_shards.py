@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,9 @@ def test_a_table_becomes_mds_filtered_and_shuffled(pictures: Path, tmp_path: Pat
     }
 
 
-def test_a_table_becomes_tars_with_its_facts_in_json(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_becomes_tars_with_its_facts_in_json(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ("--format", "tar", "--download", "image", "--max-samples", "5", "--hashes", "md5")
     assert write(capsys, pictures, tmp_path / "out", *words)[0] == 0
     found = members(tmp_path / "out" / "shard-000001.tar")
@@ -111,7 +114,9 @@ def test_archives_keep_keys_and_extensions_and_mds_keeps_files_of_images(
     assert png.startswith(b"\x89PNG")
 
 
-def test_a_table_becomes_parquet_with_its_files_inside(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_becomes_parquet_with_its_files_inside(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ("--format", "parquet", "--download", "image", "--columns", "image:Image", "score", "--weights", "score < 2")
     assert write(capsys, pictures, tmp_path / "out", *words, "--num-samples", "4")[0] == 0
     rows = pq.read_table(tmp_path / "out").to_pylist()
@@ -183,3 +188,89 @@ def test_wrong_words_are_refused(
     code, text = write(capsys, pictures, tmp_path / "out", *words)
     assert code == 2
     assert message in text
+
+
+# -- what is there ----------------------------------------------------------------------------------------------------
+
+DATASETS = ("mds/plain", "mds/zstd", "mds/jsonl", "mds/xsv", "mds/jsonl_zstd", "mds/merged", "wds", "wds/index.json")
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_what_other_programs_wrote_is_shown_and_found_sound(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    src = FIXTURES / name
+    code, shown = shards(capsys, "info", src, "--json")
+    assert code == 0
+    code, checked = shards(capsys, "verify", src, "--json")
+    assert (code, checked["damaged"]) == (0, [])
+    assert checked["samples"] == shown["samples"] > 0
+    assert (checked["shards"], checked["bytes"]) == (len(shown["shards"]), shown["bytes"])
+
+
+def test_shards_are_shown_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = shards(capsys, "info", FIXTURES / "mds" / "zstd")
+    assert code == 0
+    assert "caption (str), image (png)" in text
+    assert "shard.00002.mds.zstd" in text
+    code, text = shards(capsys, "info", FIXTURES / "wds" / "shard-{000000..000001}.tar")
+    assert "not known: `sqlstream shards verify` counts them" in text
+    assert "shard-000001.tar" in text
+    code, text = shards(capsys, "info", FIXTURES / "mixing")
+    assert (code, "has no index.json and no file of .tar, .zip, .parquet" in text) == (2, True)
+
+
+def test_damage_of_each_kind_is_found_and_named(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def flip(path: Path, offset: int) -> None:
+        data = bytearray(path.read_bytes())
+        data[offset] ^= 0xFF
+        path.write_bytes(data)
+
+    def problem(name: str) -> str:
+        code, checked = shards(capsys, "verify", tmp_path / name, "--json")
+        (damaged,) = checked["damaged"]
+        assert (code, checked["shards"]) == (1, 2)
+        return str(damaged["problem"])
+
+    words = ("--download", "image", "--max-samples", "4")
+    write(capsys, pictures, tmp_path / "tar", "--format", "tar", *words, "--hashes", "md5")
+    write(capsys, pictures, tmp_path / "plain_tar", "--format", "tar", *words)
+    write(capsys, pictures, tmp_path / "zip", "--format", "zip", *words)
+    write(capsys, pictures, tmp_path / "parquet", "--format", "parquet", "--download", "image", "--size-limit", "3000")
+    write(
+        capsys, pictures, tmp_path / "mds", "--format", "mds", "--download", "image", "--size-limit", "3200", "--hashes", "sha1"
+    )
+    for name in ("tar", "plain_tar", "zip", "parquet", "mds"):
+        assert shards(capsys, "verify", tmp_path / name)[0] == 0
+    flip(tmp_path / "tar" / "shard-000001.tar", 600)
+    assert "its md5 is" in problem("tar")
+    flip(tmp_path / "plain_tar" / "shard-000001.tar", 5)
+    assert "at byte 0: its checksum is wrong" in problem("plain_tar")
+    flip(tmp_path / "plain_tar" / "shard-000001.tar", 5)
+    flip(tmp_path / "plain_tar" / "shard-000001.tar.idx", 0)
+    assert "its .idx does not fit its headers" in problem("plain_tar")
+    flip(tmp_path / "zip" / "shard-000001.zip", 70)
+    assert "as a ZIP archive" in problem("zip") or "has another CRC" in problem("zip")
+    flip(tmp_path / "parquet" / "shard-000001.parquet", -1)
+    assert "as a Parquet file" in problem("parquet")
+    flip(tmp_path / "mds" / "shard.00001.mds", 400)
+    assert "its sha1 is" in problem("mds")
+    (tmp_path / "mds" / "shard.00001.mds").unlink()
+    assert "there is no file" in problem("mds")
+    assert "damaged shard" in shards(capsys, "verify", tmp_path / "mds")[1]
+
+
+def test_the_index_of_wids_and_offsets_are_written_beside_tars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (FIXTURES / "wds").glob("*.tar"):
+        shutil.copy(path, tmp_path)
+    words = (tmp_path, "--wids", tmp_path / "index.json", "--idx", "--name", "golden", "--json")
+    code, document = shards(capsys, "index", *words)
+    assert (code, len(document["written"])) == (0, 4)
+    ours = json.loads((tmp_path / "index.json").read_text())
+    theirs = json.loads((FIXTURES / "wds" / "index.json").read_text())
+    keys = ("nsamples", "filesize", "md5sum")
+    assert [[shard[key] for key in keys] for shard in ours["shardlist"]] == [
+        [shard[key] for key in keys] for shard in theirs["shardlist"]
+    ]
+    assert [shard["url"] for shard in ours["shardlist"]] == [f"shard-00000{n}.tar" for n in range(3)]
+    assert shards(capsys, "verify", tmp_path)[0] == 0
+    assert shards(capsys, "index", tmp_path)[0] == 2
+    assert shards(capsys, "index", FIXTURES / "zip" / "deflated.zip", "--idx")[0] == 2

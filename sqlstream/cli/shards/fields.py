@@ -59,7 +59,7 @@ def parse_fields(words: Sequence[str]) -> tuple[Field, ...]:
     return fields
 
 
-class Content(NamedTuple):
+class FileContent(NamedTuple):
     """The bytes of a file."""
 
     data: bytes
@@ -67,17 +67,17 @@ class Content(NamedTuple):
     """Without the dot; empty: not known."""
 
 
-def content_of(value: Any, is_path: bool) -> Content | None:
+def content_of(value: Any, is_path: bool) -> FileContent | None:
     """Return the bytes of a file: of a path, of bytes, of a struct of bytes and path, of an image as it was read; else None."""
     if is_path and isinstance(value, str | Path):
-        return Content(Path(value).read_bytes(), urls.extension(str(value)).removeprefix("."))
+        return FileContent(Path(value).read_bytes(), urls.extension(str(value)).removeprefix("."))
     if isinstance(value, bytes):
-        return Content(value, _kind(value))
+        return FileContent(value, _kind(value))
     if isinstance(value, Mapping) and value.keys() == {"bytes", "path"} and isinstance(value["bytes"], bytes):
-        return Content(value["bytes"], urls.extension(value["path"] or "").removeprefix(".") or _kind(value["bytes"]))
+        return FileContent(value["bytes"], urls.extension(value["path"] or "").removeprefix(".") or _kind(value["bytes"]))
     file = getattr(value, "fp", None)
     if isinstance(file, io.BytesIO):  # an image of Pillow whose pixels are not decoded yet: it is not encoded again
-        return Content(file.getvalue(), _kind(file.getvalue()))
+        return FileContent(file.getvalue(), _kind(file.getvalue()))
     return None
 
 
@@ -160,7 +160,7 @@ class Files:
     def __call__(self, position: int, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Return the files of a sample, and its key."""
         found: dict[str, Any] = {"__key__": self._key_of(position, sample)}
-        unnamed: list[tuple[str, Content]] = []
+        unnamed: list[tuple[str, FileContent]] = []
         facts: dict[str, Any] = {}
         for field in chosen_of(sample, self._fields):
             value = sample[field.column]
