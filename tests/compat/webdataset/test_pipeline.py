@@ -1,0 +1,299 @@
+"""A chain is one dataset of ours: its order, ranks, epochs and state; stages that cannot be part of it run as they are."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import pickle
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+import sqlstream.compat.webdataset as wds
+from sqlstream import StreamingDataset
+from sqlstream.errors import ConfigError, StateError
+from sqlstream.world import World
+from tests.compat.webdataset.kit import KEYS, NUM_ROWS, classes, number_of, numbered, opened
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+def doubled(number: int) -> int:
+    return 2 * number
+
+
+def twice(samples: Iterable[int]) -> Iterator[int]:
+    for sample in samples:
+        yield sample
+        yield sample
+
+
+def outcomes(pipeline: wds.DataPipeline) -> list[str]:
+    """Whether each stage is part of one dataset."""
+    return ["→" if "→" in line else "·" for line in pipeline.explain().splitlines()]
+
+
+def test_a_chain_is_one_dataset_and_what_cannot_be_part_of_it_runs_as_it_is(tmp_path: Path) -> None:
+    with classes(tmp_path / "s", tmp_path) as dataset:
+        assert isinstance(dataset.streaming, StreamingDataset)
+        assert list(dataset) == list(range(NUM_ROWS))
+        chain = dataset.map(doubled).compose(twice).slice(6).map(doubled)
+        assert list(chain) == [0, 0, 4, 4, 8, 8]
+        assert outcomes(chain) == ["→"] * 8 + ["·"] * 3
+        assert "twice" in chain.explain().splitlines()[-3]
+        assert len(outcomes(dataset)) == 7, "a chain that is composed of another one leaves that as it is"
+
+
+def test_a_pipeline_of_functions_is_the_same_dataset_as_a_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDS_CACHE", str(tmp_path / "cache"))
+    stages = [
+        wds.SimpleShardList(numbered(tmp_path / "s")),
+        wds.shuffle(10),
+        wds.split_by_node,
+        [wds.split_by_worker],
+        wds.tarfile_to_samples(),
+        None,
+        wds.decode(),
+        wds.map(number_of),
+    ]
+    with wds.DataPipeline(*stages) as pipeline, classes(tmp_path / "s", tmp_path, shardshuffle=4) as chain:
+        assert set(outcomes(pipeline)) == {"→"}
+        assert list(pipeline) == list(chain)
+        assert sorted(chain) == list(range(NUM_ROWS))
+
+
+def test_what_does_not_begin_with_shards_runs_as_it_is() -> None:
+    pipeline = wds.DataPipeline(wds.MockDataset({"a": 1}, 5), wds.map(dict), wds.batched(2))
+    assert [len(batch["a"]) for batch in pipeline] == [2, 2, 1]
+    assert outcomes(pipeline) == ["·"] * 3
+    with pytest.raises(StateError, match="does not begin with shards"):
+        pipeline.state_dict()
+    assert list(wds.FluidWrapper([1, 2, 3]).select(lambda number: number > 1)) == [2, 3]
+    with pytest.raises(ValueError, match="no stage of a pipeline"):
+        list(wds.DataPipeline(range(1), 5))
+
+
+def test_without_a_shuffle_samples_are_in_the_order_of_the_shards_and_with_one_each_epoch_has_another(tmp_path: Path) -> None:
+    with classes(tmp_path / "s", tmp_path) as dataset:
+        assert [list(dataset), list(dataset)] == [list(range(NUM_ROWS))] * 2
+        shuffled = dataset.shuffle(100)
+        first, second = list(shuffled), list(shuffled)
+        assert sorted(first) == sorted(second) == list(range(NUM_ROWS))
+        assert len({*map(tuple, (first, second, range(NUM_ROWS)))}) == 3
+        assert list(dataset.shuffle(100)) == first, "without a seed it is 0"
+    with classes(tmp_path / "s", tmp_path, shardshuffle=True, seed=5) as other:
+        assert list(other) != first
+
+
+def test_the_seed_of_the_environment_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with classes(tmp_path / "s", tmp_path, shardshuffle=2, seed=7) as dataset:
+        expected = list(dataset)
+    monkeypatch.setenv("WDS_SEED", "7")
+    with classes(tmp_path / "s", tmp_path, shardshuffle=2) as dataset:
+        assert list(dataset) == expected
+    monkeypatch.setenv("WDS_SEED", "seven")
+    with pytest.raises(ConfigError, match="WDS_SEED='seven'"):
+        classes(tmp_path / "s", tmp_path)
+
+
+def test_cache_directory_and_size_are_those_of_the_arguments_or_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    src = numbered(tmp_path / "s")
+    with opened(src, tmp_path, cache_size=1 << 20) as dataset:
+        assert dataset.streaming is not None
+        assert (dataset.streaming.cache.path, dataset.streaming.cache.limit_bytes) == (tmp_path / "cache", 1 << 20)
+    assert capsys.readouterr().err == ""
+    for name, value in {"WDS_CACHE": str(tmp_path / "b"), "GOPEN_VERBOSE": "1", "WDS_VERBOSE_CACHE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with opened(src, tmp_path) as dataset:
+        assert dataset.streaming is not None
+        assert dataset.streaming.cache.path == tmp_path / "b"
+        list(dataset)
+    printed = capsys.readouterr().err
+    assert printed.count("GOPEN ") == 4
+    assert "# cache" in printed
+
+
+@pytest.mark.parametrize("taken", [1, 9, 31])
+def test_a_run_goes_on_from_a_state_in_the_middle(taken: int, tmp_path: Path) -> None:
+    with classes(tmp_path / "s", tmp_path, shardshuffle=4, seed=3) as dataset:
+        list(dataset)
+        epoch = iter(dataset)
+        before = list(itertools.islice(epoch, taken))
+        state = dataset.state_dict()
+        rest = list(epoch)
+    with classes(tmp_path / "s", tmp_path, shardshuffle=4, seed=3) as again:
+        again.load_state_dict(state)
+        assert list(again) == rest
+        assert sorted(before + rest) == list(range(NUM_ROWS))
+        third = list(again)
+    with classes(tmp_path / "s", tmp_path, shardshuffle=4, seed=3) as again:
+        again.set_epoch(2)
+        assert list(again) == third
+
+
+def shares(src: str, tmp_path: Path, *, batched: bool) -> list[int]:
+    """What two ranks with two workers each take of an epoch."""
+    taken: list[int] = []
+    for rank in range(2):
+        with opened(src, tmp_path, shardshuffle=4, nodesplitter=wds.split_by_node) as dataset:
+            chain = dataset.shuffle(10).decode().map(number_of)
+            chain = chain.batched(4, collation_fn=None) if batched else chain
+            world = World(rank=rank, world_size=2)
+            chain._streaming = chain._plan.view(chain.streaming, world=world)  # type: ignore[union-attr,arg-type]  # it has one
+            taken += itertools.chain(*DataLoader(chain, batch_size=None if batched else 4, num_workers=2, collate_fn=list))
+    return taken
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_each_sample_comes_once_with_two_workers_on_each_of_two_ranks(batched: bool, tmp_path: Path) -> None:
+    taken = shares(numbered(tmp_path / "s"), tmp_path, batched=batched)
+    assert sorted(taken) == list(range(NUM_ROWS))
+
+
+def test_ranks_are_those_of_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    src, taken = numbered(tmp_path / "s"), list[int]()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        with opened(src, tmp_path, shardshuffle=4) as dataset:
+            taken += dataset.decode().map(number_of)
+        with opened(src, tmp_path, shardshuffle=4, nodesplitter=None) as dataset:
+            assert sorted(dataset.decode().map(number_of)) == list(range(NUM_ROWS)), "each rank takes all"
+    assert sorted(taken) == list(range(NUM_ROWS))
+
+
+def test_a_splitter_of_the_user_runs_once_on_the_list_of_shards(tmp_path: Path) -> None:
+    def last_shard(shards: Iterable[Any]) -> list[Any]:
+        return list(shards)[-1:]
+
+    with opened(numbered(tmp_path / "s"), tmp_path, nodesplitter=last_shard) as dataset:
+        assert [sample["__key__"] for sample in dataset] == KEYS[24:]
+        assert "1 are left" in dataset.explain()
+    with pytest.raises(ConfigError, match="workersplitter=last_shard"):
+        opened(numbered(tmp_path / "s"), tmp_path, workersplitter=last_shard)
+
+
+def test_an_epoch_of_a_given_size_goes_on_where_the_one_before_ended(tmp_path: Path) -> None:
+    with classes(tmp_path / "s", tmp_path) as dataset:
+        dataset.with_epoch(20)
+        assert [list(dataset) for _ in range(3)] == [
+            list(range(20)),
+            [*range(20, 32), *range(8)],
+            list(range(8, 28)),
+        ]
+        assert list(dataset.repeat(2)) == [*range(28, 32), *range(32)]
+    with classes(tmp_path / "s", tmp_path, resampled=True) as endless:
+        endless.with_epoch(80)
+        counts = list(endless)
+        assert all(2 <= counts.count(number) <= 3 for number in range(NUM_ROWS)), "each as often as the others"
+        assert len(counts) == 80
+
+
+def test_a_length_is_what_it_is_set_to(tmp_path: Path) -> None:
+    with classes(tmp_path / "s", tmp_path) as dataset:
+        with pytest.raises(TypeError, match="with_length"):
+            len(dataset)
+        with pytest.warns(UserWarning, match="len"):
+            assert len(dataset.with_length(7)) == 7
+        assert bool(dataset.map(doubled))
+        assert len(list(dataset)) == NUM_ROWS
+
+
+def test_the_handler_of_a_stage_says_what_becomes_of_its_samples(tmp_path: Path) -> None:
+    def refuse(number: int) -> int | None:
+        if number == 3:
+            raise KeyError(number)
+        return None if number == 5 else number
+
+    with classes(tmp_path / "s", tmp_path) as dataset:
+        with pytest.raises(KeyError) as caught:
+            list(dataset.map(refuse))
+        assert "failed on sample '003'" in caught.value.__notes__[0]
+        left = [number for number in range(NUM_ROWS) if number not in (3, 5)]
+        assert list(dataset.map(refuse, handler=wds.ignore_and_continue)) == left
+        assert list(dataset.map(refuse, handler=wds.ignore_and_stop)) == [0, 1, 2]
+        with pytest.warns(UserWarning, match="KeyError"):
+            assert len(list(dataset.map(refuse, handler=wds.warn_and_continue))) == NUM_ROWS - 2
+        lenient = opened(numbered(tmp_path / "s"), tmp_path, handler=wds.ignore_and_continue)
+        with lenient, pytest.raises(KeyError):
+            list(lenient.decode().map(number_of).map(refuse))
+        assert list(dataset.select(lambda number: number > 29)) == [30, 31]
+
+
+def test_random_numbers_of_stages_depend_on_seed_epoch_and_position(tmp_path: Path) -> None:
+    def drawn(number: int) -> float:
+        return random.random()
+
+    with classes(tmp_path / "s", tmp_path) as dataset:
+        chain = dataset.map(drawn)
+        first, second = list(chain), list(chain)
+        assert list(dataset.map(drawn)) == first != second
+        kept = list(dataset.rsample(0.5))
+        assert 0 < len(kept) < NUM_ROWS
+        assert list(dataset.rsample(0.5)) == kept
+
+
+def test_a_loader_of_torch_has_another_epoch_each_time_and_takes_a_pickled_pipeline(tmp_path: Path) -> None:
+    with classes(tmp_path / "s", tmp_path, shardshuffle=4) as dataset:
+        loader = DataLoader(dataset.batched(4, collation_fn=None), batch_size=None, num_workers=2, collate_fn=list)
+        epochs = [[*itertools.chain(*loader)] for _ in range(2)]
+        assert [sorted(epoch) for epoch in epochs] == [list(range(NUM_ROWS))] * 2
+        assert epochs[0] != epochs[1]
+        copied = pickle.loads(pickle.dumps(dataset))
+        assert sorted(copied) == list(range(NUM_ROWS))
+
+
+def test_mixtures_of_pipelines_run_as_they_are(tmp_path: Path) -> None:
+    with classes(tmp_path / "s", tmp_path) as dataset:
+        other = dataset.map(doubled).slice(2)
+        assert list(wds.RoundRobin([dataset.slice(3), other])) == [0, 0, 1, 2, 2]
+        assert list(wds.RoundRobin([dataset.slice(3), other], longest=True)) == [0, 0, 1, 2, 2]
+        mixed = list(wds.RandomMix([dataset.slice(3), other], [1, 2], longest=True))
+        assert sorted(mixed) == [0, 0, 1, 2, 2]
+        assert list(wds.DataPipeline(wds.RandomMix([dataset], longest=True), wds.batched(16, None))) == [
+            list(range(16)),
+            list(range(16, 32)),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"urls": "a.yaml"}, "YAML"),
+        ({"urls": {"datasets": []}}, "YAML"),
+        ({"urls": "index.json"}, "compat.wids"),
+        ({"urls": "shards/"}, "name its shards"),
+        ({"urls": "a.tar", "mode": "unlink"}, "mode='unlink'"),
+        ({"urls": "a{b.tar"}, "a{b.tar"),
+    ],
+)
+def test_what_has_no_equal_is_refused_with_a_cure(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        opened(options.pop("urls"), tmp_path, **options)
+    with pytest.raises(AttributeError, match="providers"):
+        wds.gopen_schemes  # noqa: B018
+
+
+def test_a_reader_that_draws_a_number_of_shards_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    src = numbered(tmp_path / "s")
+    monkeypatch.setenv("WDS_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ConfigError, match=r"give with_epoch\(\) instead"):
+        wds.DataPipeline(wds.ResampledShards(src, 10), wds.tarfile_to_samples())
+    assert len(list(wds.ResampledShards(src, 10))) == 10
+
+
+def test_shards_are_read_one_by_one_where_the_stage_runs_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SQLSTREAM_CACHE", str(tmp_path / "cache"))
+    src = numbered(tmp_path / "s")
+    with caplog.at_level(logging.WARNING):
+        found = list(wds.tarfile_samples(iter(wds.SimpleShardList(src))))
+    assert [sample["__key__"] for sample in found] == KEYS
+    assert caplog.text == ""
