@@ -1,0 +1,217 @@
+"""Writing samples as MDS and tar: CPU time and memory, beside the writers of MosaicML Streaming and WebDataset where these import.
+
+    python benchmarks/writing.py [--samples N] [--bytes N] [--rounds N] [--out DIR]
+
+Samples are made before the clock starts: bytes that no codec shrinks, as JPEGs are, and a label. Each contender writes them
+in a process of its own, in turn, `--rounds` times; a ratio is that of two neighbours in one round, and the median of rounds is
+printed. CPU time is that of the process and of what it started. `streaming` needs many packages for its datasets and none for
+its writers: it is imported without the two packages above them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import json
+import multiprocessing
+import random
+import resource
+import shutil
+import statistics
+import sys
+import tarfile
+import tempfile
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+Write = Callable[[Path, int, int], None]
+_POOL_BYTES = 16 << 20
+
+
+@functools.cache
+def pool_of(size: int) -> bytes:
+    return random.Random(0).randbytes(_POOL_BYTES + size)
+
+
+def samples(number: int, size: int) -> Iterator[tuple[int, bytes]]:
+    """Yield labels and contents: windows of random bytes, so making one costs a copy."""
+    pool = pool_of(size)
+    for n in range(number):
+        at = n * 4099 % (len(pool) - size)
+        yield n, pool[at : at + size]
+
+
+def ours_mds(out: Path, number: int, size: int) -> None:
+    from sqlstream.write import MdsWriter
+
+    with MdsWriter(out, {"image": "jpeg", "label": "int"}) as writer:
+        for label, data in samples(number, size):
+            writer.write({"image": data, "label": label})
+
+
+def theirs_mds(out: Path, number: int, size: int) -> None:
+    writer_of = bare_streaming()
+    with writer_of(out=str(out), columns={"image": "jpeg", "label": "int"}) as writer:
+        for label, data in samples(number, size):
+            writer.write({"image": data, "label": label})
+
+
+def ours_tar(out: Path, number: int, size: int) -> None:
+    from sqlstream.write import TarWriter
+
+    with TarWriter(out, max_samples=10_000) as writer:
+        for label, data in samples(number, size):
+            writer.write({"__key__": f"{label:09}", "jpg": data, "cls": label})
+
+
+def theirs_tar(out: Path, number: int, size: int) -> None:
+    from webdataset import ShardWriter
+
+    out.mkdir()
+    with ShardWriter(f"{out}/shard-%06d.tar", maxcount=10_000, verbose=0) as writer:
+        for label, data in samples(number, size):
+            writer.write({"__key__": f"{label:09}", "jpg": data, "cls": label})
+
+
+def no_writer(out: Path, number: int, size: int) -> None:
+    """Make the samples, and write nothing: what all contenders pay."""
+    del out
+    for _ in samples(number, size):
+        pass
+
+
+def bare_streaming() -> Any:
+    """Return MosaicML Streaming's MDSWriter, without what its package imports beside it."""
+    if "streaming" not in sys.modules:
+        spec = importlib.util.find_spec("streaming")
+        if spec is None or not spec.submodule_search_locations:
+            raise ImportError("mosaicml-streaming is not installed")
+        root = spec.submodule_search_locations[0]
+        for name, path in (("streaming", root), ("streaming.base", f"{root}/base")):
+            module = types.ModuleType(name)
+            module.__path__ = [path]
+            module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+            sys.modules[name] = module
+    from streaming.base.format import MDSWriter
+
+    return MDSWriter
+
+
+WRITERS: dict[str, Write] = {
+    "none": no_writer,
+    "mds sqlstream": ours_mds,
+    "mds MosaicML": theirs_mds,
+    "tar sqlstream": ours_tar,
+    "tar WebDataset": theirs_tar,
+}
+
+
+def measured(name: str, out: Path, number: int, size: int) -> dict[str, float] | None:
+    """Run a writer in a process of its own; return its CPU seconds and memory; None: its package does not import."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=run, args=(name, out, number, size, theirs))
+    process.start()
+    theirs.close()
+    try:
+        found: dict[str, float] | None = ours.recv()
+    except EOFError:
+        raise RuntimeError(f"{name} died: its error is above") from None
+    process.join()
+    return found
+
+
+def run(name: str, out: Path, number: int, size: int, connection: Any) -> None:
+    try:
+        WRITERS[name](out / "warm", 1, size)  # imports
+    except ImportError:
+        connection.send(None)
+        return
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    WRITERS[name](out / "all", number, size)
+    seconds = time.process_time() - started
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    connection.send({"cpu_seconds": seconds, "memory_mb": memory / 1024, "before_mb": before / 1024})
+
+
+def content(folder: Path) -> str:
+    """Return a digest of what was written: files of MDS, members of tars."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".mds":
+            digest.update(path.name.encode() + path.read_bytes())
+        elif path.suffix == ".tar":
+            with tarfile.open(path) as archive:
+                for member in sorted(archive.getmembers(), key=lambda member: member.name):
+                    file = archive.extractfile(member)
+                    digest.update(member.name.encode() + (b"" if file is None else hashlib.sha256(file.read()).digest()))
+    return digest.hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=2000)
+    parser.add_argument("--bytes", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="where to write (default: the directory for temporary files)")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    found: dict[str, list[dict[str, float]]] = {}
+    equal: dict[str, bool] = {}
+    for _ in range(options.rounds):
+        digests: dict[str, str] = {}
+        for name in WRITERS:
+            folder = Path(tempfile.mkdtemp(prefix="writing-", dir=options.out))
+            try:
+                result = measured(name, folder, options.samples, options.bytes)
+                if result is not None:
+                    found.setdefault(name, []).append(result)
+                    digests[name] = content(folder / "all") if (folder / "all").exists() else ""
+            finally:
+                shutil.rmtree(folder)
+        for kind in ("mds", "tar"):
+            values = {digest for name, digest in digests.items() if name.startswith(kind)}
+            equal[kind] = equal.get(kind, True) and len(values) == 1
+    report = {
+        "samples": options.samples,
+        "bytes": options.bytes,
+        "equal": equal,
+        **{
+            name: {key: statistics.median(result[key] for result in results) for key in results[0]}
+            for name, results in found.items()
+        },
+        "ratios": ratios(found),
+    }
+    if options.json:
+        print(json.dumps(report))
+        return
+    print(f"{options.samples} samples of {options.bytes} bytes, {options.rounds} rounds; equal content: {equal}")
+    for name, results in found.items():
+        seconds = statistics.median(result["cpu_seconds"] for result in results)
+        memory = statistics.median(result["memory_mb"] - result["before_mb"] for result in results)
+        print(f"{name:16} {1e6 * seconds / options.samples:8.1f} µs of CPU a sample  {memory:7.1f} MB more memory")
+    for name, values in report["ratios"].items():
+        print(f"{name}: median {statistics.median(values):.2f}, {min(values):.2f} to {max(values):.2f}")
+
+
+def ratios(found: dict[str, list[dict[str, float]]]) -> dict[str, list[float]]:
+    """Return CPU of the peer over ours, round by round, less what making the samples takes."""
+    pairs = {"mds": ("mds MosaicML", "mds sqlstream"), "tar": ("tar WebDataset", "tar sqlstream")}
+    return {
+        f"{kind}: CPU of {theirs} / {ours}": [
+            (b["cpu_seconds"] - none["cpu_seconds"]) / max(1e-9, a["cpu_seconds"] - none["cpu_seconds"])
+            for a, b, none in zip(found[ours], found[theirs], found["none"], strict=True)
+        ]
+        for kind, (theirs, ours) in pairs.items()
+        if theirs in found and ours in found
+    }
+
+
+if __name__ == "__main__":
+    main()
