@@ -156,15 +156,14 @@ class StreamingDataset(Array, IteratedDataset):
         check_shares(streams, asked.num_samples)
         is_sampled = asked.num_samples is not None or any(stream.share for stream in streams)
         asked.check_sampling(is_sampled=is_sampled)
-        self._makes_items = (type(self).__getitem__, type(self).get_item) != (
-            StreamingDataset.__getitem__,
-            StreamingDataset.get_item,
-        )
+        self._has_own_get_item = type(self).get_item is not StreamingDataset.get_item
+        self._makes_items = self._has_own_get_item or type(self).__getitem__ is not StreamingDataset.__getitem__
+        makers = [MakeItem(self) for _ in streams]
         self._opener = Opener(
             asked=asked,
             streams=streams,
             places=[place_of(stream.remote, stream.local, stream.split) for stream in streams],
-            transforms=[[MakeItem(self, number)] if self._makes_items else [] for number in range(len(streams))],
+            transforms=[[one] for one in makers] if self._makes_items else [[] for _ in streams],
         )
         world = read_world().replicated(asked.replication or 1)
         self._initial_nodes = world.num_nodes
@@ -177,6 +176,8 @@ class StreamingDataset(Array, IteratedDataset):
         self.predownload, self.cache_limit = asked.predownload, asked.cache_limit
         self.shuffle, self.batch_size, self.replication = asked.shuffle, asked.batch_size, asked.replication
         self._count(inner)
+        for one, first in zip(makers, accumulate([0, *self.samples_per_stream.tolist()]), strict=False):
+            one.first = first
 
     def _stand_on(self, inner: Inner) -> None:
         """Make a dataset of ours the one behind this."""
@@ -197,8 +198,7 @@ class StreamingDataset(Array, IteratedDataset):
         self.stream_per_shard: Int64Array = np.repeat(np.arange(len(shards)), self.shards_per_stream)  # [num_shards]
         per_stream = [sum(shard.samples for shard in found) for found in shards]
         self.samples_per_stream: Int64Array = np.array(per_stream, np.int64)  # [num_streams]
-        self._first_of_stream = [0, *accumulate(per_stream)]
-        self.num_samples = self._first_of_stream[-1]
+        self.num_samples = sum(per_stream)
 
     # -- samples by number --------------------------------------------------------------------------------------------
 
@@ -206,10 +206,6 @@ class StreamingDataset(Array, IteratedDataset):
     def size(self) -> int:
         """Samples of all streams, each once."""
         return self.num_samples
-
-    def first_of_stream(self, stream: int) -> int:
-        """Return the number of the first sample of a stream."""
-        return self._first_of_stream[stream]
 
     def get_item(self, sample_id: int, retry: int = 7) -> Any:  # noqa: ARG002 - downloads have retries of their own
         """Return a sample by its number, a dict of the shard's columns.
@@ -222,6 +218,8 @@ class StreamingDataset(Array, IteratedDataset):
             IndexError: There is no such sample.
             SampleError, StorageError: It cannot be read.
         """
+        if not self._makes_items:
+            return without_added(self._inner[sample_id])
         found = offered(self, sample_id)
         if found is not None:
             return found
@@ -230,6 +228,9 @@ class StreamingDataset(Array, IteratedDataset):
 
     def __getitem__(self, at: Any) -> Any:
         """Return the sample of a number, negative ones from the end, or a list of those of several; see `Array`."""
+        if type(at) is int and 0 <= at < self.num_samples:  # most are
+            found = offered(self, at) if self._makes_items and not self._has_own_get_item else None
+            return self.get_item(at) if found is None else found
         if isinstance(at, slice) and not self._makes_items and isinstance(self._inner, OurDataset):
             return list(map(without_added, self._inner.__getitems__(range(*at.indices(self.size)))))  # acquired together
         return super().__getitem__(at)

@@ -10,18 +10,17 @@ objects of the row are here when it runs.
 from __future__ import annotations
 
 import threading
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from sqlstream.transforms.base import Sample
-from sqlstream.transforms.rng import PRIVATE_FIELDS
+from sqlstream.transforms.rng import RNG_KEY
 from sqlstream.transforms.stream_name import STREAM
 
 if TYPE_CHECKING:
     from sqlstream.compat.streaming.base.dataset import StreamingDataset
 
 _ITEM = "item"
-_ADDED = ("__shard__", "__url__", "__sample_key__", "__row__", "__epoch__")
-"""Fields of our samples that are not the shard's."""
 
 
 class _Here(threading.local):
@@ -41,14 +40,14 @@ class MakeItem:
 
     Args:
         dataset: The dataset.
-        stream: Number of the stream.
     """
 
     calls_given_code = True
 
-    def __init__(self, dataset: StreamingDataset, stream: int) -> None:
+    def __init__(self, dataset: StreamingDataset) -> None:
         self._dataset = dataset
-        self._stream = stream
+        self.first = 0
+        """Number of the first sample of the stream."""
         self.__name__ = f"{type(dataset).__name__}.__getitem__"
 
     def __call__(self, sample: Sample) -> Sample:
@@ -56,25 +55,23 @@ class MakeItem:
         here = _here
         if here.reads_rows:
             return sample
-        dataset, number = self._dataset, self._dataset.first_of_stream(self._stream) + sample["__row__"]
-        for name in PRIVATE_FIELDS:
-            sample.pop(name, None)
-        outer, here.offered = here.offered, (dataset, number, without_added(sample))
+        dataset, number, outer = self._dataset, self.first + sample["__row__"], here.offered
+        del sample[RNG_KEY], sample["__shard__"], sample["__url__"], sample["__sample_key__"], sample["__row__"]
+        del sample["__epoch__"]  # STREAM comes behind all transforms
+        here.offered = (dataset, number, sample)
         try:
             return {_ITEM: dataset[number]}
         finally:
             here.offered = outer
 
 
-def item_of(sample: Sample) -> Any:
-    """Return the item that a sample holds."""
-    return sample[_ITEM]
+item_of = itemgetter(_ITEM)
+"""Returns the item that a sample holds."""
 
 
 def without_added(sample: Sample) -> Sample:
     """Remove the fields that are not the shard's; return the sample."""
-    for name in _ADDED:
-        del sample[name]
+    del sample["__shard__"], sample["__url__"], sample["__sample_key__"], sample["__row__"], sample["__epoch__"]
     sample.pop(STREAM, None)
     return sample
 
