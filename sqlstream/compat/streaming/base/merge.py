@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ConfigError, SourceError
 from sqlstream.storage.base import urls
 from sqlstream.storage.fetcher import Fetcher
-from sqlstream.storage.members.mds import parse_index
 from sqlstream.write import Out
 from sqlstream.write.base.journal import put_bytes, read_text
 from sqlstream.write.base.output import OutputPlace, place_of
+from sqlstream.write.merge import merged_index
 
 INDEX = "index.json"
-_FILES = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 Part = str | tuple[str, str]
 """Where the index of a part is: a path, a URL, or (path, URL)."""
 
@@ -41,8 +38,9 @@ def merge_parts(parts: Sequence[Part] | None, out: Out, *, keep_local: bool) -> 
         found = list(_parts_below(place, fetcher) if parts is None else map(_existing, parts))
         if not found:
             raise ConfigError(f"there is no part to merge: neither a list, nor a subdirectory of {place} with an {INDEX}")
-        shards = [shard for where in dict.fromkeys(found) for shard in _shards(where, place, fetcher)]
-        _write(json.dumps({"version": 2, "shards": shards}, sort_keys=True).encode(), place, fetcher, keep_local=keep_local)
+        indexes = [(_way_to(where, place), _read(where, fetcher)) for where in dict.fromkeys(found)]
+        content, _, _ = merged_index(indexes, str(place))
+        _write(content, place, fetcher, keep_local=keep_local)
     finally:
         fetcher.stop()
 
@@ -64,8 +62,8 @@ def _parts_below(place: OutputPlace, fetcher: Fetcher) -> Iterator[str]:
     return (where for where in found if where not in own)
 
 
-def _shards(where: str, place: OutputPlace, fetcher: Fetcher) -> list[dict[str, Any]]:
-    """Return the shards of a part, named by their way from the output."""
+def _read(where: str, fetcher: Fetcher) -> bytes:
+    """Return the index of a part."""
     if urls.is_remote(where):
         text = read_text(fetcher, where)
     else:
@@ -73,14 +71,7 @@ def _shards(where: str, place: OutputPlace, fetcher: Fetcher) -> list[dict[str, 
         text = path.read_text() if path.is_file() else None
     if text is None:
         raise SourceError(f"{urls.redact(where)} is not there: write the part, or leave it out")
-    parse_index(text.encode(), urls.redact(where))
-    shards: list[dict[str, Any]] = json.loads(text)["shards"]
-    prefix = _way_to(where, place)
-    for shard in shards:
-        for name in _FILES:
-            if shard.get(name):
-                shard[name]["basename"] = f"{prefix}/{shard[name]['basename']}"
-    return shards
+    return text.encode()
 
 
 def _way_to(where: str, place: OutputPlace) -> str:
