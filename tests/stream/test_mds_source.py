@@ -11,7 +11,7 @@ import pytest
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError, DecodeError, SourceError
-from sqlstream.testing.servers import FaultyHttpServer
+from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from sqlstream.transforms.base import Sample
 from sqlstream.transforms.presets import CacheTransform
 from tests.goldens import FIXTURES, as_json, expected
@@ -155,3 +155,19 @@ def test_a_small_index_file_comes_with_one_request(server: FaultyHttpServer, tmp
     with opened(src, tmp_path) as dataset:
         assert len(dataset) == len(expected("mds/plain.expected.json")["samples"])
     assert [request.method for request in server.requests("/plain/index.json")] == ["HEAD", "GET"]
+
+
+@pytest.mark.parametrize("place", ["", "index.json"])
+def test_an_index_file_whose_length_the_server_does_not_say_is_no_table(
+    place: str, server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    src = serve(server, "plain")
+    server.script("/plain/index.json", always=FaultyAnswer(fault=Fault.NO_LENGTH))
+    with opened(src + place, tmp_path) as dataset:
+        assert list(map(values, dataset)) == expected("mds/plain.expected.json")["samples"]
+
+
+def test_a_json_table_of_a_server_that_says_no_length_is_still_a_table(server: FaultyHttpServer, tmp_path: Path) -> None:
+    server.objects["/rows.json"] = b'[{"a": 1}, {"a": 2}]'
+    server.script("/rows.json", always=FaultyAnswer(fault=Fault.NO_LENGTH))
+    assert [sample["a"] for sample in opened(f"{server.url}/rows.json", tmp_path)] == [1, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,10 +11,10 @@ from typing import Any, NamedTuple
 
 from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError, ObjectNotFoundError, SourceError
-from sqlstream.index.sources.base.access import named_errors, stat_file
-from sqlstream.index.sources.base.byte_source import bytes_of
+from sqlstream.index.sources.base.access import local_copy, named_errors, stat_file
+from sqlstream.index.sources.base.byte_source import ByteSource, LocalBytes, bytes_of
 from sqlstream.index.sources.places.path_list import list_files
-from sqlstream.index.sources.plan.parts import ShardPart
+from sqlstream.index.sources.plan.parts import ShardPart, Temporary
 from sqlstream.index.sources.shards.layout import ShardLayout
 from sqlstream.index.sources.shards.mds_shard import MdsLayout
 from sqlstream.index.sources.shards.tar_shard import TarShard
@@ -47,19 +48,20 @@ class IndexFile(NamedTuple):
     shards: tuple[MdsShard | WidsShard, ...]
 
 
-def find_index(src: str, data_type: str | None, remote: RemoteReader) -> IndexFile | None:
+def find_index(src: str, data_type: str | None, temporary: Temporary, remote: RemoteReader) -> IndexFile | None:
     """Return the index file that a source is, or that its directory holds; None: there is none.
 
     Args:
         src: The source, an absolute path or a URL.
         data_type: What kind of samples a directory has; None: its index file says it.
+        temporary: Gives a path for the index file, if its server does not say how long it is.
         remote: Reads what is not local.
 
     Raises:
         SourceError: It is damaged, or of another version.
     """
     file = _index_file(src, data_type, remote)
-    if file is None or file.size_bytes is None or (read := _read(file, remote)) is None:
+    if file is None or (read := _read(file, temporary, remote)) is None:
         return None
     name, (data, document) = urls.redact(file.url), read
     if is_mds_index(document):
@@ -83,11 +85,18 @@ def _index_file(src: str, data_type: str | None, remote: RemoteReader) -> Source
         return None
 
 
-def _read(file: SourceFile, remote: RemoteReader) -> tuple[bytes, Mapping[str, Any]] | None:
-    """Return a file and the object of JSON that it is; None: it is another kind of file, such as an array of rows."""
+def _read(file: SourceFile, temporary: Temporary, remote: RemoteReader) -> tuple[bytes, Mapping[str, Any]] | None:
+    """Return a file and the object of JSON that it is; None: it is another kind of file, such as an array of rows.
+
+    Without a length there are no ranges: then it is downloaded, and again where it is a table.
+    """
     name = urls.redact(file.url)
-    with named_errors(file.url):
-        source = bytes_of(file, remote)
+    with contextlib.ExitStack() as opened, named_errors(file.url):
+        source: ByteSource
+        if file.size_bytes is None:
+            source = LocalBytes(opened.enter_context(local_copy(file, temporary("index"), remote)))
+        else:
+            source = bytes_of(file, remote)
         head = source.read_at(0, _LOOKED_AT_BYTES)
         if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
             return None

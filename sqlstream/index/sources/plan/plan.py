@@ -280,7 +280,7 @@ def _plan_named(item: str, options: IndexOptions, temporary: Temporary, remote: 
         part = DatabasePart(url=item, query=options.sql_query, version=options.source_version)
         return _plan(item, options, os.getcwd(), [part], has_versions=False)
     src = _absolute(item)
-    if (plan := _plan_shards(item, src, options, remote, is_first=is_first)) is not None:
+    if (plan := _plan_shards(item, src, options, temporary, remote, is_first=is_first)) is not None:
         return plan
     if wildcard.has_wildcard(src):
         by_extension.check_table(src, src)
@@ -297,7 +297,9 @@ def _plan_named(item: str, options: IndexOptions, temporary: Temporary, remote: 
     return _tables(item, options, [stat_file(src, remote)], urls.parent(src))
 
 
-def _plan_shards(item: str, src: str, options: IndexOptions, remote: RemoteReader, *, is_first: bool) -> SourcePlan | None:
+def _plan_shards(
+    item: str, src: str, options: IndexOptions, temporary: Temporary, remote: RemoteReader, *, is_first: bool
+) -> SourcePlan | None:
     """Return the plan of shards; their own keys name samples, if they can. None: the source is none of them.
 
     For a lazy index the version of the first remote shard is asked for: those of the others as they are needed.
@@ -306,7 +308,7 @@ def _plan_shards(item: str, src: str, options: IndexOptions, remote: RemoteReade
     if (
         not urls.is_command(src)
         and not wildcard.has_wildcard(src)
-        and (index := described.find_index(src, options.data_type, remote)) is not None
+        and (index := described.find_index(src, options.data_type, temporary, remote)) is not None
     ):
         parts = described.shard_parts(index, options, _rules(options, index.file), remote, num_looked_at)
         return _plan(item, options, urls.parent(index.file.url), parts, listed=index.file)
