@@ -17,7 +17,7 @@ if exists(join(dirname(__file__), "core", "query.py")):
 
 if TYPE_CHECKING:
     from sqlstream.cache import Cache
-    from sqlstream.config import AS_IT_IS, AspectBuckets, Buckets, Lengths, Packs
+    from sqlstream.config import AS_IT_IS, AspectBuckets, Buckets, Lengths, Packs, VideoBuckets
     from sqlstream.order.streams.schedules import ScheduleType
     from sqlstream.sample_types import DataSampleType
     from sqlstream.stream.dataset import StreamingDataset
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sqlstream.stream.multi.loader import MultiStreamDataLoader
     from sqlstream.stream.multi.options import Batch, StreamOptions
     from sqlstream.stream.transport.packed_collate import PackedCollate
+    from sqlstream.stream.transport.padding_collate import PaddingCollate
     from sqlstream.world import World
 
 __version__ = "0.1.0"
@@ -43,11 +44,13 @@ __all__ = [
     "MultiStreamDataLoader",
     "PackedCollate",
     "Packs",
+    "PaddingCollate",
     "ScheduleType",
     "Stream",
     "StreamOptions",
     "StreamingDataLoader",
     "StreamingDataset",
+    "VideoBuckets",
     "World",
     "__version__",
     "weight_ramp",
@@ -65,11 +68,13 @@ _HOMES = {
     "MultiStreamDataLoader": "sqlstream.stream.multi.loader",
     "PackedCollate": "sqlstream.stream.transport.packed_collate",
     "Packs": "sqlstream.config",
+    "PaddingCollate": "sqlstream.stream.transport.padding_collate",
     "ScheduleType": "sqlstream.order.streams.schedules",
     "Stream": "sqlstream.stream.mixed_streams",
     "StreamOptions": "sqlstream.stream.multi.options",
     "StreamingDataLoader": "sqlstream.stream.loader",
     "StreamingDataset": "sqlstream.stream.dataset",
+    "VideoBuckets": "sqlstream.config",
     "World": "sqlstream.world",
     "weight_ramp": "sqlstream.stream.mixture.mixture_plan",
 }

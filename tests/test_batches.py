@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sqlstream.config import AspectBuckets, Buckets, Lengths
+from sqlstream.config import AspectBuckets, Buckets, Lengths, VideoBuckets
 from sqlstream.errors import ConfigError
 
 KOHYA_512 = [
@@ -52,6 +52,32 @@ def test_the_crop_is_the_share_that_is_cut_away() -> None:
     assert AspectBuckets.of([(4, 3)]).crop_of((640, 480)) == 0
 
 
+def test_a_clip_belongs_to_the_most_frames_that_it_has_then_to_the_nearest_aspect() -> None:
+    sizes = VideoBuckets.of_aspects((1, 33, 65), AspectBuckets.of([(80, 48), (48, 80)]))
+    assert len(sizes.sizes) == 6
+    assert sizes.bucket_of((64, 720, 1280)) == (33, 48, 80)
+    assert sizes.bucket_of((65, 1280, 720)) == (65, 80, 48)
+    assert sizes.bucket_of((2, 100, 99)) == (1, 80, 48)
+    assert sizes.crop_of((65, 48, 80)) == 0
+    assert sizes.crop_of((65, 48, 160)) == 0.5
+    with pytest.raises(ValueError, match="has fewer frames than each bucket"):
+        VideoBuckets.of([(9, 8, 8)]).bucket_of((8, 8, 8))
+    with pytest.raises(ValueError, match="takes frames, height and width"):
+        sizes.bucket_of((3, 4))
+
+
+def test_a_batch_of_a_budget_is_the_largest_multiple_of_the_ranks_that_fits() -> None:
+    pictures = Buckets("w, h", AspectBuckets.sdxl(), global_batch_tokens=100_000, rank_multiple=8)
+    assert pictures.tokens_of((1024, 1024)) == 4096
+    assert pictures.tokens_of((1032, 1024)) == 65 * 64
+    assert pictures.sizes_of(((1024, 1024), (2048, 512)), 3) == (24, 24)
+    pixels = Buckets("w, h", AspectBuckets.sdxl(), global_batch_tokens=2**22, tokens=lambda size: size[0] * size[1])
+    assert pixels.sizes_of(((1024, 1024), (1024, 960)), 3) == (3, 3)
+    clips = Buckets("f, h, w", VideoBuckets.of([(1, 64, 64), (33, 64, 64)]), global_batch_tokens=1000)
+    assert [clips.tokens_of(size) for size in ((1, 64, 64), (33, 64, 64), (34, 64, 64))] == [16, 9 * 16, 10 * 16]
+    assert clips.sizes_of(((1, 64, 64), (33, 64, 64)), 4) == (60, 4)
+
+
 REFUSED: list[tuple[Any, str]] = [
     (lambda: Buckets("width"), "global_batch_size"),
     (lambda: Buckets("", global_batch_size=4), "by=''"),
@@ -66,6 +92,16 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: AspectBuckets.of([(1, 0)]), r"a side of \(1, 0\)"),
     (lambda: AspectBuckets.of([(1, 2, 3)]), "no list of pairs"),  # type: ignore[list-item]  # what a user may do
     (lambda: AspectBuckets.kohya(0), "area=0"),
+    (lambda: Buckets("n", global_batch_size=4, global_batch_tokens=8), "give one of them"),
+    (lambda: Buckets("n", global_batch_size={1: 0}), "global_batch_size of 1=0"),
+    (lambda: Buckets("n", global_batch_size=4, rank_multiple=2), "rank_multiple= is for a budget"),
+    (lambda: Buckets("n", global_batch_tokens=4, rank_multiple=0), "rank_multiple=0"),
+    (lambda: Buckets("n", global_batch_size={1: 2}).sizes_of((1, 5), 1), "has no size of 5"),
+    (lambda: Buckets("n", global_batch_tokens=4).sizes_of(("a",), 1), "of bucket 'a' are 0, no whole number.*give tokens="),
+    (lambda: VideoBuckets.of([]), "no size"),
+    (lambda: VideoBuckets.of([(1, 2, 3), (1, 2, 3)]), "twice"),
+    (lambda: VideoBuckets.of([(1, 2)]), "no list of"),  # type: ignore[list-item]  # what a user may do
+    (lambda: VideoBuckets.of([(0, 2, 3)]), r"a number of \(0, 2, 3\)"),
     (lambda: Lengths(()), "at least one"),
     (lambda: Lengths((4, 4)), "each above"),
     (lambda: Lengths((0, 4)), "a bound=0"),

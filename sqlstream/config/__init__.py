@@ -4,7 +4,7 @@ Public constructors take what users know (many loose parameters) and turn it at 
 """
 
 from sqlstream.config.batches import BucketMap, Buckets
-from sqlstream.config.bucket_maps import AspectBuckets, BucketValue, Lengths
+from sqlstream.config.bucket_maps import AspectBuckets, BucketValue, Lengths, VideoBuckets
 from sqlstream.config.checks import Word, check_at_least, names_of, word_of
 from sqlstream.config.packs import OnLong, PackFunction, Packs
 from sqlstream.config.samples import (
@@ -59,6 +59,7 @@ __all__ = [
     "ShardUnit",
     "SourceOptions",
     "StorageOptions",
+    "VideoBuckets",
     "Word",
     "cache_error_policy",
     "check_at_least",

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sqlstream.config.bucket_maps import AspectBuckets, BucketValue, Lengths
+from sqlstream.config.bucket_maps import AspectBuckets, BucketValue, Lengths, VideoBuckets
 from sqlstream.config.checks import check_at_least
 from sqlstream.errors import ConfigError
 
-BucketMap: TypeAlias = AspectBuckets | Lengths | Callable[[Any], BucketValue]
+BucketMap: TypeAlias = AspectBuckets | Lengths | VideoBuckets | Callable[[Any], BucketValue]
 """From the value, or the tuple of values, of `by` to a bucket."""
 
 
@@ -38,20 +38,23 @@ class Buckets:
     """Batches of `global_batch_tokens` are multiples of it, so that any number of ranks that divides it can take them; None: of
     the number of ranks at the first start, which states carry."""
     max_crop: float | None = None
-    """Leave out pictures of which more than this share would be cut away; None: none. For `AspectBuckets`."""
+    """Leave out pictures of which more than this share would be cut away; None: none. For `AspectBuckets` and
+    `VideoBuckets`."""
     unknown: str = "raise"
     """What becomes of rows where a value of `by` is NULL: `'raise'` or `'drop'`."""
     tokens: Callable[[Any], int] | None = None
-    """Tokens of a sample of a bucket, for `global_batch_tokens`; None: those of a picture's patches of 16 x 16 pixels, or the
-    length. For a budget of pixels: `lambda size: size[0] * size[1]`."""
+    """Tokens of a sample of a bucket, for `global_batch_tokens`; None: the patches of 16 x 16 pixels of a
+    picture, or of the latent frames of a clip, or the length. For a budget of pixels: `lambda size: size[0] * size[1]`."""
 
     def __post_init__(self) -> None:
         """Check values."""
         if not isinstance(self.by, str) or not self.by.strip():
             raise ConfigError(f"Buckets: by={self.by!r} is no SQL: give expressions over the row, such as 'width, height'")
-        if self.into is not None and not callable(self.into) and not isinstance(self.into, AspectBuckets | Lengths):
+        is_map = callable(self.into) or isinstance(self.into, AspectBuckets | Lengths | VideoBuckets)
+        if self.into is not None and not is_map:
             raise ConfigError(
-                f"Buckets: into={self.into!r} is none of AspectBuckets, Lengths, a function from values to a bucket"
+                f"Buckets: into={self.into!r} is none of AspectBuckets, Lengths, VideoBuckets, a function from values to a "
+                "bucket"
             )
         self._check_sizes()
         if self.leftovers != "carry":
@@ -59,7 +62,7 @@ class Buckets:
         if self.unknown not in ("raise", "drop"):
             raise ConfigError(f"Buckets: unknown={self.unknown!r} is unknown: give 'raise' or 'drop'")
         if self.max_crop is not None:
-            if not isinstance(self.into, AspectBuckets):
+            if not isinstance(self.into, AspectBuckets | VideoBuckets):
                 raise ConfigError(
                     f"Buckets: max_crop={self.max_crop!r} is for pictures: give into=AspectBuckets…, or leave it out"
                 )
@@ -86,6 +89,11 @@ class Buckets:
                 raise ConfigError(f"Buckets: {name}= is for a budget: give global_batch_tokens, or leave it out")
         if self.rank_multiple is not None:
             check_at_least("Buckets: rank_multiple", self.rank_multiple, 1)
+
+    @property
+    def pads(self) -> bool:
+        """Samples of a bucket have tensors of several lengths: nothing has scaled them to a size."""
+        return not isinstance(self.into, AspectBuckets | VideoBuckets)
 
     @property
     def follows_ranks(self) -> bool:
@@ -128,7 +136,7 @@ class Buckets:
         """
         if self.tokens is not None:
             found = self.tokens(bucket)
-        elif isinstance(self.into, AspectBuckets):
+        elif isinstance(self.into, AspectBuckets | VideoBuckets):
             found = self.into.tokens_of(bucket)
         else:
             found = bucket if isinstance(bucket, int) else 0

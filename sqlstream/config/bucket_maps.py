@@ -15,8 +15,12 @@ BucketValue: TypeAlias = int | float | str | tuple[Any, ...]
 """What names a bucket: a number, a text, or a tuple of these."""
 AspectSize: TypeAlias = tuple[int, int]
 """(width, height), as tables of pictures have them."""
+VideoSize: TypeAlias = tuple[int, int, int]
+"""(frames, height, width), as decoded clips have them."""
 PATCH = 16
 """Side of the patch that is a token: 8 pixels to a latent and 2 latents to a patch, as in most diffusion transformers."""
+FRAMES_OF_LATENT = 4
+"""Frames that make one of latents, behind the first, which makes one by itself: as in most causal video autoencoders."""
 
 # Sides of the report on SDXL, Table 2, as (height, width) in its order; PixArt has the same list.
 _SDXL = (
@@ -136,6 +140,81 @@ class AspectBuckets:
 
 
 @dataclass(frozen=True, slots=True)
+class VideoBuckets:
+    """Sizes of clips; a clip belongs to one of the most frames that it has, and of these to the one whose aspect is nearest.
+
+    Nearest is as for `AspectBuckets`: least max(wH, hW) / min(wH, hW), compared as integers; of two as near, the earlier one.
+
+    Example:
+        >>> VideoBuckets.of([(1, 64, 64), (33, 48, 80), (33, 80, 48)]).bucket_of((40, 720, 1280))
+        (33, 48, 80)
+    """
+
+    sizes: tuple[VideoSize, ...]
+    """(frames, height, width) of each bucket."""
+
+    def __post_init__(self) -> None:
+        """Check the sizes."""
+        try:
+            sizes = tuple((frames, height, width) for frames, height, width in self.sizes)
+        except (TypeError, ValueError):
+            raise ConfigError(f"VideoBuckets: sizes={self.sizes!r} is no list of (frames, height, width)") from None
+        if not sizes:
+            raise ConfigError("VideoBuckets has no size: give at least one (frames, height, width)")
+        for size in sizes:
+            for count in size:
+                check_at_least(f"VideoBuckets: a number of {size}", count, 1)
+        if len(set(sizes)) < len(sizes):
+            twice = next(size for size in sizes if sizes.count(size) > 1)
+            raise ConfigError(f"VideoBuckets has {twice} twice: give each size once")
+        object.__setattr__(self, "sizes", sizes)
+
+    @classmethod
+    def of(cls, sizes: Sequence[VideoSize]) -> VideoBuckets:
+        """Return the buckets of these (frames, height, width)."""
+        return cls(tuple(sizes))
+
+    @classmethod
+    def of_aspects(cls, frames: Sequence[int], aspects: AspectBuckets) -> VideoBuckets:
+        """Return a bucket for each number of frames and each size of pictures; 1 frame is a picture."""
+        return cls(tuple((count, height, width) for count in frames for width, height in aspects.sizes))
+
+    @property
+    def fingerprint(self) -> object:
+        """What decides buckets, JSON-able."""
+        return {"video": [list(size) for size in self.sizes]}
+
+    def bucket_of(self, value: BucketValue) -> VideoSize:
+        """Return the size of a clip's bucket.
+
+        Raises:
+            ValueError: The value is no size, or has fewer frames than each bucket.
+        """
+        frames, height, width = _as_video_size(value)
+        most = max((size[0] for size in self.sizes if size[0] <= frames), default=0)
+        if not most:
+            raise ValueError("has fewer frames than each bucket: give one of fewer, or leave such rows out with where=")
+        wide, high = AspectBuckets.of([(size[2], size[1]) for size in self.sizes if size[0] == most]).bucket_of((width, height))
+        return most, high, wide
+
+    def crop_of(self, value: BucketValue) -> float:
+        """Return the share of a frame that is cut away when it is scaled to cover its bucket.
+
+        Raises:
+            ValueError: The value is no size, or has fewer frames than each bucket.
+        """
+        _, height, width = _as_video_size(value)
+        _, high, wide = self.bucket_of(value)
+        small, large = sorted((width * high, height * wide))
+        return (large - small) / large
+
+    def tokens_of(self, bucket: BucketValue) -> int:
+        """Return the patches of 16 x 16 pixels of all latent frames of a bucket."""
+        frames, height, width = _as_video_size(bucket)
+        return -(-width // PATCH) * -(-height // PATCH) * (1 - (1 - frames) // FRAMES_OF_LATENT)
+
+
+@dataclass(frozen=True, slots=True)
 class Lengths:
     """Ranges of lengths; a row belongs to the first bound that its length does not exceed, which is the bucket's value.
 
@@ -177,9 +256,23 @@ class Lengths:
         raise ValueError(f"is beyond the last bound, {self.bounds[-1]}: give a larger one, or leave such rows out with where=")
 
 
+def _as_video_size(value: BucketValue) -> VideoSize:
+    if isinstance(value, tuple) and len(value) == 3:
+        frames, height, width = value
+        if all(
+            isinstance(count, int | float) and not isinstance(count, bool) and count >= 1 and count % 1 == 0 for count in value
+        ):
+            return int(frames), int(height), int(width)
+    raise ValueError("is no size: VideoBuckets takes frames, height and width, whole numbers of 1 or more")
+
+
 def _as_size(value: BucketValue) -> AspectSize:
     if isinstance(value, tuple) and len(value) == 2:
         width, height = value
-        if all(isinstance(side, int | float) and not isinstance(side, bool) and side >= 1 and side % 1 == 0 for side in value):
+        if all(map(_is_count, value)):
             return int(width), int(height)
     raise ValueError("is no size: AspectBuckets takes width and height, whole numbers of 1 or more")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and value % 1 == 0

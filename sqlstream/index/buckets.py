@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sqlstream.config import AspectBuckets, Buckets, BucketValue, Lengths
+from sqlstream.config import AspectBuckets, Buckets, BucketValue, Lengths, VideoBuckets
 from sqlstream.errors import ConfigError, QueryError
 from sqlstream.index.file.index import MAX_MAPPED_BYTES, Index
 from sqlstream.index.file.intact import is_there
@@ -65,6 +65,7 @@ class BucketTable:
         self.path = path
         self.digest = digest
         self._mapped: np.memmap | None = None
+        self._codes: np.ndarray | None = None
         words = self._words()  # [n]
         text = np.asarray(words[1 : 1 + int(words[0])]).tobytes()
         described: dict[str, Any] = json.loads(text)
@@ -90,11 +91,11 @@ class BucketTable:
 
     def values_of(self, row_ids: Sequence[int]) -> list[BucketValue | None]:
         """Return the buckets of rows by id; None: the row is in none."""
-        words = self._words()  # [all]
-        codes = words[self._first + self.num_rows :].view("<u2")  # [row ids, padded]
-        found = codes[np.asarray(row_ids, np.int64)].tolist()
-        self._release(words)
-        return [self._shown[code] for code in found]
+        if self._codes is None:
+            self._codes = self._words()[self._first + self.num_rows :].view("<u2")  # [row ids, padded]
+        found = self._codes[row_ids].tolist()
+        self._release(self._words())
+        return list(map(self._shown.__getitem__, found))
 
     def _words(self) -> np.memmap:
         if self._mapped is None:
@@ -134,7 +135,7 @@ class _Sorter:
         into = self.buckets.into
         if (
             self.buckets.max_crop is not None
-            and isinstance(into, AspectBuckets)
+            and isinstance(into, AspectBuckets | VideoBuckets)
             and into.crop_of(value) > self.buckets.max_crop
         ):
             return None
@@ -163,7 +164,7 @@ def open_buckets(
     into, known = buckets.into, dict[Any, BucketValue]()
     by_value: object
     map_value: Callable[[Any], BucketValue]
-    if isinstance(into, AspectBuckets | Lengths):
+    if isinstance(into, AspectBuckets | Lengths | VideoBuckets):
         by_value, map_value = into.fingerprint, into.bucket_of
     elif into is None:
         by_value, map_value = None, _itself

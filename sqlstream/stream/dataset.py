@@ -40,6 +40,7 @@ from sqlstream.stream.refresh import refresh_rows
 from sqlstream.stream.run.order_options import AUTO_BLOCKS, Layout, OrderOptions
 from sqlstream.stream.run.schedule import reweight
 from sqlstream.stream.selected_rows import SelectedRows
+from sqlstream.stream.transport.padding_collate import PaddingCollate
 from sqlstream.transforms.base import Transform
 from sqlstream.transforms.packs import PackTokens, collate_packs
 from sqlstream.world import World
@@ -296,9 +297,10 @@ class StreamingDataset(SelectedRows, IteratedDataset):
             )
 
     def _default_collate(self) -> Callable[[list[Any]], Any] | None:
-        packs = self._pipeline.options.order.batches
-        is_ours = isinstance(packs, Packs) and isinstance(packs.pack_fn, PackTokens | None)
-        return collate_packs if is_ours else None
+        batches = self._pipeline.options.order.batches
+        if isinstance(batches, Packs) and isinstance(batches.pack_fn, PackTokens | None):
+            return collate_packs
+        return PaddingCollate() if isinstance(batches, Buckets) and batches.pads else None
 
     def _prepare(self) -> None:
         refresh_rows(self._pipeline, self._schedule)

@@ -37,7 +37,8 @@ class StreamingDataLoader(DataLoader[Sample]):
         batch_size: Samples of this rank's batch, the same on every rank; None: samples one by one, not collated. `AS_IT_IS`: 1,
             or what the dataset's `batches=` says; where it says another one for each bucket, `loader.batch_size` is None.
         num_workers: Processes that make batches; 0: this one does.
-        collate_fn: From a list of samples to a batch; None: torch's default, or `collate_packs` for the packs of a dataset.
+        collate_fn: From a list of samples to a batch; None: torch's default, or what goes with the dataset's `batches=`:
+            `collate_packs` for packs, `PaddingCollate` where samples of several lengths share a batch.
         pin_memory: Copy tensors into page-locked memory.
         drop_last: Leave out the last, incomplete global batch. None: as the dataset has it.
         timeout: Longest wait for a batch of a worker, in seconds; 0: no limit.

@@ -62,7 +62,7 @@ from sqlstream.transforms.text import (
     TextEmbSamplingTransform,
     TokenizeTransform,
 )
-from sqlstream.transforms.to_bucket import ResizeToBucket
+from sqlstream.transforms.to_bucket import DecodeVideoToBucket, PadToBucket, ResizeToBucket
 from sqlstream.transforms.video import (
     ConvertVideoToByteTensorTransform,
     DecodeVideoAndAudioTransform,
@@ -90,6 +90,7 @@ __all__ = [
     "DecodeImageTransform",
     "DecodeResizedImageTransform",
     "DecodeVideoAndAudioTransform",
+    "DecodeVideoToBucket",
     "DecodeVideoTransform",
     "DeleteVideoDecoderTransform",
     "EnsureFieldsTransform",
@@ -109,6 +110,7 @@ __all__ = [
     "NormalizeFramesTransform",
     "OneHotEncodeTransform",
     "PackTokens",
+    "PadToBucket",
     "RenameFieldsTransform",
     "ReshapeImageAsVideoTransform",
     "ResizeAudioTransform",

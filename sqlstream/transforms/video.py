@@ -131,14 +131,14 @@ class _ClipTransform(BaseTransform):
             decoder=options.decoder,
         )
 
-    def decode(self, value: Any, sample: Sample, options: ClipOptions) -> DecodedClip:
-        """Return the planned clip and its frames."""
+    def decode(self, value: Any, sample: Sample, options: ClipOptions, num_frames: int | None = None) -> DecodedClip:
+        """Return the planned clip and its frames, `num_frames` or as many as the transform was given."""
         reader_options = self.reader_options(options)
         reader = value if isinstance(value, VideoReader) else VideoReader(source_of(value), reader_options)
         try:
             facts = reader.decoder
             begin = facts.begin
-            clip = plan_clip(options, self.num_frames, facts.duration, facts.framerate, lambda: rng(sample))
+            clip = plan_clip(options, num_frames or self.num_frames, facts.duration, facts.framerate, lambda: rng(sample))
             frames = reader.frames_at(clip.times, options.frame_seek_timeout_sec)
         finally:
             if reader is not value:

@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 
 from sqlstream.errors import ConfigError, TransformError
-from sqlstream.transforms.presets import ResizeToBucket
+from sqlstream.transforms.presets import DecodeVideoToBucket, ResizeToBucket
 from sqlstream.transforms.to_bucket import covering_size
+from tests.transforms.clips import HEIGHT, WIDTH, video
 
 
 def gradient(width: int, height: int) -> Image.Image:
@@ -84,3 +85,17 @@ def test_what_is_wrong_is_named() -> None:
     for bucket in (None, "x", 512, (4.5, 4)):
         with pytest.raises(TransformError, match="is no size"):
             ResizeToBucket()(sample_of(gradient(8, 8), bucket))
+
+
+def test_a_clip_has_the_frames_and_the_size_of_its_bucket() -> None:
+    for bucket in ((9, 24, 40), (1, 32, 32)):
+        transform = DecodeVideoToBucket("video", crop="centre")
+        sample = transform({"video": video(), "__bucket__": bucket, "__rng_key__": (1, 0, 5)})
+        frames, height, width = bucket
+        assert sample["video"].shape == (frames, 3, height, width)
+        assert sample["video"].dtype == torch.uint8
+        assert (sample["original_size"], sample["target_size"]) == ((HEIGHT, WIDTH), (height, width))
+    with pytest.raises(TransformError, match=r"no size of a clip: give the dataset batches=Buckets\('frames, height, width'"):
+        DecodeVideoToBucket("video")({"video": video(), "__bucket__": (4, 4)})
+    with pytest.raises(ConfigError, match="DecodeVideoToBucket: crop='left'"):
+        DecodeVideoToBucket("video", crop="left")

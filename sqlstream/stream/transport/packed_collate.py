@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import default_collate, get_worker_info
 
 from sqlstream.config import check_at_least
+from sqlstream.errors import TransformError
 from sqlstream.stream.transport.arena import Arena, OpenArenas
 from sqlstream.stream.transport.packing import BatchPacker
 
@@ -43,7 +44,28 @@ def batch_of(samples: list[Any], stack: Stack = default_collate) -> Any:
     first = samples[0]
     if type(first) is not dict:
         return default_collate(samples)
-    return {field: _collated(list(map(itemgetter(field), samples)), stack) for field in first}
+    batch = {}
+    for field in first:
+        values = list(map(itemgetter(field), samples))
+        try:
+            batch[field] = _collated(values, stack)
+        except RuntimeError as error:
+            shapes = [tuple(value.shape) if hasattr(value, "shape") else None for value in values]
+            other = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), None)
+            if other is None:
+                raise
+            raise TransformError(
+                f"field {field!r} cannot be stacked: it has shape {shapes[0]} in sample 0 of the batch and {shapes[other]} in "
+                f"sample {other}. Make them alike with a transform (ResizeToBucket, PadToBucket), have rows that fit share "
+                "batches (batches=Buckets(…)), or give collate_fn=sqlstream.PaddingCollate(), which pads the first dimension",
+                field=field,
+            ) from error
+    return batch
+
+
+def stacked(tensors: list[torch.Tensor]) -> torch.Tensor:  # n × [...] -> [n, ...]
+    """Return tensors of one shape as one."""
+    return torch.stack(tensors)  # [n, ...]
 
 
 def _collated(values: list[Any], stack: Stack) -> Any:
