@@ -38,6 +38,8 @@ from sqlstream.order.permute import Int64Array, Permutation, forward_each
 _BATCHES, _MEMBERS, _REPLACEMENTS = 203, 204, 205
 _GOLDEN = 0x9E3779B97F4A7C15
 """2**64 / golden ratio: its multiples are spread evenly, however many there are."""
+_BLOCK = 256
+"""Steps that are looked up together, with as many behind them: a call of numpy takes as long for one. Arbitrary."""
 _LOOKED_AT = 1 << 14
 """Epochs that are looked at for one without a batch, where the sizes of batches come round later. Arbitrary."""
 
@@ -74,6 +76,8 @@ class _Epoch(NamedTuple):
     """From steps to batches; None: as they are."""
     era: Era
     """How often its buckets come."""
+    images: dict[int, Int64Array]
+    """Batches of the steps of the block that was asked for last, [_BLOCK], by its number: neighbours ask for the same."""
 
 
 class _Steps(NamedTuple):
@@ -227,6 +231,9 @@ class Bucketed:
         Epoch and position that seed a sample's generators are the round of its bucket's rows and the place in it, counted over
         all buckets: they differ for any two draws, and do not depend on the batch size.
         """
+        found = self._rows_of_step(epoch, positions)
+        if found is not None:
+            return found
         draws = self._draws_at(epoch, positions)
         era = self._epoch(epoch).era
         member, place = self._members(era, draws), draws.place  # [n], [n]
@@ -239,6 +246,40 @@ class Bucketed:
             epoch=draws.round,
             position=era.starts[draws.bucket] + place,
             row=self.rows.rows_at(self._starts[draws.bucket] + member),
+        )
+
+    def _rows_of_step(self, epoch: int, positions: Int64Array) -> Draws | None:
+        """Return the rows at positions of a single step, in half of the time: what is the same for all is looked up once.
+
+        Returns:
+            None where that is no single step, round or part.
+        """
+        batches = self._epoch(epoch)
+        era, num = batches.era, len(positions)
+        if not num or self.num_parts > 1 or era.sums is not None:
+            return None
+        first, last = int(positions.min()), int(positions.max())
+        step, start = first // self.step_size, first % self.step_size
+        if not 0 <= step < batches.num_steps or last // self.step_size != step:
+            return None
+        image = step if batches.shuffle is None else batches.shuffle.image(step)
+        bucket = int(batches.stops.searchsorted(image, "right"))
+        batch, slots = self.batch_sizes[bucket], int(era.slots[bucket])
+        draw = (int(batches.shifts[bucket]) + image) * batch + start
+        stop = start + last - first
+        if stop >= batch or draw // slots != (draw + last - first) // slots:
+            return None
+        number, place = divmod(draw, slots)
+        places = positions + (place - first)  # [n]
+        member = places  # [n]
+        if self.seed is not None:
+            member = Permutation.keyed(slots, _MEMBERS, self.seed, number + era.first_round, bucket).forward(places)  # [n]
+        return Draws(
+            starts=np.arange(num + 1),
+            stream=np.zeros(num, dtype=np.int64),
+            epoch=np.full(num, number + era.first_round),
+            position=places + era.starts[bucket],
+            row=self.rows.rows_at(member + self._starts[bucket]),
         )
 
     def positions_of(self, epoch: int, rows: Int64Array) -> None:  # noqa: ARG002 - the same for all
@@ -307,7 +348,7 @@ class Bucketed:
             num_steps = int(stops[-1]) if len(stops) else 0
             is_shuffled = self.seed is not None and num_steps > 0
             shuffle = Permutation.keyed(num_steps, _BATCHES, self.seed or 0, epoch) if is_shuffled else None
-            batches = _Epoch(stops, following - stops, num_steps, shuffle, era)
+            batches = _Epoch(stops, following - stops, num_steps, shuffle, era, {})
             for old in list(self._epochs)[:-1]:
                 self._epochs.pop(old, None)
             self._epochs[epoch, version] = batches
@@ -336,14 +377,27 @@ class Bucketed:
             which = np.cumsum(is_first) - 1  # [n]
         else:
             which = np.zeros(len(step), dtype=np.int64)  # [n]
-        if batches.shuffle is None:
-            image = step  # [m]
-        elif len(step) < 8:  # as long as numpy takes for one, it takes for many
-            image = np.array([batches.shuffle.image(one) for one in step.tolist()], dtype=np.int64)  # [m]
-        else:
-            image = batches.shuffle.forward(step)  # [m]
+        image = self._images_of(batches, step)  # [m]
         bucket = np.searchsorted(batches.stops, image, side="right")  # [m]
         return _Steps(bucket, batches.shifts[bucket] + image, which, within)
+
+    def _images_of(self, batches: _Epoch, step: Int64Array) -> Int64Array:
+        """Return the batches of steps of an epoch: [m]."""
+        if batches.shuffle is None or not len(step):
+            return step
+        if len(step) == 1:
+            return np.array([batches.shuffle.image(int(step[0]))], dtype=np.int64)
+        block, first = int(step[0]) // _BLOCK, int(step[0]) // _BLOCK * _BLOCK
+        if int(step.min()) < first or int(step.max()) >= first + 2 * _BLOCK:
+            return batches.shuffle.forward(step)
+        images = batches.images.get(block)
+        if images is None:
+            known = np.arange(first, min(first + 2 * _BLOCK, batches.num_steps))  # [k]
+            images = batches.shuffle.forward(known)  # [k]
+            batches.images.clear()
+            batches.images[block] = images
+        found: Int64Array = images[step - first]  # [m]
+        return found
 
     def _draws_at(self, epoch: int, positions: Int64Array) -> _Places:
         """Return bucket, part, round and place of positions of an epoch.
@@ -378,10 +432,11 @@ class Bucketed:
         keys = draws.round * len(self._sizes) + draws.bucket  # [n]
         if draws.part is not None:
             keys = keys * self.num_parts + draws.part  # [n]
-        if (keys == keys[0]).all():
-            some, which = keys[:1], np.zeros(len(keys), dtype=np.int64)  # [1], [n]
-        else:
-            some, which = np.unique(keys, return_inverse=True)  # [p], [n]
+        is_first = np.empty(len(keys), dtype=np.bool_)  # [n]
+        is_first[0] = True
+        np.not_equal(keys[1:], keys[:-1], out=is_first[1:])
+        some, which = np.unique(keys[is_first], return_inverse=True)  # [p], [q]; of the few that differ from their neighbour
+        which = which[np.cumsum(is_first) - 1]  # [n]
         if self.seed is not None:
             shuffles = [self._shuffle_of(era, key) for key in some.tolist()]
             member = shuffles[0].forward(member) if len(some) == 1 else forward_each(shuffles, which, member)  # [n]

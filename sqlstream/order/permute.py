@@ -36,6 +36,10 @@ NUM_ROUNDS_SMALL = 16
 """Digits of few values mix slowly: with 12 rounds the 720 orders of 6 elements are not yet equally likely, with 16 they are."""
 SMALL_SIZE = 1 << 16
 """Below this size the extra rounds are run: 10^6 draws tell 6 rounds from chance at 121 elements, 2 * 10^7 not at 2^14."""
+_KEPT = 4096
+"""Permutations whose keys are kept: an order of buckets has one for each, and thousands of buckets. Up to 8 MB."""
+_FEW = 16
+"""So many numbers walk on one by one: a pass of numpy over them takes as long as some ten of them."""
 
 
 def _constant(number: int) -> _UInt64Array:
@@ -145,10 +149,13 @@ def forward_each(permutations: Sequence[Permutation], which: Int64Array, numbers
     images = np.empty(len(numbers), np.int64)  # [n]
     lengths = np.array([len(permutation.keys) for permutation in permutations])  # [p]
     for num_rounds in set(lengths.tolist()):
-        alike = np.flatnonzero(lengths == num_rounds)  # [q]
-        here = np.flatnonzero(lengths[which] == num_rounds)  # [m]
-        own = np.searchsorted(alike, which[here])  # [m]
-        some = [permutations[index] for index in alike.tolist()]
+        if (lengths == num_rounds).all():
+            some, own, here = list(permutations), which, np.arange(len(which))  # [m], [m]
+        else:
+            alike = np.flatnonzero(lengths == num_rounds)  # [q]
+            here = np.flatnonzero(lengths[which] == num_rounds)  # [m]
+            own = np.searchsorted(alike, which[here])  # [m]
+            some = [permutations[index] for index in alike.tolist()]
         keys = np.array([permutation.keys for permutation in some], np.uint64).T  # [rounds, q]
         sizes = [permutation.size for permutation in some]
         radices = np.array([_radices(size) for size in sizes], np.uint64).T  # [2, q]
@@ -156,9 +163,11 @@ def forward_each(permutations: Sequence[Permutation], which: Int64Array, numbers
         bounds = np.array(sizes, np.uint64)[own]  # [m]
         found = _network(rounds, numbers[here].astype(np.uint64), None, is_inverse=False)  # [m]
         outside = np.flatnonzero(found >= bounds)  # [o]
-        while outside.size:
+        while outside.size > _FEW:
             found[outside] = _network(rounds.of(outside), found[outside], None, is_inverse=False)
             outside = outside[found[outside] >= bounds[outside]]  # [o]
+        for at in outside.tolist():
+            found[at] = some[int(own[at])].image(int(found[at]))
         images[here] = found.view(np.int64)
     return images
 
@@ -192,14 +201,14 @@ def _network(rounds: _Rounds, numbers: _UInt64Array, offsets: _UInt64Array | Non
     return left
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_KEPT)
 def _derive_keys(num_rounds: int, key: tuple[int, ...]) -> tuple[int, ...]:
     text = b"".join(part.to_bytes(16, "little", signed=True) for part in key)
     digest = shake_128(b"sqlstream order 1" + text).digest(8 * num_rounds)
     return tuple(np.frombuffer(digest, "<u8").tolist())
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_KEPT)
 def _rounds(size: int, keys: tuple[int, ...]) -> _Rounds:
     left, right = _radices(size)
     return _Rounds(tuple(map(_constant, keys)), (_constant(left), _constant(right)))

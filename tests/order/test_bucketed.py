@@ -261,3 +261,17 @@ def test_a_position_beyond_the_batch_of_its_step_is_refused() -> None:
     narrow = int(np.flatnonzero(order.sizes_at(0, np.arange(5)) == 4)[0])
     with pytest.raises(IndexError, match="beyond the batch"):
         order.rows_at(0, np.array([narrow * 8 + 4]))
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_step_that_is_asked_for_alone_has_the_rows_that_it_has_among_others(seed: int | None) -> None:
+    order = Bucketed(rows=Table((300, 41, 7)), batch_size=(8, 4, 2), seed=seed)
+    for epoch in range(3):
+        steps = range(order.num_positions(epoch) // order.step_size)
+        places = [np.arange(width) + step * 8 for step, width in enumerate(order.sizes_at(epoch, np.array(steps)).tolist())]
+        whole = order.rows_at(epoch, np.concatenate(places))
+        alone = [order.rows_at(epoch, positions) for positions in places]
+        for name in ("epoch", "position", "row"):
+            assert np.concatenate([getattr(one, name) for one in alone]).tolist() == getattr(whole, name).tolist()
+        some = [order.rows_at(epoch, np.concatenate((places[step], places[-1]))).row.tolist() for step in steps]
+        assert some == [[*one.row.tolist(), *alone[-1].row.tolist()] for one in alone], "steps that are far apart"

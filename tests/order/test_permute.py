@@ -163,3 +163,9 @@ def test_small_and_large_permutations_may_stand_together() -> None:
     which = np.repeat(np.arange(6), 2)
     images = forward_each(permutations, which, np.zeros(12, np.int64))
     assert images.tolist() == [int(permutations[index].forward(np.zeros(1, np.int64))[0]) for index in which.tolist()]
+
+
+@pytest.mark.parametrize("size", [1, 2, 6, 120, 70_000, 10**9])
+def test_a_single_image_is_that_of_an_array(size: int) -> None:
+    shuffle, numbers = Permutation.keyed(size, 3, 4), np.arange(min(size, 40))
+    assert [shuffle.image(number) for number in numbers.tolist()] == shuffle.forward(numbers).tolist()

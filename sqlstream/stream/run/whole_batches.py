@@ -23,6 +23,9 @@ def whole_batches(samples: Iterator[Sample], progress: ShareProgress) -> Iterato
     share, stop = progress.share, -1
     for sample in samples:
         taken = progress.taken
+        if taken < stop and progress.share is share:
+            batch.append(sample)
+            continue
         if taken > stop or (progress.offset and taken == stop) or progress.share is not share:  # the batch behind is over
             if batch:
                 with progress.at(share, _after(share.partition, stop)):
