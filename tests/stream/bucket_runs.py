@@ -17,6 +17,8 @@ from sqlstream.world import World
 
 NUM_ROWS, GLOBAL_BATCH = 43, 8
 BUCKETS = Buckets("length", Lengths((10, 20, 30)), global_batch_size=GLOBAL_BATCH)
+BUDGET = Buckets("length", Lengths((10, 20, 30)), global_batch_tokens=160, rank_multiple=4)
+"""Batches of 16, 8 and 4 samples."""
 
 
 def drawn(sample: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from sqlstream import MultiStreamDataLoader, StreamingDataLoader, StreamingDataset, StreamOptions
+from tests.stream.bucket_runs import BUDGET, drawn, seen
 from tests.stream.multi_jobs import SIZES, opened
 from tests.stream.sources import check_bytes
 from tests.stream.tables import rows_of
@@ -122,6 +123,35 @@ def train_rank(src: str, folder: str, global_batch_size: str, num_workers: str, 
                 if rank == 0:
                     state_path.with_suffix(".new").write_text(json.dumps({"step": step, "state": loader.state_dict()}))
                     state_path.with_suffix(".new").rename(state_path)
+    dist.destroy_process_group()
+
+
+def train_buckets(src: str, folder: str, num_workers: str, last_step: str) -> None:
+    """A rank under torchrun: each step's samples written down, the state saved when all ranks have done the step."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    dataset = StreamingDataset(
+        src, Path(folder) / "cache", shuffle_seed=5, show_progress=False, batches=BUDGET, transforms=[drawn]
+    )  # fmt: skip
+    loader = StreamingDataLoader(dataset, num_workers=int(num_workers), collate_fn=seen)
+    state_path, step = Path(folder) / "state.json", 0
+    if state_path.exists():
+        saved = json.loads(state_path.read_text())
+        step = saved["step"]
+        loader.load_state_dict(saved["state"])
+    dist.barrier()
+    with (Path(folder) / f"rank-{rank}-{os.getpid()}.jsonl").open("a") as log:
+        while step < int(last_step):
+            for samples in loader:
+                step += 1
+                print(json.dumps({"step": step, "samples": samples}), file=log, flush=True)
+                dist.barrier()
+                if rank == 0:
+                    state_path.with_suffix(".new").write_text(json.dumps({"step": step, "state": loader.state_dict()}))
+                    state_path.with_suffix(".new").rename(state_path)
+                if step == int(last_step):
+                    break
+    dist.barrier()
     dist.destroy_process_group()
 
 

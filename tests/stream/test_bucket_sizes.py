@@ -12,14 +12,13 @@ from torch.utils.data import DataLoader
 from sqlstream import Buckets, Lengths, StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.world import World
-from tests.stream.bucket_runs import BUCKETS, GLOBAL_BATCH, NUM_ROWS, drawn, seen, some_runs, write_lengths
+from tests.stream.bucket_runs import BUCKETS, BUDGET, GLOBAL_BATCH, NUM_ROWS, drawn, seen, some_runs, write_lengths
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 MAP = Lengths((10, 20, 30))
-BUDGET = Buckets("length", MAP, global_batch_tokens=160, rank_multiple=4)
 SIZES = {10: 16, 20: 8, 30: 4}
 """Samples of a global batch by bucket: 160 tokens, in multiples of 4, and at least 4."""
 
