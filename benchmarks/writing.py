@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
+import importlib
 import importlib.machinery
 import importlib.util
 import json
@@ -71,10 +72,9 @@ def ours_tar(out: Path, number: int, size: int) -> None:
 
 
 def theirs_tar(out: Path, number: int, size: int) -> None:
-    from webdataset import ShardWriter
-
+    writer_of = importlib.import_module("webdataset").ShardWriter
     out.mkdir()
-    with ShardWriter(f"{out}/shard-%06d.tar", maxcount=10_000, verbose=0) as writer:
+    with writer_of(f"{out}/shard-%06d.tar", maxcount=10_000, verbose=0) as writer:
         for label, data in samples(number, size):
             writer.write({"__key__": f"{label:09}", "jpg": data, "cls": label})
 
@@ -98,9 +98,7 @@ def bare_streaming() -> Any:
             module.__path__ = [path]
             module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
             sys.modules[name] = module
-    from streaming.base.format import MDSWriter
-
-    return MDSWriter
+    return importlib.import_module("streaming.base.format").MDSWriter
 
 
 WRITERS: dict[str, Write] = {

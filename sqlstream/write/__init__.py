@@ -13,7 +13,7 @@ shards, whatever the speed of the store.
 Words: an *output* is a directory, a URL, or both; a *draft* is a shard that is being written; a *part file* has the bytes of a
 shard until it is stored; a *part* (i, n) is one of n writings whose outputs `merge` joins.
 
-    check | merge → formats → base
+    energon → check | merge → formats → base
 """
 
 from sqlstream.write.base.journal import SourcePoint

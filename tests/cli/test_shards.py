@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
+import sqlite3
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from PIL import Image
 
 from sqlstream import StreamingDataset
 from sqlstream.cli.main import main
-from tests.goldens import FIXTURES
+from tests.goldens import FIXTURES, expected
 
 
 def picture(number: int) -> bytes:
@@ -64,8 +66,8 @@ def test_a_table_becomes_mds_filtered_and_shuffled(pictures: Path, tmp_path: Pat
     assert (code, document["samples"], document["left_out"]) == (0, 6, 0)
     rows = rows_of(tmp_path / "out", "image", "caption", "score")
     with StreamingDataset(str(pictures), str(tmp_path / "cache"), where="score > 2", shuffle_seed=5) as dataset:
-        expected = [row["caption"] for row in dataset]
-    assert [caption for _, caption, _ in rows] == expected != sorted(expected)
+        captions = [row["caption"] for row in dataset]
+    assert [caption for _, caption, _ in rows] == captions != sorted(captions)
     assert all(image == picture(int(score)) for image, _, score in rows)
     index = json.loads((tmp_path / "out" / "index.json").read_text())["shards"][0]
     assert dict(zip(index["column_names"], index["column_encodings"], strict=True)) == {
@@ -106,9 +108,9 @@ def test_archives_keep_keys_and_extensions_and_mds_keeps_files_of_images(
     src = FIXTURES / "wds" / "shard-000000.tar"
     assert write(capsys, src, tmp_path / "zip", "--format", "zip")[0] == 0
     assert write(capsys, src, tmp_path / "tar", "--format", "tar", "--columns", "jpg", "json")[0] == 0
-    expected = members(src)
+    golden = members(src)
     found = members(tmp_path / "tar" / "shard-000000.tar")
-    assert found == {name: expected[name] for name in expected if name.endswith((".jpg", ".json"))}
+    assert found == {name: golden[name] for name in golden if name.endswith((".jpg", ".json"))}
     assert write(capsys, FIXTURES / "mds" / "zstd", tmp_path / "mds", "--format", "tar", "--columns", "image", "label")[0] == 0
     png = members(tmp_path / "mds" / "shard-000000.tar")["000000000.png"]
     assert png.startswith(b"\x89PNG")
@@ -139,8 +141,8 @@ def test_a_transform_makes_one_several_or_no_samples(
     monkeypatch.syspath_prepend(str(tmp_path))
     words = ("--transform", "making_of_shards:halves", "--size-limit", "300")
     assert write(capsys, pictures, tmp_path / "out", "--format", "mds", *words)[0] == 0
-    expected = [(f"a cat {n}", half) for n in range(8) for half in range(2) if n != 3 and (n % 2 or not half)]
-    assert rows_of(tmp_path / "out", "text", "half") == expected
+    samples = [(f"a cat {n}", half) for n in range(8) for half in range(2) if n != 3 and (n % 2 or not half)]
+    assert rows_of(tmp_path / "out", "text", "half") == samples
     assert write(capsys, pictures, tmp_path / "tar", "--format", "tar", "--transform", "making_of_shards:halves")[0] == 0
     assert list(members(tmp_path / "tar" / "shard-000000.tar"))[:3] == [
         "000000000.json",
@@ -274,3 +276,24 @@ def test_the_index_of_wids_and_offsets_are_written_beside_tars(tmp_path: Path, c
     assert shards(capsys, "verify", tmp_path)[0] == 0
     assert shards(capsys, "index", tmp_path)[0] == 2
     assert shards(capsys, "index", FIXTURES / "zip" / "deflated.zip", "--idx")[0] == 2
+
+
+def test_the_files_of_energon_equal_the_golden_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (FIXTURES / "energon").glob("*.tar"):
+        shutil.copy(path, tmp_path)
+    code, document = shards(capsys, "index", tmp_path / "shard-{000..002}.tar", "--energon", "--idx", "--json")
+    assert (code, document["samples"], len(document["written"])) == (0, 10, 8)
+    golden = expected("energon/energon.expected.json")
+    with contextlib.closing(sqlite3.connect(tmp_path / ".nv-meta" / "index.sqlite")) as connection:
+        for table in ("samples", "sample_parts"):
+            assert [list(row) for row in connection.execute(f"SELECT * FROM {table}")] == golden[table]
+        schema = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")]
+        assert {" ".join(sql.split()).replace("( ", "(").replace(" )", ")") for sql in schema} == {
+            " ".join(sql.split()).replace("( ", "(").replace(" )", ")") for sql in golden["schema"]
+        }
+    assert json.loads((tmp_path / ".nv-meta" / ".info.json").read_text()) == golden[".info.json"]
+    for name in golden["tar.idx"]:
+        assert (tmp_path / name).read_bytes() == (FIXTURES / "energon" / name).read_bytes()
+    shutil.copy(tmp_path / "shard-000.tar", tmp_path / "shard-003.tar")
+    code, text = shards(capsys, "index", tmp_path / "shard-{000..003}.tar", "--energon")
+    assert (code, "shard-003.tar: a key of it comes twice" in text) == (2, True)

@@ -16,7 +16,7 @@ from sqlstream.errors import ConfigError, OutputExistsError, TransientStorageErr
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.servers import LocalS3
 from sqlstream.testing.storage import MemoryStore
-from sqlstream.write import WriteOptions
+from sqlstream.write import TarWriter, WriteOptions
 from sqlstream.write.base.journal import JOURNAL_NAME
 from tests.processes import FORKSERVER
 from tests.write.goldens import files_of
@@ -114,6 +114,20 @@ def test_what_is_there_is_kept_unless_exist_ok_and_then_its_index_goes_first(tmp
     assert not (out / "index.json").exists()
     write("mds", out, WriteOptions(exist_ok=True))
     assert files_of(out) == {**expected, "notes.txt": b"mine"}
+
+
+def test_shards_that_an_earlier_writing_left_are_named_where_it_is_written_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore({})
+    for out, remote in ((tmp_path, None), ("s3://b/out", store)):
+        write("tar", out, WriteOptions(remote=remote))
+        with TarWriter(out, max_samples=5, options=WriteOptions(exist_ok=True, remote=remote)) as writer:
+            for sample in samples("tar"):
+                writer.write(sample)
+    assert [record.getMessage().partition(" has ")[2] for record in caplog.records] == [
+        "4 files that this writing did not make, such as shard-000002.tar: remove them, unless they belong there"
+    ] * 2
 
 
 def test_two_writers_of_one_directory_are_refused(tmp_path: Path) -> None:

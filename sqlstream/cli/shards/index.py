@@ -1,65 +1,102 @@
-"""`sqlstream shards index`: what other programs want beside tars: the index of wids, and offsets of samples."""
+"""`sqlstream shards index`: what other programs want beside tars: the index of wids, offsets of samples, `.nv-meta`."""
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlstream.cli.options import Subcommands, add_command, add_storage_option, storage_options
 from sqlstream.cli.output import print_facts, print_json
 from sqlstream.cli.shards.opening import shard_reader
 from sqlstream.errors import ConfigError
 
+if TYPE_CHECKING:
+    from sqlstream.write.check import ShardReader
+
 
 def register(group: Subcommands) -> None:
     """Declare the command."""
-    parser = add_command(group, "index", run, "write the index of wids for tars, or the offsets of their samples")
+    parser = add_command(group, "index", run, "write what other programs want beside tars: indexes and offsets")
     parser.add_argument("tars", metavar="TAR", nargs="+", help="tars, or directories of them: local or remote, with braces")
     parser.add_argument("--wids", metavar="OUT", help="the index to write; names are relative to it where they can be")
     parser.add_argument("--name", metavar="NAME", default="", help="of the dataset, in the index of wids")
     parser.add_argument("--idx", action="store_true", help="write TAR.idx beside each tar, the offsets of its samples")
+    parser.add_argument("--energon", action="store_true", help="write .nv-meta beside the tars, for Megatron-Energon")
     add_storage_option(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Write them."""
-    from sqlstream.config import StorageOptions
     from sqlstream.storage.base.urls import redact
-    from sqlstream.storage.fetcher import Fetcher
+
+    if not (options.wids or options.idx or options.energon):
+        raise ConfigError("what is to be written? give --wids OUT, --idx, --energon, or several")
+    with shard_reader(options, options.tars) as reader, tempfile.TemporaryDirectory(prefix="sqlstream-shards-") as folder:
+        shards = [shard for place in options.tars for shard in reader.find(place)]
+        for shard in shards:
+            if shard.kind != "tar":
+                raise ConfigError(f"{redact(shard.url)} is no tar: the index of wids, offsets and .nv-meta are of tars")
+        files, num_samples = _made(options, reader, [shard.url for shard in shards], Path(folder))
+        _store(options, files)
+    if options.json:
+        print_json({"written": [redact(url) for url in files], "samples": num_samples})
+    else:
+        print_facts([("written", redact(url)) for url in files])
+    return 0
+
+
+def _made(options: argparse.Namespace, reader: ShardReader, tars: list[str], folder: Path) -> tuple[dict[str, Path], int]:
+    """Return the files by where they belong, and the number of samples; each tar is read once, and held one at a time."""
     from sqlstream.write.check import tar_entry, tar_offsets
+    from sqlstream.write.energon import FOLDER, write_energon
     from sqlstream.write.formats.wids import wids_index
 
-    if not (options.wids or options.idx):
-        raise ConfigError("what is to be written? give --wids OUT, --idx, or both")
-    texts: list[tuple[str, bytes]] = []
+    files: dict[str, Path] = {}
     entries = []
-    base = "" if options.wids is None else str(options.wids).rpartition("/")[0] + "/" * ("/" in options.wids)
-    with shard_reader(options, options.tars) as reader:
-        for place in options.tars:
-            for shard in reader.find(place):
-                if shard.kind != "tar":
-                    raise ConfigError(f"{redact(shard.url)} is no tar: --wids and --idx are for tars")
-                with reader.held(shard.url) as path:
-                    if options.wids:
-                        name = shard.url.removeprefix(base) if base else shard.url
-                        entries.append(tar_entry(path, name))
-                    if options.idx:
-                        texts.append((f"{shard.url}.idx", tar_offsets(path)))
+    wids_base = "" if options.wids is None else options.wids[: options.wids.rfind("/") + 1]
+    base = _common(tars)
+
+    def looked_at() -> Iterator[tuple[str, Path]]:
+        for number, url in enumerate(tars):
+            with reader.held(url) as path:
+                if options.wids:
+                    entries.append(tar_entry(path, url.removeprefix(wids_base)))
+                if options.idx:
+                    files[f"{url}.idx"] = folder / f"{number}.idx"
+                    files[f"{url}.idx"].write_bytes(tar_offsets(path))
+                yield url.removeprefix(base), path
+
+    if options.energon:
+        (folder / FOLDER).mkdir()
+        num_samples = write_energon(looked_at(), folder / FOLDER)
+        files |= {f"{base}{FOLDER}/{path.name}": path for path in sorted((folder / FOLDER).iterdir())}
+    else:
+        for _ in looked_at():
+            pass
+        num_samples = sum(entry["nsamples"] for entry in entries)
     if options.wids:
-        texts.append((options.wids, wids_index(entries, options.name)))
+        files[options.wids] = folder / "wids.json"
+        files[options.wids].write_bytes(wids_index(entries, options.name))
+    return files, num_samples
+
+
+def _common(tars: list[str]) -> str:
+    """Return the directory that all tars are below, with `/` at its end."""
+    first, last = min(tars), max(tars)
+    same = next((at for at, (one, two) in enumerate(zip(first, last, strict=False)) if one != two), len(min(first, last)))
+    return first[: first.rfind("/", 0, same + 1) + 1] if len(tars) > 1 else first[: first.rfind("/") + 1]
+
+
+def _store(options: argparse.Namespace, files: Mapping[str, Path]) -> None:
+    from sqlstream.config import StorageOptions
+    from sqlstream.storage.fetcher import Fetcher
+
     fetcher = Fetcher(StorageOptions(storage_options=storage_options(options.storage_option)))
     try:
-        for url, content in texts:
-            with tempfile.NamedTemporaryFile(prefix="sqlstream-shards-") as file:
-                file.write(content)
-                file.flush()
-                fetcher.upload(Path(file.name), url)
+        for url, path in files.items():
+            fetcher.upload(path, url)
     finally:
         fetcher.close()
-    facts = {"written": [redact(url) for url, _ in texts], "samples": sum(entry["nsamples"] for entry in entries)}
-    if options.json:
-        print_json(facts)
-    else:
-        print_facts([("written", redact(url)) for url, _ in texts])
-    return 0

@@ -203,17 +203,20 @@ class Output:
 
     def _present(self, shards: Sequence[StoredShard]) -> tuple[StoredShard, ...]:
         """Return the first shards whose files are there, with their sizes."""
-        if self._remote is not None and self.place.remote is not None:
-            prefix = self.place.remote
-            sizes = {info.url.removeprefix(prefix): info.size_bytes for info in self._remote.list(prefix)}
-        else:
-            sizes = {entry.name: entry.stat().st_size for entry in os.scandir(self._local)}
+        sizes = self._sizes()
         present: list[StoredShard] = []
         for shard in shards:
             if any(sizes.get(name) != size for name, size in shard.files.items()):
                 break
             present.append(shard)
         return tuple(present)
+
+    def _sizes(self) -> dict[str, int | None]:
+        """Return the sizes of the files that are stored, by name."""
+        if self._remote is not None and self.place.remote is not None:
+            prefix = self.place.remote
+            return {info.url.removeprefix(prefix): info.size_bytes for info in self._remote.list(prefix)}
+        return {entry.name: entry.stat().st_size for entry in os.scandir(self._local) if not _is_part(entry.name)}
 
     @property
     def _local(self) -> Path:
@@ -305,6 +308,7 @@ class Output:
         self._pool.shutdown(wait=True)
         self._raise_failure()
         shards = tuple(self._stored[number] for number in sorted(self._stored))
+        self._warn_of_others(shards)
         for name, content in index_files(shards).items():
             path = self.part_path(name)
             path.write_bytes(content)
@@ -313,6 +317,21 @@ class Output:
         self._journal.complete()
         self._close()
         return shards
+
+    def _warn_of_others(self, shards: Sequence[StoredShard]) -> None:
+        """Say which files an earlier writing left: a reader that goes by names would take them for this dataset's."""
+        if not self._options.exist_ok or not shards:
+            return
+        written = {name for shard in shards for name in shard.files}
+        kinds = {urls.extension(name) for name in written}
+        others = sorted(name for name in self._sizes() if name not in written and urls.extension(name) in kinds)
+        if others:
+            _LOG.warning(
+                "%s has %d files that this writing did not make, such as %s: remove them, unless they belong there",
+                self.place,
+                len(others),
+                others[0],
+            )
 
     def abandon(self) -> None:
         """End early: what is under way is stored, the journal is kept, and no index is made."""
