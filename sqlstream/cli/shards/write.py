@@ -35,6 +35,7 @@ _SPELLING = {
     "columns_to_download": "--download",
     "exist_ok": "--overwrite",
     "data_type": "--data-type",
+    "label_column": "--label-column",
     "size_limit": "--size-limit",
     "max_samples": "--max-samples",
     "sql_query": "--sql",
@@ -58,6 +59,7 @@ def register(group: Subcommands) -> None:
         help="what is written, under which name, and for mds in which encoding (default: all)",
     )
     parser.add_argument("--download", metavar="COL", nargs="+", default=[], help="columns whose values are URLs or paths")
+    parser.add_argument("--label-column", metavar="COL", help="for a directory: a column for the name of each sample's folder")
     parser.add_argument("--data-type", metavar="TYPE", help="for a directory: which kind of file makes a sample, e.g. image")
     parser.add_argument(
         "--key", metavar="COL", help="column of the keys of tar and zip (default: that of an archive, or numbers)"
@@ -229,6 +231,7 @@ def _dataset(options: argparse.Namespace, fields: Sequence[Field], make: Callabl
         cache_limit=options.cache_limit if options.cache_limit is not None else AS_IT_IS,
         sql_query=options.sql,
         where=options.where,
+        source_options=None if options.label_column is None else {"label_column": options.label_column},
         weights=options.weights,
         epoch_size=options.num_samples,
         on_error=options.on_error,
