@@ -136,3 +136,14 @@ def test_states_of_other_shards_or_batches_are_refused(local: str, tmp_path: Pat
         opened(local, batch_size=3).load_state_dict(state)
     with pytest.raises(StateError, match="shuffle_seed"):
         opened(local, shuffle=False).load_state_dict(state)
+
+
+def test_persistent_workers_take_over_the_seed_of_a_state(local: str) -> None:
+    dataset = opened(local, shuffle_seed=5)
+    loader = StreamingDataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True)
+    batches(loader)
+    state, want = loader.state_dict(), batches(loader)
+    other = StreamingDataLoader(opened(local), batch_size=4, num_workers=1, persistent_workers=True)
+    assert batches(other) != want
+    other.load_state_dict(state)
+    assert batches(other) == want
