@@ -16,7 +16,7 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,21 +46,29 @@ METHODS = {
 }
 
 
-class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules that no signature depends on."""
+class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules that no signature depends on.
+
+    Args:
+        names: The packages.
+    """
+
+    def __init__(self, names: Collection[str] = STOOD_FOR) -> None:
+        self._names = names
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Return a stand-in, but for the package's own modules."""
-        is_stood_for = name.partition(".")[0] in STOOD_FOR
+        is_stood_for = name.partition(".")[0] in self._names
         return importlib.util.spec_from_loader(name, self, is_package=True) if is_stood_for else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         """Return a module that has every name."""
         module: Any = mock.MagicMock(name=spec.name)
         module.__spec__, module.__path__ = spec, []
-        module.VisionDataset = type("VisionDataset", (), {})  # the one that is a base class
+        for kind in ("VisionDataset", "BatchFeature", "BatchEncoding"):  # a base class, and what isinstance asks for
+            setattr(module, kind, type(kind, (), {}))
         return module  # type: ignore[no-any-return]  # it stands in for one
 
     def exec_module(self, module: ModuleType) -> None:
@@ -92,7 +100,7 @@ def signatures(package: str) -> dict[str, list[list[object]]]:
 
 
 if __name__ == "__main__":
-    sys.meta_path.insert(0, _StandIns())
+    sys.meta_path.insert(0, StandIns())
     importlib.import_module(PACKAGE)
     assert importlib.import_module(f"{PACKAGE}._version").__version__ == VERSION
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in sorted(signatures(PACKAGE).items())]

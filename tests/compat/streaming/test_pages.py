@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from tests.compat.streaming.imports import with_our_imports
+
 PAGES = sorted(Path(__file__).with_name("pages").glob("*.txt"))
 MOST_SKIPPED = 0.1
 
@@ -95,12 +97,6 @@ CASES = {
 def blocks_of(page: Path) -> list[str]:
     """The blocks of a page, as their authors wrote them."""
     return re.findall(r"^```python\n(.*?)\n```$", page.read_text(), re.DOTALL | re.MULTILINE)
-
-
-def with_our_imports(block: str) -> str:
-    """A block whose imports are changed."""
-    block = re.sub(r"^from streaming(?=[ .])", "from sqlstream.compat.streaming", block, flags=re.MULTILINE)
-    return re.sub(r"^import streaming$", "import sqlstream.compat.streaming as streaming", block, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
