@@ -144,10 +144,11 @@ class Decoder:
         self.partial = partial
         self.handlers = [*(pre if pre is not None else [gzfilter]), *handlers, *(post if post is not None else [basichandlers])]
         images = [some for some in handlers if type(some) is ImageHandler and some.extensions == _IMAGE_EXTENSIONS]
-        self._whole: DecodeByExtension | None = None
+        self.whole: DecodeByExtension | None = None
+        """What decodes a sample where there are no functions of the user."""
         if pre is None and post is None and len(images) == len(handlers):
-            self._whole = DecodeByExtension(images[0].imagespec if images else None, only=names, partial=partial)
-        self.calls_given_code = self._whole is None
+            self.whole = DecodeByExtension(images[0].imagespec if images else None, only=names, partial=partial)
+        self.calls_given_code = self.whole is None
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Return the sample with its fields decoded."""
@@ -159,8 +160,8 @@ class Decoder:
         Raises:
             DecodingError: A field does not decode, is a pickle, or holds no bytes.
         """
-        if self._whole is not None:
-            return self._whole(sample)
+        if self.whole is not None:
+            return self.whole(sample)
         return {name: self._field(sample, name, value) for name, value in sample.items()}
 
     def _field(self, sample: dict[str, Any], name: str, value: Any) -> Any:

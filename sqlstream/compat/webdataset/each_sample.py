@@ -49,6 +49,7 @@ class Map(EachSample):
     def __init__(self, f: Callable[[Any], Any], handler: Handler = reraise_exception) -> None:
         super().__init__(handler)
         self.f = f
+        self._call = f.whole or f if isinstance(f, Decoder) else f
         self.calls_given_code = getattr(f, "calls_given_code", True)
 
     def __repr__(self) -> str:
@@ -57,7 +58,9 @@ class Map(EachSample):
 
     def take(self, sample: Any) -> Any:
         """Return what the function makes of a sample; a dict keeps its key."""
-        made = self.f(sample)
+        made = self._call(sample)
+        if made is sample:
+            return made
         if made is None:
             return Outcome.DROPPED
         if isinstance(sample, dict) and isinstance(made, dict):
@@ -154,15 +157,15 @@ class ToTuple(EachSample):
 
     def take(self, sample: Any) -> Any:
         """Return the values of a sample."""
-        values = tuple([getfirst(sample, field, None, self.missing_is_error) for field in self.fields])
-        if self._none_is_error and None in map(_none_or_value, values):
-            raise ValueError(f"to_tuple{self.fields} finds None in a sample of {', '.join(map(repr, sample))}")
-        return values
-
-
-def _none_or_value(value: Any) -> Any:
-    """Return None, or anything else that can be compared: arrays compare each of their values."""
-    return None if value is None else True
+        try:
+            values = [sample[field] for field in self.fields]
+        except (KeyError, TypeError):  # of several names for a field, or a list of them, the first one that there is
+            values = [getfirst(sample, field, None, self.missing_is_error) for field in self.fields]
+        if self._none_is_error:
+            for value in values:
+                if value is None:
+                    raise ValueError(f"to_tuple{self.fields} finds None in a sample of {', '.join(map(repr, sample))}")
+        return tuple(values)
 
 
 class MapTuple(EachSample):

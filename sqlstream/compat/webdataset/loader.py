@@ -73,11 +73,11 @@ class WebLoader(DataPipeline, FluidInterface):
         collate, drop_last = given.pop("collate_fn", None), bool(given.pop("drop_last", False))
         if plan.batch is None and self._rebatched is None:
             made = (default_convert if batch_size is None else batch_of) if collate is None else collate
-            together = Collate(made, takes_one=batch_size is None)
+            together = Collate(made, (), plan.value_of, takes_one=batch_size is None)
         else:
             batch = self._rebatched or cast(Batched, plan.batch)
             batch_size, drop_last = batch.batchsize, not batch.partial
-            together = Collate(partial(_collated, batch, collate), plan.batch_stages)
+            together = Collate(partial(_collated, batch, collate), plan.batch_stages, plan.value_of)
         view = plan.view(dataset, batch_size=None, drop_last=drop_last, **_seed_of(self.pipeline, plan))
         return StreamingDataLoader(view, batch_size=batch_size, drop_last=drop_last, collate_fn=together, **given)
 

@@ -100,7 +100,7 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
 
     @property
     def streaming(self) -> StreamingDataset | None:
-        """The dataset that it became: its samples have what the stages make under `value`; None: all stages run as they are."""
+        """The dataset that it became: its samples have what stages make under `value`; None: all stages run as they are."""
         return self._streaming
 
     # -- iterations ---------------------------------------------------------------------------------------------------
@@ -131,6 +131,8 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
 
     def __iter__(self) -> Iterator[Any]:
         """Return the samples of an epoch."""
+        if self.repetitions == 1 and not self._settings.shows_cache:
+            return self.iterator1()
         return self.iterator() if self.repetitions == 1 or self.nsamples <= 0 else self._cut()
 
     def _cut(self) -> Iterator[Any]:

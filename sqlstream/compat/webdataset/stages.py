@@ -51,7 +51,7 @@ class EachSample(PipelineStage):
     """It calls functions of the user, which may draw from global generators."""
 
     def __init__(self, handler: Handler = reraise_exception) -> None:
-        self._handler = handler
+        self.handler = handler
 
     @abstractmethod
     def take(self, sample: Any) -> Any:
@@ -62,7 +62,7 @@ class EachSample(PipelineStage):
         try:
             return self.take(sample)
         except Exception as error:
-            return Outcome.DROPPED if self._handler(error) else Outcome.STOPPED
+            return Outcome.DROPPED if self.handler(error) else Outcome.STOPPED
 
     def run(self, source: Iterable[Any]) -> Iterator[Any]:
         """Yield what becomes of samples."""

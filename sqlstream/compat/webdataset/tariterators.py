@@ -17,8 +17,12 @@ from sqlstream.compat.webdataset.handlers import (
 )
 from sqlstream.compat.webdataset.stages import EachSample, Outcome, PipelineStage
 from sqlstream.storage.base.urls import is_remote
+from sqlstream.transforms.rng import PRIVATE_FIELDS
 from sqlstream.world import World
 
+_OURS = frozenset(("__shard__", "__source__", "__sample_key__", "__row__", "__epoch__", *PRIVATE_FIELDS))
+"""Fields of rows that theirs has not."""
+_IS_SPECIAL = re.compile(r"[{}$\\]")
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 
 
@@ -46,20 +50,23 @@ class FromRow(EachSample):
         super().__init__()
         self.select_files, self.rename_files = select_files, rename_files
         self.calls_given_code = select_files is not None or rename_files is not None
+        self._last_url = ("", False)
+        """The URL of the last row, and whether it is a path: neighbours are of one shard."""
 
     def take(self, sample: Any) -> Any:
         """Return the sample, or drop it where no part of it is wanted."""
-        url = sample["__url__"]
-        made = {"__key__": sample["__key__"], "__url__": url}
-        if not is_remote(url):
-            made["__local_path__"] = url
-        parts = {name: value for name, value in sample.items() if value is not None and name[:2] != "__"}
-        if self.calls_given_code:
-            parts = self._named(made, parts)
-        if not parts:
-            return Outcome.DROPPED
-        made.update(parts)
-        return made
+        sample = {name: value for name, value in sample.items() if value is not None and name not in _OURS}
+        url, known = sample["__url__"], self._last_url
+        if known[0] != url:
+            known = self._last_url = (url, not is_remote(url))
+        if known[1]:
+            sample["__local_path__"] = url
+        return self._selected(sample) if self.calls_given_code else sample
+
+    def _selected(self, sample: dict[str, Any]) -> Any:
+        made: dict[str, Any] = {name: sample.pop(name) for name in ("__key__", "__url__", "__local_path__") if name in sample}
+        parts = self._named(made, sample)
+        return {**made, **parts} if parts else Outcome.DROPPED
 
     def _named(self, made: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
         """Return the parts whose members are wanted, under their other names; a new key is put into the sample."""
@@ -127,7 +134,7 @@ def open_shards(urls: list[str], reader: TarfileToSamples, **options: Any) -> St
     """Return a dataset of shards, each of which is read as it is needed.
 
     Args:
-        urls: Their URLs.
+        urls: Their URLs. As one text they are one source: rows of several have a column with the source's name.
         reader: What becomes of those that cannot be read.
         options: Parameters of the dataset.
     """
@@ -138,7 +145,8 @@ def open_shards(urls: list[str], reader: TarfileToSamples, **options: Any) -> St
         "max_failure_ratio": 1.0 if reader.goes_on else 0.1,
         "source_options": {"new_parts": "take", "damaged_shards": "until_damage" if reader.goes_on else "raise"},
     }
-    return StreamingDataset(urls, options.pop("dst", None), **(given | options))
+    src = urls if any("::" in url or _IS_SPECIAL.search(url) for url in urls) else "::".join(urls)
+    return StreamingDataset(src, options.pop("dst", None), **(given | options))
 
 
 def tarfile_to_samples(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset
@@ -50,6 +51,7 @@ class SampleStages:
     def __init__(self, stages: Sequence[EachSample]) -> None:
         self.stages = tuple(stages)
         self.calls_given_code = any(stage.calls_given_code for stage in stages)
+        self._takes = tuple((stage, stage.take) for stage in stages)
 
     def __call__(self, sample: Sample) -> Sample | tuple[Sample, ...]:
         """Return what the stages make of a row under `VALUE`, or no sample.
@@ -59,16 +61,27 @@ class SampleStages:
             StageFailedError: A handler has raised what it was given.
         """
         made: Any = sample
-        for stage in self.stages:
+        for stage, take in self._takes:
             try:
-                made = stage.of(made)
-            except Exception as error:  # its handler, or there is none: on_error is for what cannot be read
-                raise StageFailedError(f"{stage!r} failed on {_described(sample)}: {type(error).__name__}: {error}") from error
+                made = take(made)
+            except Exception as error:
+                made = self._outcome(stage, sample, error)
             if made is Outcome.DROPPED:
                 return ()
-            if made is Outcome.STOPPED:
-                raise StreamStopped(f"the handler of {stage!r} ends the iteration")
-        return {VALUE: made}
+        sample.clear()  # a new dict would be one more to carry the generator of the sample to
+        sample[VALUE] = made
+        return sample
+
+    def _outcome(self, stage: EachSample, sample: Sample, error: Exception) -> Outcome:
+        """Ask the handler of a stage; what it raises is no failure of reading, so `on_error` does not see it."""
+        try:
+            goes_on = stage.handler(error)
+        except Exception as raised:
+            text = f"{stage!r} failed on {_described(sample)}: {type(raised).__name__}: {raised}"
+            raise StageFailedError(text) from raised
+        if not goes_on:
+            raise StreamStopped(f"the handler of {stage!r} ends the iteration")
+        return Outcome.DROPPED
 
 
 class Collate:
@@ -77,17 +90,24 @@ class Collate:
     Args:
         collate: From a list of values to a batch; None: the list.
         stages: Stages of batches.
+        value_of: From a sample of the engine to its value.
         takes_one: The loader makes no batches, and gives single samples.
     """
 
     def __init__(
-        self, collate: Callable[[list[Any]], Any] | None, stages: Sequence[EachSample] = (), *, takes_one: bool = False
+        self,
+        collate: Callable[[list[Any]], Any] | None,
+        stages: Sequence[EachSample],
+        value_of: Callable[[Sample], Any],
+        *,
+        takes_one: bool = False,
     ) -> None:
-        self._collate, self._stages, self._takes_one = collate, tuple(stages), takes_one
+        self._collate, self._stages = collate, tuple(stages)
+        self._value_of, self._takes_one = value_of, takes_one
 
     def __call__(self, samples: Any) -> Any:
         """Return the batch, or the outcome that it is none."""
-        values = samples[VALUE] if self._takes_one else [sample[VALUE] for sample in samples]
+        values = self._value_of(samples) if self._takes_one else [*map(self._value_of, samples)]
         made = values if self._collate is None else self._collate(values)
         return apply_each(self._stages, made) if self._stages else made
 
@@ -170,8 +190,18 @@ class Plan:
 
     @property
     def transforms(self) -> list[SampleStages]:
-        """The transforms of the dataset."""
-        return [SampleStages((self.reader.from_row, *self.stages))]
+        """The transforms of the dataset; without stages rows become samples behind the engine, which costs less."""
+        return [SampleStages((self.reader.from_row, *self.stages))] if self.has_transforms else []
+
+    @property
+    def has_transforms(self) -> bool:
+        """The dataset makes values of rows, under `VALUE`."""
+        return bool(self.stages) or self.reader.from_row.calls_given_code
+
+    @property
+    def value_of(self) -> Callable[[Sample], Any]:
+        """From a sample of the dataset to what the stages have made."""
+        return itemgetter(VALUE) if self.has_transforms else self.reader.from_row.take
 
     def view(self, dataset: StreamingDataset, **others: Any) -> StreamingDataset:
         """Return a dataset of the plan, of the rows of one that has its shards; `others` of its order are as given."""
@@ -201,8 +231,7 @@ class Plan:
 
     def _values(self, dataset: StreamingDataset) -> Iterator[Any]:
         try:
-            for sample in dataset:
-                yield sample[VALUE]
+            yield from map(self.value_of, dataset)
         except SqlStreamError as error:
             if not self.ends_with(error):
                 raise
