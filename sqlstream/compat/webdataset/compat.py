@@ -181,12 +181,14 @@ class WebDataset(DataPipeline, FluidInterface):
         shards = _shards_of(urls, is_resampled=is_resampled)
         self._settings = Settings.given(cache_dir, cache_size, seed, is_verbose=verbose)
         is_shuffled = bool(shardshuffle) and not is_resampled
+        reader = TarfileToSamples(handler, select_files, rename_files)
+        reader.options = {"dst": self._settings.dst, "cache_limit": self._settings.limit}
         super().__init__(
             shards,
             nodesplitter,
             workersplitter,
             Shuffle(100 if shardshuffle is True else int(shardshuffle or 0)) if is_shuffled else None,
-            TarfileToSamples(handler, select_files, rename_files),
+            reader,
             check_empty if empty_check else None,
         )
 

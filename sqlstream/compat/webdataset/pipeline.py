@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from sqlstream import StreamingDataset
 from sqlstream.compat.webdataset.stages import PipelineStage
-from sqlstream.compat.webdataset.translation import Note, Plan, Settings, explained, invoke, name_of, translate
+from sqlstream.compat.webdataset.translation import Note, Plan, Settings, explained, in_shard_order, invoke, name_of, translate
 from sqlstream.errors import StateError
 
 
@@ -91,7 +91,11 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
 
     def _notes(self) -> list[Note]:
         if self._plan is None:
-            return [Note(name_of(stage), "as it is", False) for stage in self.pipeline]
+            notes, ordered = [Note(name_of(stage), "as it is", False) for stage in self.pipeline], in_shard_order(self.pipeline)
+            if ordered is not None:
+                reason = "may need the samples of a shard one behind the other, so all run as they are: say shuffle() before"
+                notes.append(Note(name_of(ordered), reason, False))
+            return notes
         notes = list(self._plan.notes)
         if self.repetitions != 1:
             what = f"{self.nsamples} of them are an epoch" if self.nsamples > 0 else "epochs follow each other"

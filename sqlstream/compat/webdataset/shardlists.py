@@ -95,7 +95,8 @@ class ResampledShards(IterableDataset[Shard]):
 
     def __iter__(self) -> Iterator[Shard]:
         """Yield shards, each drawn from all of them."""
-        rng = random.Random(self.seed if self.deterministic else None)
+        info, world = get_worker_info(), distributed.read_world()
+        rng = random.Random(f"{self.seed}/{world.rank}/{0 if info is None else info.id}" if self.deterministic else None)
         for _ in range(self.nshards):
             yield {"url": rng.choice(self.urls)}
 
@@ -136,8 +137,8 @@ def split_by_worker(src: Iterable[Any]) -> Iterator[Any]:
 
 
 def single_node_only(src: Iterable[Any], group: Any = None) -> Iterator[Any]:  # noqa: ARG001 - theirs has it
-    """Return an iterable as it is; theirs refuses jobs of several ranks, which the engine deals samples to."""
-    return iter(src)
+    """Return what is this rank's of an iterable, where theirs refuses jobs of several ranks."""
+    return split_by_node(src)
 
 
 def non_empty(src: Iterable[Any]) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -18,10 +19,11 @@ from sqlstream.compat.webdataset.handlers import (
 from sqlstream.compat.webdataset.stages import EachSample, Outcome, PipelineStage
 from sqlstream.storage.base.urls import is_remote
 from sqlstream.transforms.rng import PRIVATE_FIELDS
-from sqlstream.world import World
 
 _OURS = frozenset(("__shard__", "__source__", "__sample_key__", "__row__", "__epoch__", *PRIVATE_FIELDS))
 """Fields of rows that theirs has not."""
+ROWS_TOGETHER = 64
+"""Rows whose objects are acquired together; an access keeps so many paths valid."""
 _IS_SPECIAL = re.compile(r"[{}$\\]")
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 
@@ -111,6 +113,8 @@ class TarfileToSamples(PipelineStage):
         rename_files: Callable[[str], str] | None = None,
     ) -> None:
         self.handler = handler
+        self.options: dict[str, Any] = {}
+        """Parameters of a dataset of a shard, where it runs as it is."""
         self.from_row = FromRow(select_files, rename_files)
 
     @property
@@ -126,8 +130,16 @@ class TarfileToSamples(PipelineStage):
     def run(self, src: Iterable[dict[str, Any]]) -> Iterator[Any]:
         """Yield the samples of shards, one shard after the other."""
         for shard in src:
-            with open_shards([shard["url"]], self, world=World(rank=0, world_size=1)) as dataset:
-                yield from self.from_row.run(dataset)
+            with open_shards([shard["url"]], self, **self.options) as dataset:
+                yield from self.from_row.run(self._rows(dataset))
+
+    def _rows(self, dataset: StreamingDataset) -> Iterator[Any]:
+        """Yield the rows of a shard, all of them in any process: an iteration in a worker has its share alone."""
+        for start in itertools.count(0, ROWS_TOGETHER):
+            rows = dataset[start : start + ROWS_TOGETHER]
+            yield from rows
+            if len(rows) < ROWS_TOGETHER:
+                return
 
 
 def open_shards(urls: list[str], reader: TarfileToSamples, **options: Any) -> StreamingDataset:

@@ -6,6 +6,7 @@ shards ─ splits ─ tarfile_to_samples ─ map, decode, … ─ batched ─ ma
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset
 
 from sqlstream import StreamingDataset, distributed
-from sqlstream.compat.webdataset.all_samples import Batched, Shuffle, detshuffle
+from sqlstream.compat.webdataset.all_samples import Batched, Curried, Shuffle, detshuffle
 from sqlstream.compat.webdataset.shardlists import SPLITTERS, Resampled, ResampledShards, SimpleShardList, non_empty
 from sqlstream.compat.webdataset.stages import EachSample, Outcome, PipelineStage, apply_each
 from sqlstream.compat.webdataset.tariterators import TarfileToSamples, open_shards
@@ -277,10 +278,27 @@ def invoke(stage: Any, *given: Any) -> Iterator[Any]:
 def translate(stages: Sequence[Any], settings: Settings) -> Plan | None:
     """Return a chain as one dataset; None: it does not begin with shards that are read, and runs as it is."""
     readers = [place for place, stage in enumerate(stages) if isinstance(stage, TarfileToSamples)]
-    if not readers or not isinstance(stages[0], SimpleShardList | ResampledShards):
+    if not readers or not isinstance(stages[0], SimpleShardList | ResampledShards) or in_shard_order(stages) is not None:
         return None
     plan = _of_shards(stages[: readers[0]], stages[readers[0]], settings)
     return _of_samples(plan, stages[readers[0] + 1 :], settings)
+
+
+def in_shard_order(stages: Sequence[Any]) -> Any:
+    """Return the first stage that may need the samples of a shard one behind the other; None: there is none.
+
+    That is a function of the user that takes all samples, with no `shuffle` between it and the reader: it may read another
+    shard side by side. The engine deals samples to workers, and mixes those of several shards.
+    """
+    read = list(itertools.dropwhile(lambda stage: not isinstance(stage, TarfileToSamples), stages))[1:]
+    for stage in read:
+        if isinstance(stage, Shuffle | detshuffle):
+            return None
+        if not isinstance(stage, PipelineStage) and stage is not check_empty:
+            return stage
+        if isinstance(stage, Curried):
+            return stage
+    return None
 
 
 def _seed(settings: Settings, *given: Any) -> int:

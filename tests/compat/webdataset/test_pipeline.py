@@ -41,11 +41,39 @@ def test_a_chain_is_one_dataset_and_what_cannot_be_part_of_it_runs_as_it_is(tmp_
     with classes(tmp_path / "s", tmp_path) as dataset:
         assert isinstance(dataset.streaming, StreamingDataset)
         assert list(dataset) == list(range(NUM_ROWS))
-        chain = dataset.map(doubled).compose(twice).slice(6).map(doubled)
-        assert list(chain) == [0, 0, 4, 4, 8, 8]
-        assert outcomes(chain) == ["→"] * 8 + ["·"] * 3
+        chain = dataset.shuffle(9).map(doubled).compose(twice).slice(6).map(doubled)
+        first = list(chain)
+        assert first[::2] == first[1::2] == [4 * number for number in list(dataset.shuffle(9))[:3]]
+        assert outcomes(chain) == ["→"] * 9 + ["·"] * 3
         assert "twice" in chain.explain().splitlines()[-3]
         assert len(outcomes(dataset)) == 7, "a chain that is composed of another one leaves that as it is"
+
+
+def beside(samples: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Keys of samples, compared with those that another reader of their shard has at the same place."""
+    url = ""
+    others: Iterator[Any] = iter(())
+    for sample in samples:
+        if sample["__url__"] != url:
+            url = sample["__url__"]
+            others = iter(wds.tarfile_samples([{"url": url}]))
+        assert next(others)["__key__"] == sample["__key__"]
+        yield sample["__key__"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stage_of_the_user_behind_the_reader_has_the_samples_of_a_shard_one_behind_the_other(
+    num_workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SQLSTREAM_CACHE", str(tmp_path / "cache"))
+    with opened(numbered(tmp_path / "s"), tmp_path, shardshuffle=4) as dataset:
+        chain = dataset.compose(beside)
+        keys = [*itertools.chain(*DataLoader(chain, batch_size=8, num_workers=num_workers, collate_fn=list))]
+        assert sorted(keys) == KEYS
+        assert set(outcomes(chain)) == {"·"}
+        assert "beside  " in chain.explain().splitlines()[-1]
+        with pytest.raises(StateError, match="one behind the other"):
+            chain.state_dict()
 
 
 def test_a_pipeline_of_functions_is_the_same_dataset_as_a_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
