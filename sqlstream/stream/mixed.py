@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -12,7 +12,7 @@ from sqlstream.config import DEFAULT_PREFETCH, SampleOptions, word_of
 from sqlstream.errors import ConfigError
 from sqlstream.order import ScheduleType
 from sqlstream.stream.dataset import StreamingDataset
-from sqlstream.stream.iterated import IteratedDataset
+from sqlstream.stream.iterated import IteratedDataset, default_collate_of
 from sqlstream.stream.mixed_pipeline import MixedPipeline
 from sqlstream.stream.mixed_streams import Leaf, StreamSpec, open_leaves
 from sqlstream.stream.mixture.mixing import MixtureRule, NamedWeights
@@ -136,6 +136,10 @@ class MixedDataset(IteratedDataset):
 
     def _check_begun(self) -> None:
         self._run.check_settled()
+
+    def _default_collate(self) -> Callable[[list[Any]], Any] | None:
+        found = {default_collate_of(leaf.dataset) for leaf in self._leaves}
+        return found.pop() if len(found) == 1 else None
 
     def _prepare(self) -> None:
         self._run.settle()

@@ -103,6 +103,8 @@ class Leaf:
         if tokens is not None:
             counted = self.dataset.query(f"SELECT count(*) AS num_rows, sum({tokens}) AS num_tokens FROM dataframe").to_pylist()
             num_rows, num_tokens = counted[0]["num_rows"], int(counted[0]["num_tokens"] or 0)
+            if isinstance(self.dataset._pipeline.options.order.batches, Packs):
+                num_rows = order.num_positions(0)  # what is drawn are packs
         return StreamShare(
             name=self.name,
             size=order.num_positions(0) if is_counted(order, 0) else None,
@@ -187,7 +189,6 @@ def _check_together(leaves: Sequence[Leaf]) -> None:
         for name, is_given in (
             ("unaligned_worker_index", order.is_unaligned),
             ("refresh", options.refresh is not None),
-            ("batches=Packs(…)", isinstance(order.batches, Packs)),
         ):
             if is_given:
                 raise ConfigError(f"stream {leaf.name!r} has {name}, which a mixture cannot have: leave it out")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from sqlstream.errors import SampleError
 from sqlstream.transforms.base import Sample
+from sqlstream.transforms.stream_name import STREAM
 
 PARTS = "parts"
 """Field of a pack: the samples of its rows."""
@@ -22,7 +23,7 @@ SPAN = "__span__"
 """Field of a part: the first value of its row that it takes, and the end, by the length that the index has."""
 LENGTH = "__length__"
 """Field of a part: how long its row is, as the index has it."""
-_OF_PARTS = frozenset((SPAN, LENGTH, "__row__", "__epoch__", "__sample_key__"))
+_OF_PARTS = frozenset((SPAN, LENGTH, STREAM, "__row__", "__epoch__", "__sample_key__"))
 """Fields of parts that a pack says for all of them."""
 
 

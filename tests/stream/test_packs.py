@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -214,6 +215,24 @@ def test_a_run_resumed_at_every_step_on_every_layout_goes_on_as_if_it_had_not_st
         assert [with_workers.step() for _ in range(3)] == steps[number : number + 3]
 
 
+@pytest.mark.parametrize("num_breaks", [5, pytest.param(450, marks=pytest.mark.slow)])
+def test_a_run_that_is_broken_off_at_random_steps_takes_what_the_plan_says(num_breaks: int, runs: Any) -> None:
+    seed = 20
+    print("seed", seed)
+    draw = random.Random(seed)
+    others = {num_ranks: runs(num_ranks) for num_ranks in (1, 2, 4)}
+    plan, state, number = runs(), None, 0
+    for _ in range(num_breaks):
+        run = others[draw.choice((1, 2, 4))]
+        if state is not None:
+            run.load(state)
+        for _ in range(draw.randint(1, 4)):
+            assert run.step() == plan.step(), f"step {number} on {len(run.loaders)} ranks"
+            number += 1
+        state = run.state()
+        run.step()  # is lost, and comes again
+
+
 def test_an_endless_iteration_goes_on_over_epochs(runs: Any) -> None:
     endless = runs(1, 2, infinite_iteration=True)
     rows = Counter(row for _ in range(9) for pack in endless.step() for row in pack[1 : pack.index(0) if 0 in pack else None])
@@ -304,7 +323,7 @@ def test_several_samples_of_a_row_and_a_function_that_fails_are_errors(runs: Any
     def fail(pack: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("no pack")
 
-    with pytest.raises(TransformError, match=r"transform fail failed on sample 'pack \d+ of epoch 0'.*no pack"):
+    with pytest.raises(TransformError, match=r"transform fail failed on sample 'pack of rows 19, 11, .*no pack"):
         list(runs(batches=Packs("n", CAPACITY, pack_fn=fail)).datasets[0])
     skipped = runs(batches=Packs("n", CAPACITY, pack_fn=fail), on_error="skip", max_failure_ratio=1.0)
     assert list(skipped.datasets[0]) == []
@@ -368,9 +387,77 @@ def test_what_does_not_go_with_packs_is_refused(options: dict[str, Any], problem
         runs(**options)
 
 
-def test_changed_weights_and_a_mixture_are_refused(table: Path, tmp_path: Path) -> None:
-    with StreamingDataset(table, tmp_path / "cache", batches=PACKS, show_progress=False) as dataset:
-        with pytest.raises(ConfigError, match="batches= yet"):
-            dataset.reweight("n")
-        with pytest.raises(ConfigError, match=r"has batches=Packs\(…\), which a mixture cannot have"):
-            MixedDataset({"one": dataset}, epoch_size=8)
+def test_weights_that_change_are_refused(table: Path, tmp_path: Path) -> None:
+    with (
+        StreamingDataset(table, tmp_path / "cache", batches=PACKS, show_progress=False) as dataset,
+        pytest.raises(ConfigError, match="batches= yet"),
+    ):
+        dataset.reweight("n")
+
+
+# -- in a mixture -----------------------------------------------------------------------------------------------------
+
+
+def mixed(table: Path, num_ranks: int = 1, rank: int = 0, **options: Any) -> MixedDataset:
+    """Packs of two capacities, 2 to 1, in epochs of 36; what `tokens` says is that of rows."""
+    given: dict[str, Any] = {"transforms": [tokenize], "show_progress": False}
+    streams = {
+        "long": StreamingDataset(table, table.parent / "c", batches=Packs("n", 64), shuffle_seed=3, **given),
+        "cut": StreamingDataset(table, table.parent / "c", batches=Packs("n", 8, on_long="split"), shuffle_seed=4, **given),
+    }
+    world = World(rank=rank, world_size=num_ranks, local_rank=rank, local_world_size=num_ranks)
+    mixture: dict[str, Any] = {"weights": [2, 1], "epoch_size": 36, "world": world} | options
+    return MixedDataset(streams, **mixture)
+
+
+def test_a_stream_of_packs_gives_the_packs_that_it_gives_alone(table: Path) -> None:
+    with mixed(table) as dataset:
+        found = [dict(pack) for _ in range(2) for pack in dataset]
+        alone: dict[str, list[Any]] = {"long": [], "cut": []}
+        for name, stream in dataset.streams.items():
+            for epoch in range(6):
+                stream.set_epoch(epoch)
+                alone[name] += seen(list(stream))
+        for name, packs in alone.items():
+            ours = seen([pack for pack in found if pack["__stream__"] == name])
+            assert ours == packs[: len(ours)]
+        assert Counter(pack["__stream__"] for pack in found) == {"long": 48, "cut": 24}
+
+
+def test_a_mixture_of_packs_goes_on_after_any_step_on_any_ranks_in_one_small_state(table: Path) -> None:
+    with mixed(table) as dataset:
+        loader = StreamingDataLoader(dataset, batch_size=4, collate_fn=seen)
+        steps, states = [], []
+        for _ in range(2):
+            for batch in loader:
+                steps.append(frozenset(batch))
+                states.append(json.loads(json.dumps(loader.state_dict())))
+    for number in range(0, 17, 3):
+        parts = []
+        for rank in range(2):
+            with mixed(table, 2, rank) as dataset:
+                loader = StreamingDataLoader(dataset, batch_size=2, collate_fn=seen)
+                loader.load_state_dict(states[number])
+                parts.append(next(iter(loader)))
+        assert frozenset(parts[0] + parts[1]) == steps[number + 1], f"after {number + 1} steps"
+
+
+def test_failed_rows_of_a_mixture_are_replaced_within_their_stream_and_length(table: Path) -> None:
+    bad = [row for row in range(NUM_ROWS) if LENGTHS[row] == 12]
+    given: dict[str, Any] = {"show_progress": False, "batches": PACKS, "max_failure_ratio": 1.0}
+    failed = StreamingDataset(table, table.parent / "c", transforms=[failing(*bad)], shuffle_seed=3, **given)
+    good = StreamingDataset(table, table.parent / "c", transforms=[tokenize], shuffle_seed=3, **given)
+    with MixedDataset({"bad": failed}, epoch_size=16) as dataset, MixedDataset({"bad": good}, epoch_size=16) as other:
+        packs, before = list(dataset), list(other)
+    assert not {row for pack in packs for row in pack["__rows__"]} & set(bad)
+    for pack, whole in zip(packs, before, strict=True):
+        assert all(LENGTHS[row] <= LENGTHS[old] for row, old in zip(pack["__rows__"], whole["__rows__"], strict=True))
+
+
+def test_shares_of_tokens_are_exact_with_packs(table: Path) -> None:
+    with mixed(table, weights=[1, 1], tokens="n", epoch_size=None, stop="first_exhausted") as dataset:
+        packs = dataset.streams["long"].epoch_size, dataset.streams["cut"].epoch_size
+        weights = dataset.weights
+        assert weights["long"] * packs[1] == weights["cut"] * packs[0], "as many tokens of each, in packs of their own size"
+        batch = next(iter(StreamingDataLoader(dataset, batch_size=1)))
+        assert batch["cu_seqlens"][-1] in (8, 64), "collated by default"

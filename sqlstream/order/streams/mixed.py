@@ -154,12 +154,11 @@ class Mixed:
         """Return None: each stream has its own."""
         return
 
-    def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:  # noqa: ARG002 - a position has one
+    def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:
         """Yield rows to try instead of a failed one, as its stream has them."""
         positions = np.array([position], dtype=np.int64)  # [1]
-        stream, number = self.draws_at(epoch, positions)
         num_parts = self.turns.num_parts
-        return self._rows.replacements(stream, number, positions % num_parts, num_parts)
+        return self._rows.replacements(*self.draws_at(epoch, positions), draw, positions % num_parts, num_parts)
 
     def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:
         """Return the chunks that streams which learn their size need for what is drawn of them up to `position`."""

@@ -145,10 +145,10 @@ class Stepped:
         """Return None: streams come round at times of their own."""
         return
 
-    def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:  # noqa: ARG002 - a position has one
+    def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:
         """Yield rows to try instead of a failed one, as its stream has them."""
         check_positions(positions := np.array([position], dtype=np.int64), self.num_positions(epoch))
-        return self._rows.replacements(*self.draws_at(positions))
+        return self._rows.replacements(*self.draws_at(positions), draw)
 
     def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:
         """Return the chunks that streams which learn their size need for what is drawn of them up to `position`."""

@@ -6,11 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from sqlstream.order.order import Draws, Order, OrderOfBatches, is_counted
 from sqlstream.order.permute import Int64Array, Permutation, forward_each
+
+
+class _Packs(NamedTuple):
+    """Positions of a stream whose order says more of them than a row each."""
+
+    here: Int64Array
+    """Which of the positions that were asked for: [k]."""
+    draws: Draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +64,18 @@ class StreamRows:
         """
         of_part = np.zeros_like(draw) if part is None else part  # [n]
         own_epoch, own_position = self._places_of(stream, draw, of_part, num_parts)
-        row = self._rows_at(stream, own_epoch, own_position)  # [n]
-        for number in self.batched:
-            here = np.flatnonzero(stream == number)  # [m]
-            epochs = own_epoch[here]  # [m]; a copy, since what follows says what seeds samples
-            for epoch in set(epochs.tolist()):
-                some = here[epochs == epoch]  # [k]
-                of_batches = self.orders[number].rows_at(epoch, own_position[some])
-                row[some], own_epoch[some], own_position[some] = of_batches.row, of_batches.epoch, of_batches.position
+        row, packs = self._rows_at(stream, own_epoch, own_position)  # [n]
         starts = np.arange(len(draw) + 1)  # [n + 1]
-        return Draws(starts=starts, stream=stream, epoch=own_epoch, position=own_position, row=row)
+        draws = Draws(starts=starts, stream=stream, epoch=own_epoch, position=own_position, row=row)
+        return _with_packs(draws, packs) if packs else draws
 
-    def _rows_at(self, stream: Int64Array, own_epoch: Int64Array, own_position: Int64Array) -> Int64Array:
-        """Return the rows at positions of streams: [n]; those that a single permutation gives all together."""
+    def _rows_at(self, stream: Int64Array, own_epoch: Int64Array, own_position: Int64Array) -> tuple[Int64Array, list[_Packs]]:
+        """Return the rows at positions of streams: [n], those that a single permutation gives all together.
+
+        And draws of orders that say themselves what seeds their rows, or take several for a position: packs, and batches by
+        bucket. The rows at their positions are not set.
+        """
+        packs: list[_Packs] = []
         row = np.empty_like(own_position)  # [n]
         in_turn = np.lexsort((own_epoch, stream))  # [n]
         is_other = np.diff(stream[in_turn], prepend=-1) != 0  # [n]
@@ -78,11 +86,13 @@ class StreamRows:
         for start, stop in pairwise(bounds):
             here = in_turn[start:stop]  # [m]
             order, epoch = self.orders[int(stream[here[0]])], int(own_epoch[here[0]])
-            if self.batched and int(stream[here[0]]) in self.batched:  # whose draws also say what seeds their samples
-                continue
             permutation = order.permutation(epoch) if len(bounds) > 2 else None
             if permutation is None:
-                row[here] = order.rows_at(epoch, own_position[here]).row
+                found = order.rows_at(epoch, own_position[here])
+                if found.is_one_each and np.array_equal(found.position, own_position[here]) and (found.epoch == epoch).all():
+                    row[here] = found.row
+                else:  # what seeds the rows is what their own order says
+                    packs.append(_Packs(here, found))
             else:
                 permutations.append(permutation)
                 permuted.append(here)
@@ -90,15 +100,22 @@ class StreamRows:
             together = np.concatenate(permuted)  # [m]
             which = np.repeat(np.arange(len(permuted)), [len(here) for here in permuted])  # [m]
             row[together] = forward_each(permutations, which, own_position[together])
-        return row
+        return row, packs
 
     def replacements(
-        self, stream: Int64Array, draw: Int64Array, part: Int64Array | None = None, num_parts: int = 1
+        self, stream: Int64Array, draw: Int64Array, number: int, part: Int64Array | None = None, num_parts: int = 1
     ) -> Iterator[int]:
-        """Yield rows to try instead of a failed draw, as its stream has them; see `rows_of`: [1] each."""
-        of_part = np.zeros_like(draw) if part is None else part  # [1]
-        own_epoch, own_position = self._places_of(stream, draw, of_part, num_parts)
-        return self.orders[int(stream[0])].replacements(int(own_epoch[0]), int(own_position[0]))
+        """Yield rows to try instead of a failed one, as its stream has them.
+
+        Args:
+            stream: The stream: [1].
+            draw: The draw of it that failed: [1].
+            number: Which of its rows, where it is a pack.
+            part: Part of the stream: [1].
+            num_parts: Parts of each stream.
+        """
+        own_epoch, own_position = self._places_of(stream, draw, np.zeros_like(draw) if part is None else part, num_parts)
+        return self.orders[int(stream[0])].replacements(int(own_epoch[0]), int(own_position[0]), number)
 
     def needs(self, counts: Sequence[int]) -> Mapping[int, Int64Array]:
         """Return the chunks that streams which learn their size need for so many draws of each."""
@@ -130,3 +147,29 @@ class StreamRows:
             assert isinstance(order, OrderOfBatches), "found so"
             own_epoch[here], own_position[here] = order.places_of_draws(draw[here])
         return own_epoch, own_position
+
+
+def _with_packs(draws: Draws, packs: Sequence[_Packs]) -> Draws:
+    """Return draws of one row each with those of packs in their place."""
+    sizes = np.ones(len(draws.row), dtype=np.int64)  # [n]
+    for here, found in packs:
+        sizes[here] = np.diff(found.starts)
+    starts = np.concatenate(([0], np.cumsum(sizes)))  # [n + 1]
+    of_position = np.repeat(np.arange(len(sizes)), sizes)  # [m]
+    epoch, position, row = draws.epoch[of_position], draws.position[of_position], draws.row[of_position]  # [m], [m], [m]
+    part = np.zeros_like(row)  # [m]
+    for here, found in packs:
+        own = np.diff(found.starts)  # [k]
+        at = np.repeat(starts[here] - found.starts[:-1], own) + np.arange(len(found.row))  # [draws of the stream]
+        epoch[at], position[at], row[at] = found.epoch, found.position, found.row
+        if found.part is not None:
+            part[at] = found.part
+    is_cut = any(found.part is not None for _, found in packs)
+    return Draws(
+        starts=starts,
+        stream=draws.stream[of_position],
+        epoch=epoch,
+        position=position,
+        row=row,
+        part=part if is_cut else None,
+    )

@@ -32,6 +32,8 @@ from sqlstream.stream.engine.window import Window
 from sqlstream.stream.run.shares import EpochShare, ShareProgress
 from sqlstream.transforms.base import Sample
 
+_PART_SHIFT = 48
+"""Positions of an order have so many bits: a row, and which part of it, name the pack that begins with them."""
 KEPT_ACCESSES = 8
 """Accesses of many rows each whose paths stay valid: a loader of batches by row has `prefetch_factor` + 1 under way."""
 
@@ -252,7 +254,7 @@ class Engine:
             if not parts:
                 return iter(())
             try:
-                pack = packer.pack(parts, first.epoch, first.share_position)
+                pack = packer.pack(parts, first.epoch, first.position + (first.part << _PART_SHIFT))
             except SampleError as error:  # of the pack function: no other row would mend it
                 self._log_of(first).note_failure(first, error)
                 if first.recipe.options.on_error is not OnError.SKIP:

@@ -10,6 +10,10 @@ from sqlstream.errors import TransformError
 from sqlstream.index.lengths import LengthTable
 from sqlstream.transforms.base import Chain, Sample
 from sqlstream.transforms.packs import LENGTH, PARTS, ROWS, SPAN, PackTokens
+from sqlstream.transforms.stream_name import STREAM
+
+SHOWN = 8
+"""Rows that the name of a pack has in messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,7 +51,7 @@ class Packer:
         Args:
             parts: Those of its rows.
             epoch: The epoch.
-            position: The place of the pack in it.
+            position: A number that no other pack of the epoch has; with the epoch it seeds the generators of the pack.
 
         Raises:
             TransformError: The pack function failed, or gave no sample.
@@ -56,9 +60,12 @@ class Packer:
             PARTS: list(parts),
             ROWS: [sample["__row__"] for sample in parts],
             "__epoch__": epoch,
-            "__sample_key__": f"pack {position} of epoch {epoch}",
+            "__sample_key__": f"pack of rows {', '.join(str(sample['__row__']) for sample in parts[:SHOWN])}"
+            + (", …" if len(parts) > SHOWN else ""),
             "capacity": self.packs.capacity,
         }
+        if STREAM in parts[0]:
+            pack[STREAM] = parts[0][STREAM]
         outcome = self.chain.run(pack, (self.chain.seed, epoch, position))
         if not isinstance(outcome, dict):
             raise TransformError(
