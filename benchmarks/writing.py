@@ -1,4 +1,4 @@
-"""Writing samples as MDS and tar: CPU time and memory, beside the writers of MosaicML Streaming and WebDataset where these import.
+"""Writing samples as MDS and tar: CPU time and memory, beside MosaicML Streaming and WebDataset where these import.
 
     python benchmarks/writing.py [--samples N] [--bytes N] [--rounds N] [--out DIR]
 

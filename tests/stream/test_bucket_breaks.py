@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,16 @@ def saved_step(folder: Path) -> int:
     return int(json.loads(path.read_text())["step"]) if path.exists() else 0
 
 
+def has_saved(folder: Path, step: int, job: subprocess.Popen[bytes]) -> bool:
+    """Return whether a job has come as far as a step, or has ended."""
+    return saved_step(folder) >= step or job.poll() is not None
+
+
+def are_gone(pids: set[int]) -> bool:
+    """Return whether none of these processes lives."""
+    return not any(is_alive(pid) for pid in pids)
+
+
 def kill_again_and_again(table: Path, layouts: list[tuple[int, int]], seed: int) -> None:
     """Kill a job of torchrun some steps after each start, all of it at once; the last layout ends the run."""
     print(f"seed {seed}")
@@ -120,13 +131,13 @@ def kill_again_and_again(table: Path, layouts: list[tuple[int, int]], seed: int)
         if is_last:
             assert job.wait(timeout=300) == 0, (folder / "log.txt").read_text()
         else:
-            assert wait_until(lambda stop=stop, job=job: saved_step(folder) >= stop or job.poll() is not None)
+            assert wait_until(partial(has_saved, folder, stop, job))
             family = children(job.pid) | {job.pid}
             for pid in family:
                 with contextlib.suppress(ProcessLookupError):  # a child of one that is gone has ended by itself
                     os.kill(pid, signal.SIGKILL)
             job.wait()
-            assert wait_until(lambda family=family: not any(is_alive(pid) for pid in family))
+            assert wait_until(partial(are_gone, family))
         after = saved_step(folder)
         for log in folder.glob("rank-*.jsonl"):
             for line in log.read_text().splitlines():
