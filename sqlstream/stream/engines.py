@@ -42,7 +42,8 @@ class Engines:
     """The caches that the samples come through, each once."""
     handover: Handover | None = field(compare=False)
     """Where DataLoader workers leave their pins as they end; None: there are no objects, or no descriptors left."""
-    num_iterating: int = field(default=0, compare=False)
+    iterations: set[object] = field(default_factory=set, compare=False)
+    """Those under way; a set, to which several threads add in one step each."""
     loader_handovers: LoaderHandovers = field(default_factory=LoaderHandovers, compare=False)
     of_worker: Engine | None = field(default=None, compare=False)
     """A DataLoader worker's engine: it outlives an iteration, with what it has prepared for the next one."""
@@ -78,14 +79,15 @@ class Engines:
             engine = self.begin(maker, num_retained or DEFAULT_RETAINED, note)
         if is_worker:
             self.of_worker = engine
-        self.num_iterating += 1
+        iteration = object()
+        self.iterations.add(iteration)
         try:
             yield engine
         finally:  # the garbage collector may end an iteration that was left in the middle of a transaction
             if all(cache.session.is_closed for cache in self.caches):  # as Python ends modules may be empty by then
-                self._end(engine, is_worker=is_worker)
+                self._end(engine, iteration, is_worker=is_worker)
             else:
-                interrupts.call_outside(partial(self._end, engine, is_worker=is_worker))
+                interrupts.call_outside(partial(self._end, engine, iteration, is_worker=is_worker))
 
     def begin(self, maker: EngineMaker, num_retained: int, note_given_up: Callable[[], None] | None = None) -> Engine:
         """Return a new engine of this process, whose pins go to the trainer when this is a worker and ends."""
@@ -93,10 +95,10 @@ class Engines:
             self.handover.begin([cache.session for cache in self.caches])
         return maker.make_engine(num_retained, note_given_up)
 
-    def _end(self, engine: Engine, *, is_worker: bool) -> None:
-        self.num_iterating -= 1
+    def _end(self, engine: Engine, iteration: object, *, is_worker: bool) -> None:
+        self.iterations.discard(iteration)
         engine.close(release_kept=not is_worker)
-        if not is_worker and not self.num_iterating:
+        if not is_worker and not self.iterations:
             for cache in self.caches:
                 cache.rest()
 
@@ -112,4 +114,4 @@ class Engines:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle for a worker, which makes its own engines."""
-        return {**self.__dict__, "of_worker": None, "num_iterating": 0}
+        return {**self.__dict__, "of_worker": None, "iterations": set()}

@@ -38,22 +38,24 @@ class IteratedDataset(IterableDataset[Sample]):
     def __iter__(self) -> Iterator[Any]:
         """Return the samples of the next epoch that are this rank's and this worker's.
 
-        In the trainer's own process the iteration begins with the first sample that is asked for.
+        In the trainer's own process the iteration begins with the first sample that is asked for. Where several are under
+        way, in one thread or in several, each gives an epoch of its own, and the state is that of the one begun last.
 
         Raises:
             ConfigError: Accelerate deals out to ranks what is dealt out already, or a plain DataLoader cannot do it.
         """
-        check_not_sharded_again(self._schedule)
-        self._check_begun()
-        if not self._schedule.is_announced:
-            if get_worker_info() is not None:
-                self._check_plain_worker()
-            if self._counts_all_ranks:
-                warn_of_ranks(lambda: self._schedule.world, self._pipeline.engines.warnings)
-        are_whole = self._gives_batches()
-        if get_worker_info() is None and not self._schedule.is_announced:
-            return self._iterate(None, are_whole=are_whole)
-        return self._iterate(self._schedule.begin(), are_whole=are_whole)
+        with self._schedule.start.lock:
+            check_not_sharded_again(self._schedule)
+            self._check_begun()
+            if not self._schedule.is_announced:
+                if get_worker_info() is not None:
+                    self._check_plain_worker()
+                if self._counts_all_ranks:
+                    warn_of_ranks(lambda: self._schedule.world, self._pipeline.engines.warnings)
+            are_whole = self._gives_batches()
+            if get_worker_info() is None and not self._schedule.is_announced:
+                return self._iterate(None, are_whole=are_whole)
+            return self._iterate(self._schedule.begin(), are_whole=are_whole)
 
     def _gives_batches(self) -> bool:
         """Return whether batches are asked for: by a loader, where the order is made of batches.
@@ -79,8 +81,10 @@ class IteratedDataset(IterableDataset[Sample]):
     ) -> Iterator[Sample | list[Sample]]:
         schedule = self._schedule
         if begun is None:
-            self._prepare()
-        progress, shares = begun or schedule.begin()
+            with schedule.start.lock:
+                self._prepare()
+                begun = schedule.begin()
+        progress, shares = begun
         ranks_on_node = schedule.layout.whole.local_world_size
         with self._pipeline.engines.iterating(self._pipeline, ranks_on_node, schedule.batches) as engine:
             samples = engine.stream(shares, progress, is_endless=schedule.is_endless, note_several=schedule.note_several)
@@ -224,7 +228,7 @@ def handover_of(dataset: IteratedDataset, loader: object) -> Handover | None:
     return dataset._pipeline.engines.handover_of(loader)
 
 
-def join_loader(dataset: IteratedDataset, handover: Handover | None) -> None:
-    """Make a worker's copy of a dataset that of a loader, which sets where iterations begin."""
-    dataset.schedule.is_announced = True
+def join_loader(dataset: IteratedDataset, handover: Handover | None, announcement: int) -> None:
+    """Make a worker's copy of a dataset that of a loader, which sets where iterations begin, and says it under a number."""
+    dataset.schedule.is_announced, dataset.schedule.announcement = True, announcement
     dataset._pipeline.engines.handover = handover

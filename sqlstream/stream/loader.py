@@ -23,6 +23,7 @@ from sqlstream.stream.run.delivery import Delivery
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions
 from sqlstream.stream.run.positions import WorkerPosition
 from sqlstream.stream.run.schedule import Schedule
+from sqlstream.stream.run.shares import ShareProgress
 from sqlstream.stream.transport.packed_collate import PackedCollate, batch_of
 from sqlstream.transforms.base import Sample
 
@@ -112,6 +113,10 @@ class StreamingDataLoader(DataLoader[Sample]):
         self._packing: PackedCollate | None = None
         self._accelerated: Destination | None = None
         self._num_renewed = dataset.schedule.num_renewed
+        self._announcement = 0
+        """Number under which its workers read where they begin; 0: there are none."""
+        self._num_begun = 0
+        """Iterations, of which persistent workers make the last one."""
         super().__init__(
             dataset,
             batch_size=None if has_own else batch_size,  # then torch takes what the dataset yields for a batch
@@ -133,7 +138,15 @@ class StreamingDataLoader(DataLoader[Sample]):
             object.__setattr__(self, "batch_size", batch_size)  # for who asks; torch sets it once
 
     def __iter__(self) -> _BaseDataLoaderIter:
-        """Begin the next epoch, or go on where a state said."""
+        """Begin the next epoch, or go on where a state said.
+
+        Where several iterations are under way, in one thread or in several, each gives an epoch of its own, and the state is
+        that of the one that was begun last.
+        """
+        with self.dataset.schedule.start.lock:
+            return self._begin()
+
+    def _begin(self) -> _BaseDataLoaderIter:
         schedule, collate_fn, init_fn = self.dataset.schedule, self.collate_fn, self.worker_init_fn
         prepare(self.dataset)
         has_other_rows = self._num_renewed != schedule.num_renewed  # than its workers, also where another loader saw it first
@@ -141,23 +154,30 @@ class StreamingDataLoader(DataLoader[Sample]):
         if (has_other_rows or schedule.needs_new_workers) and self._iterator is not None:
             self._iterator._shutdown_workers()  # type: ignore[attr-defined]  # one of torch's, with workers
             self._iterator = None
-        delivery, loan = schedule.begin_delivery(), GeneratorLoan()
+        if self.num_workers and self._iterator is None:  # workers that go on know the number
+            self._announcement = schedule.counter.new_announcement()
+        delivery, loan = schedule.begin_delivery(self._announcement), GeneratorLoan()
         is_alone = type(self.dataset).__iter__ is IteratedDataset.__iter__  # a subclass may look at samples
         if self._pack_bytes and self.num_workers and self._iterator is None:  # workers are about to start
             self._packing = self._new_packing()
-        self.collate_fn = _CollateWithPlace(self._packing or _quicker(collate_fn), schedule, loan)
+        self.collate_fn = collate = _CollateWithPlace(self._packing or _quicker(collate_fn), schedule, loan)
         if self.num_workers:
-            self.worker_init_fn = InitWorker(partial(join_loader, handover=handover_of(self.dataset, self)), init_fn)
+            join = partial(join_loader, handover=handover_of(self.dataset, self), announcement=self._announcement)
+            self.worker_init_fn = InitWorker(join, init_fn)
         else:
             schedule.is_announced = True  # torch iterates the dataset in this very call
         try:
             batches = super().__iter__()
         finally:
             schedule.is_announced, self.collate_fn, self.worker_init_fn = False, collate_fn, init_fn
+        if not self.num_workers:
+            collate.progress = schedule.progress
         if self._accelerated is not None:
             batches = AcceleratedBatches(batches, self, self._accelerated, remainder_of(schedule))  # type: ignore[assignment]  # same
         around = loan if is_alone else contextlib.nullcontext()
-        return _CountedBatches(batches, delivery, self._packing, around)  # type: ignore[return-value]  # stands in for torch's
+        self._num_begun += 1
+        owner = self if self.num_workers and self.persistent_workers else None
+        return _CountedBatches(batches, delivery, self._packing, around, owner)  # type: ignore[return-value]  # as torch's
 
     def _new_packing(self) -> PackedCollate:
         """Return what packs the batches of workers that are about to start."""
@@ -290,15 +310,25 @@ class _CollateWithPlace:
         self._collate_fn = collate_fn
         self._schedule = schedule
         self._loan = loan
+        self.progress: ShareProgress | None = None
+        """What counts the samples of this iteration; None: it is made by workers, which have one at a time."""
 
     def __call__(self, samples: Any) -> _PlacedBatch:
         self._loan.put_back()
-        place = self._schedule.place_of_worker()
+        place = self._schedule.place_of_worker(self.progress)
         return _PlacedBatch(self._collate_fn(samples), place)
 
 
 class _CountedBatches:
-    """Torch's iterator; it counts the batches that it hands out."""
+    """Torch's iterator; it counts the batches that it hands out.
+
+    Args:
+        batches: Torch's iterator.
+        delivery: Counts them.
+        packing: What packs the batches of workers.
+        around: Entered for each batch.
+        owner: The loader whose persistent workers make the batches, of one iteration at a time; None: they are new ones.
+    """
 
     def __init__(
         self,
@@ -306,7 +336,9 @@ class _CountedBatches:
         delivery: Delivery,
         packing: PackedCollate | None,
         around: contextlib.AbstractContextManager[None],
+        owner: StreamingDataLoader | None,
     ) -> None:
+        self._owner, self._number = owner, 0 if owner is None else owner._num_begun
         self._batches = batches
         self._delivery = delivery
         self._around = around
@@ -316,6 +348,11 @@ class _CountedBatches:
         return self
 
     def __next__(self) -> Any:
+        if self._owner is not None and self._owner._num_begun != self._number and not self._delivery.is_over:
+            raise ConfigError(
+                "the loader has begun another iteration, which its workers make now (persistent_workers=True): end one loop "
+                "before the next one begins, or give persistent_workers=False"
+            )
         try:
             with self._around:
                 batch, place = next(self._batches)

@@ -199,7 +199,7 @@ class Pipeline:
         old, self.index, self.dataset_id = self.index, index, None
         if self.access_engine is not None:
             self.access_engine.renew([self.recipe])
-        if not self.engines.num_iterating:  # else they read it to their end
+        if not self.engines.iterations:  # else they read it to their end
             old.close()
 
     def close(self) -> None:

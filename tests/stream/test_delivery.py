@@ -235,7 +235,7 @@ def test_a_loaded_state_holds_until_another_position_is_set_in_any_process() -> 
         schedule.set_next(loaded)
         if is_replaced:
             schedule.counter.set_from_outside(loaded.job, has_more=False)  # as another process does, by shared memory
-        assert schedule.begin_delivery().start == (RunPosition(loaded.job) if is_replaced else loaded)
+        assert schedule.begin_delivery(0).start == (RunPosition(loaded.job) if is_replaced else loaded)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from sqlstream.stream.multi.streams import (
     merged_arguments,
     whole_of_named,
 )
+from sqlstream.stream.run.iteration_start import IterationStart
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions, Layout, OrderOptions
 from sqlstream.stream.transport.packed_collate import PackedCollate
 from sqlstream.world import World
@@ -147,16 +148,19 @@ class MultiStreamDataLoader:
         self._is_persistent = persistent_workers and self.num_workers > 0
         self._loader: DataLoader[Any] | None = None
         """Torch's loader, while its workers are kept; None: the next iteration makes one."""
+        self._start = IterationStart()
+        """Held while an iteration begins, and while a batch is waited for: torch's iterators have one thread at a time."""
         self._running: _CountedSteps | None = None
         """The iteration that goes on when the loader is iterated again."""
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
-        """Return what comes after the batches that the trainer was given."""
-        if self._running is None:
-            self._running = self._begin()
-        return self._running
+        """Return what comes after the batches that the trainer was given: to several loops, each batch goes once."""
+        with self._start.lock:
+            if self._running is None:
+                self._running = self._begin()
+            return self._running
 
     def _begin(self) -> _CountedSteps:
         self._run.begin(
@@ -307,7 +311,10 @@ class _CountedSteps:
         return self
 
     def __next__(self) -> Batch:
-        loader = self._loader
+        with self._loader._start.lock:
+            return self._next(self._loader)
+
+    def _next(self, loader: MultiStreamDataLoader) -> Batch:
         if loader._running is not self:  # a state was loaded, or the loader was closed
             raise StopIteration
         try:

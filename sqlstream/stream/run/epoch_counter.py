@@ -20,33 +20,39 @@ from sqlstream.stream.run.positions import JobPosition
 
 _SLOTS = 256
 """Workers that can write at once; more share slots, which is harmless as long as they do not start in the same instant."""
+_ANNOUNCEMENTS = 64
+"""Iterations whose workers can be about to read where they begin; one takes milliseconds. Arbitrary."""
 
 
 class EpochCounter:
     """The position at which the next iteration of a dataset begins."""
 
     def __init__(self) -> None:
-        self._shared = torch.zeros((_SLOTS + 4, 4), dtype=torch.int64)  # [4 and slots, 4]
+        self._shared = torch.zeros((3 + _ANNOUNCEMENTS + _SLOTS, 4), dtype=torch.int64)  # [3, announcements and slots, 4]
         self._shared.share_memory_()  # type: ignore[no-untyped-call]  # torch annotates it not
         self._num_started = 0
+        self._num_announced = 0
         self._pid = os.getpid()
         self._look()
 
     def _look(self) -> None:
         """Make the arrays through which the shared memory is read and written."""
-        numbers: Int64Array = self._shared.numpy()  # [4 and slots, 4]
-        # next, announced: epoch and consumed of the next iteration, and of the one that was announced last.
+        numbers: Int64Array = self._shared.numpy()  # [3, announcements and slots, 4]
+        # next: epoch and consumed of the next iteration.
         # flags: the epoch + 1 that workers have started by themselves, 0 if none; 1 if a position gave no sample, or several.
         # set: how often the user has set a position; 1 if the last one was a state with more than a job; its epoch, consumed.
-        self._next, self._announced, self._flags, self._set = numbers[:4]  # [4]
+        self._next, self._flags, self._set = numbers[:3]  # [4]
         self.next_epoch = self._next[0, ...]  # []
         """The epoch of the next iteration: a view of the shared memory, which every access to a row reads."""
         # Each slot: the iteration by its seed and by its count in that worker, its epoch + 1, what is consumed of it.
-        self._table = numbers[4:]  # [slots, 4]
+        self._table = numbers[3 + _ANNOUNCEMENTS :]  # [slots, 4]
+        # Each: epoch and consumed of an iteration that the trainer has announced.
+        self._announced = numbers[3 : 3 + _ANNOUNCEMENTS]  # [announcements, 4]
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle for a worker, with the memory that it shares."""
-        return {"_shared": self._shared, "_num_started": self._num_started, "_pid": self._pid}
+        names = ("_shared", "_num_started", "_num_announced", "_pid")
+        return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -57,10 +63,17 @@ class EpochCounter:
         """Where the next iteration begins."""
         return JobPosition(*self._next[:2].tolist())
 
-    @property
-    def announced(self) -> JobPosition:
-        """Where the iteration begins that the trainer announced last."""
-        return JobPosition(*self._announced[:2].tolist())
+    def new_announcement(self) -> int:
+        """Return a number, never 0, under which the trainer announces to workers that are about to start, and while they last.
+
+        Several loaders of one dataset, or threads, may announce at the same time: their workers must not read each other's.
+        """
+        self._num_announced = self._num_announced % (_ANNOUNCEMENTS - 1) + 1
+        return self._num_announced
+
+    def announced(self, announcement: int) -> JobPosition:
+        """Return where the iteration begins that the trainer announced last under a number."""
+        return JobPosition(*self._announced[announcement, :2].tolist())
 
     @property
     def epoch_of_workers(self) -> int | None:
@@ -90,10 +103,10 @@ class EpochCounter:
         self._set[0] += 1
         self.set_next(job)
 
-    def announce(self) -> JobPosition:
-        """Begin an iteration in the trainer, for the workers that it is about to ask."""
+    def announce(self, announcement: int) -> JobPosition:
+        """Begin an iteration in the trainer, for the workers that it is about to ask, which know the number."""
         job = self.next
-        self._announced[:2] = job
+        self._announced[announcement, :2] = job
         self.set_next(JobPosition(job.epoch + 1, 0))
         return job
 

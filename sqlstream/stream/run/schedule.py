@@ -15,6 +15,7 @@ from sqlstream.errors import ConfigError, StateError, UnknownLengthError
 from sqlstream.order import Order, Partition, Steps, Tail, is_counted
 from sqlstream.stream.run.delivery import Delivery, advanced, begun, processed
 from sqlstream.stream.run.epoch_counter import EpochCounter
+from sqlstream.stream.run.iteration_start import IterationStart
 from sqlstream.stream.run.order_options import BatchOptions, OrderOptions
 from sqlstream.stream.run.partial_steps import DeliveredAhead, TakenAlone
 from sqlstream.stream.run.positions import JobPosition, RunPosition, WorkerPosition
@@ -64,7 +65,10 @@ class Schedule:
         """It is that of a stream of a mixture, whose run says which rows come when."""
         self.is_announced = False
         """True: a loader in the trainer sets where iterations begin; so while it creates its workers, and in those."""
+        self.start = IterationStart()
         self.counter = EpochCounter()
+        self.announcement = 0
+        """Number under which the trainer announces where the iteration begins; 0: to itself."""
         self.batches: BatchOptions | None = None
         self._options = options
         self._reseeded = reseeded
@@ -199,8 +203,11 @@ class Schedule:
         looks_ahead = info is not None and self.batches is not None and self.batches.is_persistent
         return progress, self._from(first, looks_ahead)
 
-    def begin_delivery(self) -> Delivery:
+    def begin_delivery(self, announcement: int) -> Delivery:
         """Begin an iteration of a loader, in the trainer; its workers read where it begins.
+
+        Args:
+            announcement: The number under which they do.
 
         Raises:
             StateError: The state is that of one process within a step.
@@ -217,7 +224,7 @@ class Schedule:
         self.keeps_rows = False
         num_workers = max(1, self.batches.num_workers if self.batches is not None else 0)
         world = self.world
-        start = begun(self.counter.announce(), self._newest, self.counter, world)
+        start = begun(self.counter.announce(announcement), self._newest, self.counter, world)
         self._progress = None
         self._delivery = Delivery(start, self.steps, world, num_workers, is_endless=self.is_endless)
         return self._delivery
@@ -227,9 +234,18 @@ class Schedule:
         """The next iteration goes on from a state that workers which run already do not have."""
         return self.counter.has_more(self.counter.next)
 
-    def place_of_worker(self) -> WorkerPosition:
-        """Return the position of this process, a worker or the trainer, after the samples that it made."""
-        info, progress = get_worker_info(), self._progress
+    @property
+    def progress(self) -> ShareProgress | None:
+        """What counts the samples of the iteration that this process has begun last; None: it has begun none."""
+        return self._progress
+
+    def place_of_worker(self, own: ShareProgress | None = None) -> WorkerPosition:
+        """Return the position of this process, a worker or the trainer, after the samples that it made.
+
+        Args:
+            own: What counts those of an iteration that may not be the last one; None: it is.
+        """
+        info, progress = get_worker_info(), own or self._progress
         assert progress is not None, "a batch is made of samples"
         return progress.position(0 if info is None else info.id)
 
@@ -246,7 +262,7 @@ class Schedule:
                 )
             self.counter.skip_to(job.epoch)
             return replace(self._share(job.epoch, self.steps, partition, beyond), taken=share.taken, offset=share.offset)
-        job = self.counter.announced if self.is_announced else self.counter.start()
+        job = self.counter.announced(self.announcement) if self.is_announced else self.counter.start()
         if self._is_over(job):
             job = JobPosition(job.epoch + 1, 0)  # a state from an epoch's end goes on with the next
             self.counter.skip_to(job.epoch)

@@ -1,0 +1,153 @@
+"""Several loops over one dataset, in one thread or in several: each is an epoch of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sqlstream import MixedDataset, MultiStreamDataLoader, StreamingDataLoader, StreamingDataset
+from sqlstream.errors import ConfigError
+from sqlstream.stream.iterated import IteratedDataset
+from sqlstream.stream.multi.options import Batch
+from tests.processes import wait_until
+from tests.stream.multi_jobs import opened as opened_stream
+from tests.stream.multi_jobs import streams_of
+from tests.stream.tables import make_table, rows_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+NUM_ROWS = 24
+NUM_LOOPS, NUM_EPOCHS = 3, 4
+
+
+def opened(folder: Path, kind: type[StreamingDataset] = StreamingDataset) -> StreamingDataset:
+    return kind(make_table(folder, NUM_ROWS), folder / "cache", shuffle_seed=5, show_progress=False)
+
+
+def loader_of(dataset: IteratedDataset, **options: Any) -> StreamingDataLoader:
+    return StreamingDataLoader(dataset, batch_size=4, collate_fn=rows_of, **options)
+
+
+def in_threads(loop: Callable[[], object], num_threads: int = NUM_LOOPS) -> None:
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            loop()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+
+
+class Paused(StreamingDataset):
+    """A dataset that does something in the middle of the start of its next iteration."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def _check_begun(self) -> None:
+        action, self.meanwhile = self.meanwhile, None
+        if action is not None:
+            action()
+
+
+@pytest.mark.parametrize("kind", ["dataset", "loader", "both", "mixture"])
+def test_loops_in_threads_over_one_dataset_are_epochs_of_their_own(kind: str, tmp_path: Path) -> None:
+    table = opened(tmp_path)
+    dataset: IteratedDataset = MixedDataset({"one": table}, shuffle_seed=1) if kind == "mixture" else table
+    loader, turns, epochs = loader_of(dataset), iter(range(99)), list[int]()
+
+    def loop() -> None:
+        for _ in range(NUM_EPOCHS):
+            is_loader = kind in ("loader", "mixture") or (kind == "both" and next(turns) % 2)
+            batches: Iterable[Any] = loader if is_loader else (rows_of([sample]) for sample in dataset)
+            found = [place for batch in batches for place in batch]
+            assert sorted(row for _, row in found) == [*range(NUM_ROWS)]
+            epochs.extend({epoch for epoch, _ in found})
+
+    in_threads(loop)
+    assert sorted(epochs) == [*range(NUM_LOOPS * NUM_EPOCHS)]
+    dataset.close()
+
+
+def test_a_loop_goes_on_while_another_thread_begins_one(tmp_path: Path) -> None:
+    """It was a bare AssertionError."""
+    dataset = opened(tmp_path, Paused)
+    assert isinstance(dataset, Paused)
+    loader = loader_of(dataset)
+    first, found = iter(loader), list[Any]()
+    dataset.meanwhile = lambda: found.extend([next(first)])
+    second = iter(loader)
+    assert [place for place, _ in found[0]] == [0] * 4
+    assert [place for place, _ in next(second)] == [1] * 4
+    assert len([*first]) == NUM_ROWS // 4 - 1
+    dataset.close()
+
+
+def test_two_threads_that_begin_at_once_leave_the_loader_as_it_was(tmp_path: Path) -> None:
+    """Its collate function was that of the other iteration for good: batches came with another one's position around them."""
+    dataset = opened(tmp_path, Paused)
+    assert isinstance(dataset, Paused)
+    loader, found = loader_of(dataset), list[Iterator[Any]]()
+    other = threading.Thread(target=lambda: found.append(iter(loader)))
+
+    def begin_another() -> None:
+        other.start()
+        other.join(0.2)  # it waits, or would be done by then
+
+    dataset.meanwhile = begin_another
+    found.insert(0, iter(loader))
+    other.join()
+    assert loader.collate_fn is rows_of
+    assert sorted({epoch for epoch, _ in next(batches)} == {number} for number, batches in enumerate(found)) == [True, True]
+    dataset.close()
+
+
+def test_workers_begin_where_their_own_loop_does(tmp_path: Path) -> None:
+    """They read what was announced last, which may be the start of another loop's epoch: one came twice, one never."""
+    dataset = opened(tmp_path)
+
+    def wait(worker: int) -> None:
+        del worker
+        assert wait_until((tmp_path / "both have begun").exists)
+
+    loaders = [loader_of(dataset, num_workers=1, worker_init_fn=wait, multiprocessing_context="fork") for _ in range(2)]
+    both = [iter(loader) for loader in loaders]
+    (tmp_path / "both have begun").touch()
+    assert [{epoch for batch in batches for epoch, _ in batch} for batches in both] == [{0}, {1}]
+    dataset.close()
+
+
+def test_a_loop_whose_persistent_workers_have_begun_another_one_is_an_error(tmp_path: Path) -> None:
+    """It took the batches of the other one."""
+    dataset = opened(tmp_path)
+    loader = loader_of(dataset, num_workers=1, persistent_workers=True, multiprocessing_context="fork")
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    with pytest.raises(ConfigError, match=r"persistent_workers=True\): end one loop before the next one begins"):
+        next(first)
+    assert {epoch for batch in second for epoch, _ in batch} == {1}
+    assert next(second, None) is None
+    dataset.close()
+
+
+def test_loops_in_threads_over_a_loader_of_streams_get_each_batch_once(tmp_path: Path) -> None:
+    """Torch's iterator, of which there is one, raised "generator already executing"."""
+    options, found = streams_of(a=1, c=1), list[list[tuple[int, int]]]()
+    for num_threads in (1, NUM_LOOPS):
+        datasets = [opened_stream(tmp_path, num_rows) for num_rows in (16, 24)]
+        with MultiStreamDataLoader(datasets, options, shuffle_seed=3, epoch_size=6) as loader:
+            loops, batches = [iter(loader) for _ in range(num_threads)], list[Batch]()
+            in_threads(lambda loops=loops, batches=batches: batches.extend(loops.pop()), num_threads)  # type: ignore[misc]
+        found.append(sorted((batch.step or 0, batch.num_accum_rounds_left) for batch in batches))
+    assert found[0] == found[1]
