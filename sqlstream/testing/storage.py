@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import hashlib
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -126,8 +127,10 @@ class MemoryStore:
         return self
 
     def head(self, url: str) -> ObjectInfo:
-        """Return the size of an object."""
-        return ObjectInfo(url=url, size_bytes=len(self._object(url)), etag=None)
+        """Return the size of an object, and its MD5 as the ETag."""
+        data = self._object(url)
+        etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
+        return ObjectInfo(url=url, size_bytes=len(data), etag=f'"{etag}"')
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield objects by name."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sqlstream import StreamingDataset
-from sqlstream.errors import ConfigError, OutputExistsError, TransientStorageError
+from sqlstream.errors import ConfigError, OutputExistsError, StorageError, TransientStorageError
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.servers import LocalS3
 from sqlstream.testing.storage import MemoryStore
@@ -192,6 +192,24 @@ def test_a_store_that_fails_ends_the_writing_which_then_goes_on(tmp_path: Path) 
         write("mds", "s3://b/out", WriteOptions(remote=store, resume=True))
     with pytest.raises(OutputExistsError, match="is there: write elsewhere"):
         write("mds", "s3://b/out", WriteOptions(remote=store))
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"), [(1, r"has \d+ bytes, \d+ were stored"), (0, "has the MD5 [0-9a-f]{32}, the file")]
+)
+def test_an_object_that_is_not_what_was_stored_ends_the_writing(cut: int, message: str) -> None:
+    class Damaging(MemoryStore):
+        def upload(self, path: Path, url: str) -> None:
+            super().upload(path, url)
+            if url.endswith("00001.mds"):
+                data = self.objects[url]
+                self.objects[url] = data[:-1] if cut else data[:-1] + b"?"
+
+    store = Damaging({})
+    options = WriteOptions(remote=store, storage_options={"verify_etag": True})
+    with pytest.raises(StorageError, match=message):
+        write("mds", "s3://b/out", options)
+    assert "s3://b/out/index.json" not in store.objects
 
 
 def test_an_index_in_a_store_that_is_written_over_claims_nothing_meanwhile() -> None:
