@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from typing import TypedDict
 
 from sqlstream.compat.streaming.base.dataset import StreamingDataset
+from sqlstream.compat.streaming.base.signatures import shows_parameters_of
 
 
 class Shared(TypedDict, total=False):
@@ -81,11 +80,5 @@ class DocumentedDataset(StreamingDataset):
         )
 
 
-def shows_all_parameters(init: Callable[..., None]) -> Callable[..., None]:
-    """Give a constructor with `**options` a signature that names these: help and completion show what MosaicML's shows."""
-    own = inspect.signature(init)
-    named = {name: one for name, one in own.parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
-    others = inspect.signature(DocumentedDataset.__init__).parameters
-    parameters = [*named.values(), *(one for name, one in others.items() if name not in named)]
-    init.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # functions may have one
-    return init
+shows_all_parameters = shows_parameters_of(DocumentedDataset.__init__)
+"""Decorates the constructors of subclasses with parameters of their own."""
