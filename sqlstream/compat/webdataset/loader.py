@@ -39,7 +39,8 @@ class WebLoader(DataPipeline, FluidInterface):
         self._given = dict(zip(names, args, strict=False)) | kw
         self._dataset = self._given.pop("dataset")
         self._loader: DataLoader[Any] | None = None
-        self._taken = 0
+        self._taken = self._loaded = 0
+        """What was yielded of an epoch; and of the epoch that a state goes on in."""
         super().__init__()
         self._translate()
 
@@ -117,6 +118,7 @@ class WebLoader(DataPipeline, FluidInterface):
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of an epoch; the next one goes on where this one ends."""
         repetitions, limit = self._epoch
+        self._taken, self._loaded = self._loaded, 0  # an iteration that was left in the middle is over
         for _ in range(repetitions):
             has_batches = False
             for made in self.iterator1():
@@ -151,12 +153,12 @@ class WebLoader(DataPipeline, FluidInterface):
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Go on where a state says."""
         self._stateful_loader().load_state_dict(state["stream"], strict=strict)
-        self._taken = int(state[_TAKEN])
+        self._taken = self._loaded = int(state[_TAKEN])
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`."""
         self._stateful_loader().set_epoch(epoch)
-        self._taken = 0
+        self._taken = self._loaded = 0
 
     def _stateful_loader(self) -> StreamingDataLoader:
         if not isinstance(self.loader, StreamingDataLoader):
