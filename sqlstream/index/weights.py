@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -57,13 +57,27 @@ class WeightTable:
         return load_npy(self.path, self.num_rows)
 
 
-def open_weights(index: Index, spec: WeightsSpec, directory: Path, *, show_progress: bool = False) -> WeightTable:
+class RowSequence(Protocol):
+    """The selected rows in another order than theirs."""
+
+    @property
+    def digest(self) -> str:
+        """A text for what decides the order."""
+
+    def rows_at(self, places: Int64Array) -> Int64Array:
+        """Return the rows at places of it: [n]."""
+
+
+def open_weights(
+    index: Index, spec: WeightsSpec, directory: Path, *, sequence: RowSequence | None = None, show_progress: bool = False
+) -> WeightTable:
     """Return the table of weights, evaluated when no earlier run has done it.
 
     Args:
         index: The rows, and their filter when there is one.
         spec: What they weigh: 0 leaves a row out, fractions are fine, 2 comes twice as often as 1.
         directory: Where index files are.
+        sequence: In which order the weights are summed up; None: that of the selection.
         show_progress: Show a bar if stderr is a terminal.
 
     Raises:
@@ -73,11 +87,12 @@ def open_weights(index: Index, spec: WeightsSpec, directory: Path, *, show_progr
     array = None if isinstance(spec, str) else _as_array(spec, index)
     what: object = spec if array is None else blake2b(array.tobytes(), digest_size=16).hexdigest()
     parts = {"format": FORMAT_VERSION, "version": WEIGHTS_VERSION, "weights": what}
-    key = fingerprint({**parts, "index": index.fingerprint})
+    order = {} if sequence is None else {"sequence": sequence.digest}
+    key = fingerprint({**parts, "index": index.fingerprint, **order})
     path = directory / f"{key}.weights.npy"
 
     def build(place: Workplace) -> Path:
-        return _build(index, spec, array, place, path.name, show_progress=show_progress)
+        return _build(index, spec, array, place, path.name, sequence, show_progress=show_progress)
 
     build_once(directory, key, lambda: path if is_there(path) else None, build, show_progress=show_progress)
     index.hold(path)
@@ -146,7 +161,14 @@ def _text(value: Any) -> str:
 
 
 def _build(
-    index: Index, spec: WeightsSpec, array: NDArray[np.float64] | None, place: Workplace, name: str, *, show_progress: bool
+    index: Index,
+    spec: WeightsSpec,
+    array: NDArray[np.float64] | None,
+    place: Workplace,
+    name: str,
+    sequence: RowSequence | None,
+    *,
+    show_progress: bool,
 ) -> Path:
     """Write the sums in two walks over the weights: their sum gives the scale."""
     if array is None:
@@ -155,20 +177,21 @@ def _build(
         weights = np.memmap(by_row, np.float64, "r", shape=(index.num_rows,))
     total = 0.0
 
-    def chunks() -> Iterator[NDArray[np.float64]]:
+    def chunks() -> Iterator[tuple[Int64Array, NDArray[np.float64]]]:
         for start in range(0, len(index), _ROWS_AT_A_TIME):
             positions = np.arange(start, min(start + _ROWS_AT_A_TIME, len(index)))  # [n]
-            yield array[positions] if array is not None else np.asarray(weights[index.row_ids(positions)])
+            positions = positions if sequence is None else sequence.rows_at(positions)  # [n]
+            yield positions, array[positions] if array is not None else np.asarray(weights[index.row_ids(positions)])
 
-    for at, chunk in enumerate(chunks()):
-        _check(chunk, at * _ROWS_AT_A_TIME, index, spec)
+    for positions, chunk in chunks():
+        _check(chunk, positions, index, spec)
         total += float(chunk.sum())
     if not 0 < total < float("inf"):
         raise ConfigError(f"weights {_shown(spec)} add up to {total:g}: give at least one row a weight above 0, and none huge")
     temporary, scale, last = place.temporary("sums"), scale_of(total), 0
     with open(temporary, "wb") as file:
         write_header(file, len(index))
-        for chunk in chunks():
+        for _, chunk in chunks():
             sums = np.cumsum(scale_weights(chunk, scale)) + last  # [n]
             last = int(sums[-1])
             file.write(sums.astype("<i8").tobytes())
@@ -215,13 +238,13 @@ def _numbers(values: Sequence[Any], rows: Sequence[int], expression: str) -> NDA
     return np.array(values, np.float64)  # [n]; None becomes NaN
 
 
-def _check(weights: NDArray[np.float64], first: int, index: Index, spec: WeightsSpec) -> None:
+def _check(weights: NDArray[np.float64], positions: Int64Array, index: Index, spec: WeightsSpec) -> None:
     good = np.isfinite(weights) & (weights >= 0)  # [n]
     if good.all():
         return
     at = int(np.argmin(good))
     value = "no value (NULL or NaN)" if np.isnan(weights[at]) else f"{weights[at]:g}"
-    row = int(index.row_ids(np.array([first + at]))[0])
+    row = int(index.row_ids(positions[at : at + 1])[0])
     key = "" if index.key_column is None else f" ({index.key_column}={index.rows([row])[0][index.key_column]!r})"
     raise ConfigError(
         f"weights {_shown(spec)}: row {row}{key} has {value}: weights are finite and 0 or more; "

@@ -22,7 +22,7 @@ from sqlstream.order.bucketed import Bucketed, BucketRows
 from sqlstream.order.filtered import Filtered
 from sqlstream.order.order import MAX_REPLACEMENTS, Draws, Order, OrderOfBatches, is_counted
 from sqlstream.order.pack_plan import PackPlan, plan_packs
-from sqlstream.order.packed import LengthRows, Packed
+from sqlstream.order.packed import LengthRows, LengthWeights, Packed, WeightedLengths
 from sqlstream.order.partition import Partition, Tail
 from sqlstream.order.permute import MAX_SIZE, PERMUTATION_VERSION, Int64Array, Permutation, forward_each
 from sqlstream.order.plan import Plan, shuffled
@@ -64,6 +64,7 @@ __all__ = [
     "Int64Array",
     "Lanes",
     "LengthRows",
+    "LengthWeights",
     "MicroBatch",
     "Mixed",
     "Mixture",
@@ -89,6 +90,7 @@ __all__ = [
     "TurnLayout",
     "Turns",
     "Weighted",
+    "WeightedLengths",
     "WeightsFrom",
     "WeightsSince",
     "absolute_choose",

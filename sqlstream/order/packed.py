@@ -23,6 +23,7 @@ from sqlstream.errors import ConfigError
 from sqlstream.order.order import MAX_REPLACEMENTS, Draws, check_positions, check_seed, check_size
 from sqlstream.order.pack_plan import PACK_PLAN_VERSION, PackPlan, plan_packs
 from sqlstream.order.permute import Int64Array, Permutation, forward_each
+from sqlstream.order.weights import WeightedRows
 
 # What a permutation is for is the first part of its key; 1 to 3, 201 and 203 to 205 are taken by other orders.
 _PACKS, _MEMBERS, _WITHIN, _REPLACEMENTS = 211, 212, 213, 214
@@ -49,6 +50,26 @@ class LengthRows(Protocol):
         """Return the rows at places of the table: [n]."""
 
 
+class WeightedLengths(NamedTuple):
+    """Weights of the rows of a table by length."""
+
+    rows: WeightedRows
+    """The place in the table of each slot."""
+    sums: Int64Array
+    """Sums of the scaled weights up to and with the rows of each length: [L]."""
+
+
+class LengthWeights(Protocol):
+    """The weights of a run. They may change while it goes on, from an epoch on that was not asked for before."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A text for all changes of the run."""
+
+    def of_epoch(self, epoch: int) -> WeightedLengths | None:
+        """Return the weights of an epoch; None: each row comes once."""
+
+
 class Units(NamedTuple):
     """What an epoch packs, in segments: one part of all rows of one length."""
 
@@ -60,8 +81,8 @@ class Units(NamedTuple):
     """First unit of each length: [U]."""
     segment_stops: Int64Array
     """Units of all segments up to and with each: [S]."""
-    segment_places: Int64Array
-    """First place of each segment's rows in the table: [S]."""
+    segment_slots: Int64Array
+    """First slot of each segment's rows; without weights a slot is a place in the table: [S]."""
     segment_sizes: Int64Array
     """Rows of each segment: [S]."""
     segment_parts: Int64Array
@@ -75,13 +96,16 @@ class _PackedEpoch(NamedTuple):
 
     units: Units
     plan: PackPlan
+    weights: WeightedLengths | None
+    """How often rows come; None: once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
     """Rows in packs, each row once an epoch; a position is a pack.
 
-    Without a seed packs come pattern by pattern, and rows of a length as written.
+    Without a seed packs come pattern by pattern, and rows of a length as written. With weights an epoch has as many slots as
+    rows, each length as many of them as its rows weigh; it has a plan of its own, and some packs more or fewer than others.
     """
 
     rows: LengthRows
@@ -92,8 +116,12 @@ class Packed:
     on_long: OnLong = OnLong.RAISE
     """What becomes of rows that are longer than a pack."""
     seed: int | None
+    weights: LengthWeights | None = None
+    """How often rows come; None: once an epoch."""
     _every: _PackedEpoch = field(init=False, repr=False, compare=False)
-    """The packs of every epoch."""
+    """The packs of epochs without weights."""
+    _weighted: dict[int, _PackedEpoch] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The packs of the last two epochs with weights that were asked for."""
 
     def __post_init__(self) -> None:
         """Plan the packs.
@@ -108,7 +136,7 @@ class Packed:
             self._check_none_is_long()
         units = units_of(self.rows.lengths, self.rows.counts, self.capacity, self.on_long)
         plan = plan_packs(units.lengths, units.counts, self.capacity, self.max_rows)
-        object.__setattr__(self, "_every", _PackedEpoch(units, plan))
+        object.__setattr__(self, "_every", _PackedEpoch(units, plan, None))
 
     @property
     def plan(self) -> PackPlan:
@@ -123,7 +151,8 @@ class Packed:
     @property
     def fingerprint(self) -> str:
         """A text for rows, packs and seed."""
-        return f"{self.packing}, seed {self.seed}"
+        weights = "" if self.weights is None else f", weights {self.weights.fingerprint}"
+        return f"{self.packing}, seed {self.seed}{weights}"
 
     @property
     def packing(self) -> str:
@@ -139,15 +168,17 @@ class Packed:
         """Return the rows of the packs at `positions`.
 
         The number of the row, with the epoch, seeds a sample's generators: all parts of a row are made alike, and `dataset[i]`
-        gives what a pack takes.
+        gives what a pack takes. With weights a row may come several times in an epoch, so it is the number of its slot.
         """
         unit, starts = self._units_at(epoch, positions)
-        units = self._epoch(epoch).units
-        segment = np.searchsorted(units.segment_stops, unit, side="right")  # [m]
-        row = self._rows_of(units, segment, unit)  # [m]
+        packs = self._epoch(epoch)
+        segment = np.searchsorted(packs.units.segment_stops, unit, side="right")  # [m]
+        slot = self._slots_of(packs.units, segment, unit)  # [m]
+        row = self._rows_in(packs, epoch, slot)  # [m]
         zeros = np.zeros(len(row), dtype=np.int64)  # [m]
-        part = units.segment_parts[segment] if self.on_long is OnLong.SPLIT else None  # [m]
-        return Draws(starts=starts, stream=zeros, epoch=zeros + epoch, position=row, row=row, part=part)
+        part = packs.units.segment_parts[segment] if self.on_long is OnLong.SPLIT else None  # [m]
+        key = row if packs.weights is None else slot  # [m]
+        return Draws(starts=starts, stream=zeros, epoch=zeros + epoch, position=key, row=row, part=part)
 
     def positions_of(self, epoch: int, rows: Int64Array) -> None:  # noqa: ARG002 - the same for all
         """Return None: a row shares its position with others."""
@@ -179,13 +210,26 @@ class Packed:
             f"capacity={longest}"
         )
 
-    def _epoch(self, epoch: int) -> _PackedEpoch:  # noqa: ARG002 - every epoch is the same
+    def _epoch(self, epoch: int) -> _PackedEpoch:
         """Return what an epoch packs."""
-        return self._every
+        weights = None if self.weights is None else self.weights.of_epoch(epoch)
+        if weights is None:
+            return self._every
+        packs = self._weighted.get(epoch)
+        if packs is None or packs.weights is not weights:
+            stops = weights.rows.slots_before(self.seed, epoch, weights.sums)  # [L]
+            counts = np.diff(stops, prepend=0)  # [L]
+            some = np.flatnonzero(counts)  # [l]
+            units = units_of(self.rows.lengths[some], counts[some], self.capacity, self.on_long)
+            packs = _PackedEpoch(units, plan_packs(units.lengths, units.counts, self.capacity, self.max_rows), weights)
+            for old in [known for known in self._weighted if known != epoch][:-1]:
+                self._weighted.pop(old, None)
+            self._weighted[epoch] = packs
+        return packs
 
     def _units_at(self, epoch: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the units of the packs at positions, and the number of the first one of each pack: [m], [n + 1]."""
-        units, plan = self._epoch(epoch)
+        units, plan, _ = self._epoch(epoch)
         check_positions(positions, plan.num_packs)
         pack = positions  # [n]
         if self.seed is not None and len(positions):
@@ -224,20 +268,26 @@ class Packed:
         member[several] = forward_each(permutations, which, draw[several])
         return member
 
-    def _rows_of(self, units: Units, segment: Int64Array, unit: Int64Array) -> Int64Array:
-        """Return the rows of units: [m]."""
-        return self.rows.rows_at(units.segment_places[segment] + unit - _before(units.segment_stops)[segment])
+    def _slots_of(self, units: Units, segment: Int64Array, unit: Int64Array) -> Int64Array:
+        """Return the slots of units: [m]."""
+        slot: Int64Array = units.segment_slots[segment] + unit - _before(units.segment_stops)[segment]  # [m]
+        return slot
+
+    def _rows_in(self, packs: _PackedEpoch, epoch: int, slot: Int64Array) -> Int64Array:
+        """Return the rows of slots: [m]."""
+        return self.rows.rows_at(slot if packs.weights is None else packs.weights.rows.rows_at(self.seed, epoch, slot))
 
     def _others(self, epoch: int, failed: int, position: int, draw: int) -> Iterator[int]:
         """Yield rows that stand in for a failed unit: those of its length, then of shorter ones."""
-        units = self._epoch(epoch).units
+        packs = self._epoch(epoch)
+        units = packs.units
         own = int(np.searchsorted(units.starts, failed, side="right")) - 1
-        left, seen = MAX_REPLACEMENTS, {int(self._rows_at_units(units, np.array([failed], dtype=np.int64))[0])}
+        left, seen = MAX_REPLACEMENTS, {*self._rows_of_units(packs, epoch, np.array([failed], dtype=np.int64))}
         for length in range(own, max(-1, own - MAX_LOOKED_AT), -1):
             num_whole, first = int(units.whole[length]), int(units.starts[length])
             shuffle = Permutation.keyed(num_whole, _REPLACEMENTS, self.seed or 0, epoch, position, draw)
             some = shuffle.forward(np.arange(min(left + 1, num_whole), dtype=np.int64))  # [k]
-            for row in self._rows_at_units(units, first + some).tolist():
+            for row in self._rows_of_units(packs, epoch, first + some):
                 if row not in seen and left:
                     seen.add(row)
                     left -= 1
@@ -245,8 +295,11 @@ class Packed:
             if not left:
                 return
 
-    def _rows_at_units(self, units: Units, unit: Int64Array) -> Int64Array:
-        return self._rows_of(units, np.searchsorted(units.segment_stops, unit, side="right"), unit)
+    def _rows_of_units(self, packs: _PackedEpoch, epoch: int, unit: Int64Array) -> list[int]:
+        """Return the rows of units."""
+        segment = np.searchsorted(packs.units.segment_stops, unit, side="right")  # [k]
+        rows: list[int] = self._rows_in(packs, epoch, self._slots_of(packs.units, segment, unit)).tolist()
+        return rows
 
 
 def units_of(lengths: Int64Array, counts: Int64Array, capacity: int, on_long: OnLong) -> Units:
@@ -290,7 +343,7 @@ def units_of(lengths: Int64Array, counts: Int64Array, capacity: int, on_long: On
         counts=per_length,
         starts=_before(np.cumsum(per_length)),
         segment_stops=np.cumsum(sizes),
-        segment_places=(np.cumsum(counts) - counts)[source],
+        segment_slots=(np.cumsum(counts) - counts)[source],
         segment_sizes=sizes,
         segment_parts=part,
         whole=np.add.reduceat(np.where(part == 0, sizes, 0), first),

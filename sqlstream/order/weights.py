@@ -101,6 +101,18 @@ class WeightedRows:
         rows: Int64Array = self.cumulative.searchsorted(points, side="right").astype(np.int64)
         return rows
 
+    def slots_before(self, seed: int | None, epoch: int, sums: Int64Array) -> Int64Array:
+        """Return how many slots of an epoch fall on rows up to those at which the scaled weights have such sums: [n].
+
+        Args:
+            seed: Seed of the order; None counts as 0.
+            epoch: The epoch.
+            sums: Sums of the scaled weights: [n].
+        """
+        start = _start(seed or 0, epoch, self.total)
+        before = [-(-(end * self.num_positions - start) // self.total) for end in sums.tolist()]  # Python's: no overflow
+        return np.clip(np.array(before, dtype=np.int64), 0, self.num_positions)
+
     def _points(self, start: int, slots: Int64Array) -> Int64Array:
         """Return (slot * total + start) // num_positions, without overflow."""
         whole, rest = divmod(self.total, self.num_positions)

@@ -32,7 +32,7 @@ from sqlstream.stream.options import DatasetOptions
 from sqlstream.stream.run.order_options import AUTO_BLOCKS, OrderOptions
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.run.state import RunIdentity
-from sqlstream.stream.run.weighting import BucketWeighting, Weighting, weighting_of
+from sqlstream.stream.run.weighting import BucketWeighting, PackWeighting, Weighting, pack_weighting_of, weighting_of
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,8 @@ def open_schedule(
     if isinstance(options.batches, Buckets) and buckets is not None:
         return _in_buckets(options, options.batches, seed, index, buckets, directory)
     if isinstance(options.batches, Packs) and lengths is not None:
-        return _in_packs(options, options.batches, seed, index, lengths)
+        weighting = pack_weighting_of(index, directory, lengths, options.weights)
+        return _in_packs(options, options.batches, seed, index, lengths, weighting)
     weighting = weighting_of(index, directory, options.epoch_size, options.weights)
     layout = blocks_of(index, options, weighting.num_positions)
     seeded = partial(compose, index, weighting, options, layout)
@@ -177,9 +178,18 @@ def _tell_of_small(batches: Buckets, buckets: BucketTable, order: Bucketed) -> N
         )
 
 
-def _in_packs(options: OrderOptions, packs: Packs, seed: int | None, index: Index, lengths: LengthTable) -> Schedule:
+def _in_packs(
+    options: OrderOptions, packs: Packs, seed: int | None, index: Index, lengths: LengthTable, weighting: Weighting
+) -> Schedule:
     """Return the order of packs of rows; a state counts packs, and knows the rows as the size of its epochs."""
-    order = Packed(rows=lengths, capacity=packs.capacity, max_rows=packs.max_rows, on_long=OnLong(packs.on_long), seed=seed)
+    order = Packed(
+        rows=lengths,
+        capacity=packs.capacity,
+        max_rows=packs.max_rows,
+        on_long=OnLong(packs.on_long),
+        seed=seed,
+        weights=PackWeighting(weighting, lengths),
+    )
     plan, num_packed = order.plan, order.num_rows
     logger.info(
         "packs by %r: %d rows in %d packs of %d, %.2f %% full, at most %d rows in one",
@@ -201,7 +211,7 @@ def _in_packs(options: OrderOptions, packs: Packs, seed: int | None, index: Inde
         content=index.content,
     )
     steps = Steps(order=order, batch_size=options.batch_size, tail=options.tail)
-    return Schedule(steps, Weighting(len(index), len(index), _refuse_weights, None), options, identity=identity)
+    return Schedule(steps, weighting, options, identity=identity)
 
 
 def _refuse_weights(_weights: WeightsSpec) -> WeightTable:

@@ -41,6 +41,16 @@ def test_every_count_is_within_one_of_its_expectation(weights: list[float], size
     assert not found[np.array(weights) == 0].any()
 
 
+@settings(max_examples=40, deadline=None)
+@given(WEIGHTS, st.integers(1, 300), st.integers(0, 2**64 - 1), st.integers(0, 10_000))
+def test_the_slots_up_to_a_row_are_those_of_it_and_of_all_before(
+    weights: list[float], size: int, seed: int, epoch: int
+) -> None:
+    sums = table(weights)
+    rows = WeightedRows(num_rows=len(weights), num_positions=size, cumulative=sums)
+    assert rows.slots_before(seed, epoch, sums).tolist() == np.cumsum(counts(rows, seed, epoch)).tolist()
+
+
 def test_over_a_hundred_epochs_every_count_is_within_one_and_their_sum_near_its_expectation() -> None:
     rng = np.random.default_rng(3)
     weights = np.where(rng.random(2000) < 0.2, 0, rng.exponential(1, 2000))

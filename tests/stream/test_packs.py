@@ -371,7 +371,6 @@ def test_a_state_of_other_packs_is_refused(runs: Any) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"weights": "n"}, r"weights=… cannot be had with batches=Packs\(…\) yet"),
     ({"epoch_size": 9}, "epoch_size=9 cannot be had"),
     ({"num_canonical_nodes": 2}, "num_canonical_nodes=2 cannot be had"),
     ({"unaligned_worker_index": True}, "unaligned_worker_index=True cannot be had"),
@@ -387,12 +386,67 @@ def test_what_does_not_go_with_packs_is_refused(options: dict[str, Any], problem
         runs(**options)
 
 
-def test_weights_that_change_are_refused(table: Path, tmp_path: Path) -> None:
-    with (
-        StreamingDataset(table, tmp_path / "cache", batches=PACKS, show_progress=False) as dataset,
-        pytest.raises(ConfigError, match="batches= yet"),
-    ):
-        dataset.reweight("n")
+def times(packs: list[dict[str, Any]]) -> Counter[int]:
+    return Counter(row for pack in packs for row in pack["__rows__"])
+
+
+def test_rows_come_as_often_as_they_weigh(runs: Any) -> None:
+    (dataset,) = runs(weights="CASE WHEN row < 20 THEN 0 WHEN row < 40 THEN 1 ELSE 2 END").datasets
+    for _ in range(3):
+        num_packs = dataset.epoch_size
+        packs = list(dataset)
+        assert len(packs) == num_packs, "epochs may differ by some packs"
+        seen_rows = times(packs)
+        assert seen_rows.total() == NUM_ROWS, "as many rows as without weights"
+        assert {seen_rows[row] for row in range(20)} == {0}
+        assert {seen_rows[row] for row in range(20, 40)} == {1}
+        assert {seen_rows[row] for row in range(40, NUM_ROWS)} == {2}
+        lengths = [sum(LENGTHS[row] for row in pack["__rows__"]) for pack in packs]
+        assert max(lengths) <= CAPACITY
+        assert sum(lengths) / len(packs) / CAPACITY > 0.9
+        drawn = [value for pack in packs for value in pack["drawn"]]
+        assert len(set(drawn)) == NUM_ROWS, "a row that comes twice is made with other random numbers each time"
+
+
+def test_weighted_packs_go_on_in_any_epoch_on_any_layout(runs: Any) -> None:
+    weights = {"weights": "n / 3.0"}
+    whole, states, steps = runs(**weights), [], []
+    for _ in range(13):
+        steps.append(whole.step())
+        states.append(whole.state())
+    other, with_workers = runs(2, **weights), runs(2, 2, **weights)
+    for number in (0, 4, 5, 8, 11):
+        other.load(states[number])
+        assert other.step() == steps[number + 1]
+    with_workers.load(states[6])
+    assert [with_workers.step() for _ in range(3)] == steps[7:10]
+
+
+def test_weights_change_with_the_next_epoch_and_are_in_the_state(runs: Any) -> None:
+    run = runs()
+    (dataset,) = run.datasets
+    before = list(dataset)
+    dataset.reweight("row < 30")
+    after = list(dataset)
+    assert set(times(after)) == set(range(30))
+    assert set(times(before).values()) == {1}
+    with pytest.raises(ConfigError, match="at_step=2 cannot be had with batches="):
+        dataset.reweight("n", at_step=2)
+    state = json.loads(json.dumps(dataset.state_dict()))
+    (other,) = runs().datasets
+    other.load_state_dict(state)
+    assert seen(list(other)) == seen(list(dataset))
+    with pytest.raises(ConfigError, match="weights 'n - 9': row"):
+        runs(weights="n - 9")
+
+
+def test_each_copy_of_a_long_row_comes_in_all_its_parts(runs: Any) -> None:
+    packs = Packs("n", 8, on_long="split", pack_fn=PackTokens(pad_token_id=-1))
+    found = list(runs(weights="n", batches=packs).datasets[0])
+    copies = {(row, drawn) for pack in found for row, drawn in zip(pack["__rows__"], pack["drawn"], strict=True)}
+    tokens = Counter(token for pack in found for token in pack["input_ids"].tolist() if token >= 0)
+    assert len(copies) == NUM_ROWS
+    assert tokens == Counter(token for row, _ in copies for token in tokens_of(row, LENGTHS[row]))
 
 
 # -- in a mixture -----------------------------------------------------------------------------------------------------
@@ -452,6 +506,15 @@ def test_failed_rows_of_a_mixture_are_replaced_within_their_stream_and_length(ta
     assert not {row for pack in packs for row in pack["__rows__"]} & set(bad)
     for pack, whole in zip(packs, before, strict=True):
         assert all(LENGTHS[row] <= LENGTHS[old] for row, old in zip(pack["__rows__"], whole["__rows__"], strict=True))
+
+
+def test_weighted_packs_are_no_stream(table: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batches": PACKS, "weights": "n", "show_progress": False}
+    with (
+        StreamingDataset(table, tmp_path / "c", **options) as dataset,
+        pytest.raises(ConfigError, match="has packs with weights, which a mixture cannot have: leave it out"),
+    ):
+        MixedDataset({"one": dataset}, epoch_size=8)
 
 
 def test_shares_of_tokens_are_exact_with_packs(table: Path) -> None:

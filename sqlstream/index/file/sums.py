@@ -51,6 +51,11 @@ class SumsFile:
             raise IndexError(f"only the last sum of {self._path} is at hand, not {index}")
         return self._last
 
+    def at(self, places: Int64Array) -> Int64Array:
+        """Return the sums at some places: [n]."""
+        sums: Int64Array = np.array(load_npy(self._path)[places])  # [n]
+        return sums
+
     def searchsorted(self, points: Int64Array, side: str = "right") -> Int64Array:
         """Return how many of the sums are at most each point: [n]."""
         if side != "right":

@@ -136,13 +136,12 @@ class OrderOptions:
                 raise ConfigError(f"{name}={value!r} cannot be had with batches=: leave one of them out")
         if not isinstance(self.batches, Packs):
             return
-        for name, shown, is_given in (
-            ("weights", "…", self.weights is not None),
-            ("epoch_size", self.epoch_size, self.epoch_size is not None),
-            ("num_canonical_nodes", self.num_canonical_nodes, self.num_canonical_nodes != 1),
+        for name, value, left_out in (
+            ("epoch_size", self.epoch_size, None),
+            ("num_canonical_nodes", self.num_canonical_nodes, 1),
         ):
-            if is_given:
-                raise ConfigError(f"{name}={shown} cannot be had with batches=Packs(…) yet: leave one of them out")
+            if value != left_out:
+                raise ConfigError(f"{name}={value} cannot be had with batches=Packs(…) yet: leave one of them out")
 
     @property
     def has_auto_blocks(self) -> bool:

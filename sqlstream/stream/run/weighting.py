@@ -14,14 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.index.bucket_weights import BucketSumsFile
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.sums import SumsFile
+from sqlstream.index.lengths import LengthTable
 from sqlstream.index.weights import WeightsSpec, WeightTable, open_weights
-from sqlstream.order import WeightsFrom, WeightsSince
+from sqlstream.order import WeightedLengths, WeightsFrom, WeightsSince
 from sqlstream.order.weights import WeightedRows
 from sqlstream.stream.run.shared_text import SharedText
 
@@ -228,6 +231,47 @@ class BucketWeighting:
             table = BucketSumsFile(Path(path), self._sizes)
             self._tables = {**dict(list(self._tables.items())[1 - OPEN_TABLES :]), path: table}
         return table
+
+
+class PackWeighting:
+    """The weights of a run as packs take them: how often rows of each length come in an epoch.
+
+    Args:
+        weighting: The weights, in tables whose rows are sorted by length.
+        lengths: These rows.
+    """
+
+    def __init__(self, weighting: Weighting, lengths: LengthTable) -> None:
+        self._weighting = weighting
+        self._lengths = lengths
+        self._made: list[WeightedLengths] = []
+        """Those of the last tables."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle for a worker, which opens the tables itself."""
+        return {**self.__dict__, "_made": []}
+
+    @property
+    def fingerprint(self) -> str:
+        """A text for all changes so far."""
+        return self._weighting.fingerprint
+
+    def of_epoch(self, epoch: int) -> WeightedLengths | None:
+        """Return the weights of an epoch; None: each row comes once."""
+        rows = self._weighting.of_epoch(epoch)[0].rows
+        if rows is None:
+            return None
+        if (found := next((made for made in self._made if made.rows is rows), None)) is None:
+            assert isinstance(rows.cumulative, SumsFile), "there are as many slots as rows, so it is a table"
+            found = WeightedLengths(rows, rows.cumulative.at(np.cumsum(self._lengths.counts) - 1))
+            self._made = [*self._made[1 - OPEN_TABLES :], found]
+        return found
+
+
+def pack_weighting_of(index: Index, directory: Path, lengths: LengthTable, weights: WeightsSpec | None) -> Weighting:
+    """Return the weighting of a dataset of packs, in tables whose rows are sorted by length."""
+    weigh = partial(open_weights, index, directory=directory, sequence=lengths)
+    return Weighting(len(index), len(index), weigh, weights)
 
 
 def weighting_of(index: Index, directory: Path, epoch_size: int | None, weights: WeightsSpec | None) -> Weighting:
