@@ -129,7 +129,7 @@ def zip_archive(num_members: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("layout", "archive", "most_bytes"), [(TarShard(), tar_archive, 60), (ZipShard(), zip_archive, 250)], ids=["tar", "zip"]
+    ("layout", "archive", "most_bytes"), [(TarShard(), tar_archive, 45), (ZipShard(), zip_archive, 130)], ids=["tar", "zip"]
 )
 def test_samples_of_a_shard_take_few_bytes_a_member(
     layout: TarShard | ZipShard, archive: Callable[[int], bytes], most_bytes: int, tmp_path: Path

@@ -1,14 +1,16 @@
-"""Finds sample keys that are missing or come twice, in 8 bytes a row: hashes first, SQL for the few that look equal."""
+"""Finds sample keys that are missing or come twice, by 8 bytes a row in a file: hashes, then SQL for those that look equal."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sqlstream.index.types.models import ROW
+from sqlstream.storage.members.spilled import Spilled, are_unique
 
 Fetch = Callable[[Sequence[int]], list[tuple[int, Any]]]
 
@@ -18,11 +20,12 @@ class KeyCheck:
 
     Args:
         column: The key column's logical name.
+        folder: Where hashes are written if they are many.
     """
 
-    def __init__(self, column: str) -> None:
+    def __init__(self, column: str, folder: Path) -> None:
         self.column = column
-        self._hashes: list[np.ndarray] = []
+        self._hashes = Spilled("q", folder)
         self._num_rows = 0
         self._first_null: int | None = None
 
@@ -31,7 +34,8 @@ class KeyCheck:
         if self._first_null is None and (keys is None or None in keys):
             self._first_null = self._num_rows + (0 if keys is None else list(keys).index(None))
         if keys is not None and self._first_null is None:
-            self._hashes.append(np.fromiter(map(hash, keys), np.int64, num_rows))
+            self._hashes.last.extend(map(hash, keys))
+            self._hashes.spill()
         self._num_rows += num_rows
 
     def pass_over(self, num_rows: int) -> None:
@@ -54,9 +58,7 @@ class KeyCheck:
             marks = ", ".join("?" * len(rows))
             return connection.execute(f"SELECT {ROW}, {physical} FROM rows WHERE {ROW} IN ({marks})", rows).fetchall()
 
-        hashes = np.concatenate(self._hashes) if self._hashes else np.empty(0, np.int64)
-        self._hashes.clear()
-        twice = find_duplicate(hashes, fetch)
+        twice = None if are_unique(self._hashes) else find_duplicate(self._hashes[:], fetch)
         return (
             None
             if twice is None

@@ -103,7 +103,7 @@ class IndexWriter:
         """Columns of moments of which some may have fewer digits than the others."""
         self._last_names: list[str] = []
         """Columns of the source begun last."""
-        self._keys = KeyCheck(key_column)
+        self._keys = KeyCheck(key_column, path.parent)
         self._content = RunningContent()
         self._in_place: set[str] = set()
         self.num_rows = 0

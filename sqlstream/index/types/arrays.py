@@ -48,6 +48,16 @@ def texts(values: Iterable[str]) -> pa.Array[Any]:
     return _joined((value.encode() for value in values), pa.string())
 
 
+def joined_texts(data: bytes, ends: Int64Array) -> pa.Array[Any]:
+    """Return texts that are encoded one behind another.
+
+    Args:
+        data: All of them, 2 GiB at most.
+        ends: Where each begins, and the end of the last: [n + 1].
+    """
+    return _of_buffers(data, ends, pa.string())
+
+
 def blobs(values: Iterable[bytes]) -> pa.Array[Any]:
     """Return bytes as Arrow has them, 2 GiB at most."""
     return _joined(values, pa.binary())
@@ -55,8 +65,11 @@ def blobs(values: Iterable[bytes]) -> pa.Array[Any]:
 
 def _joined(values: Iterable[bytes], kind: pa.DataType) -> pa.Array[Any]:
     found = [*values]
-    ends = np.cumsum([0, *map(len, found)], dtype=np.int64)  # [n + 1]
+    return _of_buffers(b"".join(found), np.cumsum([0, *map(len, found)], dtype=np.int64), kind)
+
+
+def _of_buffers(data: bytes, ends: Int64Array, kind: pa.DataType) -> pa.Array[Any]:
     if ends[-1] > np.iinfo(np.int32).max:
         raise OverflowError(f"{ends[-1]} bytes do not fit one array of Arrow's {kind}")
-    buffers = [None, pa.py_buffer(ends.astype(np.int32).tobytes()), pa.py_buffer(b"".join(found))]
-    return pa.Array.from_buffers(kind, len(found), buffers)
+    buffers = [None, pa.py_buffer(ends.astype(np.int32).tobytes()), pa.py_buffer(data)]
+    return pa.Array.from_buffers(kind, len(ends) - 1, buffers)

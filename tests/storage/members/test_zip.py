@@ -9,6 +9,7 @@ import re
 import struct
 import zipfile
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +153,20 @@ def test_names_of_a_large_directory_are_those_of_zipfile_and_of_equal_ones_the_l
             file.writestr(zipfile.ZipInfo(name), b"")
     found = [member.name for member in members_of(data.getvalue())]
     assert found == [name for name in names[:69_999] if name != names[5]] + [names[69_999], names[5]]
+
+
+def test_a_directory_in_another_order_than_its_members_is_read_block_by_block(tmp_path: Path) -> None:
+    data = archive({f"{number:06}": b"%d" % number for number in range(20_000)}, zipfile.ZIP_STORED)
+    start = data.index(b"PK\1\2")
+    entries = [data[start + 52 * number :][:52] for number in range(20_000)]
+    random.Random(1).shuffle(entries)
+    shuffled = data[:start] + b"".join(entries) + data[start + 52 * 20_000 :]
+    for folder in (None, tmp_path):
+        found = [*read_directory(Bytes(shuffled), NAME, folder=folder)]
+        assert [member.name.encode() for member in found] == [entry[46:] for entry in entries]
+        assert all(content_of(shuffled, member) == b"%d" % int(member.name) for member in found[::500])
+    twice = data[:start] + b"".join([*entries[:-1], entries[0]]) + data[start + 52 * 20_000 :]
+    assert "overlaps what follows" in refusal(twice), "far from each other, in two blocks"
 
 
 def test_a_directory_takes_one_read_or_two_and_its_bytes_once() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, pairwise, repeat
+from pathlib import Path
 from typing import Any, TypeAlias, overload
 
 import numpy as np
@@ -16,6 +16,7 @@ from sqlstream.index.types import arrays
 from sqlstream.storage.members import places
 from sqlstream.storage.members.entries import Span
 from sqlstream.storage.members.places import SamplePart
+from sqlstream.storage.members.spilled import SPILL_VALUES, Spilled, SpilledBytes
 
 _BLOCK = 1 << 12
 """Samples that are made at a time. Arbitrary."""
@@ -26,26 +27,35 @@ Column: TypeAlias = npt.NDArray[Any]
 
 
 class Texts(Sequence[str]):
-    """Texts, in memory as Arrow has them.
+    """Texts, encoded one behind another.
 
     Args:
-        chunks: Them.
+        folder: Where those are written that memory should not hold; None: it holds all.
     """
 
-    def __init__(self, chunks: Sequence[pa.Array[Any]]) -> None:
-        self._texts = pa.chunked_array(chunks, pa.string())
+    def __init__(self, folder: Path | None = None) -> None:
+        self._ends, self._data = Spilled("q", folder), SpilledBytes(folder)
+        self._ends.last.append(0)
 
     @classmethod
-    def of(cls, texts: Iterable[str]) -> Texts:
+    def of(cls, texts: Iterable[str], folder: Path | None = None) -> Texts:
         """Return these texts, which are taken one by one."""
-        return cls([*_chunks(texts)])
+        found = cls(folder)
+        ends, data = found._ends, found._data
+        for text in texts:
+            data.last += text.encode()
+            ends.last.append(len(data))
+            if len(ends.last) > SPILL_VALUES:
+                ends.spill()
+                data.spill()
+        return found
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self._ends) - 1
 
     def __iter__(self) -> Iterator[str]:
-        for chunk in self._texts.chunks:
-            yield from chunk.to_pylist()  # type: ignore[misc]  # none is NULL
+        for start in range(0, len(self), _BLOCK):
+            yield from self[start : start + _BLOCK]
 
     @overload
     def __getitem__(self, at: int) -> str: ...
@@ -54,26 +64,19 @@ class Texts(Sequence[str]):
     def __getitem__(self, at: slice) -> list[str]: ...
 
     def __getitem__(self, at: int | slice) -> str | list[str]:
-        """Return one of them, or some."""
-        if isinstance(at, slice):
-            return [self[number] for number in range(*at.indices(len(self)))]
-        found: str = self._texts[at].as_py()
-        return found
+        """Return one of them, or some that follow each other."""
+        if not isinstance(at, slice):
+            number = range(len(self))[at]
+            return self[number : number + 1][0]
+        start, stop, step = at.indices(len(self))
+        assert step == 1, "texts are taken in their order"
+        return self.column(start, max(0, stop - start)).to_pylist()  # type: ignore[return-value]  # none is NULL
 
     def column(self, start: int, num_rows: int) -> pa.Array[Any]:
         """Return some of them as Arrow has them."""
-        return self._texts.slice(start, num_rows).combine_chunks()
-
-
-def _chunks(texts: Iterable[str]) -> Iterator[pa.Array[Any]]:
-    some: list[str] = []
-    for text in texts:
-        some.append(text)
-        if len(some) == _BLOCK:
-            yield arrays.texts(some)
-            some.clear()
-    if some:
-        yield arrays.texts(some)
+        start = min(start, len(self))
+        ends = self._ends[start : start + num_rows + 1]  # [n + 1]
+        return arrays.joined_texts(self._data.read(int(ends[0]), int(ends[-1])), ends - ends[0])
 
 
 class SampleParts(Sequence[Mapping[str, SamplePart]]):
@@ -91,11 +94,11 @@ class SampleParts(Sequence[Mapping[str, SamplePart]]):
     def __init__(
         self,
         names: Sequence[str],
-        starts: Column,
-        columns: Column,
-        offsets: Column,
-        sizes: Column,
-        facts: Sequence[Column] = (),
+        starts: Column | Spilled,
+        columns: Column | Spilled,
+        offsets: Column | Spilled,
+        sizes: Column | Spilled,
+        facts: Sequence[Column | Spilled] = (),
     ) -> None:
         self.names = tuple(names)
         self._starts, self._columns, self._offsets, self._sizes, self._facts = starts, columns, offsets, sizes, tuple(facts)
@@ -150,11 +153,11 @@ class SampleParts(Sequence[Mapping[str, SamplePart]]):
 
     def column_bytes(self) -> dict[str, int]:
         """Return the bytes of all parts, by their columns; a part of no bytes counts as one."""
-        found = {}
-        for number, name in enumerate(self.names):
-            sizes = self._sizes[self._columns == number]  # [parts]
-            found[name] = int(sizes.sum(dtype=np.int64)) + int(np.count_nonzero(sizes == 0))
-        return found
+        found = np.zeros(len(self.names), np.int64)  # [num_names]
+        for start in range(0, len(self._columns), SPILL_VALUES):
+            some = slice(start, start + SPILL_VALUES)
+            np.add.at(found, self._columns[some], np.maximum(self._sizes[some], 1).astype(np.int64))
+        return dict(zip(self.names, found.tolist(), strict=True))
 
     def sizes(self, name: str, fact: int | None, start: int, stop: int) -> pa.Array[Any]:
         """Return the size of one part of each of some samples, NULL where it is not there.
@@ -167,10 +170,10 @@ class SampleParts(Sequence[Mapping[str, SamplePart]]):
         """
         ends = self._starts[start : stop + 1]  # [n + 1]
         some = slice(int(ends[0]), int(ends[-1]))
-        found = np.flatnonzero(self._columns[some] == self.names.index(name)) + some.start  # [found]
-        rows = np.searchsorted(ends, found, side="right") - 1  # [found]
+        found = np.flatnonzero(self._columns[some] == self.names.index(name))  # [found]
+        rows = np.searchsorted(ends, found + some.start, side="right") - 1  # [found]
         values, is_missing = np.zeros(len(ends) - 1, np.int64), np.ones(len(ends) - 1, bool)  # [n] each
-        values[rows] = (self._sizes if fact is None else self._facts[fact])[found]
+        values[rows] = (self._sizes if fact is None else self._facts[fact])[some][found]
         is_missing[rows] = False
         return arrays.numbers(values, is_missing)
 
@@ -190,9 +193,10 @@ class SampleParts(Sequence[Mapping[str, SamplePart]]):
         """Return whether each part is known to lie behind all parts before it."""
         end = 0
         for start in range(0, len(self._sizes), _BLOCK):
-            there = np.flatnonzero(self._sizes[start : start + _BLOCK]) + start  # [parts]
-            offsets = self._offsets[there].astype(np.int64)  # [parts]
-            stops = offsets + self._sizes[there]  # [parts]
+            sizes = self._sizes[start : start + _BLOCK]  # [some]
+            there = np.flatnonzero(sizes)  # [parts]
+            offsets = self._offsets[start : start + _BLOCK][there].astype(np.int64)  # [parts]
+            stops = offsets + sizes[there]  # [parts]
             if there.size and (offsets[0] < end or (offsets[1:] < stops[:-1]).any()):
                 return False
             end = int(stops[-1]) if there.size else end
@@ -236,33 +240,31 @@ class PartsBuilder:
 
     Args:
         facts: How `array` keeps each fact of a part.
+        folder: Where parts are written that memory should not hold; None: it holds all.
     """
 
-    def __init__(self, facts: str = "") -> None:
+    def __init__(self, facts: str = "", folder: Path | None = None) -> None:
         self._numbers: dict[str, int] = {}
-        self._starts, self._columns, self._offsets, self._sizes = array("q", [0]), array("I"), array("q"), array("q")
-        self._facts = [array(kind) for kind in facts]
+        self._starts, self._parts = Spilled("q", folder), [Spilled(kind, folder) for kind in ("I", "q", "q", *facts)]
+        self._columns, self._offsets, self._sizes, *self._facts = self._parts
+        self._starts.last.append(0)
 
     def add(self, name: str, offset: int, size: int, *facts: int) -> None:
         """Take a part of the sample that is not ended yet."""
-        self._columns.append(self._numbers.setdefault(name, len(self._numbers)))
-        self._offsets.append(offset)
-        self._sizes.append(size)
+        self._columns.last.append(self._numbers.setdefault(name, len(self._numbers)))
+        self._offsets.last.append(offset)
+        self._sizes.last.append(size)
         for known, fact in zip(self._facts, facts, strict=True):
-            known.append(fact)
+            known.last.append(fact)
 
     def end_sample(self) -> None:
         """End a sample; the next part is another's."""
-        self._starts.append(len(self._columns))
+        self._starts.last.append(len(self._columns))
+        if len(self._columns.last) >= SPILL_VALUES:
+            self._starts.spill()
+            for column in self._parts:
+                column.spill()
 
     def built(self) -> SampleParts:
         """Return what came, of samples that were ended."""
-        starts, columns, offsets, sizes = map(column_of, (self._starts, self._columns, self._offsets, self._sizes))
-        num_parts = self._starts[-1]
-        facts = [column_of(fact)[:num_parts] for fact in self._facts]
-        return SampleParts([*self._numbers], starts, columns[:num_parts], offsets[:num_parts], sizes[:num_parts], facts)
-
-
-def column_of(numbers: array[int]) -> Column:
-    """Return numbers as a column, without a copy."""
-    return np.frombuffer(numbers, numbers.typecode) if numbers else np.zeros(0, numbers.typecode)  # [n]
+        return SampleParts([*self._numbers], self._starts, self._columns, self._offsets, self._sizes, self._facts)

@@ -70,6 +70,11 @@ class Scratch(NamedTuple):
     here: Path | None = None
     """The shard, or what it holds where it is compressed as a whole, on this disk; None: its bytes are asked for."""
 
+    @property
+    def folder(self) -> Path:
+        """Where files are written that need no name."""
+        return self.path("table").parent
+
 
 class MembersAreBytes:
     """What layouts have in common whose samples have parts of bytes, all of whose places the index knows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from sqlstream.errors import DamagedShardError, SourceError
 from sqlstream.index.sources.shards.columns import PartsBuilder, Texts
@@ -52,15 +53,15 @@ class TarShard(MembersAreBytes):
         name = urls.redact(file.url)
         if urls.is_command(file.url):
             with printed(file, remote, scratch) as (content, unpack):
-                return _samples(content, name, unpack, self.index_members)
+                return _samples(content, name, unpack, self.index_members, scratch.folder)
         files = None if urls.extension(file.url) in _PACKED else scratch.files
         with opened(file, remote, files, scratch.here) as source:
             compression = compression_of(source.read_at(0, MAGIC_BYTES))
             if compression is None:
-                return _samples(source, name, None, self.index_members)
+                return _samples(source, name, None, self.index_members, scratch.folder)
         unpack = Unpack(compression)
         with unpacked_content(file, unpack, remote, scratch) as content:
-            return _samples(content, name, unpack, self.index_members)
+            return _samples(content, name, unpack, self.index_members, scratch.folder)
 
     def _checked(self, samples: ShardSamples, file: SourceFile) -> ShardSamples:
         """Return the samples of a shard that is the one of its index, or damaged."""
@@ -80,9 +81,9 @@ class TarShard(MembersAreBytes):
         return {part.name: part.data for part in parts}
 
 
-def _samples(source: ShardBytes, name: str, unpack: Unpack | None, index_members: Sequence[str]) -> ShardSamples:
+def _samples(source: ShardBytes, name: str, unpack: Unpack | None, index_members: Sequence[str], folder: Path) -> ShardSamples:
     contents: dict[int, bytes] = {}
-    parts, damage = PartsBuilder(), list[DamagedShardError]()
+    parts, damage = PartsBuilder(folder=folder), list[DamagedShardError]()
     members = tar.read_members(source, name)
     if index_members:
         members = _read_along(members, source, index_members, contents, name)
@@ -97,7 +98,7 @@ def _samples(source: ShardBytes, name: str, unpack: Unpack | None, index_members
         except DamagedShardError as error:
             damage.append(error)
 
-    found = Texts.of(keys())  # as they come: each belongs to the parts that were added before it
+    found = Texts.of(keys(), folder)  # as they come: each belongs to the parts that were added before it
     samples = ShardSamples(keys=found, parts=parts.built(), unpack=unpack, damage=damage[0] if damage else None)
     return with_values(samples, index_members, contents, name) if index_members else samples
 

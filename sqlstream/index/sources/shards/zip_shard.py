@@ -10,13 +10,11 @@ from __future__ import annotations
 import posixpath
 import sys
 import zlib
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from sqlstream.errors import SchemaError, SourceError
@@ -24,7 +22,7 @@ from sqlstream.index.sources.base.base import PLAIN
 from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.formats.by_extension import open_table
 from sqlstream.index.sources.places.folder import FILE_NAME, METADATA
-from sqlstream.index.sources.shards.columns import SampleParts, Texts, column_of
+from sqlstream.index.sources.shards.columns import PartsBuilder, SampleParts, Texts
 from sqlstream.index.sources.shards.layout import MembersAreBytes, PartFile, ReadPart, Scratch
 from sqlstream.index.sources.shards.reading import ShardBytes, opened
 from sqlstream.index.sources.shards.samples import ShardSamples
@@ -36,6 +34,7 @@ from sqlstream.storage.base.protocols import RemoteReader, ZipRecord
 from sqlstream.storage.members import names
 from sqlstream.storage.members.places import SamplePart
 from sqlstream.storage.members.source import ByteRange
+from sqlstream.storage.members.spilled import Spilled, are_unique
 from sqlstream.storage.members.zip import ZipMember, content, local_name
 from sqlstream.storage.members.zip_directory import ZipMembers, read_directory
 
@@ -72,13 +71,13 @@ class ZipShard(MembersAreBytes):
         """Return the samples of a shard; see `ShardLayout.samples`."""
         name = urls.redact(file.url)
         with opened(file, remote, here=scratch.here) as source:
-            found = read_directory(source, name)
-            if any(METADATA.fullmatch(member) and not _is_hidden(member) for _, member in found.names()):
+            found = read_directory(source, name, folder=scratch.folder)
+            if any(METADATA.fullmatch(member) and not _is_hidden(member) for member in found.names()):
                 members = {member.name: member for member in found if not _is_hidden(member.name)}
                 described = [member for member in members.values() if METADATA.fullmatch(member.name)]
                 samples = _described(described, members, source, name, scratch.path)
             else:
-                samples = _grouped(found, self.label_column)
+                samples = _grouped(found, self.label_column, scratch.folder)
             if not self.index_members:
                 return samples
             return with_values(samples, self.index_members, _contents(samples, self.index_members, source, name), name)
@@ -127,9 +126,9 @@ def _contents(samples: ShardSamples, wanted: Sequence[str], source: ShardBytes, 
     return {place: _content(found[place]._replace(data=data), shard) for place, data in zip(places, read, strict=True)}
 
 
-def _grouped(members: ZipMembers, label_column: str | None) -> ShardSamples:
+def _grouped(members: ZipMembers, label_column: str | None, folder: Path) -> ShardSamples:
     """Return a sample for each name without extension, in the order of the directory."""
-    found = _neighbours(members)
+    found = _neighbours(members, folder)
     if found is None:
         found = _scattered(members)
     labels = None
@@ -145,41 +144,43 @@ class _Grouped(NamedTuple):
     parts: SampleParts
 
 
-def _neighbours(members: ZipMembers) -> _Grouped | None:
+def _neighbours(members: ZipMembers, folder: Path) -> _Grouped | None:
     """Return samples whose members follow each other; None: those of one key may be elsewhere, too, or have an extension twice.
 
-    As most archives have them: of each sample a hash is kept beside its key, and of each member its entry.
+    As most archives have them: hashes of keys tell it.
+
+    Args:
+        members: Of the archive.
+        folder: Where what memory should not hold is written.
     """
-    numbers = dict[str, int]()
-    starts, columns, entries, name_crcs, hashes = array("q"), array("I"), array("I"), array("I"), array("q")
+    parts, hashes = PartsBuilder("HqqII", folder), Spilled("q", folder)
 
     def keys() -> Iterator[str]:
         last = None
         extensions = set[str]()
-        for entry, name in members.names():
+        for member in members:
+            name = member.name
             if _is_hidden(name) or (split := names.split_name(name)) is None:
                 continue
             key, extension = split
             if key != last:
-                starts.append(len(entries))
-                hashes.append(hash(key))
+                if last is not None:
+                    parts.end_sample()
+                    hashes.spill()
+                hashes.last.append(hash(key))
                 yield key
                 last = key
                 extensions.clear()
             if extension in extensions:
-                hashes.append(hashes[-1])  # as of a key that comes again
+                hashes.last.append(hash(key))  # as of a key that comes again
             extensions.add(extension)
-            columns.append(numbers.setdefault(extension, len(numbers)))
-            entries.append(entry)
-            name_crcs.append(zlib.crc32(name.encode()))
-        starts.append(len(entries))
+            _, start, stop, *facts = member
+            parts.add(extension, start, stop - start, *facts, zlib.crc32(name.encode()))
+        if last is not None:
+            parts.end_sample()
 
-    found, known = Texts.of(keys()), np.sort(column_of(hashes))  # [num_samples], or more
-    if (known[1:] == known[:-1]).any():
-        return None
-    start, stop, *facts = members.columns(column_of(entries))
-    parts = SampleParts([*numbers], column_of(starts), column_of(columns), start, stop - start, [*facts, column_of(name_crcs)])
-    return _Grouped(found, parts)
+    found = Texts.of(keys(), folder)
+    return _Grouped(found, parts.built()) if are_unique(hashes) else None
 
 
 def _scattered(members: ZipMembers) -> _Grouped:
