@@ -136,12 +136,12 @@ class OrderOptions:
                 raise ConfigError(f"{name}={value!r} cannot be had with batches=: leave one of them out")
         if not isinstance(self.batches, Packs):
             return
-        for name, value, left_out in (
+        for name, number, default in (
             ("epoch_size", self.epoch_size, None),
             ("num_canonical_nodes", self.num_canonical_nodes, 1),
         ):
-            if value != left_out:
-                raise ConfigError(f"{name}={value} cannot be had with batches=Packs(…) yet: leave one of them out")
+            if number != default:
+                raise ConfigError(f"{name}={number} cannot be had with batches=Packs(…) yet: leave one of them out")
 
     @property
     def has_auto_blocks(self) -> bool:
