@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from sqlstream.compat.streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+from sqlstream.compat.streaming import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 from sqlstream.errors import StateError
 
 THEIRS = {"epoch": 1, "sample_in_epoch": 16, "num_canonical_nodes": 2, "shuffle_seed": 9176, "initial_physical_nodes": 2}
@@ -76,13 +76,20 @@ def test_a_plain_loader_counts_samples_from_the_epochs_start_or_from_where_it_we
     assert batches(DataLoader(last, batch_size=4)) == first[3:]
 
 
+@pytest.mark.parametrize("num_streams", [1, 2])
 def test_canonical_nodes_are_those_of_the_first_start_wherever_the_run_goes_on(
-    local: str, job: Callable[[int, int], None]
+    num_streams: int, local: str, job: Callable[[int, int], None]
 ) -> None:
+    def opened(batch_size: int) -> StreamingDataset:
+        place: dict[str, Any] = {"local": local}
+        if num_streams > 1:
+            place = {"streams": [Stream(local=local), Stream(local=local, repeat=0.5)]}
+        return StreamingDataset(**place, batch_size=batch_size, shuffle=True)
+
     parts, states = [], []
     for rank in range(2):
         job(rank, 2)
-        loader = StreamingDataLoader(opened(local, batch_size=4), batch_size=4)
+        loader = StreamingDataLoader(opened(4), batch_size=4)
         under_way = iter(loader)
         next(under_way)
         states.append(loader.state_dict())
@@ -90,7 +97,7 @@ def test_canonical_nodes_are_those_of_the_first_start_wherever_the_run_goes_on(
     assert states[0] == states[1]
     assert (states[0]["num_canonical_nodes"], states[0]["initial_physical_nodes"]) == (2, 2)
     job(0, 1)
-    alone = opened(local, batch_size=8)
+    alone = opened(8)
     assert alone.num_canonical_nodes == 1
     loader = StreamingDataLoader(alone, batch_size=8)
     loader.load_state_dict(states[0])
