@@ -6,7 +6,6 @@ Names from an index never become local paths: a file's name is the hash of the o
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import NamedTuple, TypeAlias
 
@@ -61,9 +60,8 @@ class ListedObject(NamedTuple):
     etag: str | None
 
 
-@dataclass(slots=True, unsafe_hash=True, kw_only=True)
-class ObjectRef:
-    """An object as an acquirer names it. Never changed once it is made; a frozen one takes four times as long to make."""
+class ObjectRef(NamedTuple):
+    """An object as an acquirer names it."""
 
     url: str
     """Where it is, as the client needs it: it may carry a signature, and is never stored like that."""
@@ -77,20 +75,20 @@ class ObjectRef:
     """Size and version are those of a listing, or of what a command printed: the key does not hold them, and an entry of
     another version is not it."""
     dataset: int | None = None
+    access: Access = OWN
+    """On whose word it is read, if it must be fetched."""
     span: Span | None = None
     """Which bytes of the object it is; None: all."""
-    whole_bytes: int | None = field(default=None, compare=False)
+    whole_bytes: int | None = None
     """Size of the object at `url` that `span` is a part of, or that is unpacked, if the index knows it."""
-    unpack: Unpack | ZipRecord | None = field(default=None, compare=False)
+    unpack: Unpack | ZipRecord | None = None
     """How its content is made of what is stored at `url`; None: that is the content."""
-    shard: ObjectParts | None = field(default=None, compare=False)
+    shard: ObjectParts | None = None
     """What it is a member of, or the whole of; None: it has no members."""
-    members: tuple[Span, ...] = field(default=(), compare=False)
+    members: tuple[Span, ...] = ()
     """Of a whole shard, the members that are wanted of it: they take its place where it cannot be had."""
     is_stored_sample: bool = False
     """It was made on this node and cannot be fetched: a hold on it is void if it is not in the cache."""
-    access: Access = field(default=OWN, compare=False)
-    """On whose word it is read, if it must be fetched."""
 
     @classmethod
     def of(
@@ -110,13 +108,9 @@ class ObjectRef:
         prefix = "" if identity is None or url.startswith(identity.plain) else identity.prefix(url)
         name = url if "@" not in url and "?" not in url else object_name(url)  # `object_key`, without its call: for each object
         key = blake2b(f"{prefix}{name}\0{etag or ''}".encode(), digest_size=KEY_BYTES).digest()
-        ext = urls.extension(url)
         if listed is not None:
             size_bytes, etag = listed
-        is_listed = listed is not None
-        return cls(
-            url=url, key=key, ext=ext, size_bytes=size_bytes, etag=etag, is_listed=is_listed, dataset=dataset, access=access
-        )
+        return cls(url, key, urls.extension(url), size_bytes, etag, listed is not None, dataset, access)
 
     def made(self) -> ObjectRef:
         """Return it as an object that is stored now, where it is not here."""
@@ -192,7 +186,7 @@ class ObjectParts:
             return self._ref(self._key(f"unpacked {unpack.compression}"), unpack.raw_bytes, unpack=unpack)
         # A command is its text, and may print something else another time: an entry of another version is not this one.
         bare = self.unpacked(unpack._replace(hashes=(), raw_bytes=None))
-        return replace(bare, size_bytes=unpack.raw_bytes, etag=unpack.printed, is_listed=True)
+        return bare._replace(size_bytes=unpack.raw_bytes, etag=unpack.printed, is_listed=True)
 
     def file(self, span: Span, ext: str, record: ZipRecord | None = None) -> ObjectRef:
         """Return the reference of a part as what a path leads to: a file of its own, under an extension of its own.

@@ -198,22 +198,24 @@ def extension(url: str) -> str:
         >>> extension("zip://a/1.png::https://host/a.zip")
         '.png'
     """
-    if is_command(url):
+    if url[: len(COMMAND)] == COMMAND:  # `startswith` takes three times as long
         return ""
     if "?" not in url and "#" not in url and "::" not in url:  # nearly always
-        dot = url.rfind(".")
-        if dot > 0 and url[dot - 1] != "/" and "/" not in (suffix := url[dot:]):
+        stem, _, suffix = url.rpartition(".")
+        if stem and stem[-1] != "/" and "/" not in suffix:
             return _kept_suffix(suffix)
     chain = chain_of(url) if "::" in url else None
     bare = chain.inner if chain is not None else _without_query(url) if "?" in url or "#" in url else url
     name = bare.rstrip("/").rpartition("/")[2]  # what pathlib makes of it takes ten times as long
-    dot = name.rfind(".")
-    return _kept_suffix(name[dot:]) if dot > 0 else ""
+    stem, _, suffix = name.rpartition(".")
+    return _kept_suffix(suffix) if stem else ""
 
 
 @lru_cache(maxsize=64)  # the objects of an index have few
 def _kept_suffix(suffix: str) -> str:
-    return suffix.lower() if _EXTENSION.fullmatch(suffix.lower()) else ""
+    """Return the extension that follows a dot, with it; `''` if it is none worth keeping."""
+    kept = f".{suffix.lower()}"
+    return kept if _EXTENSION.fullmatch(kept) else ""
 
 
 def redact(url: str) -> str:

@@ -16,7 +16,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlstream.cache import Cache
@@ -206,7 +206,7 @@ class CachedChain:
     # -- storing ------------------------------------------------------------------------------------------------------
 
     def _store(self, ref: ObjectRef, data: bytes) -> None:
-        self._unwritten[ref.key] = PutItem(ref=replace(ref, size_bytes=len(data), is_stored_sample=False), data=data)
+        self._unwritten[ref.key] = PutItem(ref=ref._replace(size_bytes=len(data), is_stored_sample=False), data=data)
         if len(self._unwritten) >= BATCH or sum(len(item.data) for item in list(self._unwritten.values())) >= BATCH_BYTES:
             self.flush()
 
