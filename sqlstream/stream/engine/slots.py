@@ -46,9 +46,12 @@ _MAX_ARCHIVES = 4096
 _NO_MEMBERS: Mapping[str, NamedMember] = {}
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class PlannedSample:
-    """One sample between its position and the trainer."""
+    """One sample between its position and the trainer.
+
+    What is not given as it is made is a value of the class until it is set: a window makes many, and few set all of it.
+    """
 
     epoch: int
     """Epoch of its dataset; with the position it seeds its generators."""
@@ -63,36 +66,36 @@ class PlannedSample:
     """How it is made."""
     wanted: Sequence[ObjectRef] = ()
     """Objects that must be in the cache before the sample is made: those of the row, or the stored sample that was found."""
-    stored_refs: tuple[ObjectRef, ...] = ()
+    stored_refs: tuple[ObjectRef, ...] = field(default=(), init=False)
     """Objects as which the sample is, or will be, stored: one for each `CacheTransform` of the chain."""
-    found: int | None = None
+    found: int | None = field(default=None, init=False)
     """Number of the stored sample that it starts from; None: it is made from its objects."""
-    stored: Sample | None = None
+    stored: Sample | None = field(default=None, init=False)
     """The stored sample, once it is read."""
-    next_use: int | None = None
+    next_use: int | None = field(default=None, init=False)
     """After how many further uses of the cache, counted from this one, its objects are used again; None: not known."""
-    hold: AnyHold | None = None
+    hold: AnyHold | None = field(default=None, init=False)
     error: Exception | None = None
     """The error of planning; then there is no sample."""
     place: int = 0
     """Place of its row among those that were asked for together; in a stream, place of its position in the share."""
-    share: EpochShare | None = None
+    share: EpochShare | None = field(default=None, init=False)
     """The share of an epoch that it belongs to; None: it was asked for by row."""
-    share_position: int = 0
+    share_position: int = field(default=0, init=False)
     """Position in the epoch of the share; of a mixture it is another than `position`."""
-    draw: int = 0
+    draw: int = field(default=0, init=False)
     """Number among the draws of that position."""
-    part: int = 0
+    part: int = field(default=0, init=False)
     """Number of the part of its row that a pack takes."""
-    length: int = 0
+    length: int = field(default=0, init=False)
     """Length of its row, as the index has it; 0: there are no packs."""
-    is_last: bool = True
+    is_last: bool = field(default=True, init=False)
     """No other slot of its position follows."""
-    is_single: bool = False
+    is_single: bool = field(default=False, init=False)
     """Transforms have made exactly one sample of it."""
-    content: SampleContent | None = None
+    content: SampleContent | None = field(default=None, init=False)
     """Where the content is that stays in a Parquet file or a shard; None: it has none."""
-    access: list[AnyHold] | None = None
+    access: list[AnyHold] | None = field(default=None, init=False)
     """Holds that keep the paths of the access that asked for it; None: it is one of a stream."""
 
     @property
@@ -235,17 +238,17 @@ class RowReader:
             row["__epoch__"] = epoch
             if data_type is not None:
                 row["__data_type__"] = data_type
+            num_before = len(planned)
             try:
-                num_before = len(planned)
                 outcome = row if self._is_plain else self._predownload.run(row, (self._predownload.seed, epoch, position))
                 for sample in (outcome,) if isinstance(outcome, dict) else outcome:
                     refs = self._refs(sample, row_id, entries.get(row_id), members.get(row_id, _NO_MEMBERS))
-                    wanted = tuple(refs.values())
-                    planned.append(PlannedSample(epoch, position, row_id, sample, refs, recipe, wanted, place=place))
+                    planned.append(PlannedSample(epoch, position, row_id, sample, refs, recipe, (*refs.values(),), None, place))
             except (SampleError, AccessDeniedError) as error:
-                planned.append(PlannedSample(epoch, position, row_id, row, {}, recipe, error=error, place=place))
-            for slot in planned[num_before:-1]:
-                slot.is_last = False
+                planned.append(PlannedSample(epoch, position, row_id, row, {}, recipe, (), error, place))
+            if len(planned) - num_before > 1:
+                for slot in planned[num_before:-1]:
+                    slot.is_last = False
         return planned
 
     def _entries(self, rows: Sequence[Sample], row_ids: Sequence[int], listed: Mapping[int, str]) -> dict[int, _Listing]:

@@ -60,7 +60,9 @@ def planned_slots(shares: Iterable[EpochShare], recipes: Recipes) -> Iterator[Pl
                     yield from planned
                 is_first = False
         except SourceError as error:  # of a chunk that is read now: the samples before come, then the error
-            yield PlannedSample(share.epoch, -1, -1, {}, {}, recipes[0], error=error, place=place, share=share)
+            failed = PlannedSample(share.epoch, -1, -1, {}, {}, recipes[0], error=error, place=place)
+            failed.share = share
+            yield failed
             return
 
 
