@@ -164,8 +164,10 @@ def test_a_sample_that_fails_ends_the_writing_which_goes_on_when_it_may_be_left_
     assert (code, "begun with source=" in text) == (2, True)
     code, document = write(capsys, pictures, tmp_path / "out", *words, "--on-error", "skip", "--resume", "--json")
     assert (code, document["samples"]) == (0, 7)
-    shards = [list(members(path)) for path in sorted((tmp_path / "out").glob("*.tar"))]
-    assert [name for names in shards for name in names if name.endswith("jpg")] == [f"{n:09}.jpg" for n in range(8) if n != 5]
+    code, text = write(capsys, pictures, tmp_path / "out", *words, "--on-error", "skip", "--resume")
+    assert (code, "is complete: nothing is written" in text) == (0, True)
+    found = [list(members(path)) for path in sorted((tmp_path / "out").glob("*.tar"))]
+    assert [name for names in found for name in names if name.endswith("jpg")] == [f"{n:09}.jpg" for n in range(8) if n != 5]
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,15 @@ def test_a_writing_is_resumed_with_the_settings_that_it_was_begun_with(tmp_path:
         write("tar", tmp_path, WriteOptions(resume=True, part=(0, 2)))
 
 
+def test_a_source_that_has_a_name_is_known_when_it_is_complete(tmp_path: Path) -> None:
+    write("mds", tmp_path, WriteOptions(source="seven"))
+    with pytest.raises(OutputExistsError, match="is complete: there is nothing to resume"):
+        write("mds", tmp_path, WriteOptions(source="seven", resume=True))
+    with pytest.raises(ConfigError, match="begun with source='seven' and is resumed with 'eight'"):
+        write("mds", tmp_path, WriteOptions(source="eight", resume=True))
+    write("mds", tmp_path, WriteOptions(source="eight", exist_ok=True))
+
+
 def test_a_journal_that_is_none_is_refused(tmp_path: Path) -> None:
     for text in ("[]\n", '{"version": 2, "settings": {}}\n', '{"version": 1}\n', "x\n"):
         (tmp_path / JOURNAL_NAME).write_text(text)

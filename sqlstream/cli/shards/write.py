@@ -13,8 +13,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from sqlstream.cli.options import Subcommands, add_command, add_storage_option, storage_options
-from sqlstream.cli.output import print_facts, print_json
-from sqlstream.errors import ConfigError
+from sqlstream.cli.output import print_facts, print_json, printable
+from sqlstream.errors import ConfigError, OutputExistsError
 from sqlstream.sizes import AS_IT_IS
 
 if TYPE_CHECKING:
@@ -95,7 +95,24 @@ def register(group: Subcommands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the shards."""
+    """Write the shards; with `--resume` a place that is complete is left as it is: a batch queue may ask twice."""
+    try:
+        facts = _write(options)
+    except OutputExistsError as error:
+        if not (options.resume and error.context.get("is_complete")):
+            raise
+        facts = {"out": options.out, "format": options.format, "samples": None, "left_out": None}
+    if options.json:
+        print_json(facts)
+    elif facts["samples"] is None:
+        print(f"{printable(options.out)} is complete: nothing is written")
+    else:
+        print_facts([(name.replace("_", " "), str(value)) for name, value in facts.items()])
+    return 0
+
+
+def _write(options: argparse.Namespace) -> dict[str, object]:
+    """Write the shards, and return what was written."""
     from sqlstream.cli.shards.fields import Files, Rows, parse_fields
     from sqlstream.stream.writing import write_dataset
     from sqlstream.write import WriteOptions
@@ -136,12 +153,7 @@ def run(options: argparse.Namespace) -> int:
 
         with writer:
             done = write_dataset(dataset, writer, samples_of, part=part, may_skip=options.on_error == "skip")
-    facts = {"out": writer.place, "format": options.format, "samples": done.num_written, "left_out": done.num_left_out}
-    if options.json:
-        print_json(facts)
-    else:
-        print_facts([(name.replace("_", " "), str(value)) for name, value in facts.items()])
-    return 0
+    return {"out": writer.place, "format": options.format, "samples": done.num_written, "left_out": done.num_left_out}
 
 
 def _source_of(options: argparse.Namespace, dataset: StreamingDataset) -> str:

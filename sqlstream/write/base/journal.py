@@ -6,8 +6,8 @@
         …                                                                shards in the order in which they were stored
         {"is_complete": true}                                            written behind the index
 
-It lies beside the shards. On a disk a line is appended for each shard, and the journal is removed when the index is there. An
-object store has no appending: there it is stored anew, whenever a 32nd of the shards is new, and ends with `is_complete`.
+It lies beside the shards. On a disk a line is appended for each shard, and the journal is removed when the index is there,
+unless the source has a name. An object store has no appending: there it is stored anew, whenever a 32nd of the shards is new.
 """
 
 from __future__ import annotations
@@ -141,12 +141,14 @@ class LocalJournal:
         directory: Where it lies.
         settings: What a resumed writing must have in common.
         is_resumed: Lines are appended to those that are there.
+        is_kept: It stays when the index is stored, and says so.
 
     Raises:
         OutputExistsError: Another process writes there.
     """
 
-    def __init__(self, directory: Path, settings: Mapping[str, Any], *, is_resumed: bool) -> None:
+    def __init__(self, directory: Path, settings: Mapping[str, Any], *, is_resumed: bool, is_kept: bool) -> None:
+        self._is_kept = is_kept
         self._path = directory / JOURNAL_NAME
         self._fds = [locks.open_descriptor(self._path, os.O_RDWR | os.O_CREAT, 0o666)]
         if not locks.try_lock(self._fds[0]):
@@ -163,8 +165,11 @@ class LocalJournal:
         self._write(f"{shard.as_json()}\n")
 
     def complete(self) -> None:
-        """Remove it: the index says what is there."""
-        self._path.unlink(missing_ok=True)
+        """Remove it, since the index says what is there; or say that it is complete."""
+        if self._is_kept:
+            self._write(f"{json.dumps({'is_complete': True})}\n")
+        else:
+            self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Give the lock back."""

@@ -32,7 +32,7 @@ class WriteOptions:
     part: tuple[int, int] | None = None
     """(i, n): this is part i of n, in a directory of its own below the output. `merge` joins them."""
     source: str = ""
-    """What names the samples and their order, in the journal: a writing is resumed with the same only."""
+    """What names the samples and their order, in the journal, which then stays: a writing is resumed with the same only."""
     num_uploads: int = 4
     """Shards stored at a time; as many more wait on the local disk before `write` waits. 4 × 64 MiB fill 10 Gbit/s."""
     num_retries: int = 3

@@ -151,16 +151,18 @@ class Output:
             self._directory.mkdir(parents=True, exist_ok=True)
         found = self._progress() if self._options.resume else None
         if found is not None:
-            if found.is_complete:
-                raise OutputExistsError(f"{self.place} is complete: there is nothing to resume; say exist_ok to write anew")
             check_settings(found.settings, self._settings, str(self.place))
+            if found.is_complete:
+                text = f"{self.place} is complete: there is nothing to resume; say exist_ok to write anew"
+                raise OutputExistsError(text, is_complete=True)
         else:
             self._make_way(empty_index)
         shards = () if found is None else self._present(found.shards)
         if self._remote is not None and self.place.remote is not None:
             self._journal = RemoteJournal(self.place.remote, self._remote, self._settings, shards)
         else:
-            self._journal = LocalJournal(self._directory, self._settings, is_resumed=found is not None)
+            is_kept = bool(self._options.source)  # a second writing of the same source then knows it
+            self._journal = LocalJournal(self._directory, self._settings, is_resumed=found is not None, is_kept=is_kept)
         self._stored = {shard.number: shard for shard in shards}
         return shards
 
