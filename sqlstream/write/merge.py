@@ -57,8 +57,8 @@ def merge(
         SourceError: An index is damaged, or of another kind than the first.
     """
     place = place_of(out)
-    with _opened(storage_options, remote) as store:
-        prefix = place.remote or f"{place.local}/"
+    prefix = place.remote or f"{place.local}/"
+    with _opened(storage_options, remote, prefix) as store:
         names = _part_names(prefix, store)
         found = [(name, read_text(store, f"{prefix}{name}/{INDEX_NAME}")) for name in names]
         lacking = [name for name, text in found if text is None]
@@ -70,8 +70,10 @@ def merge(
 
 
 @contextlib.contextmanager
-def _opened(storage_options: Mapping[str, object] | None, remote: ReaderWriter | None) -> Iterator[ReaderWriter]:
-    if remote is not None:
+def _opened(
+    storage_options: Mapping[str, object] | None, remote: ReaderWriter | None, prefix: str
+) -> Iterator[ReaderWriter | None]:
+    if remote is not None or not urls.is_remote(prefix):
         yield remote
         return
     fetcher = Fetcher(StorageOptions(storage_options=storage_options or {}))
@@ -81,9 +83,10 @@ def _opened(storage_options: Mapping[str, object] | None, remote: ReaderWriter |
         fetcher.close()
 
 
-def _part_names(prefix: str, store: RemoteReader) -> list[str]:
+def _part_names(prefix: str, store: RemoteReader | None) -> list[str]:
     """Return the names of the directories of parts, in their order."""
     if urls.is_remote(prefix):
+        assert store is not None, urls.redact(prefix)
         below = (info.url.removeprefix(prefix).split("/") for info in store.list(prefix))
         names = {parts[0] for parts in below if len(parts) > 1}
     elif Path(prefix).is_dir():

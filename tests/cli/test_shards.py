@@ -262,7 +262,9 @@ def test_damage_of_each_kind_is_found_and_named(pictures: Path, tmp_path: Path, 
     assert "damaged shard" in shards(capsys, "verify", tmp_path / "mds")[1]
 
 
-def test_the_index_of_wids_and_offsets_are_written_beside_tars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_index_of_wids_and_offsets_are_written_beside_tars(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for path in (FIXTURES / "wds").glob("*.tar"):
         shutil.copy(path, tmp_path)
     words = (tmp_path, "--wids", tmp_path / "index.json", "--idx", "--name", "golden", "--json")
@@ -276,6 +278,10 @@ def test_the_index_of_wids_and_offsets_are_written_beside_tars(tmp_path: Path, c
     ]
     assert [shard["url"] for shard in ours["shardlist"]] == [f"shard-00000{n}.tar" for n in range(3)]
     assert shards(capsys, "verify", tmp_path)[0] == 0
+    monkeypatch.chdir(tmp_path)
+    assert shards(capsys, "index", "shard-{000000..000002}.tar", "--wids", "again.json", "--name", "golden", "--energon")[0] == 0
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "index.json").read_bytes()
+    assert (tmp_path / ".nv-meta" / "index.sqlite").exists()
     assert shards(capsys, "index", tmp_path)[0] == 2
     assert shards(capsys, "index", FIXTURES / "zip" / "deflated.zip", "--idx")[0] == 2
 

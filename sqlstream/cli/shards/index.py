@@ -92,11 +92,18 @@ def _common(tars: list[str]) -> str:
 
 def _store(options: argparse.Namespace, files: Mapping[str, Path]) -> None:
     from sqlstream.config import StorageOptions
+    from sqlstream.storage.base import urls
     from sqlstream.storage.fetcher import Fetcher
+    from sqlstream.write.base.journal import put_bytes
 
-    fetcher = Fetcher(StorageOptions(storage_options=storage_options(options.storage_option)))
+    is_remote = any(urls.is_remote(url) for url in files)
+    fetcher = Fetcher(StorageOptions(storage_options=storage_options(options.storage_option))) if is_remote else None
     try:
         for url, path in files.items():
-            fetcher.upload(path, url)
+            if fetcher is not None and urls.is_remote(url):
+                fetcher.upload(path, url)
+            else:
+                put_bytes(None, url, path.read_bytes())
     finally:
-        fetcher.close()
+        if fetcher is not None:
+            fetcher.close()

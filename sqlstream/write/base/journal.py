@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from sqlstream.errors import ConfigError, ObjectNotFoundError, OutputExistsError
 from sqlstream.process import locks
 from sqlstream.storage.base.protocols import RemoteReader, RemoteWriter
-from sqlstream.storage.base.urls import redact
+from sqlstream.storage.base.urls import is_remote, local_path, redact
 
 JOURNAL_NAME = ".sqlstream-write.jsonl"
 _VERSION = 1
@@ -217,16 +217,28 @@ class RemoteJournal:
         self._num_sent = len(self._lines)
 
 
-def put_bytes(remote: RemoteWriter, url: str, content: bytes) -> None:
-    """Store a few bytes as an object."""
+def put_bytes(remote: RemoteWriter | None, url: str, content: bytes) -> None:
+    """Store a few bytes as an object; or as a file of this disk, for which nothing remote is needed."""
+    if not is_remote(url):
+        path = local_path(url)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.part")
+        part.write_bytes(content)
+        part.replace(path)
+        return
+    assert remote is not None, redact(url)
     with tempfile.NamedTemporaryFile(prefix="sqlstream-write-") as file:
         file.write(content)
         file.flush()
         remote.upload(Path(file.name), url)
 
 
-def read_text(remote: RemoteReader, url: str) -> str | None:
-    """Return an object as a text; None: there is none."""
+def read_text(remote: RemoteReader | None, url: str) -> str | None:
+    """Return an object, or a file of this disk, as a text; None: there is none."""
+    if not is_remote(url):
+        path = local_path(url)
+        return path.read_text() if path.is_file() else None
+    assert remote is not None, redact(url)
     try:
         size = remote.head(url).size_bytes
     except ObjectNotFoundError:
