@@ -24,7 +24,7 @@ from sqlstream.storage.fetcher import Fetcher
 from sqlstream.storage.members.mds import is_mds_index
 from sqlstream.write.base.journal import put_bytes, read_text
 from sqlstream.write.base.options import ReaderWriter
-from sqlstream.write.base.output import place_of
+from sqlstream.write.base.place import place_of
 from sqlstream.write.formats.wids import wids_index
 
 INDEX_NAME = "index.json"

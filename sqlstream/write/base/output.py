@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlstream.errors import ConfigError, OutputExistsError, SqlStreamError, StorageError
+from sqlstream.errors import OutputExistsError, SqlStreamError, StorageError
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.checksum import md5_of
-from sqlstream.storage.base.settings import SCHEMES
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.write.base.journal import (
     JOURNAL_NAME,
@@ -43,59 +42,12 @@ from sqlstream.write.base.journal import (
     read_text,
 )
 from sqlstream.write.base.options import Out, WriteOptions
+from sqlstream.write.base.place import OutputPlace, place_of
 
 _LOG = logging.getLogger(__name__)
 _CURE = "write elsewhere, or say exist_ok to write over it, or resume to go on with a writing that ended early"
 IndexFiles = Callable[[Sequence[StoredShard]], Mapping[str, bytes]]
 """From the stored shards to the files of the index, in the order in which they are stored."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputPlace:
-    """A directory, a URL, or both."""
-
-    local: Path | None
-    """Where files stay; None: they go to `remote` alone."""
-    remote: str | None
-    """URL of the directory, with '/' at its end."""
-
-    def __str__(self) -> str:
-        """Return what messages call it, without credentials."""
-        return urls.redact(self.remote) if self.remote is not None else str(self.local)
-
-    def part(self, name: str) -> OutputPlace:
-        """Return the directory of that name below it; an empty name: itself."""
-        if not name:
-            return self
-        return OutputPlace(
-            local=None if self.local is None else self.local / name,
-            remote=None if self.remote is None else f"{self.remote}{name}/",
-        )
-
-
-def place_of(out: Out) -> OutputPlace:
-    """Return where a dataset goes.
-
-    Raises:
-        ConfigError: It is no directory, no URL that can be written to, and no pair of them.
-    """
-    if isinstance(out, tuple):
-        if len(out) != 2:
-            raise ConfigError(f"out={out!r} has {len(out)} places: give a directory, a URL, or (directory, URL)")
-        local, remote = place_of(out[0]), place_of(out[1])
-        if local.local is None:
-            raise ConfigError(f"out: {local} is no local directory: give (directory, URL)")
-        return OutputPlace(local=local.local, remote=remote.remote or f"{remote.local}/")
-    if not isinstance(out, str | os.PathLike) or not os.fspath(out):
-        raise ConfigError(f"out={out!r} is no place: give a directory, a URL, or (directory, URL)")
-    text = os.fspath(out)
-    if not urls.is_remote(text):
-        return OutputPlace(local=Path(os.path.expanduser(urls.local_path(text))).absolute(), remote=None)
-    if SCHEMES.get(urls.scheme(text)) == "http":
-        raise ConfigError(
-            f"out={urls.redact(text)} can only be read: give an object store (s3://, gs://, az://) or a directory"
-        )
-    return OutputPlace(local=None, remote=text.rstrip("/") + "/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +84,6 @@ class Output:
         self._slots = threading.BoundedSemaphore(2 * options.num_uploads)
         self._pool = ThreadPoolExecutor(options.num_uploads, thread_name_prefix="sqlstream-write")
         self._futures: list[Future[None]] = []
-
-    # -- opening ------------------------------------------------------------------------------------------------------
 
     def open(self, empty_index: Mapping[str, bytes]) -> tuple[StoredShard, ...]:
         """Make the output ready, and return the shards that are there already (`resume`).
@@ -225,8 +175,6 @@ class Output:
         assert self._directory is not None, "open() comes first"
         return self._directory
 
-    # -- storing ------------------------------------------------------------------------------------------------------
-
     def part_path(self, name: str) -> Path:
         """Return where a file is written, until it is stored under its name."""
         return self._local / f".{name}.part"
@@ -298,8 +246,6 @@ class Output:
                 raise StorageError(
                     f"{where} has the MD5 {expected}, the file that was stored {digest}: store it again", url=where
                 )
-
-    # -- ending -------------------------------------------------------------------------------------------------------
 
     def finish(self, index_files: IndexFiles) -> tuple[StoredShard, ...]:
         """Wait until all shards are stored, then store the index, and return the shards.
