@@ -14,6 +14,7 @@ from sqlstream import StreamingDataset
 from sqlstream.compat.webdataset.stages import PipelineStage
 from sqlstream.compat.webdataset.translation import Note, Plan, Settings, explained, in_shard_order, invoke, name_of, translate
 from sqlstream.errors import StateError
+from sqlstream.world import World
 
 
 class _Opened:
@@ -106,6 +107,13 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
     def streaming(self) -> StreamingDataset | None:
         """The dataset that it became: its samples have what stages make under `value`; None: all stages run as they are."""
         return self._streaming
+
+    def for_world(self, world: World) -> Self:
+        """Return this pipeline with the samples of one place among all processes; its epochs are its own."""
+        made = copy.copy(self)
+        if self._plan is not None and self._streaming is not None:
+            made._streaming = self._plan.view(self._streaming, world=world)
+        return made
 
     # -- iterations ---------------------------------------------------------------------------------------------------
 

@@ -172,8 +172,7 @@ def shares(src: str, tmp_path: Path, *, batched: bool) -> list[int]:
         with opened(src, tmp_path, shardshuffle=4, nodesplitter=wds.split_by_node) as dataset:
             chain = dataset.shuffle(10).decode().map(number_of)
             chain = chain.batched(4, collation_fn=None) if batched else chain
-            world = World(rank=rank, world_size=2)
-            chain._streaming = chain._plan.view(chain.streaming, world=world)  # type: ignore[union-attr,arg-type]  # it has one
+            chain = chain.for_world(World(rank=rank, world_size=2))
             taken += itertools.chain(*DataLoader(chain, batch_size=None if batched else 4, num_workers=2, collate_fn=list))
     return taken
 
