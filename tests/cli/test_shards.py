@@ -279,7 +279,9 @@ def test_the_index_of_wids_and_offsets_are_written_beside_tars(
     assert [shard["url"] for shard in ours["shardlist"]] == [f"shard-00000{n}.tar" for n in range(3)]
     assert shards(capsys, "verify", tmp_path)[0] == 0
     monkeypatch.chdir(tmp_path)
-    assert shards(capsys, "index", "shard-{000000..000002}.tar", "--wids", "again.json", "--name", "golden", "--energon")[0] == 0
+    assert (
+        shards(capsys, "index", "shard-{000000..000002}.tar", "--wids", "again.json", "--name", "golden", "--energon")[0] == 0
+    )
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "index.json").read_bytes()
     assert (tmp_path / ".nv-meta" / "index.sqlite").exists()
     assert shards(capsys, "index", tmp_path)[0] == 2

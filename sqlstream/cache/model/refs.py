@@ -114,7 +114,7 @@ class ObjectRef(NamedTuple):
 
     def made(self) -> ObjectRef:
         """Return it as an object that is stored now, where it is not here."""
-        return replace(self, is_stored_sample=False)
+        return self._replace(is_stored_sample=False)
 
     @property
     def shard_key(self) -> bytes | None:
@@ -210,7 +210,7 @@ class ObjectParts:
             unpack: How the content is made. What a command prints is told apart by the version of that.
         """
         key = self._key(f"unpacked {unpack.compression} {unpack.printed or ''} {span[0]}-{span[1]} file {ext}")
-        return replace(self._ref(key, span[1] - span[0], ext=ext), is_stored_sample=True)
+        return self._ref(key, span[1] - span[0], ext=ext)._replace(is_stored_sample=True)
 
     def _key(self, part: str) -> bytes:
         return blake2b(self._name + part.encode(), digest_size=KEY_BYTES).digest()

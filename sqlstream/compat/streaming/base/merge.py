@@ -12,7 +12,7 @@ from sqlstream.storage.base import urls
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.write import Out
 from sqlstream.write.base.journal import put_bytes, read_text
-from sqlstream.write.base.output import OutputPlace, place_of
+from sqlstream.write.base.place import OutputPlace, place_of
 from sqlstream.write.merge import merged_index
 
 INDEX = "index.json"
