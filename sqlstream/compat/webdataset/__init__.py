@@ -68,8 +68,9 @@ from sqlstream.compat.webdataset.shardlists import (
     split_by_node,
     split_by_worker,
 )
-from sqlstream.compat.webdataset.stages import PipelineStage
+from sqlstream.compat.webdataset.stages.base import PipelineStage
 from sqlstream.compat.webdataset.tariterators import tarfile_samples, tarfile_to_samples
+from sqlstream.compat.webdataset.writer import ShardWriter, TarWriter, numpy_dumps, torch_dumps
 
 REFUSED = {
     "LMDBCached": "shards are in the cache of this node after the first epoch: leave it out",
@@ -111,7 +112,9 @@ __all__ = [
     "RandomMix",
     "ResampledShards",
     "RoundRobin",
+    "ShardWriter",
     "SimpleShardList",
+    "TarWriter",
     "WebDataset",
     "WebLoader",
     "associate",
@@ -136,6 +139,7 @@ __all__ = [
     "map_dict",
     "map_tuple",
     "non_empty",
+    "numpy_dumps",
     "pipe_cleaner",
     "pipelinefilter",
     "rename",
@@ -156,6 +160,7 @@ __all__ = [
     "tariterators",
     "to_tuple",
     "torch_audio",
+    "torch_dumps",
     "torch_video",
     "transform_with",
     "unbatched",

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from sqlstream.compat.webdataset import filters
-from sqlstream.compat.webdataset.all_samples import Shuffle, default_collation_fn
 from sqlstream.compat.webdataset.autodecode import Decoder, ImageHandler
 from sqlstream.compat.webdataset.handlers import Handler, reraise_exception
 from sqlstream.compat.webdataset.pipeline import DataPipeline
 from sqlstream.compat.webdataset.shardlists import ResampledShards, SimpleShardList, single_node_only, split_by_worker
+from sqlstream.compat.webdataset.stages.all_samples import Shuffle, default_collation_fn
 from sqlstream.compat.webdataset.tariterators import TarfileToSamples
 from sqlstream.compat.webdataset.translation import Settings, check_empty, name_of
 from sqlstream.errors import ConfigError

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from typing import Any
 
-from sqlstream.compat.webdataset.all_samples import (
+from sqlstream.compat.webdataset.autodecode import Decoder, ImageHandler
+from sqlstream.compat.webdataset.handlers import Handler, reraise_exception
+from sqlstream.compat.webdataset.stages.all_samples import (
     Batched,
     Cached,
     Curried,
@@ -24,8 +26,7 @@ from sqlstream.compat.webdataset.all_samples import (
     default_collation_fn,
     detshuffle,
 )
-from sqlstream.compat.webdataset.autodecode import Decoder, ImageHandler
-from sqlstream.compat.webdataset.each_sample import (
+from sqlstream.compat.webdataset.stages.each_sample import (
     Associate,
     DecodePatterns,
     ExtractKeys,
@@ -40,7 +41,6 @@ from sqlstream.compat.webdataset.each_sample import (
     getfirst,
     transform_with,
 )
-from sqlstream.compat.webdataset.handlers import Handler, reraise_exception
 
 
 def pipelinefilter(f: Callable[..., Iterator[Any]]) -> Callable[..., Curried]:

@@ -10,10 +10,10 @@ from torch.utils.data import DataLoader
 from torch.utils.data import default_convert as _default_convert
 
 from sqlstream import StreamingDataLoader, StreamingDataset
-from sqlstream.compat.webdataset.all_samples import Batched, Shuffle, Unbatched, default_collation_fn
 from sqlstream.compat.webdataset.compat import FluidInterface
 from sqlstream.compat.webdataset.pipeline import DataPipeline
-from sqlstream.compat.webdataset.stages import Outcome
+from sqlstream.compat.webdataset.stages.all_samples import Batched, Shuffle, Unbatched, default_collation_fn
+from sqlstream.compat.webdataset.stages.base import Outcome
 from sqlstream.compat.webdataset.translation import Collate, Note, Plan, name_of
 from sqlstream.errors import ConfigError, SqlStreamError, StateError
 from sqlstream.stream.transport.packed_collate import batch_of

@@ -11,7 +11,7 @@ from typing import Any, Self
 from torch.utils.data import IterableDataset, get_worker_info
 
 from sqlstream import StreamingDataset
-from sqlstream.compat.webdataset.stages import PipelineStage
+from sqlstream.compat.webdataset.stages.base import PipelineStage
 from sqlstream.compat.webdataset.translation import Note, Plan, Settings, explained, in_shard_order, invoke, name_of, translate
 from sqlstream.errors import StateError
 from sqlstream.world import World

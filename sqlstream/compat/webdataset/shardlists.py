@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from sqlstream import distributed
-from sqlstream.compat.webdataset.stages import PipelineStage
+from sqlstream.compat.webdataset.stages.base import PipelineStage
 from sqlstream.storage.members.braces import expand
 
 Shard = dict[str, Any]

@@ -16,7 +16,7 @@ from sqlstream.compat.webdataset.handlers import (
     warn_and_continue,
     warn_and_stop,
 )
-from sqlstream.compat.webdataset.stages import EachSample, Outcome, PipelineStage
+from sqlstream.compat.webdataset.stages.base import EachSample, Outcome, PipelineStage
 from sqlstream.storage.base.urls import is_remote
 from sqlstream.transforms.rng import PRIVATE_FIELDS
 

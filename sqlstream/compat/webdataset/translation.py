@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset
 
 from sqlstream import StreamingDataset, distributed
-from sqlstream.compat.webdataset.all_samples import Batched, Curried, Shuffle, detshuffle
 from sqlstream.compat.webdataset.shardlists import SPLITTERS, Resampled, ResampledShards, SimpleShardList, non_empty
-from sqlstream.compat.webdataset.stages import EachSample, Outcome, PipelineStage, apply_each
+from sqlstream.compat.webdataset.stages.all_samples import Batched, Curried, Shuffle, detshuffle
+from sqlstream.compat.webdataset.stages.base import EachSample, Outcome, PipelineStage, apply_each
 from sqlstream.compat.webdataset.tariterators import TarfileToSamples, open_shards
 from sqlstream.config import AS_IT_IS, AsItIs
 from sqlstream.environment import environment

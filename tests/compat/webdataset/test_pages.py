@@ -30,6 +30,7 @@ REPLACED = {
     r"dataset\[1900\]": "dataset[19]",
     r"1282 \* 100 // 64": "3",  # batches of an epoch
     r"batched\(64\)": "batched(8)",
+    r"\b224\b": "32",  # pixels
     r"num_workers=4": "num_workers=2",
     r"enumerate_report\(trainloader, 5\)": "enumerate_report(trainloader, 0)",
 }
@@ -90,7 +91,7 @@ def resnet50(pretrained):
 """Packages that the pages use and that are not ours."""
 CHECKS = {
     "webdataset 1.0.2, README.md": """
-assert batch[0].shape == (16, 3, 224, 224) and batch[1].shape == (16,)
+assert batch[0].shape == (16, 3, 32, 32) and batch[1].shape == (16,)
 assert sorted(label for _, labels in dataset for label in labels.tolist()) == list(range(32))
 assert sorted(json["annotations"][0]["category_id"] for _, json in pil_dataset) == list(range(32))
 """,

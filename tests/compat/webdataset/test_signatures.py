@@ -13,7 +13,6 @@ from sqlstream.compat import wids
 from tests.compat.peer_signatures import parameters
 
 PEERS = json.loads((Path(__file__).parent / "signatures.json").read_text())
-WRITERS = {"ShardWriter", "TarWriter", "numpy_dumps", "torch_dumps"}
 OTHERWISE = {
     "DecodingError": "it is sqlstream's DecodeError, whose text has url, key and field",
     "LMDBCached": "refused",
@@ -47,8 +46,6 @@ def test_a_name_of_wids_takes_what_it_takes(name: str) -> None:
 
 
 def check(module: Any, name: str, theirs: dict[str, Any]) -> None:
-    if name in WRITERS and not hasattr(module, name):
-        pytest.skip("the writers are not there yet")
     ours = getattr(module, name)
     if name not in OTHERWISE:
         assert same(parameters(ours), theirs["parameters"]), f"{parameters(ours)} is not {theirs['parameters']}"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from sqlstream.compat.webdataset.handlers import Handler
-from sqlstream.compat.webdataset.stages import PipelineStage
+from sqlstream.compat.webdataset.stages.base import PipelineStage
 
 
 class Shuffle(PipelineStage):

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlstream.compat.webdataset.autodecode import Decoder
 from sqlstream.compat.webdataset.handlers import Handler, reraise_exception
-from sqlstream.compat.webdataset.stages import EachSample, Outcome
+from sqlstream.compat.webdataset.stages.base import EachSample, Outcome
 
 
 def getfirst(a: Mapping[str, Any], keys: str | Sequence[str], default: Any = None, missing_is_error: bool = True) -> Any:

@@ -1,0 +1,103 @@
+"""`TarWriter` and `ShardWriter`: what they write is read back, by `tarfile` and by the drop-in."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sqlstream.compat.webdataset as wds
+from sqlstream.errors import ConfigError, EncodeError
+from tests.compat.webdataset.kit import UNPICKLE, opened
+
+SAMPLE: dict[str, Any] = {
+    "__key__": "a/1",
+    "cls": 7,
+    "txt": "ünïcode",
+    "json": {"box": [1, None]},
+    "npy": np.arange(3),
+    "bin": b"\0\1",
+    "pyd": {"any": "object"},
+    "pth": torch.ones(2),  # [2]
+    "txt.gz": "packed",
+}
+
+
+def test_samples_come_back_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with wds.TarWriter(str(path)) as writer:
+        assert writer.write(SAMPLE) > 0
+        assert not path.exists(), "it has its name once it is whole"
+    with opened(str(path), tmp_path) as dataset:
+        (found,) = dataset.decode(*UNPICKLE)
+    wanted = {name: value for name, value in SAMPLE.items() if name not in ("npy", "pth")}
+    assert {name: found[name] for name in wanted} == wanted
+    assert np.array_equal(found["npy"], SAMPLE["npy"])
+    assert torch.equal(found["pth"], SAMPLE["pth"])
+    with wds.TarWriter(str(tmp_path / "b.tar")) as again:
+        again.write({name: value for name, value in SAMPLE.items() if name != "pth"})
+    with wds.TarWriter(str(tmp_path / "c.tar")) as again:
+        again.write({name: value for name, value in SAMPLE.items() if name != "pth"})
+    assert (tmp_path / "b.tar").read_bytes() == (tmp_path / "c.tar").read_bytes()
+
+
+@pytest.mark.parametrize(("name", "compress"), [("a.tar.gz", None), ("a.tar", "bz2"), ("a.tar", True), ("a.tar.xz", None)])
+def test_archives_are_compressed_as_a_whole(name: str, compress: Any, tmp_path: Path) -> None:
+    with wds.TarWriter(str(tmp_path / name), compress=compress) as writer:
+        writer.write({"__key__": "a", "txt": "b"})
+    with tarfile.open(tmp_path / name) as archive:
+        (member,) = archive
+        assert (member.name, member.mode, member.uname, member.mtime) == ("a.txt", 0o444, "bigdata", 0)
+    assert wds.TarWriter.tarmode(name, compress).startswith("w|")
+
+
+def test_an_open_file_own_encoders_and_fields_of_metadata_are_taken(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    with wds.TarWriter(file, encoder={"up": str.upper}, keep_meta=True, mtime=5, mode=0o600, user="me") as writer:
+        writer.write({"__key__": "a", "x": b"1", "_note": "kept"})
+    with tarfile.open(fileobj=io.BytesIO(file.getvalue())) as archive:
+        assert [(member.name, member.mtime, member.mode, member.uname) for member in archive] == [
+            ("a.x", 5, 0o600, "me"),
+            ("a._note", 5, 0o600, "me"),
+        ]
+    own = io.BytesIO()
+    with wds.TarWriter(own, encoder=lambda sample: {**sample, "x": b"2"}) as writer:
+        writer.write({"__key__": "a", "x": 1})
+    assert b"2" in own.getvalue()
+    assert np.array_equal(np.load(io.BytesIO(wds.numpy_dumps(np.arange(2)))), np.arange(2))
+
+
+def write_to_shards(folder: Path, *keys: str) -> None:
+    with wds.ShardWriter(f"{folder}/s-%d.tar", maxcount=1, verbose=0) as shards:
+        for key in keys:
+            shards.write({"__key__": key, "txt": "b"})
+
+
+def test_an_exception_leaves_no_archive_that_looks_whole(tmp_path: Path) -> None:
+    with pytest.raises(EncodeError, match="__key__"), wds.TarWriter(str(tmp_path / "a.tar")) as writer:
+        writer.write({"txt": "b"})
+    with pytest.raises(EncodeError):
+        write_to_shards(tmp_path, "a", "c", "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s-0.tar", "s-1.tar"]
+    with pytest.raises(ConfigError, match=r"sqlstream\.write\.TarWriter"):
+        wds.TarWriter("s3://bucket/a.tar")
+
+
+def test_a_full_archive_is_followed_by_another_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done: list[str] = []
+    with wds.ShardWriter(f"{tmp_path}/s-%03d.tar", maxcount=3, maxsize=10, post=done.append, start_shard=5) as writer:
+        for number in range(7):
+            writer.write({"__key__": f"{number}", "bin": bytes(10 if number == 4 else 1)})
+    assert [Path(name).name for name in done] == ["s-005.tar", "s-006.tar", "s-007.tar"]
+    assert capsys.readouterr().out.count("# writing") == 3
+    with opened(f"{tmp_path}/s-{{005..007}}.tar", tmp_path) as dataset:
+        assert [(sample["__key__"], Path(sample["__url__"]).stem) for sample in dataset] == [
+            *((str(number), "s-005") for number in range(3)),
+            *((str(number), "s-006") for number in (3, 4)),
+            *((str(number), "s-007") for number in (5, 6)),
+        ]
