@@ -35,7 +35,8 @@ from sqlstream.index.sources.base.base import TableFile
 from sqlstream.index.sources.base.derived import DerivedTable, derived_rows
 from sqlstream.index.sources.places.directory import DirectoryTable
 from sqlstream.index.sources.plan.parts import ShardPart, innermost, parquet_part
-from sqlstream.index.sources.plan.plan import SourcePlan, plan_sources
+from sqlstream.index.sources.plan.plan import plan_sources
+from sqlstream.index.sources.plan.source_plan import SourcePlan
 from sqlstream.index.sources.shards.layout import KeepsShards, Scratch, ShardFiles
 from sqlstream.index.sql.expressions import with_where
 from sqlstream.index.types.models import SourceFile, ruled

@@ -37,7 +37,7 @@ from sqlstream.index.sources.base.base import BATCH_ROWS, PLAIN, TableFile
 from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.formats.by_extension import open_table
 from sqlstream.index.sources.plan.parts import ShardPart, SourcePart, innermost, over, parquet_part
-from sqlstream.index.sources.plan.plan import SourcePlan
+from sqlstream.index.sources.plan.source_plan import SourcePlan
 from sqlstream.index.sources.shards.layout import Scratch
 from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.types.models import Column

@@ -31,7 +31,7 @@ from sqlstream.index.file.workplace import Workplace
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.base import BATCH_ROWS, TableFile
 from sqlstream.index.sources.base.derived import SOURCE_COLUMN, DerivedRows, below, derived_rows, is_text
-from sqlstream.index.sources.plan.plan import JoinedSource, SourcePlan
+from sqlstream.index.sources.plan.source_plan import JoinedSource, SourcePlan
 from sqlstream.index.types.models import ROW, Column, quote
 from sqlstream.index.types.schema import normalise
 from sqlstream.index.types.values import Encoded, decoder, encode_named, encoding

@@ -29,8 +29,10 @@ from sqlstream.index.file.store import IndexStore
 from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.base import TableFile
+from sqlstream.index.sources.plan.item import label
 from sqlstream.index.sources.plan.parts import ShardPart, innermost, parquet_part
-from sqlstream.index.sources.plan.plan import SourcePlan, label, source_items
+from sqlstream.index.sources.plan.plan import source_items
+from sqlstream.index.sources.plan.source_plan import SourcePlan
 from sqlstream.index.sources.shards.layout import KeepsShards, Scratch
 from sqlstream.index.sql.expressions import condition_of
 from sqlstream.index.types.pandas_import import load_pandas

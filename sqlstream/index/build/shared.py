@@ -13,7 +13,7 @@ from sqlstream.index.file.index import Index
 from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.file.store import IndexStore, Manifest, check_shared
 from sqlstream.index.file.workplace import Workplace, build_once
-from sqlstream.index.sources.plan.plan import SourcePlan
+from sqlstream.index.sources.plan.source_plan import SourcePlan
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from sqlstream.config import DamagedShards, IndexOptions
 from sqlstream.index.file import versions
 from sqlstream.index.sources.places.database import is_database
-from sqlstream.index.sources.plan.plan import SourcePlan, source_items
+from sqlstream.index.sources.plan.plan import source_items
+from sqlstream.index.sources.plan.source_plan import SourcePlan
 from sqlstream.index.types.models import FORMAT_VERSION, fingerprint
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.checksum import is_content_hash

@@ -12,7 +12,7 @@ from sqlstream.index.build.build import begin_source, finish
 from sqlstream.index.build.lazy_shards.chunks import FirstShard, ShardChunks
 from sqlstream.index.build.target import Target
 from sqlstream.index.file.writer import IndexWriter
-from sqlstream.index.sources.plan.plan import SourcePlan
+from sqlstream.index.sources.plan.source_plan import SourcePlan
 from sqlstream.index.sources.shards.layout import KeepsShards, Scratch
 from sqlstream.index.types.models import ENCODING, MEMBER
 from sqlstream.storage.base import urls

@@ -2,112 +2,27 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError
 from sqlstream.index.file.room import IndexRoom
-from sqlstream.index.sources.base.access import stat_file
-from sqlstream.index.sources.base.base import Reading
 from sqlstream.index.sources.base.derived import SOURCE_COLUMN
-from sqlstream.index.sources.base.spool import Spool
-from sqlstream.index.sources.formats import by_extension
-from sqlstream.index.sources.places import folder, hive, path_list, wildcard
 from sqlstream.index.sources.places.database import is_database
-from sqlstream.index.sources.places.directory import KEY, LAYOUT
-from sqlstream.index.sources.places.listing import Listing
-from sqlstream.index.sources.places.memory import as_table, is_function
-from sqlstream.index.sources.plan import described
+from sqlstream.index.sources.plan.item import absolute, as_named, label, places_of, plan_item
 from sqlstream.index.sources.plan.parts import (
-    DatabasePart,
     DerivedPart,
-    DirectoryPart,
-    FilePart,
-    MemoryPart,
-    MetadataPart,
     ShardPart,
     SourcePart,
     Temporary,
     innermost,
 )
-from sqlstream.index.sources.shards.by_name import layout_of, shard_urls
-from sqlstream.index.sources.shards.samples import KEY as SHARD_KEY
-from sqlstream.index.types.models import SourceFile, fingerprint
-from sqlstream.index.types.origins import Provenance, is_local_database
-from sqlstream.sample_types import DataSampleType
+from sqlstream.index.sources.plan.source_plan import JoinedSource, SourcePlan
+from sqlstream.index.types.origins import Provenance
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.access import OWN_ROWS, Origin, Rules, origin_at
-from sqlstream.storage.base.credentials import place_of
 from sqlstream.storage.base.protocols import RemoteReader
-
-_LOOKS_AT_A_TIME = 16
-"""Shards whose versions are asked for side by side. Arbitrary."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinedSource:
-    """A table whose columns the rows of the source get."""
-
-    name: str
-    """As the user calls it."""
-    src: str
-    """The table, without credentials."""
-    parts: tuple[SourcePart, ...]
-    base_url: str | None
-    """Where relative paths in its columns start, which are made absolute; None: where those of the source do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourcePlan:
-    """What will be read."""
-
-    src: str
-    """As the user gave it, without credentials."""
-    base_url: str
-    """Where relative paths in the rows start; credentials included."""
-    key_column: str
-    parts: tuple[SourcePart, ...]
-    paths_base_url: str
-    """Where paths start once the index has them: that of a local source, if there are several. Their paths are absolute by
-    then, and below a remote base an absolute one would be taken for a key of its store."""
-    provenance: Provenance
-    """Who wrote each of `all_parts`, and which places the user named."""
-
-    has_database: bool = False
-    """True: `sql_query` is run there, and not on the index."""
-
-    has_versions: bool = True
-    """False with tables in memory and databases: other content there is another source, not a new version of the same."""
-
-    starts_at_tables: bool = False
-    """Relative paths of remote tables that a local list names start at these tables, not at the list."""
-
-    joins: tuple[JoinedSource, ...] = ()
-    """Tables that are joined, in their order."""
-
-    @property
-    def joined_parts(self) -> tuple[SourcePart, ...]:
-        """The parts of the tables that are joined."""
-        return tuple(part for join in self.joins for part in join.parts)
-
-    @property
-    def all_parts(self) -> tuple[SourcePart, ...]:
-        """All that is read: first the parts of joined tables, then the source's."""
-        return (*self.joined_parts, *self.parts)
-
-    @property
-    def layout(self) -> int | None:
-        """Version of the columns that directories have (`directory.LAYOUT`); None: there is no directory."""
-        return LAYOUT if any(isinstance(innermost(part), DirectoryPart) for part in self.parts) else None
-
-    def digests(self) -> list[str]:
-        """Return for each of `all_parts` a digest of what it is and its version."""
-        return [fingerprint({"part": part.identity()}) for part in self.all_parts]
 
 
 def plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteReader, room: IndexRoom) -> SourcePlan:
@@ -125,16 +40,16 @@ def plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteRead
         AccessDeniedError: It may not be read.
     """
     items = source_items(options.src)
-    plans = [_plan_item(item, options, temporary, remote, room, is_first=not number) for number, item in enumerate(items)]
+    plans = [plan_item(item, options, temporary, remote, room, is_first=not number) for number, item in enumerate(items)]
     joined = _plan_joins(options, temporary, remote, room)
     labels = [label(item, number) for number, item in enumerate(items)]
-    own_base = None if options.path_prefix is None else _absolute(_named(options.path_prefix)).rstrip("/") or "/"
+    own_base = None if options.path_prefix is None else absolute(as_named(options.path_prefix)).rstrip("/") or "/"
     bases = list(dict.fromkeys(plan.base_url for plan in [*plans, *joined.values()]))
-    are_absolute = len(bases) > 1 and own_base is None
+    areabsolute = len(bases) > 1 and own_base is None
     parts: list[SourcePart] = []
     for plan, name in zip(plans, labels, strict=True):
         constants = {SOURCE_COLUMN: name} if len(plans) > 1 else {}
-        base = _own_base(plan) if are_absolute else None
+        base = _own_base(plan) if areabsolute else None
         for part in plan.parts:
             needs_more = constants or base is not None
             parts.append(
@@ -157,7 +72,7 @@ def plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteRead
         has_versions=all(plan.has_versions for plan in [*plans, *joined.values()]),
         starts_at_tables=any(plan.starts_at_tables for plan in plans),
         joins=tuple(
-            JoinedSource(name=name, src=plan.src, parts=plan.parts, base_url=_own_base(plan) if are_absolute else None)
+            JoinedSource(name=name, src=plan.src, parts=plan.parts, base_url=_own_base(plan) if areabsolute else None)
             for name, plan in joined.items()
         ),
     )
@@ -222,262 +137,17 @@ def source_items(src: Any) -> list[Any]:
         ConfigError: It is empty.
     """
     if isinstance(src, list | tuple) and not any(isinstance(item, Mapping) for item in src):
-        items = [_named(item) for item in src]
+        items = [as_named(item) for item in src]
     else:
-        items = [_named(src)]
+        items = [as_named(src)]
     if not items or any(isinstance(item, str) and not item for item in items):
         raise ConfigError("src is empty: give a table file, a wildcard, a text file of paths, or a directory")
     return items
-
-
-def _named(item: Any) -> Any:
-    """Return a source that is named by a path as a text, `~` expanded; what is not named as it is."""
-    named = os.fspath(item) if isinstance(item, os.PathLike) else item
-    return os.path.expanduser(named) if isinstance(named, str) else named
-
-
-def label(item: Any, number: int = 0) -> str:
-    """Return what a source is called: its URL without credentials, or what kind of table it is."""
-    if isinstance(item, str):
-        return urls.redact(item)
-    return f"{(_function_name(item) or type(item).__name__)} {number}"
-
-
-def _called(item: object) -> str:
-    """Return what errors call a source that is no text."""
-    name = _function_name(item)
-    return "src" if name is None else f"src={name}"
-
-
-def _function_name(item: object) -> str | None:
-    """Return the name of a function; None: it is an object of another kind."""
-    if not is_function(item):
-        return None
-    name = getattr(item, "__qualname__", None)
-    return name if isinstance(name, str) else type(item).__name__
-
-
-def _new_spool(temporary: Temporary, room: IndexRoom) -> Spool:
-    path = temporary("rows")
-    return Spool(path, room.on_growth(path))
-
-
-def _plan_item(
-    item: Any, options: IndexOptions, temporary: Temporary, remote: RemoteReader, room: IndexRoom, *, is_first: bool
-) -> SourcePlan:
-    """Return the plan of one source, which may be the first of several."""
-    if isinstance(item, str):
-        return _plan_named(item, options, temporary, remote, is_first=is_first)
-    table = as_table(item, partial(_new_spool, temporary, room), _called(item))
-    return _plan(item, options, os.getcwd(), [MemoryPart(table=table, digest=table.digest())], has_versions=False)
-
-
-def _plan_named(item: str, options: IndexOptions, temporary: Temporary, remote: RemoteReader, *, is_first: bool) -> SourcePlan:
-    """Return the plan of one source that is a path, a URL or a wildcard."""
-    if is_database(item):
-        if options.sql_query is None:
-            raise ConfigError(f"{urls.redact(item)} is a database: give sql_query, which it runs: 'SELECT … FROM …'")
-        part = DatabasePart(url=item, query=options.sql_query, version=options.source_version)
-        return _plan(item, options, os.getcwd(), [part], has_versions=False)
-    src = _absolute(item)
-    if (plan := _plan_shards(item, src, options, temporary, remote, is_first=is_first)) is not None:
-        return plan
-    if wildcard.has_wildcard(src):
-        by_extension.check_table(src, src)
-        root = wildcard.fixed_part(src)
-        return _tables(item, options, wildcard.match_files(src, remote), root.rstrip("/") or urls.parent(src), root)
-    if _is_directory(src, options):
-        return _directory(src, options, remote)
-    if urls.extension(src) == by_extension.PATH_LIST:
-        listed = stat_file(src, remote)
-        paths = path_list.read_paths(listed, temporary("list"), remote)[: options.max_index_files]
-        files = path_list.list_files(listed, paths, _rules(options, listed), remote)
-        return _tables(item, options, files, urls.parent(src), listed=listed)
-    by_extension.check_table(src, src)
-    return _tables(item, options, [stat_file(src, remote)], urls.parent(src))
-
-
-def _plan_shards(
-    item: str, src: str, options: IndexOptions, temporary: Temporary, remote: RemoteReader, *, is_first: bool
-) -> SourcePlan | None:
-    """Return the plan of shards; their own keys name samples, if they can. None: the source is none of them.
-
-    For a lazy index the version of the first remote shard is asked for: those of the others as they are needed.
-    """
-    num_looked_at = None if options.lazy is None else int(is_first)
-    if (
-        not urls.is_command(src)
-        and not wildcard.has_wildcard(src)
-        and (index := described.find_index(src, options.data_type, temporary, remote)) is not None
-    ):
-        parts = described.shard_parts(index, options, _rules(options, index.file), remote, num_looked_at)
-        return _plan(item, options, urls.parent(index.file.url), parts, listed=index.file)
-    named = shard_urls(item, allow_pipes=options.allow_pipes)
-    if named is None:
-        return None
-    files = _shard_files(list(map(_absolute, named)), remote, num_looked_at, options.source_version)
-    layouts = (
-        (file, layout_of(file.url, options.label_column, options.index_members)) for file in files[: options.max_index_files]
-    )
-    damaged = options.damaged_shards
-    parts = [ShardPart(source=file, layout=layout, damaged=damaged) for file, layout in layouts if layout is not None]
-    plan = _plan(item, options, urls.parent(files[0].url), parts)
-    return plan if options.key_column is not None else replace(plan, key_column=SHARD_KEY)
-
-
-def _rules(options: IndexOptions, listed: SourceFile) -> Rules:
-    """Return what a list of files may name."""
-    return Rules(allowed_roots=options.allowed_roots, credential_hosts=options.credential_hosts, places=_places([listed.url]))
-
-
-def _shard_files(
-    named: Sequence[str], remote: RemoteReader, num_looked_at: int | None, command_version: str | None
-) -> list[SourceFile]:
-    """Return the files that URLs, wildcards and commands name, in their order.
-
-    Args:
-        named: URLs and wildcards.
-        remote: Lists, and asks for versions.
-        num_looked_at: Remote files whose versions are asked for, where a URL names them: the first ones; None: all.
-        command_version: What the user calls the version of what commands print.
-    """
-
-    def find(url: str, *, is_looked_at: bool) -> list[SourceFile]:
-        if urls.is_command(url):
-            return [described.command_file(url, command_version)]
-        if wildcard.has_wildcard(url):
-            return wildcard.match_files(url, remote)
-        is_left = urls.is_remote(url) and not is_looked_at
-        return [SourceFile(url=url, size_bytes=None, etag=None) if is_left else stat_file(url, remote)]
-
-    are_looked_at = [num_looked_at is None or number < num_looked_at for number in range(len(named))]
-    if num_looked_at is not None or len(named) == 1:
-        return [file for url, is_one in zip(named, are_looked_at, strict=True) for file in find(url, is_looked_at=is_one)]
-    with ThreadPoolExecutor(_LOOKS_AT_A_TIME, thread_name_prefix="shard") as pool:
-        return [file for files in pool.map(partial(find, is_looked_at=True), named) for file in files]
-
-
-def _absolute(src: str) -> str:
-    return src if urls.is_remote(src) else str(urls.local_path(src).absolute()) + _slash(src)
-
-
-def _plan(
-    item: Any,
-    options: IndexOptions,
-    base_url: str,
-    parts: Iterable[SourcePart],
-    *,
-    has_versions: bool = True,
-    listed: SourceFile | None = None,
-) -> SourcePlan:
-    """Return the plan of one source; `listed` is the list that names its parts, if one does."""
-    parts = tuple(parts)
-    return SourcePlan(
-        src=label(item),
-        base_url=base_url,
-        paths_base_url=base_url,
-        key_column=options.wanted_key,
-        parts=parts,
-        provenance=_provenance([part.source for part in parts], listed),
-        has_versions=has_versions,
-    )
-
-
-def _provenance(tables: Sequence[SourceFile], listed: SourceFile | None) -> Provenance:
-    """Return who wrote tables: what a remote list names is foreign, wherever it lies."""
-    if listed is None or not urls.is_remote(listed.url):
-        return Provenance(tables=tuple(map(_origin, tables)), places=_places(file.url for file in tables))
-    is_private = _origin(listed).is_private
-    origins = (Origin(is_foreign=True, is_private=is_private and _origin(file).is_private) for file in tables)
-    return Provenance(tables=tuple(origins), places=_places([listed.url]))
-
-
-def _origin(file: SourceFile) -> Origin:
-    return OWN_ROWS if is_local_database(file.url) else origin_at(file.url, is_private=file.is_private)
-
-
-def _places(named: Iterable[str]) -> frozenset[str]:
-    """Return the hosts and buckets that are named."""
-    return frozenset(place_of(url) for url in named if urls.is_remote(url) and not is_database(url)) - {""}
 
 
 def _merged(sources: Sequence[Provenance], own_base: str | None) -> Provenance:
     """Return the provenance of several sources; the base of relative paths is a place that the user named, too."""
     return Provenance(
         tables=tuple(origin for one in sources for origin in one.tables),
-        places=_places([own_base] if own_base else []).union(*(one.places for one in sources)),
+        places=places_of([own_base] if own_base else []).union(*(one.places for one in sources)),
     )
-
-
-def _tables(
-    item: str,
-    options: IndexOptions,
-    files: list[SourceFile],
-    base_url: str,
-    hive_root: str | None = None,
-    *,
-    listed: SourceFile | None = None,
-) -> SourcePlan:
-    chosen = files[: options.max_index_files]
-    parts: list[SourcePart] = [FilePart(source=file, reading=_reading(options)) for file in chosen]
-    if hive_root is not None:
-        constants = hive.partitions([file.url for file in chosen], hive_root)
-        parts = [DerivedPart(part=part, constants=own) if own else part for part, own in zip(parts, constants, strict=True)]
-    is_own_list = listed is not None and not urls.is_remote(listed.url) and options.path_prefix is None
-    if not (is_own_list and any(urls.is_remote(file.url) for file in chosen)):
-        return _plan(item, options, base_url, parts, listed=listed)
-    plan = _plan(item, options, base_url, [_at_its_place(part, options) for part in parts], listed=listed)
-    return replace(plan, starts_at_tables=True)
-
-
-def _at_its_place(part: SourcePart, options: IndexOptions) -> SourcePart:
-    """Return a remote table whose relative paths start beside it: below the local list that names it they were all refused."""
-    url = urls.redact(part.source.url)  # credentials in it are not for an index file
-    columns = options.columns_to_download
-    if not urls.is_remote(url):
-        return part
-    return DerivedPart(part=part, base_url=urls.parent(url), path_columns=columns, keeps_rooted=True)
-
-
-def _reading(options: IndexOptions) -> Reading:
-    return Reading(delimiter=options.delimiter, quote_char=options.quote_char, encoding=options.encoding)
-
-
-def _directory(src: str, options: IndexOptions, remote: RemoteReader) -> SourcePlan:
-    listing = Listing(src, remote)
-    base_url = listing.directory.rstrip("/") or "/"
-    if options.data_type is None:
-        found = sorted((file for file in listing.files() if folder.METADATA.fullmatch(file.url)), key=lambda file: file.url)
-        if found:
-            files = [SourceFile(url=listing.directory + file.url, size_bytes=file.size_bytes, etag=file.etag) for file in found]
-            parts = [
-                MetadataPart(
-                    file=FilePart(source=file, reading=_reading(options)),
-                    root=listing.directory,
-                    key_column=options.wanted_key,
-                )
-                for file in files[: options.max_index_files]
-            ]
-            return _plan(src, options, base_url, parts)
-        raise ConfigError(
-            f"{urls.redact(src)} is a directory: give data_type, which says whose files make a sample: "
-            f"one of {', '.join(DataSampleType)} (it has no metadata.csv, .jsonl or .parquet that would say it)"
-        )
-    if options.wanted_key != KEY:
-        raise ConfigError(
-            f"index_col_name={options.key_column!r}: the key column of a directory is always {KEY!r}; leave it out"
-        )
-    kind = DataSampleType.from_str(options.data_type)
-    part = DirectoryPart(listing=listing, kind=kind, version=listing.version(), label_column=options.label_column)
-    return _plan(src, options, base_url, [part])
-
-
-def _is_directory(src: str, options: IndexOptions) -> bool:
-    """Return True for a local directory, a slash at the end, or a remote name without extension when a data_type is given."""
-    if not urls.is_remote(src):
-        return src.endswith("/") or os.path.isdir(urls.local_path(src))
-    return src.endswith("/") or (options.data_type is not None and not urls.extension(src))
-
-
-def _slash(src: str) -> str:
-    return "/" if src.endswith("/") and src != "/" else ""
