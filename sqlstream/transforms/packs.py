@@ -87,7 +87,7 @@ class PackTokens:
             if len(values) == len(parts) and all(isinstance(value, np.ndarray) and value.ndim == 1 for value in values):
                 padding = {self.tokens: self.pad_token_id, "labels": self.ignore_index}.get(name, 0)
                 pack[name] = torch.from_numpy(_joined(values, num_values, padding))  # [T]
-        self._add_places(pack, np.array(sizes), total)
+        self._add_places(pack, np.array(sizes, np.int64), total)
         return pack
 
     def _add_places(self, pack: Sample, sizes: NDArray[np.int64], total: int) -> None:
@@ -122,7 +122,7 @@ def _is_sequence(value: Any) -> bool:
 
 def _joined(values: Sequence[NDArray[Any]], num_values: int, padding: int) -> NDArray[Any]:
     """Return sequences one after the other, padded: [num_values]."""
-    joined = np.concatenate(values)  # [n]
+    joined = np.concatenate([one for one in values if len(one)] or values)  # [n]; an empty list would make it floats
     if joined.dtype.kind in "iu":
         joined = joined.astype(np.int64)  # [n]
     if len(joined) == num_values:
