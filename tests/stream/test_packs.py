@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections import Counter
@@ -21,6 +22,7 @@ from sqlstream.errors import ConfigError, StateError, TooManyFailuresError, Tran
 from sqlstream.transforms import rng
 from sqlstream.transforms.presets import PackTokens
 from sqlstream.world import World
+from tests.stream.sources import Photos
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
@@ -342,6 +344,28 @@ def test_files_of_rows_are_there_while_their_pack_is_made(runs: Any, table: Path
     with StreamingDataset(path, tmp_path / "own", columns_to_download=["file"], batches=packs, show_progress=False) as dataset:
         tokens = sorted(token for pack in dataset for token in pack["tokens"].tolist())
     assert tokens == [token for row, length in enumerate(LENGTHS) for token in tokens_of(row, length)]
+
+
+def hashes_of(pack: dict[str, Any]) -> dict[str, Any]:
+    """The hash of each file of a pack, which are there together, and the paths."""
+    found = [hashlib.sha256(Path(part["image"]).read_bytes()).hexdigest() for part in pack["parts"]]
+    return {"right": found == [part["sha256"] for part in pack["parts"]], "paths": [part["image"] for part in pack["parts"]]}
+
+
+def test_remote_files_of_a_pack_are_pinned_until_it_is_made_and_while_their_paths_are_valid(
+    photos: Photos, tmp_path: Path
+) -> None:
+    """The cache has room for one pack of four photos, and some: packs whose paths are kept and the next one do not fit."""
+    packs = Packs("1", 4, pack_fn=hashes_of)
+    options: dict[str, Any] = {"columns_to_download": ["image"], "batches": packs, "max_size": 24, "show_progress": False}
+    with StreamingDataset(photos.src, tmp_path / "c", cache_limit=200_000, shuffle_seed=2, **options) as dataset:
+        rows = 0
+        for pack in dataset:
+            rows += len(pack["paths"])
+            assert pack["right"]
+            assert len(pack["paths"]) == 4
+            assert all(Path(path).exists() for path in pack["paths"]), "valid until the next pack is asked for"
+        assert rows == 24
 
 
 def test_filters_replication_and_parts_of_a_dataset_go_with_packs(table: Path, tmp_path: Path) -> None:
