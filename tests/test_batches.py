@@ -83,7 +83,9 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: Buckets("", global_batch_size=4), "by=''"),
     (lambda: Buckets("n", 7, global_batch_size=4), "into=7"),  # type: ignore[arg-type]  # what a user may do
     (lambda: Buckets("n", global_batch_size=0), "global_batch_size=0"),
-    (lambda: Buckets("n", global_batch_size=4, leftovers="drop"), "leftovers='drop' cannot be had yet"),
+    (lambda: Buckets("n", global_batch_size=4, leftovers="keep"), "leftovers='keep' is unknown: give 'carry'"),
+    (lambda: Buckets("n", global_batch_size=4, leftovers="short"), "a short batch would be of a size that ranks do not divide"),
+    (lambda: Buckets("n", global_batch_size=4, sync="lane"), "sync='lane' cannot be had: all ranks of a step have one bucket"),
     (lambda: Buckets("n", global_batch_size=4, unknown="keep"), "unknown='keep'"),
     (lambda: Buckets("n", global_batch_size=4, max_crop=0.2), "max_crop=0.2 is for pictures"),
     (lambda: Buckets("n", AspectBuckets.sdxl(), 4, max_crop=1.5), "max_crop=1.5 is out of range"),

@@ -33,7 +33,10 @@ class Buckets:
     global_batch_tokens: int | None = None
     """Tokens of a batch of the whole job at most: a bucket's batch has as many samples as fit into it."""
     leftovers: str = "carry"
-    """What becomes of rows that fill no batch: `'carry'`: they open the bucket's first batch of a later epoch."""
+    """What becomes of rows that fill no batch: `'carry'`: they open the bucket's first batch of a later epoch; `'repeat'`: rows
+    of the bucket come twice in the epoch to fill it; `'drop'`: the epoch is without them, other ones in each."""
+    sync: str = "step"
+    """What has one bucket: `'step'`: the batches of all ranks in a step."""
     rank_multiple: int | None = None
     """Batches of `global_batch_tokens` are multiples of it, so that any number of ranks that divides it can take them; None: of
     the number of ranks at the first start, which states carry."""
@@ -57,8 +60,13 @@ class Buckets:
                 "bucket"
             )
         self._check_sizes()
-        if self.leftovers != "carry":
-            raise ConfigError(f"Buckets: leftovers={self.leftovers!r} cannot be had yet: leave it out, which is 'carry'")
+        if self.leftovers not in ("carry", "repeat", "drop"):
+            short = "; a short batch would be of a size that ranks do not divide" if self.leftovers == "short" else ""
+            raise ConfigError(f"Buckets: leftovers={self.leftovers!r} is unknown: give 'carry', 'repeat' or 'drop'{short}")
+        if self.sync != "step":
+            raise ConfigError(
+                f"Buckets: sync={self.sync!r} cannot be had: all ranks of a step have one bucket, which is 'step'; leave it out"
+            )
         if self.unknown not in ("raise", "drop"):
             raise ConfigError(f"Buckets: unknown={self.unknown!r} is unknown: give 'raise' or 'drop'")
         if self.max_crop is not None:

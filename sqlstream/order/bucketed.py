@@ -119,6 +119,8 @@ class Bucketed:
     seed: int | None
     num_parts: int = 1
     """Canonical nodes."""
+    leftovers: str = "carry"
+    """What becomes of rows that fill no batch: `'carry'`, `'repeat'` or `'drop'`; with the last two each epoch is a round."""
     epoch_size: int | None = None
     """Draws in an epoch, but for leftovers; None: as many as rows."""
     weights: BucketWeights | None = None
@@ -196,9 +198,8 @@ class Bucketed:
     @property
     def text_of_sizes(self) -> str:
         """A text for the sizes of batches, which is part of a run's state."""
-        if self.is_even:
-            return f"batches of {self.step_size}"
-        return f"batches of {blake2b(self._batches.tobytes(), digest_size=8).hexdigest()}"
+        sizes = self.step_size if self.is_even else blake2b(self._batches.tobytes(), digest_size=8).hexdigest()
+        return f"batches of {sizes}{'' if self.leftovers == 'carry' else f', leftovers {self.leftovers}'}"
 
     def num_positions(self, epoch: int) -> int:
         """Return the positions of an epoch: whole steps, some more or fewer than in others."""
@@ -256,7 +257,7 @@ class Bucketed:
         """
         batches = self._epoch(epoch)
         era, num = batches.era, len(positions)
-        if not num or self.num_parts > 1 or era.sums is not None:
+        if not num or self.num_parts > 1 or era.sums is not None or self.leftovers != "carry":
             return None
         first, last = int(positions.min()), int(positions.max())
         step, start = first // self.step_size, first % self.step_size
@@ -325,7 +326,16 @@ class Bucketed:
 
     def _steps_before(self, era: Era, epoch: int) -> int:
         """Return the steps of all epochs before one."""
-        return int(era.batches_before(epoch, self._phases, self._batches).sum())  # no bucket has a whole batch ahead
+        return int(self._batches_before(era, epoch).sum())  # no bucket has a whole batch ahead
+
+    def _batches_before(self, era: Era, epoch: int) -> Int64Array:
+        """Return the batches of each bucket in the epochs of an era before one: [B]."""
+        if self.leftovers == "carry":
+            return era.batches_before(epoch, self._phases, self._batches)
+        whole = self._batches << era.shift  # [B]
+        each = era.rates // whole if self.leftovers == "drop" else -(-era.rates // whole)  # [B]
+        before: Int64Array = (epoch - era.first_epoch) * each  # [B]
+        return before
 
     def _epoch_of_step(self, era: Era, step: int) -> int:
         """Return the epoch of a step of the run, found by halves: a lookup takes as long as the run has doublings."""
@@ -343,8 +353,11 @@ class Bucketed:
         batches = self._epochs.get((epoch, version))
         if batches is None:
             era = [era for era in self._eras_of(version) if era.first_epoch <= epoch][-1]
-            following = era.batches_before(epoch + 1, self._phases, self._batches)  # [B]
-            stops = np.cumsum(following - era.batches_before(epoch, self._phases, self._batches))  # [B]
+            before = self._batches_before(era, epoch)  # [B]
+            following = self._batches_before(era, epoch + 1)  # [B]
+            stops = np.cumsum(following - before)  # [B]
+            if self.leftovers != "carry":  # batches are those of the epoch, whose rows begin anew
+                following = following - before  # [B]
             num_steps = int(stops[-1]) if len(stops) else 0
             is_shuffled = self.seed is not None and num_steps > 0
             shuffle = Permutation.keyed(num_steps, _BATCHES, self.seed or 0, epoch) if is_shuffled else None
@@ -413,12 +426,16 @@ class Bucketed:
             draw = (steps.number * batch)[steps.which] + steps.within  # [n]
             era = self._epoch(epoch).era
             number, place = np.divmod(draw, era.slots[steps.bucket][steps.which])  # [n], [n]
-            return _Places(steps.bucket[steps.which], None, number + era.first_round, place)
+            number = number + era.first_round if self.leftovers == "carry" else np.full_like(number, epoch)  # [n]
+            return _Places(steps.bucket[steps.which], None, number, place)
         parts = self._parts_of(steps.bucket)  # [m]
         index, part = np.divmod(steps.within, parts[steps.which])  # [n], [n]
         draw = (steps.number * (batch // parts))[steps.which] + index  # [n]
         sizes = (self._sizes[steps.bucket][steps.which] - part - 1) // parts[steps.which] + 1  # [n]
-        return _Places(steps.bucket[steps.which], part, *np.divmod(draw, sizes))
+        number, place = np.divmod(draw, sizes)  # [n], [n]
+        if self.leftovers != "carry":
+            number = np.full_like(number, epoch)  # [n]
+        return _Places(steps.bucket[steps.which], part, number, place)
 
     def _parts_of(self, bucket: Int64Array) -> Int64Array:
         """Return the parts of buckets: [n]."""
@@ -474,11 +491,23 @@ class Bucketed:
                     f"{self.name_of(bucket)}: give sizes, or rank_multiple=, that it divides"
                 )
 
+    def _check_none_is_dropped(self, era: Era) -> None:
+        """Raise ConfigError if no row of a bucket would ever come."""
+        lost = np.flatnonzero((era.rates < self._batches << era.shift) & (era.rates > 0)).tolist()
+        if lost:
+            shown = ", ".join(map(self.name_of, lost[:8])) + (", …" if len(lost) > 8 else "")
+            raise ConfigError(
+                f"leftovers='drop' leaves all rows of {len(lost)} of {len(self.batch_sizes)} buckets out, which do not fill a "
+                f"batch: {shown}; give leftovers='carry', smaller batches, or fewer buckets"
+            )
+
     def _has_batch_in_each_epoch(self) -> bool:
         """Return whether each epoch has a batch; after the least common multiple of the batch sizes they repeat."""
         era = self._eras_of(0 if self.weights is None else self.weights.version)[0]
-        if (era.rates >= self._batches << era.shift).any():
-            return True
+        if self.leftovers == "drop":
+            self._check_none_is_dropped(era)
+        if self.leftovers != "carry" or (era.rates >= self._batches << era.shift).any():
+            return bool(era.rates.any())
         num_epochs = min(math.lcm(*self.batch_sizes) << era.shift, _LOOKED_AT)
         epochs = np.arange(num_epochs + 1)  # [E + 1]
         before = np.zeros(num_epochs + 1, dtype=np.int64)  # [E + 1]

@@ -138,6 +138,7 @@ def _with_sizes(
         batch_size=sizes,
         seed=seed,
         num_parts=options.num_canonical_nodes,
+        leftovers=batches.leftovers,
         epoch_size=options.epoch_size,
         weights=BucketWeighting(weighting, buckets.sizes),
     )

@@ -275,3 +275,29 @@ def test_a_step_that_is_asked_for_alone_has_the_rows_that_it_has_among_others(se
             assert np.concatenate([getattr(one, name) for one in alone]).tolist() == getattr(whole, name).tolist()
         some = [order.rows_at(epoch, np.concatenate((places[step], places[-1]))).row.tolist() for step in steps]
         assert some == [[*one.row.tolist(), *alone[-1].row.tolist()] for one in alone], "steps that are far apart"
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_leftovers_that_are_dropped_are_other_rows_in_each_epoch_and_those_of_repeats_come_twice(num_parts: int) -> None:
+    sizes = (50, 22, 9)
+    for leftovers, num_steps in (("drop", 12 + 5 + 2), ("repeat", 13 + 6 + 3)):
+        order = Bucketed(rows=Table(sizes), batch_size=4, seed=3, leftovers=leftovers, num_parts=num_parts)
+        seen, missing = Counter[int](), set[frozenset[int]]()
+        for epoch in range(8):
+            assert order.num_positions(epoch) == num_steps * 4, "epochs are equal"
+            rows = Counter(epoch_of(order, epoch).row.tolist())
+            seen += rows
+            missing.add(frozenset(range(81)) - set(rows))
+            assert {bucket_of(sizes, row) for row in rows} == {0, 1, 2}
+            assert max(rows.values()) == (1 if leftovers == "drop" else 2)
+        assert set(seen) == set(range(81))
+        assert (len(missing) > 4) == (leftovers == "drop"), "repeats leave none out"
+        draws = np.arange(3 * num_steps * 4)
+        places = order.places_of_draws(draws)
+        assert places.epoch.tolist() == np.repeat([0, 1, 2], num_steps * 4).tolist()
+        assert places.position.tolist() == list(range(num_steps * 4)) * 3
+    with pytest.raises(
+        ConfigError, match=r"leftovers='drop' leaves all rows of 1 of 3 buckets out.*: 2; give leftovers='carry'"
+    ):
+        Bucketed(rows=Table(sizes), batch_size=10, seed=3, leftovers="drop")
+    assert Bucketed(rows=Table((3,)), batch_size=8, seed=3, leftovers="repeat").num_positions(5) == 8

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "even": {"batches": BUCKETS},
     "budget": {"batches": BUDGET},
     "weights": {"batches": BUDGET, "weights": "row + 1", "epoch_size": 60},
+    "repeats": {"batches": replace(BUDGET, leftovers="repeat")},
     "nodes": {"batches": BUDGET, "num_canonical_nodes": 2},
 }
 Step = frozenset[tuple[Any, ...]]
@@ -110,14 +112,12 @@ def saved_step(folder: Path) -> int:
     return int(json.loads(path.read_text())["step"]) if path.exists() else 0
 
 
-def has_saved(folder: Path, step: int, job: subprocess.Popen[bytes]) -> bool:
-    """Return whether a job has come as far as a step, or has ended."""
+def has_come_to(job: subprocess.Popen[bytes], folder: Path, step: int) -> bool:
     return saved_step(folder) >= step or job.poll() is not None
 
 
-def are_gone(pids: set[int]) -> bool:
-    """Return whether none of these processes lives."""
-    return not any(is_alive(pid) for pid in pids)
+def are_gone(family: set[int]) -> bool:
+    return not any(is_alive(pid) for pid in family)
 
 
 def kill_again_and_again(table: Path, layouts: list[tuple[int, int]], seed: int) -> None:
@@ -131,7 +131,7 @@ def kill_again_and_again(table: Path, layouts: list[tuple[int, int]], seed: int)
         if is_last:
             assert job.wait(timeout=300) == 0, (folder / "log.txt").read_text()
         else:
-            assert wait_until(partial(has_saved, folder, stop, job))
+            assert wait_until(partial(has_come_to, job, folder, stop))
             family = children(job.pid) | {job.pid}
             for pid in family:
                 with contextlib.suppress(ProcessLookupError):  # a child of one that is gone has ended by itself

@@ -157,6 +157,19 @@ def test_rows_stay_on_their_canonical_nodes(runs: Any, tmp_path: Path) -> None:
     assert nodes[0] | nodes[1] == set(range(NUM_ROWS))
 
 
+def test_a_limit_of_rows_and_a_filter_come_first_and_ranks_that_share_samples_have_the_same_batches(runs: Any) -> None:
+    whole = runs(batches=BUDGET, max_size=30, where="length < 30")
+    steps = [whole.step() for _ in range(12)]
+    assert {bucket_of(step) for step in steps} == {10, 20}
+    assert len({row for step in steps for _, row, _, _ in step}) == 30
+    pairs = runs(4, batches=BUDGET, max_size=30, where="length < 30", replication=2)
+    for step in steps[:6]:
+        batches = [pairs._next(rank) for rank in range(4)]
+        assert batches[0] == batches[1]
+        assert batches[2] == batches[3]
+        assert frozenset(batches[0] + batches[2]) == step
+
+
 class Looking(StreamingDataset):
     """A dataset that looks at its samples."""
 
