@@ -92,11 +92,14 @@ def test_a_budget_follows_the_ranks_of_the_first_start_which_the_state_carries(r
     assert {len(one.step()) for _ in range(20)} == {12, 6, 4}
     begun = {bucket_of(step): len(step) for step in (four.step() for _ in range(20))}
     assert begun == {10: 12, 20: 4, 30: 4}, "multiples of 4 ranks"
-    state, following = four.state(), [four.step() for _ in range(3)]
+    state, following = four.state(), [four.step() for _ in range(6)]
     assert state["version"] == 5
     resumed = runs(2, batches=budget)
     resumed.load(state)
-    assert [resumed.step() for _ in range(3)] == following
+    assert [resumed.step() for _ in range(2)] == following[:2]
+    once_more = runs(1, batches=budget)
+    once_more.load(resumed.state())
+    assert [once_more.step() for _ in range(4)] == following[2:]
     eight = runs(8, batches=budget)
     with pytest.raises(ConfigError, match=r"batch of bucket 20 has 4 samples, which 8 ranks do not divide: use 4 ranks"):
         eight.load(state)

@@ -89,6 +89,17 @@ def test_a_state_of_a_later_version_is_refused(version: object) -> None:
         StreamState.from_dict(SINGLE.to_dict() | {"version": version})
 
 
+def test_the_ranks_of_the_first_start_make_it_version_5_and_belong_to_it() -> None:
+    state = replace(KNOWN, rank_multiple=4).to_dict()
+    assert state["version"] == 5
+    assert StreamState.from_dict(state).rank_multiple == 4
+    assert "rank_multiple" not in KNOWN.to_dict()
+    with pytest.raises(StateError, match=r"unknown keys \['rank_multiple'\]"):
+        StreamState.from_dict(state | {"version": 4})
+    with pytest.raises(StateError, match="rank_multiple=-1 in the state is not a count"):
+        StreamState.from_dict(state | {"rank_multiple": -1})
+
+
 def test_streams_belong_to_version_2() -> None:
     with pytest.raises(StateError, match=r"unknown keys \['streams'\]"):
         StreamState.from_dict(MIXED.to_dict() | {"version": 1})

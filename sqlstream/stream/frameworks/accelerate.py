@@ -138,6 +138,8 @@ class AcceleratedBatches:
 def remainder_of(schedule: Schedule) -> int:
     """Return how many samples the last global batch has without its repeats, as `gather_for_metrics` wants it."""
     steps = schedule.steps
+    if steps.batches is not None:
+        return 0  # all are whole
     if steps.num_canonical_nodes > 1 or schedule.is_endless or not schedule.has_end:
         return -1  # repeats are not at its end
     return 0 if steps.tail is Tail.DROP else schedule.num_positions % schedule.step_size

@@ -100,7 +100,7 @@ class Delivery:
 
     @property
     def _batch_size(self) -> int:
-        return self._steps.batch_size or 1
+        return self._steps.batch_size_on(self._world) or 1
 
     def _number(self, place: WorkerPosition) -> int:
         return int(self._partition(place.worker, place.epoch).numbers(place.taken, place.taken + 1)[0])
