@@ -13,12 +13,14 @@ from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError
 from sqlstream.order import Int64Array, Plan, Tail, Weighted
 from sqlstream.order.blocks import BlockLayout
-from sqlstream.stream.engine.forecast import next_uses
+from sqlstream.stream.engine.forecast import next_uses, next_uses_of_blocks
 from sqlstream.stream.run.shares import EpochShare
 from sqlstream.stream.run.weighting import Weighting
+from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.world import World
 from tests.cache.session import Session
 from tests.cache.simulations import lru_hits, next_uses_of
+from tests.stream import shards
 from tests.stream.kit import rows_in_order
 from tests.stream.sources import Photos, check_bytes
 
@@ -47,6 +49,40 @@ def test_on_one_node_a_row_comes_again_after_as_many_samples_as_lie_between(
     found = next_uses(share_of(plan, World()), np.arange(NUM_ROWS))
     assert found is not None
     assert found.tolist() == next_uses_of(order)[:NUM_ROWS]
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_a_block_comes_again_with_its_next_sample_behind_those_that_are_planned(num_nodes: int) -> None:
+    plan = Plan(num_samples=NUM_ROWS, seed=5, batch_size=BATCH_SIZE, blocks=BlockLayout.of_size(7, num_rows=NUM_ROWS, window=3))
+    worlds = [World(rank=node, world_size=num_nodes, local_rank=0, node=node, num_nodes=num_nodes) for node in range(num_nodes)]
+    order = [row for epoch in (0, 1) for row in plan.rows(epoch, 0, NUM_ROWS).tolist()]
+    for world in worlds:
+        taken = plan.partition(world).positions(0, NUM_ROWS // num_nodes).tolist()
+        later = [*taken, *(NUM_ROWS + position for position in taken)]
+        for start in range(0, len(taken), 10):
+            planned = taken[start : start + 10]
+            expected = []
+            for position in planned:
+                same = (at for at in later if at > planned[-1] and order[at] // 7 == order[position] // 7)
+                expected.append((next(same, 2 * NUM_ROWS) - position) // num_nodes)
+            found = next_uses_of_blocks(share_of(plan, world), np.array(planned))
+            assert found is not None
+            assert found.tolist() == expected
+    assert next_uses_of_blocks(share_of(replace(plan, blocks=None), World()), np.arange(4)) is None
+
+
+def test_whole_shards_that_are_mixed_stay_until_their_last_sample_with_belady(server: FaultyHttpServer, tmp_path: Path) -> None:
+    num_shards, window = 12, 6
+    expected = shards.serve(server, num_shards, 12)
+    limit = (window + 1) * -(-len(server.objects["/data/s-000.tar"]) // 4096) * 4096
+    options: dict[str, Any] = {"shuffle_seed": 3, "shuffle_window": window, "prefetch": 4, "eviction_policy": "belady"}
+    src = f"{server.url}/data/s-{{000..{num_shards - 1:03}}}.tar"
+    with shards.opened(src, tmp_path, shards="whole", cache_limit=limit, **options) as dataset:
+        num_before = sum(len(shards.ranges(server, number)) for number in range(num_shards))
+        for _ in range(2):
+            assert sorted(sample["__key__"] for sample in dataset) == sorted(one["__key__"].decode() for one in expected)
+        num_requests = sum(len(shards.ranges(server, number)) for number in range(num_shards)) - num_before
+    assert num_requests <= 2 * num_shards, "by the next epoch of the samples used last, shards went between two samples"
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4])

@@ -62,6 +62,11 @@ class RowContent:
         return self.chunk.refs
 
     @property
+    def is_shared(self) -> bool:
+        """A row group is read for all of its rows."""
+        return bool(self.chunk.refs)
+
+    @property
     def identities(self) -> dict[str, object]:
         """What names the content of each column, as `CachedChain` names objects."""
         return {name: [*self.chunk.identity, self.row] for name in self.reader.names}

@@ -75,6 +75,11 @@ class MemberContent:
     """The objects that it is read from."""
 
     @property
+    def is_shared(self) -> bool:
+        """The shard is fetched whole."""
+        return bool(self.refs) and (self.shard.unpack is not None or self.refs[0].shard_key is None)
+
+    @property
     def identities(self) -> dict[str, object]:
         """What names the content of each column, as `CachedChain` names objects."""
         file, layout = self.shard.file, self.shard.layout

@@ -35,6 +35,11 @@ class PartCopies:
         return tuple(self.copies.values()) if self.are_here else self.source.refs
 
     @property
+    def is_shared(self) -> bool:
+        """Copies are of one sample each; what they are made of is that of all samples of the shard."""
+        return not self.are_here and self.source.is_shared
+
+    @property
     def identities(self) -> dict[str, object]:
         """See `SampleContent.identities`."""
         return self.source.identities

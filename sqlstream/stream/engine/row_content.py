@@ -21,6 +21,11 @@ class SampleContent(Protocol):
         ...
 
     @property
+    def is_shared(self) -> bool:
+        """These objects hold a whole shard, or a row group: all samples of it are read from them."""
+        ...
+
+    @property
     def identities(self) -> dict[str, object]:
         """What names the content of each column, as `CachedChain` names objects."""
         ...

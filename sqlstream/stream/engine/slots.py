@@ -103,6 +103,11 @@ class PlannedSample:
         """The objects that its content is read from."""
         return () if self.content is None else self.content.refs
 
+    @property
+    def has_shared_content(self) -> bool:
+        """Its content is read from what other samples of its block are read from, too; a stored sample is not."""
+        return self.found is None and self.content is not None and self.content.is_shared
+
     def want(self) -> None:
         """Set what it wants, after a change of its objects or of the stored sample that was found."""
         if self.found is not None:
