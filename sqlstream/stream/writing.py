@@ -68,7 +68,7 @@ def write_dataset(
                 continue
             point = SourcePoint(position) if number == len(made) - 1 else SourcePoint(at, number + 1)
             try:
-                writer.write(output, point)
+                writer.write_up_to(point, output)
             except EncodeError as error:
                 if not may_skip:
                     raise

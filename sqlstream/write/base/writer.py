@@ -105,7 +105,7 @@ class SampleWriter(Generic[Item]):
         self.num_samples = sum(shard.num_samples for shard in stored)
         """Samples written; at first those that are stored already."""
         self.point = stored[-1].point if stored else None
-        """Where the source goes on behind the last sample, as `write` was told."""
+        """Where the source goes on behind the last sample, as `write_up_to` was given it."""
         self._number = len(stored)
         self._draft: ShardDraft[Item] | None = None
         self._is_open, self._is_torn = True, False
@@ -118,12 +118,24 @@ class SampleWriter(Generic[Item]):
         """Where the dataset goes, without credentials."""
         return str(self._output.place)
 
-    def write(self, sample: Mapping[str, Any], point: SourcePoint | None = None) -> None:
+    def write(self, sample: Mapping[str, Any]) -> None:
         """Add a sample; waits while too many shards are on their way.
 
         Args:
             sample: As the format takes it.
-            point: Where the source goes on behind it, for sources that leave out samples, or make several of one.
+
+        Raises:
+            EncodeError: It cannot be written; it is left out, and the next one may be written.
+            StorageError: An earlier shard could not be stored.
+        """
+        self.write_up_to(None, sample)
+
+    def write_up_to(self, point: SourcePoint | None, sample: Mapping[str, Any]) -> None:
+        """Add a sample of a source that leaves out samples, or makes several of one.
+
+        Args:
+            point: Where the source goes on behind it; None: with its next sample.
+            sample: As the format takes it.
 
         Raises:
             EncodeError: It cannot be written; it is left out, and the next one may be written.
