@@ -70,6 +70,15 @@ class Job:
         return self.data_path / "bench" / "photos"
 
     @property
+    def shuffled_shard(self) -> int:
+        """Samples of a shard where all of a hundred shards are shuffled."""
+        return self.num_samples // 100
+
+    def shuffled_folder(self, kind: str) -> str:
+        """Return the folder of a hundred shards: cases differ in their samples."""
+        return f"{kind}-shuffled-{self.shuffled_shard}"
+
+    @property
     def work_path(self) -> Path:
         """Where this run may write."""
         return Path(self.work)

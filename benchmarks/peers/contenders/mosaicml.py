@@ -32,8 +32,8 @@ SETTINGS = (
 
 SMALL_BYTES = 1 << 24
 """Of the squeeze's shards: its limit must be at least four of them."""
-SHUFFLED_BYTES = 50 * 44_700
-"""Of a hundred shards of 5000 photos."""
+PHOTO_BYTES = 44_700
+"""Mean size of a photo in a shard, by which a hundred shards have as many bytes each."""
 SQUEEZE_BLOCK = 700
 """Samples that are shuffled together under a limit: two shards."""
 
@@ -63,7 +63,7 @@ def _write(job: Job, folder: str, part: range | None = None, **options: Any) -> 
 
 def prepare_shuffled(job: Job) -> None:
     """Write the photos as small shards."""
-    _write(job, "mds-shuffled", size_limit=SHUFFLED_BYTES)
+    _write(job, job.shuffled_folder("mds"), size_limit=job.shuffled_shard * PHOTO_BYTES)
 
 
 def prepare_mixture(job: Job) -> None:
@@ -183,7 +183,7 @@ def squeeze(job: Job) -> Stream:
 def shuffled_shards(job: Job) -> Stream:
     """The same, all samples shuffled."""
     whole = {"num_canonical_nodes": 1, "shuffle_block_size": job.num_samples, "predownload": 2 * job.batch_size}
-    return _loader(job, _remote(job, "mds-shuffled", cache_limit=job.limit_bytes, **whole))
+    return _loader(job, _remote(job, job.shuffled_folder("mds"), cache_limit=job.limit_bytes, **whole))
 
 
 def start(job: Job) -> Stream:

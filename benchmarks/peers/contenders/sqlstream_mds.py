@@ -77,6 +77,6 @@ def cold_shards(job: Job) -> Stream:
 
 def shuffled_shards(job: Job) -> Stream:
     """The same, all samples shuffled."""
-    src = job.url(f"{FOLDER}-shuffled/{INDEX}")
+    src = job.url(f"{job.shuffled_folder(FOLDER)}/{INDEX}")
     dataset = open_shards(job, src, job.work_path / "cache", users.Read(), shuffle_block_size=None)
     return load(dataset, job, collate_fn=users.listed)

@@ -70,6 +70,7 @@ def cold_shards(job: Job) -> Stream:
 
 def shuffled_shards(job: Job) -> Stream:
     """The same, all samples shuffled."""
-    last = len(list(_tars(job).with_name("tar-shuffled").glob("*.tar"))) - 1
-    src = job.url(f"tar-shuffled/{{0000..{last:04}}}.tar")
+    folder = job.shuffled_folder("tar")
+    last = len(list(_tars(job).with_name(folder).glob("*.tar"))) - 1
+    src = job.url(f"{folder}/{{0000..{last:04}}}.tar")
     return load(open_shards(job, src, job.work_path / "cache", Read(), shuffle_block_size=None), job, collate_fn=listed)

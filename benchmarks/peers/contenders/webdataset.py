@@ -21,7 +21,6 @@ SETTINGS = (
     "made in workers, WebLoader; cold: over HTTP by curl, it does not sign S3 requests"
 )
 SHARD = 500
-SHUFFLED_SHARD = 50
 
 
 def _shards(job: Job) -> Path:
@@ -36,7 +35,7 @@ def prepare(job: Job) -> None:
 
 def prepare_shuffled(job: Job) -> None:
     """Write the photos as small archives."""
-    _write(job, "tar-shuffled", SHUFFLED_SHARD)
+    _write(job, job.shuffled_folder("tar"), job.shuffled_shard)
 
 
 def _write(job: Job, folder: str, maxcount: int) -> None:
@@ -94,10 +93,8 @@ def cold_shards(job: Job) -> Stream:
 
 def shuffled_shards(job: Job) -> Stream:
     """The same, with its cache; its buffer of 1000 samples is no shuffle of all."""
-    urls = [
-        f"{job.endpoint}/bench/tar-shuffled/{path.name}"
-        for path in sorted(_shards(job).with_name("tar-shuffled").glob("*.tar"))
-    ]
+    folder = job.shuffled_folder("tar")
+    urls = [f"{job.endpoint}/bench/{folder}/{path.name}" for path in sorted(_shards(job).with_name(folder).glob("*.tar"))]
     cache = job.work_path / "cache"
     cache.mkdir()
     return _stream(job, urls, _bytes_of, cache_dir=str(cache), cache_size=job.limit_bytes)
