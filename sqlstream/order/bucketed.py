@@ -21,7 +21,7 @@ that wait for a bucket to fill (their content would be state, and differ with th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
@@ -491,21 +491,12 @@ class Bucketed:
                     f"{self.name_of(bucket)}: give sizes, or rank_multiple=, that it divides"
                 )
 
-    def _check_none_is_dropped(self, era: Era) -> None:
-        """Raise ConfigError if no row of a bucket would ever come."""
-        lost = np.flatnonzero((era.rates < self._batches << era.shift) & (era.rates > 0)).tolist()
-        if lost:
-            shown = ", ".join(map(self.name_of, lost[:8])) + (", …" if len(lost) > 8 else "")
-            raise ConfigError(
-                f"leftovers='drop' leaves all rows of {len(lost)} of {len(self.batch_sizes)} buckets out, which do not fill a "
-                f"batch: {shown}; give leftovers='carry', smaller batches, or fewer buckets"
-            )
-
     def _has_batch_in_each_epoch(self) -> bool:
         """Return whether each epoch has a batch; after the least common multiple of the batch sizes they repeat."""
         era = self._eras_of(0 if self.weights is None else self.weights.version)[0]
         if self.leftovers == "drop":
-            self._check_none_is_dropped(era)
+            lost = np.flatnonzero((era.rates < self._batches << era.shift) & (era.rates > 0)).tolist()
+            _check_none_is_dropped([self.name_of(bucket) for bucket in lost], len(self.batch_sizes))
         if self.leftovers != "carry" or (era.rates >= self._batches << era.shift).any():
             return bool(era.rates.any())
         num_epochs = min(math.lcm(*self.batch_sizes) << era.shift, _LOOKED_AT)
@@ -514,3 +505,18 @@ class Bucketed:
         for rate, phase, batch in zip(era.rates.tolist(), self._phases.tolist(), self.batch_sizes, strict=True):
             before += (epochs * rate + (phase << era.shift)) // (batch << era.shift)
         return bool((np.diff(before) > 0).all())
+
+
+def _check_none_is_dropped(lost: Sequence[str], num_buckets: int) -> None:
+    """Raise ConfigError if no row of some buckets would ever come.
+
+    Args:
+        lost: Names of the buckets that do not fill a batch in an epoch.
+        num_buckets: All buckets.
+    """
+    if lost:
+        shown = ", ".join(lost[:8]) + (", …" if len(lost) > 8 else "")
+        raise ConfigError(
+            f"leftovers='drop' leaves all rows of {len(lost)} of {num_buckets} buckets out, which do not fill a batch: {shown}. "
+            "Give leftovers='carry', smaller batches, or fewer buckets"
+        )

@@ -297,7 +297,7 @@ def test_leftovers_that_are_dropped_are_other_rows_in_each_epoch_and_those_of_re
         assert places.epoch.tolist() == np.repeat([0, 1, 2], num_steps * 4).tolist()
         assert places.position.tolist() == list(range(num_steps * 4)) * 3
     with pytest.raises(
-        ConfigError, match=r"leftovers='drop' leaves all rows of 1 of 3 buckets out.*: 2; give leftovers='carry'"
+        ConfigError, match=r"leftovers='drop' leaves all rows of 1 of 3 buckets out.*: 2. Give leftovers='carry'"
     ):
         Bucketed(rows=Table(sizes), batch_size=10, seed=3, leftovers="drop")
     assert Bucketed(rows=Table((3,)), batch_size=8, seed=3, leftovers="repeat").num_positions(5) == 8
