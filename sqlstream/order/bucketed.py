@@ -517,6 +517,6 @@ def _check_none_is_dropped(lost: Sequence[str], num_buckets: int) -> None:
     if lost:
         shown = ", ".join(lost[:8]) + (", …" if len(lost) > 8 else "")
         raise ConfigError(
-            f"leftovers='drop' leaves all rows of {len(lost)} of {num_buckets} buckets out, which do not fill a batch: {shown}. "
+            f"leftovers='drop' leaves all rows of {len(lost)} of {num_buckets} buckets out, which fill no batch: {shown}. "
             "Give leftovers='carry', smaller batches, or fewer buckets"
         )

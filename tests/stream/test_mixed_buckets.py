@@ -118,6 +118,20 @@ def test_a_failed_sample_of_a_tier_is_replaced_within_its_bucket(opened: Open) -
         assert not any(row % 9 == 4 for _, _, row, _, _ in batch)
 
 
+@pytest.mark.parametrize("num_samples", [0, 2])
+def test_a_row_of_a_tier_that_gives_no_sample_or_several_is_an_error_before_a_batch_is_of_several_buckets(
+    num_samples: int, opened: Open
+) -> None:
+    def several(sample: dict[str, Any]) -> list[dict[str, Any]]:
+        return [drawn(sample)] * (num_samples if sample["row"] % 9 == 4 else 1)
+
+    streams = {name: opened(name, transforms=[several]) for name in WEIGHTS}
+    batches = iter(StreamingDataLoader(MixedDataset(streams, unit="batch"), batch_size=GLOBAL_BATCH, collate_fn=named))
+    with pytest.raises(ConfigError, match="a row gives no sample, or several"):  # noqa: PT012 - some batches come before
+        while True:
+            assert len({(stream, bucket) for stream, _, _, bucket, _ in next(batches)}) == 1
+
+
 def test_a_loader_of_streams_gives_the_batches_of_tiers_in_rounds(opened: Open) -> None:
     opts = StreamOptions.init_group(
         [

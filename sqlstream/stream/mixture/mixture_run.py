@@ -88,6 +88,7 @@ class MixtureRun:
             fingerprint="mixture", shuffle_seed=seed, num_canonical_nodes=num_parts, blocks=None, epoch_size=num_parts
         )
         schedule = Schedule(steps, mixing, options, identity=identity, has_end=plan.stop is not Stop.NEVER)
+        schedule.counts_rows = any(isinstance(order, OrderOfBatches) for order in orders)
         run = cls(streams=streams, plan=plan, rule=rule, unit=unit, schedule=schedule, mixing=mixing)
         for stream in streams.values():
             stream.schedule.is_mixed = True

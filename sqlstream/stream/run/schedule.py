@@ -63,6 +63,8 @@ class Schedule:
         self.has_end = has_end
         self.is_mixed = False
         """It is that of a stream of a mixture, whose run says which rows come when."""
+        self.counts_rows = False
+        """True: each row must give one sample, since a batch is so many rows of one bucket, and samples are counted into it."""
         self.is_announced = False
         """True: a loader in the trainer sets where iterations begin; so while it creates its workers, and in those."""
         self.start = IterationStart()
@@ -303,7 +305,16 @@ class Schedule:
         return partition.first_step >= partition.num_steps
 
     def note_several(self) -> None:
-        """Note that a position gave no sample, or several; warn once if ranks may get out of step by that."""
+        """Note that a position gave no sample, or several; warn once if ranks may get out of step by that.
+
+        Raises:
+            ConfigError: Samples that follow would share batches with those of other buckets.
+        """
+        if self.counts_rows:
+            raise ConfigError(
+                "a row gives no sample, or several, and samples of several buckets would then share a batch of this mixture: "
+                "make one sample of each row (on_error='replace' or 'raise'), or load the dataset with batches= alone"
+            )
         if self.counter.note_several() and self.world.world_size > 1 and not self.is_endless:
             logger.warning(
                 "some rows give no sample, or several, so ranks may make different numbers of steps, and each rank needs a "
