@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sqlstream.config import IndexOptions
+from sqlstream.errors import QueryError
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.file.sums import SumsFile
@@ -18,7 +20,8 @@ from sqlstream.index.file.workplace import sweep_dead, sync, workplace
 from sqlstream.process import locks
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.handlers import HandlerError, fail, handler, raised_everywhere
-from tests.index.sources import build, write_csv
+from tests.index.lazily import open_lazily, rows_of
+from tests.index.sources import build, write_csv, write_table
 from tests.processes import open_files
 
 Work = Callable[[Path], object]
@@ -98,3 +101,33 @@ def test_a_wait_for_another_builder_that_a_handler_ends_leaves_the_lock_to_it(tm
                 raise AssertionError("two builders have one lock")
         assert open_files(tmp_path) == before
         assert os.listdir(tmp_path) == ["key.lock"]
+
+
+@pytest.fixture
+def _no_collector() -> Iterator[None]:
+    """As trainers do, whose steps it would interrupt."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_collector")
+def test_a_filter_leaves_no_index_open_that_it_has_read(tmp_path: Path) -> None:
+    src = write_csv(tmp_path / "t.csv", "index,n\n" + "".join(f"k{n},{n}\n" for n in range(9)))
+    index = build(tmp_path, src, where="n > 3")
+    assert len(index) == 5
+    index.close()
+    with pytest.raises(QueryError):
+        build(tmp_path, src, where="n > 100")
+    assert open_files(tmp_path) == []
+
+
+@pytest.mark.usefixtures("_no_collector")
+def test_a_lazy_filter_keeps_the_file_of_no_chunk(tmp_path: Path) -> None:
+    """Each kept its room on disk, and a descriptor."""
+    src = write_table(tmp_path / "t.parquet", [{"index": f"k{n}", "n": n} for n in range(8)])
+    index = open_lazily(tmp_path, src, where="n % 2 = 0", chunk_rows=2)
+    assert len(rows_of(index)) == 4
+    assert [path for path in open_files(tmp_path) if "(deleted)" in path] == []
+    index.close()

@@ -84,8 +84,9 @@ def open_index(
         reading = SourceReading(remote=roomy, keep=keep or (lambda _, __: None), show_progress=show_progress)
         base = _open_base(plan, options, directory, reading, store, identity=identity)
     if options.sql_query is not None:
-        base_key = ruled(target_of(plan, options, identity).key, base.meta)
-        index = select.open_selection(base, options, directory, base_key=base_key, show_progress=show_progress)
+        with contextlib.closing(base):  # its file is opened anew for what is selected
+            base_key = ruled(target_of(plan, options, identity).key, base.meta)
+            index = select.open_selection(base, options, directory, base_key=base_key, show_progress=show_progress)
         index.provenance = base.provenance
     else:
         index = base

@@ -291,7 +291,8 @@ class LazyIndex(Index):
                 return offsets
             path = place.temporary("chunk")
             self._write(path, number, batch)
-            rows = self._kept_rows(Index(path))
+            with contextlib.closing(Index(path)) as table:
+                rows = self._kept_rows(table)
             offsets = np.sort(np.array(rows, np.int64)) - int(self.bounds[number])
             self.kept.write(number, offsets)
             return offsets
