@@ -58,7 +58,11 @@ class WeightTable:
 
 
 class RowSequence(Protocol):
-    """The selected rows in another order than theirs."""
+    """Selected rows in another order than theirs, such as those of buckets."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many there are: some may be left out."""
 
     @property
     def digest(self) -> str:
@@ -77,7 +81,7 @@ def open_weights(
         index: The rows, and their filter when there is one.
         spec: What they weigh: 0 leaves a row out, fractions are fine, 2 comes twice as often as 1.
         directory: Where index files are.
-        sequence: In which order the weights are summed up; None: that of the selection.
+        sequence: Which rows are summed up, and in which order; None: the selection.
         show_progress: Show a bar if stderr is a terminal.
 
     Raises:
@@ -89,14 +93,14 @@ def open_weights(
     parts = {"format": FORMAT_VERSION, "version": WEIGHTS_VERSION, "weights": what}
     order = {} if sequence is None else {"sequence": sequence.digest}
     key = fingerprint({**parts, "index": index.fingerprint, **order})
-    path = directory / f"{key}.weights.npy"
+    path, num_rows = directory / f"{key}.weights.npy", len(index) if sequence is None else sequence.num_rows
 
     def build(place: Workplace) -> Path:
         return _build(index, spec, array, place, path.name, sequence, show_progress=show_progress)
 
     build_once(directory, key, lambda: path if is_there(path) else None, build, show_progress=show_progress)
     index.hold(path)
-    sums = load_npy(path, len(index))
+    sums = load_npy(path, num_rows)
     os.utime(path)  # last used
     return WeightTable(path=path, num_rows=len(sums), total=int(sums[-1]), fingerprint=key, digest=fingerprint(parts))
 
@@ -175,11 +179,11 @@ def _build(
         by_row = place.temporary("weights")
         _evaluate(index, str(spec), by_row, place, show_progress=show_progress)
         weights = np.memmap(by_row, np.float64, "r", shape=(index.num_rows,))
-    total = 0.0
+    total, num_rows = 0.0, len(index) if sequence is None else sequence.num_rows
 
     def chunks() -> Iterator[tuple[Int64Array, NDArray[np.float64]]]:
-        for start in range(0, len(index), _ROWS_AT_A_TIME):
-            positions = np.arange(start, min(start + _ROWS_AT_A_TIME, len(index)))  # [n]
+        for start in range(0, num_rows, _ROWS_AT_A_TIME):
+            positions = np.arange(start, min(start + _ROWS_AT_A_TIME, num_rows))  # [n]
             positions = positions if sequence is None else sequence.rows_at(positions)  # [n]
             yield positions, array[positions] if array is not None else np.asarray(weights[index.row_ids(positions)])
 
@@ -190,12 +194,12 @@ def _build(
         raise ConfigError(f"weights {_shown(spec)} add up to {total:g}: give at least one row a weight above 0, and none huge")
     temporary, scale, last = place.temporary("sums"), scale_of(total), 0
     with open(temporary, "wb") as file:
-        write_header(file, len(index))
+        write_header(file, num_rows)
         for _, chunk in chunks():
             sums = np.cumsum(scale_weights(chunk, scale)) + last  # [n]
             last = int(sums[-1])
             file.write(sums.astype("<i8").tobytes())
-        finish_npy(file, len(index))
+        finish_npy(file, num_rows)
     return place.publish(temporary, name)
 
 

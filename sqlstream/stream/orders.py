@@ -16,7 +16,6 @@ from sqlstream.config import (
     check_at_least,
 )
 from sqlstream.errors import ConfigError
-from sqlstream.index.bucket_weights import open_bucket_weights
 from sqlstream.index.buckets import BucketTable
 from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.index.build.content_index import ContentIndex
@@ -24,7 +23,7 @@ from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_shards.index import LazyShardIndex
 from sqlstream.index.file.index import Index
 from sqlstream.index.lengths import LengthTable
-from sqlstream.index.weights import WeightsSpec, WeightTable
+from sqlstream.index.weights import open_weights
 from sqlstream.order import BlockLayout, Bucketed, Filtered, Order, Packed, Steps, Weighted, shuffled
 from sqlstream.stream.engine.content import MEMORY_BYTES
 from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS, ChunkWalk
@@ -103,7 +102,7 @@ def _in_buckets(
     weighting = Weighting(
         len(index),
         options.epoch_size or buckets.num_rows,
-        partial(open_bucket_weights, index, table=buckets, directory=directory),
+        partial(open_weights, index, directory=directory, sequence=buckets),
         options.weights,
     )
     return _with_sizes(options, batches, seed, index, buckets, weighting)
@@ -213,10 +212,6 @@ def _in_packs(
     )
     steps = Steps(order=order, batch_size=options.batch_size, tail=options.tail)
     return Schedule(steps, weighting, options, identity=identity)
-
-
-def _refuse_weights(_weights: WeightsSpec) -> WeightTable:
-    raise ConfigError("weights cannot be had with batches= yet: leave one of them out")
 
 
 def warn_of_reading_again(options: DatasetOptions, index: Index, memory_bytes: int = MEMORY_BYTES) -> None:

@@ -71,3 +71,28 @@ class SumsFile:
         sums = np.frombuffer(read, "<i8").reshape(len(starts), self._stride)  # [n, stride]
         found: Int64Array = starts + (sums <= points[:, None]).sum(axis=1)  # [n]
         return found
+
+
+class BucketSumsFile:
+    """The sums of the weights of the rows of buckets, found in a file with little of it in memory.
+
+    Args:
+        path: The file.
+        sizes: Rows of each bucket.
+    """
+
+    def __init__(self, path: Path, sizes: tuple[int, ...]) -> None:
+        self._file = SumsFile(path)
+        stops = np.cumsum(np.array(sizes, dtype=np.int64))  # [B]
+        self._before: dict[int, int] = {0: 0}
+        """Weight of the rows before the start of each bucket, and before the end of the last."""
+        self._before |= zip(stops.tolist(), self._file.at(stops - 1).tolist(), strict=True)
+
+    def total(self, start: int, stop: int) -> int:
+        """Return the weight of the rows `[start, stop)` of the table, which are those of a bucket."""
+        return self._before[stop] - self._before[start]
+
+    def places(self, start: int, points: Int64Array) -> Int64Array:
+        """Return the places of the rows, counted from `start`, at points of a line that begins there: [n]."""
+        found: Int64Array = self._file.searchsorted(points + self._before[start]) - start  # [n]
+        return found

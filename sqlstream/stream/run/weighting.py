@@ -18,10 +18,9 @@ import numpy as np
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError
-from sqlstream.index.bucket_weights import BucketSumsFile
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.file.index import Index
-from sqlstream.index.file.sums import SumsFile
+from sqlstream.index.file.sums import BucketSumsFile, SumsFile
 from sqlstream.index.lengths import LengthTable
 from sqlstream.index.weights import WeightsSpec, WeightTable, open_weights
 from sqlstream.order import WeightedLengths, WeightsFrom, WeightsSince
