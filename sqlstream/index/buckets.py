@@ -3,9 +3,8 @@
     open_buckets(index, Buckets("width, height", into=…), directory) → BucketTable → order.bucketed.Bucketed
 
 The expressions see the rows that the index's filter keeps, in the sandbox, as weights do. The file is immutable and named by
-what decides it, so it is made once per node, and a resumed run finds the same one. As int64 of a .npy file it holds: the bytes
-of a JSON text (padded) that says its buckets, with their number of words before it; the selected rows, sorted by bucket; the
-bucket of each row id, four of 16 bits in a word. Memory is that of the buckets and of 2**20 distinct values, whatever the rows.
+what decides it, so it is made once per node, and a resumed run finds the same one. Its head is a JSON text that says the
+buckets. Memory is that of the buckets and of 2**20 distinct values, whatever the rows.
 """
 
 from __future__ import annotations
@@ -14,23 +13,22 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from sqlstream.config import AspectBuckets, Buckets, BucketValue, Lengths, VideoBuckets
-from sqlstream.errors import ConfigError, QueryError
-from sqlstream.index.file.index import MAX_MAPPED_BYTES, Index
+from sqlstream.errors import ConfigError
+from sqlstream.index.file.index import Index
 from sqlstream.index.file.intact import is_there
-from sqlstream.index.file.npy import finish_npy, load_npy, unload, write_header
 from sqlstream.index.file.workplace import Workplace, build_once, workplace
+from sqlstream.index.sorted_rows import LAYOUT_VERSION, SortedRows, checked_ids, numbers_by_id, selected, write_sorted_rows
 from sqlstream.index.sql.expressions import rows_of, several_expressions
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types.models import FORMAT_VERSION, ROW, fingerprint, quote
-from sqlstream.order.permute import Int64Array
 from sqlstream.progress import progress
 
 logger = logging.getLogger(__name__)
@@ -53,58 +51,28 @@ class BucketTuning:
     """Rows that are in memory together: half a megabyte a column. Arbitrary."""
 
 
-class BucketTable:
-    """The rows of each bucket; pickles as a path, and maps the file on first use.
+class BucketTable(SortedRows):
+    """The rows of each bucket.
 
     Args:
         path: The file.
         digest: What decides it, beside the index: it belongs into a run's state.
     """
 
+    number_type = "<u2"
+
     def __init__(self, path: Path, digest: str) -> None:
-        self.path = path
-        self.digest = digest
-        self._mapped: np.memmap | None = None
-        self._codes: np.ndarray | None = None
-        words = self._words()  # [n]
-        text = np.asarray(words[1 : 1 + int(words[0])]).tobytes()
-        described: dict[str, Any] = json.loads(text)
-        self._first = 1 + int(words[0])
+        super().__init__(path, digest)
+        described: dict[str, Any] = json.loads(self.head)
         self.values: tuple[BucketValue, ...] = tuple(map(_from_json, described["values"]))
         """What names each bucket."""
         self.sizes: tuple[int, ...] = tuple(described["sizes"])
         """Rows of each bucket."""
-        self.num_rows = sum(self.sizes)
-        """Rows of all buckets; those that are left out are none of them."""
         self._shown: tuple[BucketValue | None, ...] = (*self.values, *(None,) * (_NONE + 1 - len(self.values)))
-
-    def __reduce__(self) -> tuple[type[Self], tuple[Path, str]]:
-        """Pickle the path: another process maps the file itself."""
-        return type(self), (self.path, self.digest)
-
-    def rows_at(self, places: Int64Array) -> Int64Array:
-        """Return the selected rows at places of the table: [n]."""
-        words = self._words()  # [all]
-        rows: Int64Array = np.asarray(words[self._first + places], np.int64)  # [n]
-        self._release(words)
-        return rows
 
     def values_of(self, row_ids: Sequence[int]) -> list[BucketValue | None]:
         """Return the buckets of rows by id; None: the row is in none."""
-        if self._codes is None:
-            self._codes = self._words()[self._first + self.num_rows :].view("<u2")  # [row ids, padded]
-        found = self._codes[row_ids].tolist()
-        self._release(self._words())
-        return list(map(self._shown.__getitem__, found))
-
-    def _words(self) -> np.memmap:
-        if self._mapped is None:
-            self._mapped = load_npy(self.path)
-        return self._mapped
-
-    def _release(self, words: np.memmap) -> None:
-        if words.nbytes > MAX_MAPPED_BYTES:  # else a worker's memory grows with the table
-            unload(words)
+        return list(map(self._shown.__getitem__, self.numbers_of(row_ids)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +151,7 @@ def open_buckets(
         "max_crop": buckets.max_crop,
         "unknown": buckets.unknown,
     }
-    key = fingerprint({**parts, "index": index.fingerprint})
+    key = fingerprint({**parts, "index": index.fingerprint, "layout": LAYOUT_VERSION})
     path = directory / f"{key}.buckets.npy"
 
     def build(place: Workplace) -> Path:
@@ -205,9 +173,7 @@ def _tell(table: BucketTable, buckets: Buckets, num_rows: int) -> None:
 
 def _build(index: Index, sorter: _Sorter, place: Workplace, name: str, *, show_progress: bool) -> Path:
     """Write the table: each row's bucket first, then the rows in two walks over those."""
-    num_words = -(-index.num_rows // 4)
-    codes_path = place.temporary("codes")
-    codes = np.memmap(codes_path, "<u2", "w+", shape=(max(1, num_words) * 4,))  # [row ids, padded]; the disk's, not ours
+    codes = numbers_by_id(index, BucketTable.number_type, place)  # [row ids, padded]
     codes[:] = _NONE
     found = _evaluate(index, sorter, codes, place, show_progress=show_progress)
     ranks = sorted(range(len(found)), key=lambda number: _sort_key(found[number]))
@@ -217,44 +183,16 @@ def _build(index: Index, sorter: _Sorter, place: Workplace, name: str, *, show_p
     for start in range(0, len(codes), size):
         codes[start : start + size] = new_numbers[codes[start : start + size]]
     sizes = np.zeros(len(found), np.int64)  # [B]
-    for _, code in _chunks(index, codes, size):
+    for _, code in selected(index, codes, size):
         sizes += np.bincount(code[code != _NONE], minlength=len(sizes))
     if not sizes.sum():
         raise ConfigError(
             f"batches by {sorter.buckets.by!r} leave out all {len(index)} rows: change by=, max_crop= or unknown="
         )
-    text = json.dumps({"values": [found[rank] for rank in ranks], "sizes": sizes.tolist()}).encode()
-    head = text + b" " * (-len(text) % 8)
-    first, num_rows = 1 + len(head) // 8, int(sizes.sum())
-    temporary, count = place.temporary("table"), first + num_rows + len(codes) // 4
-    with open(temporary, "w+b") as file:
-        write_header(file, count)
-        offset = file.tell()
-        file.truncate(offset + 8 * count)
-        words = np.memmap(temporary, "<i8", "r+", offset=offset, shape=(count,))  # [count]; the disk's, not ours
-        words[0] = len(head) // 8
-        words[1:first] = np.frombuffer(head, "<i8")
-        next_place = first + np.cumsum(sizes) - sizes  # [B]
-        for rows, code in _chunks(index, codes, size):
-            in_turn = np.argsort(code, kind="stable")  # [n]
-            sorted_code = code[in_turn]  # [n]
-            in_turn = in_turn[: np.searchsorted(sorted_code, _NONE)]  # [m]
-            sorted_code = sorted_code[: len(in_turn)]  # [m]
-            counts = np.bincount(sorted_code, minlength=len(sizes))  # [B]
-            before = np.cumsum(counts) - counts  # [B]
-            words[next_place[sorted_code] + np.arange(len(in_turn)) - before[sorted_code]] = rows[in_turn]
-            next_place += counts
-        words[first + num_rows :] = codes.view("<i8")
-        words.flush()
-        finish_npy(file, count)
+    head = json.dumps({"values": [found[rank] for rank in ranks], "sizes": sizes.tolist()}).encode()
+    temporary = place.temporary("table")
+    write_sorted_rows(temporary, head, selected(index, codes, size), _itself, sizes, codes)
     return place.publish(temporary, name)
-
-
-def _chunks(index: Index, codes: np.memmap, size: int) -> Iterator[tuple[Int64Array, np.ndarray]]:
-    """Yield selected rows and their buckets, `size` at a time: [n], [n]."""
-    for start in range(0, len(index), size):
-        rows = np.arange(start, min(start + size, len(index)))  # [n]
-        yield rows, np.asarray(codes[index.row_ids(rows)])
 
 
 def _evaluate(index: Index, sorter: _Sorter, codes: np.memmap, place: Workplace, *, show_progress: bool) -> list[BucketValue]:
@@ -267,12 +205,7 @@ def _evaluate(index: Index, sorter: _Sorter, codes: np.memmap, place: Workplace,
     ):
         _, batches = sandbox.run(sandbox.statement, sorter.tuning.rows_at_a_time)
         for batch in batches:
-            ids = np.asarray([row[0] for row in batch])  # [n]
-            if ids.dtype.kind != "i" or ids.min() < 0 or ids.max() >= index.num_rows:
-                raise QueryError(
-                    f"batches by {sorter.buckets.by!r}: the index's query gives a column {ROW!r} that holds no row ids: "
-                    "name it differently"
-                )
+            ids = checked_ids([row[0] for row in batch], index, f"batches by {sorter.buckets.by!r}")  # [n]
             of_batch = []
             for row_id, *values in batch:
                 key = tuple(values)

@@ -122,5 +122,6 @@ _CHECKS: dict[str, Callable[[Path], object]] = {
     ".positions.npy": load_npy,
     ".weights.npy": load_npy,
     ".lengths.npy": load_npy,
+    ".buckets.npy": load_npy,
     ".selection.json": read_selection,
 }

@@ -3,28 +3,27 @@
     open_lengths(index, "num_tokens", directory) → LengthTable → order.packed.Packed
 
 The expression sees the rows that the index's filter keeps, in the sandbox, as weights do. The file is immutable and named by
-what decides it, so it is made once per node, whatever the packs, and a resumed run finds the same one. As int64 of a .npy file
-it holds: the number of distinct lengths, and of rows; the lengths, rising; the rows of each; the selected rows, sorted by
-length; the length of each row id, two of 32 bits in a word. Memory is that of the lengths, whatever the rows.
+what decides it, so it is made once per node, whatever the packs, and a resumed run finds the same one. Its head has the
+distinct lengths, rising, and the rows of each. Memory is that of the lengths, whatever the rows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlstream.errors import ConfigError, QueryError
-from sqlstream.index.file.index import MAX_MAPPED_BYTES, Index
+from sqlstream.errors import ConfigError
+from sqlstream.index.file.index import Index
 from sqlstream.index.file.intact import is_there
-from sqlstream.index.file.npy import finish_npy, load_npy, unload, write_header
 from sqlstream.index.file.workplace import Workplace, build_once
+from sqlstream.index.sorted_rows import LAYOUT_VERSION, SortedRows, checked_ids, numbers_by_id, selected, write_sorted_rows
 from sqlstream.index.sql.expressions import one_expression, rows_of
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types.models import FORMAT_VERSION, ROW, fingerprint, quote
@@ -47,54 +46,23 @@ class LengthTuning:
     """Rows that are in memory together: half a megabyte a column. Arbitrary."""
 
 
-class LengthTable:
-    """The rows by length; pickles as a path, and maps the file on first use.
+class LengthTable(SortedRows):
+    """The rows by length.
 
     Args:
         path: The file.
         digest: What decides it, beside the index: it belongs into a run's state.
     """
 
+    number_type = "<u4"
+
     def __init__(self, path: Path, digest: str) -> None:
-        self.path = path
-        self.digest = digest
-        self._mapped: np.memmap | None = None
-        words = self._words()  # [all]
-        num_lengths, self.num_rows = int(words[0]), int(words[1])
-        """Selected rows."""
-        self.lengths: Int64Array = np.array(words[2 : 2 + num_lengths])  # [L]
+        super().__init__(path, digest)
+        lengths, counts = np.frombuffer(self.head, "<i8").reshape(2, -1)  # [L], [L]
+        self.lengths: Int64Array = lengths  # [L]
         """The distinct lengths, rising."""
-        self.counts: Int64Array = np.array(words[2 + num_lengths : 2 + 2 * num_lengths])  # [L]
+        self.counts: Int64Array = counts  # [L]
         """Rows of each."""
-        self._first = 2 + 2 * num_lengths
-
-    def __reduce__(self) -> tuple[type[Self], tuple[Path, str]]:
-        """Pickle the path: another process maps the file itself."""
-        return type(self), (self.path, self.digest)
-
-    def rows_at(self, places: Int64Array) -> Int64Array:
-        """Return the selected rows at places of the table: [n]."""
-        words = self._words()  # [all]
-        rows: Int64Array = np.asarray(words[self._first + places], np.int64)  # [n]
-        self._release(words)
-        return rows
-
-    def lengths_of(self, row_ids: Sequence[int]) -> list[int]:
-        """Return the lengths of selected rows by id."""
-        words = self._words()  # [all]
-        lengths = words[self._first + self.num_rows :].view("<u4")  # [row ids, padded]
-        found: list[int] = lengths[np.asarray(row_ids, np.int64)].tolist()
-        self._release(words)
-        return found
-
-    def _words(self) -> np.memmap:
-        if self._mapped is None:
-            self._mapped = load_npy(self.path)
-        return self._mapped
-
-    def _release(self, words: np.memmap) -> None:
-        if words.nbytes > MAX_MAPPED_BYTES:  # else a worker's memory grows with the table
-            unload(words)
 
 
 def open_lengths(
@@ -114,7 +82,7 @@ def open_lengths(
         ConfigError: A row has no length, or there are too many lengths.
     """
     parts = {"format": FORMAT_VERSION, "version": LENGTHS_VERSION, "length": length}
-    key = fingerprint({**parts, "index": index.fingerprint})
+    key = fingerprint({**parts, "index": index.fingerprint, "layout": LAYOUT_VERSION})
     path = directory / f"{key}.lengths.npy"
 
     def build(place: Workplace) -> Path:
@@ -128,11 +96,10 @@ def open_lengths(
 
 def _build(index: Index, length: str, place: Workplace, name: str, tuning: LengthTuning, *, show_progress: bool) -> Path:
     """Write the table: each row's length first, then the rows in two walks over those."""
-    num_words = -(-index.num_rows // 2)
-    by_id = np.memmap(place.temporary("lengths"), "<u4", "w+", shape=(max(1, num_words) * 2,))  # [row ids, padded]; on disk
+    by_id = numbers_by_id(index, LengthTable.number_type, place)  # [row ids, padded]
     _evaluate(index, length, by_id, place, tuning, show_progress=show_progress)
     histogram: dict[int, int] = {}
-    for _, values in _chunks(index, by_id, tuning.rows_at_a_time):
+    for _, values in selected(index, by_id, tuning.rows_at_a_time):
         distinct, numbers = np.unique(values, return_counts=True)  # [l], [l]
         for value, number in zip(distinct.tolist(), numbers.tolist(), strict=True):
             histogram[value] = histogram.get(value, 0) + number
@@ -143,32 +110,10 @@ def _build(index: Index, length: str, place: Workplace, name: str, tuning: Lengt
             )
     lengths = np.array(sorted(histogram), np.int64)  # [L]
     counts = np.array([histogram[value] for value in lengths.tolist()], np.int64)  # [L]
-    temporary, first, num_rows = place.temporary("table"), 2 + 2 * len(lengths), int(counts.sum())
-    count = first + num_rows + len(by_id) // 2
-    with open(temporary, "w+b") as file:
-        write_header(file, count)
-        offset = file.tell()
-        file.truncate(offset + 8 * count)
-        words = np.memmap(temporary, "<i8", "r+", offset=offset, shape=(count,))  # [count]; the disk's, not ours
-        words[:first] = np.concatenate(([len(lengths), num_rows], lengths, counts))
-        next_place = first + np.cumsum(counts) - counts  # [L]
-        for rows, values in _chunks(index, by_id, tuning.rows_at_a_time):
-            in_turn = np.argsort(values, kind="stable")  # [n]
-            number = np.searchsorted(lengths, values[in_turn])  # [n]; of the length
-            here, begins, sizes = np.unique(number, return_index=True, return_counts=True)  # [l], [l], [l]
-            words[next_place[number] + np.arange(len(rows)) - np.repeat(begins, sizes)] = rows[in_turn]
-            next_place[here] += sizes
-        words[first + num_rows :] = by_id.view("<i8")
-        words.flush()
-        finish_npy(file, count)
+    temporary, chunks = place.temporary("table"), selected(index, by_id, tuning.rows_at_a_time)
+    head = np.stack((lengths, counts)).astype("<i8").tobytes()
+    write_sorted_rows(temporary, head, chunks, lambda values: np.searchsorted(lengths, values), counts, by_id)
     return place.publish(temporary, name)
-
-
-def _chunks(index: Index, by_id: np.memmap, size: int) -> Iterator[tuple[Int64Array, Int64Array]]:
-    """Yield selected rows and their lengths, `size` at a time: [n], [n]."""
-    for start in range(0, len(index), size):
-        rows = np.arange(start, min(start + size, len(index)))  # [n]
-        yield rows, np.asarray(by_id[index.row_ids(rows)], np.int64)
 
 
 def _evaluate(
@@ -183,11 +128,7 @@ def _evaluate(
         _, batches = sandbox.run(sandbox.statement, tuning.rows_at_a_time)
         for batch in batches:
             rows, values = zip(*batch, strict=True)
-            ids = np.asarray(rows)  # [n]
-            if ids.dtype.kind != "i" or ids.min() < 0 or ids.max() >= index.num_rows:
-                raise QueryError(
-                    f"packs by {length!r}: the index's query gives a column {ROW!r} that holds no row ids: name it differently"
-                )
+            ids = checked_ids(rows, index, f"packs by {length!r}")  # [n]
             by_id[ids] = _whole_numbers(length, rows, values)
             bar.update(len(rows))
 

@@ -20,11 +20,12 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sqlstream.errors import ConfigError, QueryError
+from sqlstream.errors import ConfigError
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.intact import is_there
 from sqlstream.index.file.npy import finish_npy, load_npy, write_header
 from sqlstream.index.file.workplace import Workplace, build_once
+from sqlstream.index.sorted_rows import checked_ids
 from sqlstream.index.sql.expressions import one_expression, rows_of
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types.models import FORMAT_VERSION, ROW, fingerprint, quote
@@ -216,12 +217,7 @@ def _evaluate(index: Index, expression: str, path: Path, place: Workplace, *, sh
         _, batches = sandbox.run(sandbox.statement, _ROWS_AT_A_TIME)
         for batch in batches:
             rows, values = zip(*batch, strict=True)
-            ids = np.asarray(rows)  # [n]
-            if ids.dtype.kind != "i" or ids.min() < 0 or ids.max() >= len(by_row):
-                raise QueryError(
-                    f"weights {_shown(expression)}: the index's query gives a column {ROW!r} that holds no row ids: name it "
-                    "differently"
-                )
+            ids = checked_ids(rows, index, f"weights {_shown(expression)}")  # [n]
             by_row[ids] = _numbers(values, rows, expression)
             bar.update(len(rows))
     by_row.flush()

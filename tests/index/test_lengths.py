@@ -35,7 +35,7 @@ def rows_of(table: LengthTable) -> dict[int, list[int]]:
 def test_rows_are_sorted_by_length_and_within_it_as_they_are_selected(index: Index) -> None:
     table = opened(index)
     assert rows_of(table) == {1: [5], 3: [1, 4], 7: [0, 2], 70_000: [3]}
-    assert table.lengths_of([3, 0, 5]) == [70_000, 7, 1]
+    assert table.numbers_of([3, 0, 5]) == [70_000, 7, 1]
     assert rows_of(opened(index, "min(n, 5) * 2")) == {2: [5], 6: [1, 4], 10: [0, 2, 3]}
     assert rows_of(opened(index, "length(coalesce(text, '')) + 1.0")) == {1: [2], 2: [1, 3, 4, 5], 8: [0]}
 

@@ -443,7 +443,7 @@ class Recipe:
         prepared = None if content is None else content.prepare(rows, row_ids)
         planned = self.reader.slots(rows, row_ids, positions, epochs, self)
         if self.packer is not None:
-            lengths = self.packer.lengths.lengths_of(row_ids)
+            lengths = self.packer.lengths.numbers_of(row_ids)
             for slot in planned:
                 slot.length = lengths[slot.place]
         if content is not None:
