@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
 
+from sqlstream.errors import TransformError
 from sqlstream.stream.transport.arena import SLOT_BYTES
 from sqlstream.stream.transport.packed_collate import NUM_SPARE_SLOTS, PackedCollate
 from sqlstream.stream.transport.packing import PackedBytes
@@ -110,16 +111,23 @@ def test_long_tensors_weigh_nothing_in_the_message() -> None:
     assert torch.equal(ForkingPickler.loads(message)["frame"], torch.stack([frame(n) for n in range(BATCH)]))
 
 
+def test_an_error_of_shapes_that_differ_names_field_and_both_shapes_where_torch_names_none() -> None:
+    with pytest.raises(RuntimeError, match="equal size"):
+        default_collate([frame(1), frame(2)[:, 1:]])
+    problem = r"'frame' cannot be stacked: it has shape \(3, 100, 100\) in sample 0 .* \(3, 99, 100\)"
+    with pytest.raises(TransformError, match=problem):
+        Packing(PREFETCH)({"frame": value} for value in (frame(1), frame(2)[:, 1:]))
+
+
 @pytest.mark.parametrize(
     "values",
     [
-        [frame(1), frame(2)[:, 1:]],
         [torch.eye(100).to_sparse()] * 2,
         [frame(1), "a path"],
         [frame(1), b"x" * 5000],
         [None, frame(1)],
     ],
-    ids=["shapes", "sparse", "not a tensor", "bytes", "None"],
+    ids=["sparse", "not a tensor", "bytes", "None"],
 )
 def test_what_cannot_be_stacked_is_refused_as_torch_does(values: list[Any]) -> None:
     packing = Packing(PREFETCH)
