@@ -212,7 +212,7 @@ def _build(
     target, temporary, num_known = start
     remote, show_progress = reading.remote, reading.show_progress
     max_size = target.max_size
-    if plan.joins or not all(map(parquet_part, plan.parts)):
+    if plan.joins or not all(parquet_part(part) or isinstance(innermost(part), ShardPart) for part in plan.parts):
         load_pandas()
     room = IndexRoom(temporary.parent, options)
     own_room = IndexRoom(temporary.parent, options)  # that of the writer waits for what asks this one

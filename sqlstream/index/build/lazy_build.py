@@ -35,7 +35,6 @@ from sqlstream.index.sources.plan.plan import source_items
 from sqlstream.index.sources.plan.source_plan import SourcePlan
 from sqlstream.index.sources.shards.layout import KeepsShards, Scratch
 from sqlstream.index.sql.expressions import condition_of
-from sqlstream.index.types.pandas_import import load_pandas
 from sqlstream.progress import progress
 from sqlstream.storage.base.identity import Identity
 from sqlstream.storage.base.protocols import RemoteReader
@@ -216,7 +215,6 @@ def _build_shards(
     show_progress: bool,
 ) -> None:
     del show_progress  # one shard is read
-    load_pandas()
     temporary, room = place.temporary(), IndexRoom(place.directory, options)
     first = first_shards(chunks, keep, remote, Scratch(place.temporary, room.on_growth))
     with contextlib.closing(IndexWriter(temporary, plan.key_column, room=room)) as writer:

@@ -23,7 +23,8 @@ def load_pandas() -> None:
 
     Arrow does so at its first conversion from or to values of Python or numpy (`pa.array`, `pa.scalar`, `to_numpy`, `take` by
     an array of numpy), holding a lock of its own. A child that was forked meanwhile, which takes half a second, would wait for
-    ever at its own first conversion. So this is called before such a conversion, and only there: Parquet is indexed without it.
+    ever at its own first conversion. So this is called before such a conversion, and only there: Parquet, TAR and MDS are
+    indexed without it.
     """
     if _import.is_done:
         return

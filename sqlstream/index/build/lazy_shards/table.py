@@ -16,7 +16,6 @@ from sqlstream.index.sources.base.unfold import together
 from sqlstream.index.sources.shards.samples import URL, ShardSamples
 from sqlstream.index.types import arrays
 from sqlstream.index.types.models import Column, SourceFile
-from sqlstream.index.types.pandas_import import load_pandas
 from sqlstream.index.types.schema import normal_type, widen
 from sqlstream.index.types.values import encoding
 from sqlstream.storage.base import urls
@@ -61,7 +60,6 @@ def table_of(samples: ShardSamples, whole: TableFile, file: SourceFile) -> Shard
         whole: The same, with what its source adds to it.
         file: The shard, with its version.
     """
-    load_pandas()
     names = tuple(samples.part_names(samples.member_columns))
     own = [name for name in whole.schema().names if name not in samples.typed]
     empty = pa.RecordBatch.from_arrays([pa.nulls(0, whole.schema().field(name).type) for name in own], names=own)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.byte_source import ByteSource
+from sqlstream.index.types.pandas_import import load_pandas
 from sqlstream.index.types.schema import normal_type
 
 BATCH_ROWS = 16_384
@@ -117,6 +118,7 @@ def _without_list_views(array: Any) -> Any:
     if pa.types.is_struct(kind):
         children = [_without_list_views(child) for child in array.flatten()]
         return pa.StructArray.from_arrays(children, names=[field.name for field in kind], mask=array.is_null())
+    load_pandas()
     if pa.types.is_map(kind) or pa.types.is_dictionary(kind):
         return pa.array(array.to_pylist(), normal_type(kind))
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)  # [n]

@@ -23,6 +23,7 @@ from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.base import BATCH_ROWS, PLAIN, Reading, arrow_errors
 from sqlstream.index.sources.base.byte_source import ByteSource
 from sqlstream.index.sources.formats.quoting import check_quotes
+from sqlstream.index.types.pandas_import import load_pandas
 
 logger = logging.getLogger(__name__)
 
@@ -284,6 +285,7 @@ def _fate(huge: str) -> tuple[str, str]:
 
 
 def _is_one_of(values: Any, words: tuple[str, ...]) -> Any:
+    load_pandas()
     return pc.is_in(values, pa.array(words))  # made when it is used: Arrow's first conversion imports pandas, 30 MB of a worker
 
 

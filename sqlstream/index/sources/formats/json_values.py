@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from sqlstream.errors import SchemaError, SourceError
 from sqlstream.index.types.models import ENCODING, JSON
+from sqlstream.index.types.pandas_import import load_pandas
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +113,7 @@ class JsonRecords(ABC):
     def _array(self, field: pa.Field[Any], values: list[Any], rows: Sequence[Record]) -> Any:
         if field.metadata:
             values = [None if v is None else json.dumps(v) for v in values]
+        load_pandas()
         try:
             return pa.array(values, field.type)
         except UnicodeEncodeError:

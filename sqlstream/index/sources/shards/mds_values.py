@@ -14,6 +14,7 @@ from sqlstream.errors import ConfigError, DecodeError, SourceError
 from sqlstream.index.sources.shards.reading import ShardBytes
 from sqlstream.index.sources.shards.values import check_bytes
 from sqlstream.index.types.models import ENCODING, JSON
+from sqlstream.index.types.pandas_import import load_pandas
 from sqlstream.storage.members.mds import MdsShard
 from sqlstream.storage.members.mds_decoder import MdsDecoder
 from sqlstream.storage.members.split import RowDecoder
@@ -115,6 +116,7 @@ def _field(name: str, encoding: str) -> pa.Field[Any]:
 
 
 def _array(field: pa.Field[Any], values: Sequence[Any], shown: str) -> Any:
+    load_pandas()
     try:
         texts = [json.dumps(value) for value in values] if field.metadata else values
         return pa.array(texts, field.type)

@@ -28,6 +28,7 @@ from sqlstream.index.sources.shards.reading import ShardBytes, opened
 from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.sources.shards.values import check_bytes, check_members, with_values
 from sqlstream.index.types.models import SourceFile
+from sqlstream.index.types.pandas_import import load_pandas
 from sqlstream.sample_types import EXTENSIONS, DataSampleType
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader, ZipRecord
@@ -133,6 +134,7 @@ def _grouped(members: ZipMembers, label_column: str | None, folder: Path) -> Sha
         found = _scattered(members)
     labels = None
     if label_column is not None:
+        load_pandas()
         labels = pa.table({label_column: [posixpath.basename(posixpath.dirname(key)) or None for key in found.keys]})
     return ShardSamples(keys=found.keys, parts=found.parts, beside=labels, size_fact=_SIZE_FACT)
 
