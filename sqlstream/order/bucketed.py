@@ -20,8 +20,7 @@ that wait for a bucket to fill (their content would be state, and differ with th
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
@@ -30,18 +29,13 @@ import numpy as np
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
-from sqlstream.order.bucket_rates import BucketWeights, Era, WeightsSince, eras_of, weighted_members
-from sqlstream.order.order import Draws, StreamPlaces, check_positions, check_seed, check_size, some_others
+from sqlstream.order.bucket_rates import BucketWeights, Era, weighted_members
+from sqlstream.order.bucket_steps import BucketSteps
+from sqlstream.order.order import Draws, StreamPlaces, check_seed, check_size, some_others
 from sqlstream.order.permute import Int64Array, Permutation, forward_each
 
-# What a permutation is for is the first part of its key; 1 to 3 and 201 are taken by other orders.
-_BATCHES, _MEMBERS, _REPLACEMENTS = 203, 204, 205
-_GOLDEN = 0x9E3779B97F4A7C15
-"""2**64 / golden ratio: its multiples are spread evenly, however many there are."""
-_BLOCK = 256
-"""Steps that are looked up together, with as many behind them: a call of numpy takes as long for one. Arbitrary."""
-_LOOKED_AT = 1 << 14
-"""Epochs that are looked at for one without a batch, where the sizes of batches come round later. Arbitrary."""
+# What a permutation is for is the first part of its key; 1 to 3, 201 and 203 are taken by others.
+_MEMBERS, _REPLACEMENTS = 204, 205
 
 
 class BucketRows(Protocol):
@@ -61,36 +55,6 @@ class BucketRows(Protocol):
 
     def rows_at(self, places: Int64Array) -> Int64Array:
         """Return the rows at places of the table: [n]."""
-
-
-class _Epoch(NamedTuple):
-    """The batches of one epoch, sorted by bucket."""
-
-    stops: Int64Array
-    """Batches of this epoch up to and with each bucket: [B]."""
-    shifts: Int64Array
-    """What turns the number of a batch in the epoch into that of its bucket in the run: [B]."""
-    num_steps: int
-    """Batches of the epoch."""
-    shuffle: Permutation | None
-    """From steps to batches; None: as they are."""
-    era: Era
-    """How often its buckets come."""
-    images: dict[int, Int64Array]
-    """Batches of the steps of the block that was asked for last, [_BLOCK], by its number: neighbours ask for the same."""
-
-
-class _Steps(NamedTuple):
-    """Steps that positions belong to, one after the other."""
-
-    bucket: Int64Array
-    """Bucket of each: [m]."""
-    number: Int64Array
-    """Batches of that bucket in the run before it: [m]."""
-    which: Int64Array
-    """Step of each position: [n]."""
-    within: Int64Array
-    """Place of each position in its step: [n]."""
 
 
 class _Places(NamedTuple):
@@ -139,12 +103,8 @@ class Bucketed:
     """Rows of each bucket: [B]."""
     _starts: Int64Array = field(init=False, repr=False, compare=False)
     """First place of each bucket in the table: [B]."""
-    _phases: Int64Array = field(init=False, repr=False, compare=False)
-    """Draws that each bucket has ahead at the start, below its batch: [B]."""
-    _epochs: dict[tuple[int, int], _Epoch] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The batches of the last two epochs that were asked for, by epoch and version of the weights."""
-    _eras: dict[int, list[Era]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The eras of the run, by the version of the weights."""
+    _steps: BucketSteps = field(init=False, repr=False, compare=False)
+    """Which batch each step is."""
 
     def __post_init__(self) -> None:
         """Check that each epoch has a batch.
@@ -158,8 +118,6 @@ class Bucketed:
         given = (self.batch_size,) * len(sizes) if isinstance(self.batch_size, int) else self.batch_size
         for size in set(given):
             check_at_least("global_batch_size", size, 1)
-        spread = [(number + 1) * _GOLDEN % (1 << 64) >> 32 for number in range(len(sizes))]
-        phases = [batch * turn >> 32 for batch, turn in zip(given, spread, strict=True)]
         for name, value in (
             ("batch_sizes", given),
             ("step_size", max(given, default=1)),
@@ -167,9 +125,18 @@ class Bucketed:
             ("_batches", np.array(given, dtype=np.int64)),
             ("_sizes", sizes),
             ("_starts", np.cumsum(sizes) - sizes),
-            ("_phases", np.array(phases, dtype=np.int64)),
         ):
             object.__setattr__(self, name, value)
+        steps = BucketSteps(
+            sizes=sizes,
+            batches=self._batches,
+            step_size=self.step_size,
+            seed=self.seed,
+            leftovers=self.leftovers,
+            epoch_size=self.epoch_size,
+            weights=self.weights,
+        )
+        object.__setattr__(self, "_steps", steps)
         check_size("positions of an epoch", int(-(-sizes // self._batches).sum()) * self.step_size)
         self._check_parts()
         if self.num_parts > 1 and self.weights is not None and any(since.sums for since in self.weights.since()):
@@ -181,7 +148,7 @@ class Bucketed:
         further += "" if self.epoch_size is None else f", epochs of {self.epoch_size}"
         text = f"{int(sizes.sum())} rows in buckets {self.rows.digest}, {self.text_of_sizes}{further}, seed {self.seed}"
         object.__setattr__(self, "_text", text)
-        if not self._has_batch_in_each_epoch():
+        if not self._steps.has_batch_in_each_epoch(self.rows.values):
             largest = int(sizes.max(initial=0))
             raise ConfigError(
                 f"global_batch_size={min(given, default=0)} leaves epochs without a batch: the {len(sizes)} buckets have "
@@ -203,11 +170,11 @@ class Bucketed:
 
     def num_positions(self, epoch: int) -> int:
         """Return the positions of an epoch: whole steps, some more or fewer than in others."""
-        return self._epoch(epoch).num_steps * self.step_size
+        return self._steps.epoch(epoch).num_steps * self.step_size
 
     def num_samples(self, epoch: int) -> int:
         """Return the samples of an epoch."""
-        stops = self._epoch(epoch).stops  # [B]
+        stops = self._steps.epoch(epoch).stops  # [B]
         return int((np.diff(stops, prepend=0) * self._batches).sum())
 
     def name_of(self, bucket: int) -> str:
@@ -216,13 +183,13 @@ class Bucketed:
 
     def sizes_at(self, epoch: int, steps: Int64Array) -> Int64Array:
         """Return the samples of steps of an epoch: [n]."""
-        found = self._steps_at(epoch, steps * self.step_size)
+        found = self._steps.at(epoch, steps * self.step_size)
         sizes: Int64Array = self._batches[found.bucket][found.which]  # [n]
         return sizes
 
     def buckets_at(self, epoch: int, steps: Int64Array) -> Int64Array:
         """Return the buckets of steps of an epoch: [n]."""
-        found = self._steps_at(epoch, steps * self.step_size)
+        found = self._steps.at(epoch, steps * self.step_size)
         buckets: Int64Array = found.bucket[found.which]  # [n]
         return buckets
 
@@ -236,7 +203,7 @@ class Bucketed:
         if found is not None:
             return found
         draws = self._draws_at(epoch, positions)
-        era = self._epoch(epoch).era
+        era = self._steps.epoch(epoch).era
         member, place = self._members(era, draws), draws.place  # [n], [n]
         if draws.part is not None:
             place = place * self._parts_of(draws.bucket) + draws.part  # [n]
@@ -255,7 +222,7 @@ class Bucketed:
         Returns:
             None where that is no single step, round or part.
         """
-        batches = self._epoch(epoch)
+        batches = self._steps.epoch(epoch)
         era, num = batches.era, len(positions)
         if not num or self.num_parts > 1 or era.sums is not None or self.leftovers != "carry":
             return None
@@ -293,7 +260,7 @@ class Bucketed:
 
     def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:  # noqa: ARG002 - a position has one
         """Yield other rows of the same bucket."""
-        draws, era = self._draws_at(epoch, np.array([position], dtype=np.int64)), self._epoch(epoch).era
+        draws, era = self._draws_at(epoch, np.array([position], dtype=np.int64)), self._steps.epoch(epoch).era
         bucket, failed = int(draws.bucket[0]), int(self._members(era, draws)[0])
         if era.sums is None:
             among = range(int(self._sizes[bucket]))
@@ -310,107 +277,8 @@ class Bucketed:
         return {}
 
     def places_of_draws(self, draws: Int64Array) -> StreamPlaces:
-        """Return where draws are, counted over all epochs: [n]; a mixture draws from a stream without end.
-
-        All batches have one size, and the weights never change: a mixture sees to that.
-        """
-        step, place = np.divmod(draws, self.step_size)  # [n], [n]
-        if not len(step):
-            return StreamPlaces(step, place)
-        era = self._eras_of(0 if self.weights is None else self.weights.version)[0]
-        bounds, last = [self._steps_before(era, first := self._epoch_of_step(era, int(step.min())))], int(step.max())
-        while bounds[-1] <= last:
-            bounds.append(self._steps_before(era, first + len(bounds)))
-        within = np.searchsorted(np.array(bounds), step, side="right") - 1  # [n]
-        return StreamPlaces(first + within, (step - np.array(bounds)[within]) * self.step_size + place)
-
-    def _steps_before(self, era: Era, epoch: int) -> int:
-        """Return the steps of all epochs before one."""
-        return int(self._batches_before(era, epoch).sum())  # no bucket has a whole batch ahead
-
-    def _batches_before(self, era: Era, epoch: int) -> Int64Array:
-        """Return the batches of each bucket in the epochs of an era before one: [B]."""
-        if self.leftovers == "carry":
-            return era.batches_before(epoch, self._phases, self._batches)
-        whole = self._batches << era.shift  # [B]
-        each = era.rates // whole if self.leftovers == "drop" else -(-era.rates // whole)  # [B]
-        before: Int64Array = (epoch - era.first_epoch) * each  # [B]
-        return before
-
-    def _epoch_of_step(self, era: Era, step: int) -> int:
-        """Return the epoch of a step of the run, found by halves: a lookup takes as long as the run has doublings."""
-        low, high = 0, 1
-        while self._steps_before(era, high) <= step:
-            low, high = high, high * 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._steps_before(era, middle) <= step else (low, middle)
-        return low
-
-    def _epoch(self, epoch: int) -> _Epoch:
-        """Return the batches of an epoch, by the weights of now."""
-        version = 0 if self.weights is None else self.weights.version
-        batches = self._epochs.get((epoch, version))
-        if batches is None:
-            era = [era for era in self._eras_of(version) if era.first_epoch <= epoch][-1]
-            before = self._batches_before(era, epoch)  # [B]
-            following = self._batches_before(era, epoch + 1)  # [B]
-            stops = np.cumsum(following - before)  # [B]
-            if self.leftovers != "carry":  # batches are those of the epoch, whose rows begin anew
-                following = following - before  # [B]
-            num_steps = int(stops[-1]) if len(stops) else 0
-            is_shuffled = self.seed is not None and num_steps > 0
-            shuffle = Permutation.keyed(num_steps, _BATCHES, self.seed or 0, epoch) if is_shuffled else None
-            batches = _Epoch(stops, following - stops, num_steps, shuffle, era, {})
-            for old in list(self._epochs)[:-1]:
-                self._epochs.pop(old, None)
-            self._epochs[epoch, version] = batches
-        return batches
-
-    def _eras_of(self, version: int) -> list[Era]:
-        """Return the eras of the run, by a version of the weights."""
-        eras = self._eras.get(version)
-        if eras is None:
-            changes = [WeightsSince(0, None)] if self.weights is None else self.weights.since()
-            eras = eras_of(self._sizes, self._phases, self._batches, self.epoch_size, changes)
-            self._eras.clear()
-            self._eras[version] = eras
-        return eras
-
-    def _steps_at(self, epoch: int, positions: Int64Array) -> _Steps:
-        """Return the steps of positions of an epoch: neighbours that share one are looked up together."""
-        batches = self._epoch(epoch)
-        check_positions(positions, batches.num_steps * self.step_size)
-        step, within = np.divmod(positions, self.step_size)  # [n], [n]
-        if len(step) > 1:
-            is_first = np.empty(len(step), dtype=np.bool_)  # [n]
-            is_first[0] = True
-            np.not_equal(step[1:], step[:-1], out=is_first[1:])
-            step = step[is_first]  # [m]
-            which = np.cumsum(is_first) - 1  # [n]
-        else:
-            which = np.zeros(len(step), dtype=np.int64)  # [n]
-        image = self._images_of(batches, step)  # [m]
-        bucket = np.searchsorted(batches.stops, image, side="right")  # [m]
-        return _Steps(bucket, batches.shifts[bucket] + image, which, within)
-
-    def _images_of(self, batches: _Epoch, step: Int64Array) -> Int64Array:
-        """Return the batches of steps of an epoch: [m]."""
-        if batches.shuffle is None or not len(step):
-            return step
-        if len(step) == 1:
-            return np.array([batches.shuffle.image(int(step[0]))], dtype=np.int64)
-        block, first = int(step[0]) // _BLOCK, int(step[0]) // _BLOCK * _BLOCK
-        if int(step.min()) < first or int(step.max()) >= first + 2 * _BLOCK:
-            return batches.shuffle.forward(step)
-        images = batches.images.get(block)
-        if images is None:
-            known = np.arange(first, min(first + 2 * _BLOCK, batches.num_steps))  # [k]
-            images = batches.shuffle.forward(known)  # [k]
-            batches.images.clear()
-            batches.images[block] = images
-        found: Int64Array = images[step - first]  # [m]
-        return found
+        """Return where draws are, counted over all epochs: [n]; a mixture draws from a stream without end."""
+        return self._steps.places_of_draws(draws)
 
     def _draws_at(self, epoch: int, positions: Int64Array) -> _Places:
         """Return bucket, part, round and place of positions of an epoch.
@@ -418,13 +286,13 @@ class Bucketed:
         Raises:
             IndexError: The batch of a step does not reach to one of them.
         """
-        steps = self._steps_at(epoch, positions)
+        steps = self._steps.at(epoch, positions)
         batch = self._batches[steps.bucket]  # [m]
         if not self.is_even and (steps.within >= batch[steps.which]).any():
             raise IndexError("a position is beyond the batch of its step")
         if self.num_parts == 1:
             draw = (steps.number * batch)[steps.which] + steps.within  # [n]
-            era = self._epoch(epoch).era
+            era = self._steps.epoch(epoch).era
             number, place = np.divmod(draw, era.slots[steps.bucket][steps.which])  # [n], [n]
             number = number + era.first_round if self.leftovers == "carry" else np.full_like(number, epoch)  # [n]
             return _Places(steps.bucket[steps.which], None, number, place)
@@ -490,33 +358,3 @@ class Bucketed:
                     f"num_canonical_nodes={self.num_parts} does not divide the batch of {size} samples of bucket "
                     f"{self.name_of(bucket)}: give sizes, or rank_multiple=, that it divides"
                 )
-
-    def _has_batch_in_each_epoch(self) -> bool:
-        """Return whether each epoch has a batch; after the least common multiple of the batch sizes they repeat."""
-        era = self._eras_of(0 if self.weights is None else self.weights.version)[0]
-        if self.leftovers == "drop":
-            lost = np.flatnonzero((era.rates < self._batches << era.shift) & (era.rates > 0)).tolist()
-            _check_none_is_dropped([self.name_of(bucket) for bucket in lost], len(self.batch_sizes))
-        if self.leftovers != "carry" or (era.rates >= self._batches << era.shift).any():
-            return bool(era.rates.any())
-        num_epochs = min(math.lcm(*self.batch_sizes) << era.shift, _LOOKED_AT)
-        epochs = np.arange(num_epochs + 1)  # [E + 1]
-        before = np.zeros(num_epochs + 1, dtype=np.int64)  # [E + 1]
-        for rate, phase, batch in zip(era.rates.tolist(), self._phases.tolist(), self.batch_sizes, strict=True):
-            before += (epochs * rate + (phase << era.shift)) // (batch << era.shift)
-        return bool((np.diff(before) > 0).all())
-
-
-def _check_none_is_dropped(lost: Sequence[str], num_buckets: int) -> None:
-    """Raise ConfigError if no row of some buckets would ever come.
-
-    Args:
-        lost: Names of the buckets that do not fill a batch in an epoch.
-        num_buckets: All buckets.
-    """
-    if lost:
-        shown = ", ".join(lost[:8]) + (", …" if len(lost) > 8 else "")
-        raise ConfigError(
-            f"leftovers='drop' leaves all rows of {len(lost)} of {num_buckets} buckets out, which fill no batch: {shown}. "
-            "Give leftovers='carry', smaller batches, or fewer buckets"
-        )
