@@ -282,8 +282,12 @@ class Output:
             )
 
     def abandon(self) -> None:
-        """End early: what is under way is stored, the journal is kept, and no index is made."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """End early: shards that are full are stored, the journal is kept, and no index is made.
+
+        Where one could not be stored, those that wait behind it are left out: each would be tried as often.
+        """
+        has_failed = any(future.done() and future.exception() is not None for future in self._futures)
+        self._pool.shutdown(wait=True, cancel_futures=has_failed)
         try:
             if self._journal is not None:
                 self._journal.close()
