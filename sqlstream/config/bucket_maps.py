@@ -38,6 +38,36 @@ _NOVELAI = (
 )
 
 
+def _checked_sizes(name: str, sizes: object, form: str, what: str) -> list[tuple[int, ...]]:
+    """Return sizes, each with as many numbers as `form` names.
+
+    Args:
+        name: What has them.
+        sizes: As they were given.
+        form: How one is written, such as `(width, height)`.
+        what: What one of its numbers is called.
+
+    Raises:
+        ConfigError: They are no such sizes, none, or one of them twice.
+    """
+    num = form.count(",") + 1
+    try:
+        found = [tuple(size) for size in sizes]  # type: ignore[attr-defined]  # what else is given is an error
+    except TypeError:
+        found = [()]
+    if any(len(size) != num for size in found):
+        raise ConfigError(f"{name}: sizes={sizes!r} is no list of {'pairs ' if num == 2 else ''}{form}")
+    if not found:
+        raise ConfigError(f"{name} has no size: give at least one {form}")
+    for size in found:
+        for number in size:
+            check_at_least(f"{name}: a {what} of {size}", number, 1)
+    if len(set(found)) < len(found):
+        twice = next(size for size in found if found.count(size) > 1)
+        raise ConfigError(f"{name} has {twice} twice: give each size once")
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class AspectBuckets:
     """Sizes of pictures; a picture belongs to the one whose aspect is nearest to its own.
@@ -54,18 +84,9 @@ class AspectBuckets:
 
     def __post_init__(self) -> None:
         """Check the sizes."""
-        try:
-            sizes = tuple((width, height) for width, height in self.sizes)
-        except (TypeError, ValueError):
-            raise ConfigError(f"AspectBuckets: sizes={self.sizes!r} is no list of pairs (width, height)") from None
-        if not sizes:
-            raise ConfigError("AspectBuckets has no size: give at least one (width, height)")
-        for size in sizes:
-            for side in size:
-                check_at_least(f"AspectBuckets: a side of {size}", side, 1)
-        if len(set(sizes)) < len(sizes):
-            twice = next(size for size in sizes if sizes.count(size) > 1)
-            raise ConfigError(f"AspectBuckets has {twice} twice: give each size once")
+        sizes = tuple(
+            (width, height) for width, height in _checked_sizes("AspectBuckets", self.sizes, "(width, height)", "side")
+        )
         object.__setattr__(self, "sizes", sizes)
 
     @classmethod
@@ -155,18 +176,10 @@ class VideoBuckets:
 
     def __post_init__(self) -> None:
         """Check the sizes."""
-        try:
-            sizes = tuple((frames, height, width) for frames, height, width in self.sizes)
-        except (TypeError, ValueError):
-            raise ConfigError(f"VideoBuckets: sizes={self.sizes!r} is no list of (frames, height, width)") from None
-        if not sizes:
-            raise ConfigError("VideoBuckets has no size: give at least one (frames, height, width)")
-        for size in sizes:
-            for count in size:
-                check_at_least(f"VideoBuckets: a number of {size}", count, 1)
-        if len(set(sizes)) < len(sizes):
-            twice = next(size for size in sizes if sizes.count(size) > 1)
-            raise ConfigError(f"VideoBuckets has {twice} twice: give each size once")
+        sizes = tuple(
+            (frames, height, width)
+            for frames, height, width in _checked_sizes("VideoBuckets", self.sizes, "(frames, height, width)", "number")
+        )
         object.__setattr__(self, "sizes", sizes)
 
     @classmethod
