@@ -6,7 +6,7 @@ import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlstream.errors import ConfigError, EncodeError
 from sqlstream.write.base.journal import StoredShard
@@ -227,57 +227,43 @@ class XsvWriter(SampleWriter[Pieces]):
     _layout = "xsv"
 
 
-class CsvWriter(XsvWriter):
+class _FixedSeparator(XsvWriter):
+    """Writes rows whose separator is that of the class."""
+
+    _separator: ClassVar[str]
+
+    def __init__(
+        self,
+        out: Out,
+        columns: Mapping[str, str],
+        *,
+        newline: str = "\n",
+        compression: str | None = None,
+        hashes: Sequence[str] | None = None,
+        size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
+        options: WriteOptions | None = None,
+    ) -> None:
+        super().__init__(
+            out,
+            columns,
+            separator=self._separator,
+            newline=newline,
+            compression=compression,
+            hashes=hashes,
+            size_limit=size_limit,
+            options=options,
+        )
+
+
+class CsvWriter(_FixedSeparator):
     """Writes rows whose separator is a comma, see `XsvWriter`."""
 
     _layout = "csv"
-
-    def __init__(
-        self,
-        out: Out,
-        columns: Mapping[str, str],
-        *,
-        newline: str = "\n",
-        compression: str | None = None,
-        hashes: Sequence[str] | None = None,
-        size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
-        options: WriteOptions | None = None,
-    ) -> None:
-        super().__init__(
-            out,
-            columns,
-            separator=",",
-            newline=newline,
-            compression=compression,
-            hashes=hashes,
-            size_limit=size_limit,
-            options=options,
-        )
+    _separator = ","
 
 
-class TsvWriter(XsvWriter):
+class TsvWriter(_FixedSeparator):
     """Writes rows whose separator is a tab, see `XsvWriter`."""
 
     _layout = "tsv"
-
-    def __init__(
-        self,
-        out: Out,
-        columns: Mapping[str, str],
-        *,
-        newline: str = "\n",
-        compression: str | None = None,
-        hashes: Sequence[str] | None = None,
-        size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
-        options: WriteOptions | None = None,
-    ) -> None:
-        super().__init__(
-            out,
-            columns,
-            separator="\t",
-            newline=newline,
-            compression=compression,
-            hashes=hashes,
-            size_limit=size_limit,
-            options=options,
-        )
+    _separator = "\t"
