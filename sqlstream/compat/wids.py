@@ -154,7 +154,7 @@ class ShardListDataset(Dataset[Any]):
         return self._sample(index, self._dataset[index])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return several samples, whose shards are brought together."""
+        """Return several samples, whose shards are downloaded together."""
         return [self._sample(*found) for found in zip(indices, self._dataset.__getitems__(indices), strict=True)]
 
     def _sample(self, index: int, row: Mapping[str, Any]) -> Any:

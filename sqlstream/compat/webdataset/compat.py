@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -25,9 +26,9 @@ def pipe_cleaner(spec: str) -> str:
 class FluidInterface:
     """Stages as methods: each returns a pipeline with one more."""
 
+    @abstractmethod
     def compose(self, *args: Any) -> Self:
         """Return a pipeline with more stages."""
-        raise NotImplementedError
 
     def batched(self, batchsize: int, collation_fn: Any = default_collation_fn, partial: bool = True) -> Self:
         """Make batches."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,13 @@ class Array:
     """Has items by number; `array[[1, [2, -1]]]`, `array[1:5]` and `array[np.array(…)]` are lists of them."""
 
     @property
+    @abstractmethod
     def size(self) -> int:
         """Number of items."""
-        raise NotImplementedError
 
+    @abstractmethod
     def get_item(self, idx: int) -> Any:
         """Return an item by its number, which is not negative."""
-        raise NotImplementedError
 
     def __getitem__(self, at: Any) -> Any:
         """Return the item of a number, negative ones from the end, or a list of the items of several.

@@ -29,7 +29,7 @@ class PipelineStage:
 
     def run(self, *args: Any, **kw: Any) -> Iterator[Any]:
         """Return what becomes of the samples of an iterator."""
-        raise NotImplementedError
+        raise NotImplementedError  # as theirs: stages of users define it
 
     def __call__(self, *args: Any, **kw: Any) -> Iterator[Any]:
         """Run: what `wds.map(f)` and the like return can be called, too."""
