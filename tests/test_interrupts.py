@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import signal
 import threading
@@ -134,3 +135,49 @@ def test_a_finalizer_may_run_while_the_section_of_its_thread_is_made(monkeypatch
     thread.start()
     thread.join()
     assert made == [True, True, False]
+
+
+class Abandoned:
+    """Garbage that only the collector finds, and whose finalizer needs a lock, as a forgotten cache's does."""
+
+    def __init__(self, ended: list[bool]) -> None:
+        self.itself, self.ended = self, ended
+
+    def __del__(self) -> None:
+        with interrupts.uninterrupted():
+            self.ended.append(interrupts.is_inside())
+
+
+@pytest.fixture
+def collector() -> Iterator[None]:
+    thresholds = gc.get_threshold()
+    gc.collect()
+    yield
+    gc.set_threshold(*thresholds)
+    gc.enable()
+
+
+@pytest.mark.usefixtures("collector")
+@pytest.mark.parametrize("num_allocations", range(12))
+def test_a_finalizer_may_run_at_any_object_that_the_end_of_a_section_makes(num_allocations: int) -> None:
+    came: list[int] = []
+    ended: list[bool] = []
+    numbers = [signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM]
+    before = [signal.signal(number, lambda number, frame: came.append(number)) for number in numbers]
+    try:
+        handlers = [signal.getsignal(number) for number in numbers]
+        gc.disable()
+        with interrupts.uninterrupted() as section:
+            Abandoned(ended)
+            gc.set_threshold(gc.get_count()[0] + num_allocations)
+            gc.enable()
+        gc.disable()
+        assert section.originals == {}
+        assert [signal.getsignal(number) for number in numbers] == handlers
+        signal.raise_signal(signal.SIGUSR1)
+    finally:
+        for number, original in zip(numbers, before, strict=True):
+            signal.signal(number, original)
+    assert came == [signal.SIGUSR1]
+    gc.collect()
+    assert ended == [True]

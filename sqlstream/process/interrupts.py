@@ -178,7 +178,12 @@ class Section:
 
     def _give_back(self) -> None:
         ours, originals = self._handler, self.originals
-        for signum, original in [*originals.items()]:
+        for signum in tuple(
+            originals
+        ):  # numbers alone: pairs would be made while it is gone through, and the collector may come
+            original = originals.get(signum)
+            if original is None:  # a finalizer came with a section of its own, which gave it back
+                continue
             if _signal.getsignal(signum) is ours:
                 _signal.signal(signum, original)
             originals.pop(signum, None)  # last: a handler that raises before leaves it to the next call
