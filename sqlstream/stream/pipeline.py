@@ -100,15 +100,17 @@ class Pipeline:
         if self.dataset_id is None:
             self.dataset_id = self.cache.session.register(self.name, self.index.src, self.index.fingerprint)
         options = self.options.samples
+        before_download = Chain(
+            self.options.predownload_transforms,
+            seed=self.seed,
+            stage=0,
+            generators=GlobalGenerators if options.seed_transforms else None,
+            is_plain=not self.options.index.allow_pickle,
+        )
         reader = RowReader(
             self.index.key_column,
             options,
-            Chain(
-                self.options.predownload_transforms,
-                seed=self.seed,
-                stage=0,
-                generators=GlobalGenerators if options.seed_transforms else None,
-            ),
+            before_download,
             judge=judge_of(self.index, options, self.cache),
             text_columns=[column.name for column in self.index.columns if column.type in TEXT_TYPES and not column.is_in_place],
             known=KnownObjects(
@@ -121,7 +123,7 @@ class Pipeline:
             ),
         )
         transforms = self.options.transforms if last is None else (*self.options.transforms, last)
-        chain = CachedChain(transforms, self.cache, options, seed=self.seed, dataset=self.dataset_id)
+        chain = CachedChain(transforms, self.cache, options, seed=self.seed, dataset=self.dataset_id, previous=before_download)
         return Recipe(
             name=self.name,
             cache=self.cache if cache is None else cache,

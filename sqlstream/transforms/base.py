@@ -6,7 +6,7 @@ goes through the rest of the chain by itself.
 The randomness of a chain depends on (seed, epoch, position) alone. `rng(sample)` draws from the sample's own generator. For
 code that draws from the global generators of python, numpy and torch, these are seeded from the same key while the chain runs,
 and restored afterwards: the trainer's own draws do not change (`stream/chain/global_rng.py`). Chains of our own transforms,
-which draw from `rng(sample)` alone, do without.
+which draw from `rng(sample)` alone, do without; so do those whose code cannot draw (`draw_free.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from sqlstream.errors import SqlStreamError, TransformError
+from sqlstream.transforms.draw_free import DrawFree, draw_free
 from sqlstream.transforms.reading import LENT, OpenFiles
 from sqlstream.transforms.rng import GENERATOR, PRIVATE_FIELDS, RNG_KEY, begin_piece, end
 
@@ -57,16 +58,30 @@ class Chain:
         seed: Part of every sample's key; None (no shuffle) counts as 0.
         stage: Part of every key, a number for each chain: 0 before the download, 1 after it.
         generators: Seeds the global generators for code that may draw from them; None: they are left alone.
+        previous: The chain whose samples come in; None: samples of an index.
+        is_plain: Samples of the index have plain values: no objects that were unpickled.
     """
 
     def __init__(
-        self, transforms: Sequence[Transform], *, seed: int | None, stage: int, generators: Seeding | None = None
+        self,
+        transforms: Sequence[Transform],
+        *,
+        seed: int | None,
+        stage: int,
+        generators: Seeding | None = None,
+        previous: Chain | None = None,
+        is_plain: bool = True,
     ) -> None:
         self._transforms = tuple(transforms)
         self.seed = seed or 0
         """First part of the keys of a stream's samples."""
         self._stage = stage
-        self._generators_of = generators if any(map(may_draw_globally, self._transforms)) else None
+        self._previous = previous
+        self._draw_free: DrawFree | None = None
+        foreign = [transform for transform in self._transforms if may_draw_globally(transform)]
+        self._generators_of = generators if foreign else None
+        if is_plain and not any(map(_unpickles, self._transforms)) and (previous is None or previous._draw_free is not None):
+            self._draw_free = draw_free(foreign)
         self.drew = False
         """The last run with `watches` drew random numbers."""
 
@@ -74,6 +89,11 @@ class Chain:
     def is_empty(self) -> bool:
         """The chain has no transforms."""
         return not self._transforms
+
+    def cannot_draw(self) -> bool:
+        """Return whether neither its code nor that of the chain before it can draw from global generators now."""
+        proof, previous = self._draw_free, self._previous
+        return proof is not None and proof.holds() and (previous is None or previous.cannot_draw())
 
     def run(
         self, sample: Sample, key: tuple[int, int, int], *, files: OpenFiles | None = None, watches: bool = False
@@ -95,7 +115,7 @@ class Chain:
             LENT.files = files
         key_of_stage = sample[RNG_KEY] = (*key, self._stage)
         sample.pop(GENERATOR, None)
-        if self._generators_of is None:
+        if self._generators_of is None or self.cannot_draw():
             outcome = apply(self._transforms, sample)
             if not isinstance(outcome, dict):
                 return _each(outcome, None)
@@ -189,6 +209,11 @@ def _apply_to_each(
 def may_draw_globally(transform: Transform) -> bool:
     """Return whether it may draw from global generators: foreign code may, our own transforms use `rng(sample)` alone."""
     return not type(transform).__module__.startswith(_OWN_MODULES) or getattr(transform, "calls_given_code", False)
+
+
+def _unpickles(transform: Transform) -> bool:
+    """Return whether it gives objects of any class, whose methods may draw whatever they are called."""
+    return any(getattr(of, "allow_pickle", False) for of in (transform, getattr(transform, "options", None)))
 
 
 def transform_name(transform: Transform) -> str:

@@ -62,21 +62,29 @@ class CachedChain:
         options: Which columns name objects, and how randomness is seeded.
         seed: Part of every sample's key.
         dataset: Id of the dataset in the ledger.
+        previous: The chain of the predownload transforms.
 
     Raises:
         ConfigError: A point's key cannot be worked out.
     """
 
     def __init__(
-        self, transforms: Sequence[Transform], cache: Cache, options: SampleOptions, *, seed: int | None, dataset: int | None
+        self,
+        transforms: Sequence[Transform],
+        cache: Cache,
+        options: SampleOptions,
+        *,
+        seed: int | None,
+        dataset: int | None,
+        previous: Chain,
     ) -> None:
         points, rest = split_at_points(transforms)
-
-        def chain(part: Sequence[Transform], stage: int) -> Chain:
-            return Chain(part, seed=seed, stage=stage, generators=GlobalGenerators if options.seed_transforms else None)
-
-        self._stages = [_Stage(point=point, chain=chain(point.transforms, i)) for i, point in enumerate(points, FIRST_STAGE)]
-        self.rest = chain(rest, FIRST_STAGE + len(points))
+        generators = GlobalGenerators if options.seed_transforms else None
+        self._stages: list[_Stage] = []
+        for stage, point in enumerate(points, FIRST_STAGE):
+            previous = Chain(point.transforms, seed=seed, stage=stage, generators=generators, previous=previous)
+            self._stages.append(_Stage(point=point, chain=previous))
+        self.rest = Chain(rest, seed=seed, stage=FIRST_STAGE + len(points), generators=generators, previous=previous)
         """The transforms behind the last point."""
         self._columns = options.columns_to_download
         self._dataset = dataset

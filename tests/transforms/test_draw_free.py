@@ -1,0 +1,435 @@
+"""Which transforms are shown to draw nothing from global generators, and which may draw whatever their samples have shown."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import json
+import math
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from random import random as draw
+from typing import Any
+
+import numpy as np
+import PIL
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageOps
+
+from sqlstream.transforms import draw_free as module
+from sqlstream.transforms.base import Chain
+from sqlstream.transforms.decode_by_extension import DecodeByExtension
+from sqlstream.transforms.draw_free import draw_free
+
+Sample = dict[str, Any]
+MEAN = torch.tensor([0.5, 0.5, 0.5])  # [c]
+SIZE = (8, 8)
+LABELS: dict[str, Any] = {"cat": 0}
+num_seen = 0
+
+
+def read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def may_draw(sample: Sample) -> float:
+    return random.random()
+
+
+def read_path(sample: Sample) -> Sample:
+    sample["image"] = Path(sample["image"]).read_bytes()
+    return sample
+
+
+def decode(sample: Sample) -> Sample:
+    with Image.open(io.BytesIO(read(sample["image"]))) as image:
+        pixels = np.asarray(ImageOps.fit(image.convert("RGB"), SIZE, Image.Resampling.BILINEAR))  # [h, w, c]
+    tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1).contiguous().float()  # [c, h, w]
+    sample["image"] = (tensor.div(255) - MEAN[:, None, None]) / math.sqrt(2)
+    return sample
+
+
+def parse(sample: Sample) -> Sample:
+    values = json.loads(base64.b64decode(sample["json"]))
+    sample["name"] = os.path.basename(values["name"]).lower()
+    sample["sizes"] = sorted((int(value) for value in values["sizes"]), key=lambda size: -size)
+    return sample
+
+
+def pad(sample: Sample) -> Sample:
+    sample["x"] = F.pad(sample["x"], (0, 1)) + torch.nn.functional.normalize(sample["x"])
+    return sample
+
+
+def count(sample: Sample) -> Sample:
+    global num_seen
+    num_seen += 1
+    return sample | {"number": num_seen}
+
+
+def fail(sample: Sample) -> Sample:
+    if not isinstance(sample["x"], str):
+        raise TypeError(f"{sample['x']!r} is no text")
+    return sample
+
+
+def with_default(sample: Sample, size: tuple[int, int] = SIZE, *, key: str = "x") -> Sample:
+    return sample | {key: size}
+
+
+class Reads:
+    def __init__(self, key: str = "image") -> None:
+        self.key, self.num_read = key, 0
+
+    @property
+    def field(self) -> str:
+        return self.key.upper()
+
+    @staticmethod
+    def of(path: str) -> bytes:
+        return read(path)
+
+    def __call__(self, sample: Sample) -> Sample:
+        self.num_read += 1
+        sample[self.field] = self.of(sample[self.key])
+        return self.wrap(sample)
+
+    def wrap(self, sample: Sample) -> Sample:
+        return sample
+
+
+class Inherits(Reads):
+    def __call__(self, sample: Sample) -> Sample:
+        return super().__call__(sample)
+
+
+class Slots:
+    __slots__ = ("size",)
+
+    def __init__(self) -> None:
+        self.size = 4
+
+    def __call__(self, sample: Sample) -> Sample:
+        return sample | {"size": self.size}
+
+
+def closure(number: int) -> Callable[[Sample], Sample]:
+    def inner(sample: Sample) -> Sample:
+        return sample | {"number": number, "length": len(read(sample["image"]))}
+
+    return inner
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        *(read_path, decode, parse, pad, count, fail, with_default, Reads(), Inherits(), Slots(), Reads().wrap, closure(3)),
+        functools.partial(with_default, size=(4, 4)),
+        lambda sample: sample,
+    ],
+)
+def test_code_that_reads_decodes_and_counts_draws_nothing(transform: Callable[[Sample], Sample]) -> None:
+    proof = draw_free([transform])
+    assert proof is not None
+    assert proof.holds()
+
+
+class AtItsThousandth:
+    num = 0
+
+    def __call__(self, sample: Sample) -> Sample:
+        self.num += 1
+        return sample | {"x": random.random()} if self.num > 1000 else sample
+
+
+class Asks:
+    """Gives any attribute."""
+
+    def __getattr__(self, name: str) -> Any:
+        return random.random
+
+    def __call__(self, sample: Sample) -> Any:
+        return self.size()
+
+
+class Holds:
+    """Has something of its own."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __call__(self, sample: Sample) -> Any:
+        return self.held
+
+
+class Draws:
+    def size(self) -> float:
+        return random.random()
+
+    def __call__(self, sample: Sample) -> Any:
+        return self.size()
+
+
+class InheritsDraws(Draws):
+    def __call__(self, sample: Sample) -> Any:
+        return super().__call__(sample)
+
+
+class PassesItself(Reads):
+    def __call__(self, sample: Sample) -> Any:
+        return sample["call"](self)
+
+
+class ChoosesItself(Draws):
+    def __call__(self, sample: Sample) -> Any:
+        return (self if sample else sample).size()
+
+
+class OverwritesItself(Reads):
+    def __call__(self, sample: Sample) -> Any:
+        self = sample["other"]  # noqa: PLW0642 - what is tested
+        return self.wrap(sample)
+
+
+class HidesSuper(Reads):
+    def __call__(self, sample: Sample) -> Any:
+        kept = super
+        sample["x"].uniform_()
+        return kept
+
+
+class OfClass(Draws):
+    @classmethod
+    def read(cls, sample: Sample) -> Any:
+        return cls.size(cls)  # type: ignore[arg-type]  # a test
+
+    def __call__(self, sample: Sample) -> Any:
+        return self.read(sample)
+
+
+class InComprehension(Draws):
+    def __call__(self, sample: Sample) -> Any:
+        return [self.size() for _ in range(2)]
+
+
+def imports(sample: Sample) -> Any:
+    import random as hidden
+
+    return hidden.random()
+
+
+def makes_class(sample: Sample) -> Any:
+    class Inner:
+        x = random.random()
+
+    return Inner.x
+
+
+def yields(sample: Sample) -> Any:
+    yield sample
+
+
+def asks_by_name(sample: Sample) -> Any:
+    return getattr(np, "ran" + "dom").rand()
+
+
+def evaluates(sample: Sample) -> Any:
+    return eval("random.random()")
+
+
+def of_dict(sample: Sample) -> Any:
+    return LABELS[sample["x"]]
+
+
+def of_default(sample: Sample, call: Callable[[], float] = random.random) -> Any:
+    return call()
+
+
+def closed_over(call: Callable[[], float]) -> Callable[[Sample], Any]:
+    return lambda sample: call()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        *(may_draw, imports, makes_class, yields, asks_by_name, evaluates, of_dict, of_default, closed_over(random.random)),
+        *(Asks(), Holds(random.random), Holds([]), Holds(random), Draws(), InheritsDraws(), AtItsThousandth(), OfClass()),
+        *(PassesItself(), ChoosesItself(), OverwritesItself(), HidesSuper(), InComprehension(), torch.nn.Dropout(), draw),
+        *(functools.partial(with_default, size=draw), functools.partial(may_draw), Draws().size),
+        *(
+            lambda sample: [draw()],
+            lambda sample: np.random.rand(),
+            lambda sample: torch.rand(1),
+            lambda sample: [may_draw(sample)],
+        ),
+        *(lambda sample: sample["x"].uniform_(), lambda sample: F.dropout(sample["x"]), lambda sample: os.system("true")),
+        *(lambda sample: PIL.Image.effect_noise((2, 2), 1.0), lambda sample: [random.random() for _ in sample]),
+        *(lambda sample: (np if sample else random).random(), lambda sample: sorted(sample, key=lambda _: random.random())),
+        *(lambda sample: type("X", (), {"x": property(may_draw)})().x, lambda sample: [not_bound]),  # type: ignore[name-defined]  # noqa: F821
+    ],
+)
+def test_code_that_may_draw_or_is_not_understood_counts_as_drawing(transform: Callable[[Sample], Any]) -> None:
+    assert draw_free([read_path, transform]) is None
+
+
+class Changes:
+    size = 4
+
+    def __init__(self) -> None:
+        self.key = "x"
+
+    def named(self) -> str:
+        return self.key
+
+    def __call__(self, sample: Sample) -> Any:
+        return self.size, self.named(), read(sample["image"])
+
+
+def changed_function(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "read", lambda path: random.random())
+
+
+def changed_code(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "__code__", (lambda path: random.random()).__code__)
+
+
+def changed_builtin(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.open", may_draw)
+
+
+def shadowed_builtin(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "open", may_draw)
+
+
+def changed_attribute(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
+    transform.key = random.random  # type: ignore[assignment]  # a test
+
+
+def shadowed_method(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
+    transform.named = random.random  # type: ignore[assignment, method-assign]  # a test
+
+
+def changed_method(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Changes, "named", may_draw)
+
+
+def changed_call(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Changes, "__call__", may_draw)
+
+
+def changed_class_attribute(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Changes, "size", Draws())
+
+
+def changed_class(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
+    transform.__class__ = type("Other", (Changes,), {"__call__": may_draw})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(changed_function, changed_code, changed_builtin, shadowed_builtin, changed_attribute, shadowed_method),
+        *(changed_method, changed_call, changed_class_attribute, changed_class),
+    ],
+)
+def test_what_is_bound_anew_ends_what_was_shown(
+    change: Callable[[Changes, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transform = Changes()
+    proof = draw_free([transform])
+    assert proof is not None
+    transform.key = "y"  # another plain value changes nothing
+    assert proof.holds()
+    change(transform, monkeypatch)
+    assert not proof.holds()
+
+
+def test_a_patched_function_of_a_listed_module_is_not_taken_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "open", may_draw)
+    assert draw_free([decode]) is None
+
+
+def drawing_operators() -> set[str]:
+    """Names of torch's operators that draw, as torch marks them."""
+    names = {
+        name.split("::")[1].partition(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")
+    }
+    packets = [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
+    overloads = [(packet, getattr(packet, overload)) for packet in packets for overload in packet.overloads()]
+    return {packet.__name__ for packet, each in overloads if torch.Tag.nondeterministic_seeded in each.tags}
+
+
+def test_no_listed_name_is_one_of_what_draws() -> None:
+    drawing = {name for name in dir(np.random.RandomState) if not name.startswith("_")}
+    drawing |= {name for name in vars(random) if getattr(vars(random)[name], "__self__", None) is random._inst}  # type: ignore[attr-defined]
+    operators = drawing_operators()
+    assert {"uniform_", "rand", "dropout", "bernoulli", "normal"} <= operators
+    assert module._NAMES & (drawing | operators) == {"bytes"}  # of a RandomState, at which no listed name gets
+
+
+class Seedings:
+    """Counts the samples that are seeded."""
+
+    was_drawn_from = False
+
+    def __init__(self) -> None:
+        self.num = 0
+
+    def __call__(self, key: tuple[int, ...], *, watches: bool = False) -> Seedings:
+        self.num += 1
+        return self
+
+    def run(self, make: Callable[[], Any], goes_on: Callable[[Any], bool]) -> Any:
+        return make()
+
+
+def seedings_of(sample: Sample, *chains: list[Callable[[Sample], Any]], is_plain: bool = True) -> int:
+    """Return how often a sample is seeded that goes through chains in turn."""
+    generators, previous = Seedings(), None
+    for stage, transforms in enumerate(chains):
+        previous = Chain(transforms, seed=1, stage=stage, generators=generators, previous=previous, is_plain=is_plain)
+        made = previous.run(sample, (1, 0, 0))
+        assert isinstance(made, dict)
+        sample = made
+    return generators.num
+
+
+def gives_call(sample: Sample) -> Sample:
+    return sample | {"call": random.random}
+
+
+def calls(sample: Sample) -> Sample:
+    return sample | {"x": sample["call"]()} if "call" in sample else sample
+
+
+def test_a_chain_seeds_only_what_may_draw() -> None:
+    assert seedings_of({"x": 1}, [count, Slots()]) == 0
+    assert seedings_of({"x": 1}, [count], [count]) == 0
+    assert seedings_of({"x": 1}, [count, calls, AtItsThousandth()]) == 1
+
+
+def test_what_draws_may_come_from_an_earlier_chain_or_out_of_a_pickle() -> None:
+    assert seedings_of({"x": 1}, [calls]) == 0
+    assert seedings_of({"x": 1}, [gives_call], [calls]) == 2
+    assert seedings_of({"x": 1}, [calls], is_plain=False) == 1
+    assert seedings_of({"x": 1}, [DecodeByExtension("pil", allow_pickle=True), calls]) == 1
+    assert seedings_of({"x": 1}, [DecodeByExtension("pil")], [calls]) == 0
+
+
+def test_a_chain_seeds_again_from_the_sample_on_before_which_its_code_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    generators = Seedings()
+    monkeypatch.setitem(globals(), "read", lambda path: b"")
+    chain = Chain([closure(1)], seed=1, stage=0, generators=generators)
+    for number in range(3):
+        chain.run({"image": "x"}, (1, 0, number))
+    assert generators.num == 0
+    monkeypatch.setitem(globals(), "read", lambda path: [random.random()])
+    for number in range(3):
+        chain.run({"image": "x"}, (1, 0, number))
+    assert generators.num == 3
