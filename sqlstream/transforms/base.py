@@ -76,7 +76,7 @@ class Chain:
         self.seed = seed or 0
         """First part of the keys of a stream's samples."""
         self._stage = stage
-        self._previous = previous
+        self._previous = None if previous is None or previous.is_empty else previous
         self._draw_free: DrawFree | None = None
         foreign = [transform for transform in self._transforms if may_draw_globally(transform)]
         self._generators_of = generators if foreign else None
