@@ -8,7 +8,6 @@ Rejected: a digest of the function, which says nothing of what it gives; and rea
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -19,7 +18,13 @@ import pyarrow as pa
 from sqlstream.errors import ConfigError, SchemaError, SourceError, SqlStreamError
 from sqlstream.index.sources.base.base import BATCH_ROWS, plain_batch, plain_schema
 from sqlstream.index.sources.base.spool import Spool
-from sqlstream.index.types.pandas_import import load_pandas
+from sqlstream.index.sources.places.python_rows import (
+    owned_row,
+    owned_table,
+    refuse_conflicts,
+    table_of_frame,
+    table_of_rows,
+)
 from sqlstream.storage.base.urls import redact_text
 
 _ROWS_A_PART = 8192
@@ -114,6 +119,7 @@ class SpooledTable:
             twice = next(name for name in schema.names if schema.names.count(name) > 1)
             raise SchemaError(f"{self._name} gives the column {twice!r} more than once: rename one of them")
         with self._conflicts():
+            refuse_conflicts(self._schema, schema)
             self._schema = pa.unify_schemas([self._schema, schema], promote_options="permissive")
 
     @contextlib.contextmanager
@@ -145,7 +151,7 @@ def as_table(
     """
     is_asked = is_function(source)
     given = _called(source, name) if is_asked else source
-    if (table := _whole(given)) is not None:
+    if (table := _whole(given, name)) is not None:
         return MemoryTable(table)
     if hasattr(given, "__arrow_c_stream__"):
         return SpooledTable(_of_arrow(given, name), new_spool(), name, whole_bytes)
@@ -183,7 +189,7 @@ def _called(source: Any, name: str) -> object:
         raise _raised(error, name, "when it was called") from error
 
 
-def _whole(given: Any) -> pa.Table | None:
+def _whole(given: Any, name: str) -> pa.Table | None:
     """Return a table that is in memory as one of Arrow; None: it is none."""
     if isinstance(given, pa.Table):
         return given
@@ -191,8 +197,7 @@ def _whole(given: Any) -> pa.Table | None:
         return pa.Table.from_batches([given])
     kind = type(given).__module__.partition(".")[0]
     if kind == "pandas" and hasattr(given, "columns"):  # a DataFrame
-        has_index = any(name is not None for name in given.index.names)  # a nameless one only counts rows
-        return pa.Table.from_pandas(given.reset_index() if has_index else given, preserve_index=False)
+        return table_of_frame(given, name)
     if kind == "polars" and hasattr(given, "collect_schema"):  # a DataFrame, a LazyFrame
         frame = given.collect() if hasattr(given, "collect") else given
         return pa.RecordBatchReader.from_stream(frame).read_all()
@@ -216,27 +221,28 @@ def _of_items(items: Iterable[object], name: str) -> Generator[pa.Table]:
     """Yield dicts as tables of all their keys, in the order of first appearance, and tables as they come."""
     rows: list[Mapping[Any, Any]] = []
     measured, most = 0, _ROWS_A_PART
+    is_kept = isinstance(items, list | tuple)  # others may fill one object again and again
     for number, item in enumerate(_asked(items, name)):
         if isinstance(item, Mapping):
             if len(rows) % _MEASURED == 0:
                 measured += _num_bytes(item)
                 most = min(_ROWS_A_PART, _PART_BYTES * (len(rows) // _MEASURED + 1) // max(measured, 1))
-            rows.append(item)
-        elif (table := _whole(item)) is not None or hasattr(item, "__arrow_c_stream__"):
+            rows.append(item if is_kept else owned_row(item))
+        elif (table := _whole(item, name)) is not None or hasattr(item, "__arrow_c_stream__"):
             if rows:
-                yield _of_rows(rows, name)
+                yield table_of_rows(rows, name)
                 rows, measured = [], 0
-            yield from _of_arrow(item, name) if table is None else [table]
+            yield from _of_arrow(item, name) if table is None else [table if is_kept else owned_table(table)]
         else:
             raise ConfigError(
                 f"{name} gives the {type(item).__name__} {redact_text(str(item)[:80])!r} at {number}, where a row is expected: "
                 "give one dict a row, or Arrow batches"
             )
         if len(rows) >= max(most, 1):
-            yield _of_rows(rows, name)
+            yield table_of_rows(rows, name)
             rows, measured = [], 0
     if rows:
-        yield _of_rows(rows, name)
+        yield table_of_rows(rows, name)
 
 
 def _asked(items: Iterable[Any], name: str) -> Iterator[Any]:
@@ -271,26 +277,6 @@ def _num_bytes(value: object) -> int:
         return sum(map(_num_bytes, value))
     size = getattr(value, "nbytes", 8)
     return size if isinstance(size, int) else 8
-
-
-def _of_rows(rows: Sequence[Mapping[Any, Any]], name: str) -> pa.Table:
-    load_pandas()
-    columns = dict.fromkeys(column for row in rows for column in row)
-    return pa.table({str(column): _column(rows, column, name) for column in columns})
-
-
-def _column(rows: Sequence[Any], column: object, name: str) -> Any:
-    values = [row.get(column) for row in rows]
-    if any(isinstance(value, dt.time) and value.tzinfo is not None for value in values):
-        raise SchemaError(
-            f"the rows of {name}: column {column!r} has times of a day with a zone, which Arrow drops: give them as text"
-        )
-    try:
-        return pa.array(values)
-    except (pa.ArrowException, TypeError, OverflowError) as error:
-        raise SchemaError(
-            f"the rows of {name}: column {column!r} has values of several types ({error}): give it one type"
-        ) from error
 
 
 def _regrouped(tables: Iterable[pa.Table], num_rows: int) -> Iterator[pa.RecordBatch]:
