@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tests.compat.streaming.imports import with_our_imports
+from tests.compat.imports import with_our_imports
 
 PAGES = sorted(Path(__file__).with_name("pages").glob("*.txt"))
 MOST_SKIPPED = 0.1

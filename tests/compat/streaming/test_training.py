@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.compat.streaming.imports import with_our_imports
+from tests.compat.imports import with_our_imports
 
 SCRIPTS = Path(__file__).with_name("scripts")
 
