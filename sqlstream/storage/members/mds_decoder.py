@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from sqlstream.errors import DecodeError, MissingDependencyError
 from sqlstream.storage.members.mds import MdsColumn
+from sqlstream.storage.members.mds_coders import ADDED
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -163,7 +164,7 @@ def decoder_of(encoding: str, allow_pickle: bool) -> ValueDecoder:
         return pickle.loads if allow_pickle else _refuse_pickle
     if encoding in _SCALARS:
         return partial(_decode_scalar, _SCALARS[encoding])
-    return _DECODERS.get(encoding) or partial(_refuse_encoding, encoding)
+    return _DECODERS.get(encoding) or partial(_decode_added, encoding)
 
 
 def _refuse_pickle(data: Buffer) -> Any:  # noqa: ARG001
@@ -172,9 +173,16 @@ def _refuse_pickle(data: Buffer) -> Any:  # noqa: ARG001
     )
 
 
-def _refuse_encoding(encoding: str, data: Buffer) -> Any:  # noqa: ARG001
-    known = ", ".join((*_DECODERS, *_SCALARS, "ndarray", "pkl"))
-    raise DecodeError(f"{encoding!r} is not decoded: leave the column out, or write it in one of {known}")
+def _decode_added(encoding: str, data: Buffer) -> Any:
+    """Return a value of an encoding that is not MosaicML's: the user may add it at any time, so it is looked up each time."""
+    coder = ADDED.coder_of(encoding)
+    if coder is None:
+        known = ", ".join(sorted(ENCODINGS))
+        raise DecodeError(
+            f"{encoding!r} is not decoded: leave the column out, write it in one of {known}, or add it in each process that "
+            "reads it, as docs/from-mosaicml.md says"
+        )
+    return coder.decode(bytes(data))
 
 
 # -- numbers, texts, arrays -------------------------------------------------------------------------------------------
@@ -214,13 +222,13 @@ def _array_decoder(config: str) -> ValueDecoder:
     """Return what decodes arrays of a fixed type, `int16`, or of a fixed type and shape, `int16:2,3`."""
     name, _, dimensions = config.partition(":")
     if name not in _SCALARS:
-        return partial(_refuse_encoding, f"ndarray:{config}")
+        return partial(_decode_added, f"ndarray:{config}")
     if not dimensions:
         return partial(_decode_shaped, _SCALARS[name], 0)
     try:
         shape = tuple(map(int, dimensions.split(",")))
     except ValueError:
-        return partial(_refuse_encoding, f"ndarray:{config}")
+        return partial(_decode_added, f"ndarray:{config}")
     return partial(_decode_values, _SCALARS[name], shape, 0)
 
 
@@ -307,3 +315,5 @@ _DECODERS: Mapping[str, ValueDecoder] = MappingProxyType(
         "list[png]": partial(_decode_list, _decode_image, 4),
     }
 )
+ENCODINGS = frozenset((*_DECODERS, *_SCALARS, "ndarray", "pkl"))
+"""Those of MosaicML Streaming, without what follows a colon."""

@@ -24,6 +24,7 @@ import numpy as np
 
 from sqlstream.errors import ConfigError, EncodeError
 from sqlstream.storage.members.mds import MdsColumn
+from sqlstream.storage.members.mds_coders import ADDED
 
 ValueEncoder = Callable[[Any], bytes]
 """From a value to its bytes; may raise anything."""
@@ -113,9 +114,11 @@ def encoder_of(column: str, encoding: str) -> tuple[ValueEncoder, int | None]:
             return _array_encoder(config) if colon else (_encode_array, None)
         if encoding in _SCALARS:
             return partial(_encode_scalar, _SCALARS[encoding]), _SCALARS[encoding].itemsize
+        if encoding not in _ENCODERS and (added := ADDED.coder_of(encoding)) is not None:
+            return added.encode, added.size
         return _ENCODERS[encoding], 8 if encoding == "int" else None
     except (KeyError, ValueError):
-        known = ", ".join((*_ENCODERS, *_SCALARS, "ndarray", "ndarray:int16", "ndarray:int16:2,3"))
+        known = ", ".join((*_ENCODERS, *_SCALARS, "ndarray", "ndarray:int16", "ndarray:int16:2,3", *ADDED.names()))
         raise ConfigError(f"column {column!r}: encoding {encoding!r} is unknown: give one of {known}") from None
 
 
