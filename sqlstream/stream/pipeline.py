@@ -27,8 +27,9 @@ from sqlstream.stream.engine.lazy_rows import LazyRows
 from sqlstream.stream.engine.members import MemberReader
 from sqlstream.stream.engine.packer import Packer
 from sqlstream.stream.engine.row_content import ContentSource
+from sqlstream.stream.engine.row_reader import KnownObjects, RowReader
 from sqlstream.stream.engine.row_source import IndexRows, RowSource
-from sqlstream.stream.engine.slots import KnownObjects, Recipe, RowReader
+from sqlstream.stream.engine.slots import Recipe
 from sqlstream.stream.engine.stored_samples import CachedChain
 from sqlstream.stream.engine.units import choose_unit
 from sqlstream.stream.engines import Engines
