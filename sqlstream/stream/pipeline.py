@@ -19,6 +19,7 @@ from sqlstream.index.build.lazy_shards.index import LazyShardIndex
 from sqlstream.index.build.shards import ShardIndex
 from sqlstream.index.file.index import Index
 from sqlstream.index.lengths import LengthTable
+from sqlstream.storage.members.mds_coders import ADDED
 from sqlstream.stream.chain.global_rng import GlobalGenerators
 from sqlstream.stream.engine.chunk_objects import ChunkObjects
 from sqlstream.stream.engine.content import ContentReader
@@ -106,7 +107,7 @@ class Pipeline:
             seed=self.seed,
             stage=0,
             generators=GlobalGenerators if options.seed_transforms else None,
-            is_plain=not self.options.index.allow_pickle,
+            is_plain=not self.options.index.allow_pickle and not ADDED.names(),
         )
         reader = RowReader(
             self.index.key_column,
