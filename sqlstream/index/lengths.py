@@ -1,6 +1,6 @@
 """How long each row of an index is: a table beside the index, made by a counting sort in two walks.
 
-    open_lengths(index, "num_tokens", directory) → LengthTable → order.packed.Packed
+    open_lengths(index, "num_tokens", directory) → LengthTable → order.packs.packed.Packed
 
 The expression sees the rows that the index's filter keeps, in the sandbox, as weights do. The file is immutable and named by
 what decides it, so it is made once per node, whatever the packs, and a resumed run finds the same one. Its head has the

@@ -5,7 +5,7 @@ composed: weights and filters stand around a shuffle. `permute` shuffles numbers
 which process takes which positions. `whole_weights`, `even`, `schedules` and `mixture` say which stream of a mixture a turn
 belongs to, with exact proportions; `mixed` is the order of their rows, and `step_partition` deals out steps whose streams have
 batches of their own, of which `stepped` is the order. `bucketed` is the order of global batches of one bucket each; its epochs
-differ in length. `packed` is the order of packs of rows: a position draws several rows, by the plan of `pack_plan`. numpy only,
+differ in length. `packs` has the orders of packs of rows: a position draws several rows. numpy only,
 O(1) memory (`blocks`: three numbers a block; `bucketed`: three a bucket, and a mapped table; `packed`: some a length).
 
 Words: a *position* counts samples of an epoch over the whole job, a *step* takes G = batch size x world size positions, a
@@ -21,8 +21,8 @@ from sqlstream.order.bucket_rates import WeightsSince
 from sqlstream.order.bucketed import Bucketed, BucketRows
 from sqlstream.order.filtered import Filtered
 from sqlstream.order.order import MAX_REPLACEMENTS, Draws, Order, OrderOfBatches, is_counted
-from sqlstream.order.pack_plan import PackPlan, plan_packs
-from sqlstream.order.packed import LengthRows, LengthWeights, Packed, WeightedLengths
+from sqlstream.order.packs.pack_plan import PackPlan, plan_packs
+from sqlstream.order.packs.packed import LengthRows, LengthWeights, Packed, WeightedLengths
 from sqlstream.order.partition import Partition, Tail
 from sqlstream.order.permute import MAX_SIZE, PERMUTATION_VERSION, Int64Array, Permutation, forward_each
 from sqlstream.order.plan import Plan, shuffled

@@ -21,7 +21,7 @@ import numpy as np
 from sqlstream.config import OnLong, check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.order.order import MAX_REPLACEMENTS, Draws, check_positions, check_seed, check_size
-from sqlstream.order.pack_plan import PACK_PLAN_VERSION, PackPlan, plan_packs
+from sqlstream.order.packs.pack_plan import PACK_PLAN_VERSION, PackPlan, plan_packs
 from sqlstream.order.permute import Int64Array, Permutation, forward_each
 from sqlstream.order.weights import WeightedRows
 
