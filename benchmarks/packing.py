@@ -2,10 +2,11 @@
 
     python benchmarks/packing.py [--rows 1000000] [--peer-rows 100000] [--trl FILE] [--axolotl FILE] [--grain] [--json FILE]
 
-Log-normal and uniform lengths, all at most the capacity. TRL packs by `map` of 1000 rows, axolotl in groups of 100 000 rows, in
-the order of its sampler; both are functions cut out of files of theirs that are named on the command line (TRL's needs pyarrow,
-axolotl's numba). grain is installed; it packs what comes into so many open bins. How full the packs of these are does not
-depend on the number of rows beyond their window, so they get fewer rows.
+Log-normal and uniform lengths, all at most the capacity. Rows whose lengths the index does not have are packed by windows.
+TRL packs by `map` of 1000 rows, axolotl in groups of 100 000 rows, in the order of its sampler; both are functions cut out of
+files of theirs that are named on the command line (TRL's needs pyarrow, axolotl's numba). grain is installed; it packs what
+comes into so many open bins. How full the packs of these are does not depend on the number of rows beyond their window, so they
+get fewer rows.
 
 Seconds are of CPU time, one process, best of three for ours: quote ratios.
 """
@@ -25,12 +26,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sqlstream.order import plan_packs
+from sqlstream.config import OnLong
+from sqlstream.order import pack_window, plan_packs
 
 Lengths = NDArray[np.int64]
 TRL_BATCH, AXOLOTL_GROUP, AXOLOTL_ROWS = 1000, 100_000, 200
 """Rows that `datasets.map` hands over, axolotl's `sample_packing_group_size`, and its `sample_packing_bin_size`."""
 GRAIN_BINS = (64, 1024)
+WINDOWS = (256, 1024)
+"""`lookahead` of packs whose lengths show when their rows are made."""
 
 
 def log_normal(rows: int) -> tuple[Lengths, int]:
@@ -46,6 +50,16 @@ def uniform(rows: int) -> tuple[Lengths, int]:
 def ours(lengths: Lengths, capacity: int) -> int:
     """Packs of the plan on the histogram, which a dataset has in its table."""
     return plan_packs(*np.unique(lengths, return_counts=True), capacity).num_packs
+
+
+def by_windows(size: int) -> Callable[[Lengths, int], int]:
+    """What is made of rows whose lengths the index does not have."""
+
+    def num_packs(lengths: Lengths, capacity: int) -> int:
+        windows = [lengths[start : start + size].tolist() for start in range(0, len(lengths), size)]
+        return sum(len(pack_window(window, capacity, None, OnLong.RAISE, (5, 0, at))) for at, window in enumerate(windows))
+
+    return num_packs
 
 
 def cut(path: Path, names: list[str], **given: Any) -> dict[str, Any]:
@@ -139,7 +153,7 @@ def main() -> None:
     parser.add_argument("--grain", action="store_true", help="grain is installed")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    peers: dict[str, Callable[[Lengths, int], int]] = {}
+    peers = {f"sqlstream, lookahead={size}": by_windows(size) for size in WINDOWS}
     if options.trl is not None:
         peers[f"TRL, bfd by {TRL_BATCH} rows"] = trl(options.trl)
     if options.axolotl is not None:

@@ -12,7 +12,10 @@ from sqlstream.errors import ConfigError
 
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: Packs("", 8), r"length='' is no SQL.*`sqlstream index measure`"),
-    (lambda: Packs(len, 8), "length=<built-in function len> is no SQL"),  # type: ignore[arg-type]  # what a user may do
+    (lambda: Packs(7, 8), "length=7 is no SQL and no function"),  # type: ignore[arg-type]  # what a user may do
+    (lambda: Packs("n", 8, lookahead=9), "lookahead=9 with length='n': packs of lengths in SQL are planned over all rows"),
+    (lambda: Packs(None, 8, lookahead=0), "Packs: lookahead=0"),
+    (lambda: Packs(None, 8, pack_fn=dict), "length=None with pack_fn=<class 'dict'>, which does not say how long a row is"),
     (lambda: Packs("n", 0), "Packs: capacity=0"),
     (lambda: Packs("n", 8, max_rows=0), "Packs: max_rows=0"),
     (lambda: Packs("n", 8, on_long="cut"), "Packs: on_long='cut' is unknown: give one of raise, drop, truncate, split"),

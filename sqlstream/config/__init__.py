@@ -6,7 +6,7 @@ Public constructors take what users know (many loose parameters) and turn it at 
 from sqlstream.config.batches import BucketMap, Buckets
 from sqlstream.config.bucket_maps import AspectBuckets, BucketValue, Lengths, VideoBuckets
 from sqlstream.config.checks import Word, check_at_least, names_of, word_of
-from sqlstream.config.packs import OnLong, PackFunction, Packs
+from sqlstream.config.packs import LengthFunction, OnLong, PackFunction, Packs
 from sqlstream.config.samples import (
     DEFAULT_PREFETCH,
     DEFAULT_RETAINED,
@@ -45,6 +45,7 @@ __all__ = [
     "IndexOptions",
     "JoinOptions",
     "LazyOptions",
+    "LengthFunction",
     "Lengths",
     "Limit",
     "MemberForm",

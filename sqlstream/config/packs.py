@@ -12,6 +12,10 @@ from sqlstream.errors import ConfigError
 
 PackFunction: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 """From a pack (`parts`: the samples of its rows) to the sample that it becomes."""
+LengthFunction: TypeAlias = Callable[[dict[str, Any]], int]
+"""From the sample of a row, after its transforms, to how many values it has."""
+DEFAULT_LOOKAHEAD = 256
+"""Rows that are packed together where the index has no lengths: as many as are planned ahead, and 97 to 99 % full packs."""
 
 
 class OnLong(StrEnum):
@@ -34,10 +38,13 @@ class Packs:
     Example:
         >>> Packs("num_tokens", capacity=8192).on_long
         <OnLong.RAISE: 'raise'>
+        >>> Packs(lambda sample: len(sample["input_ids"]), capacity=8192).is_planned
+        False
     """
 
-    length: str
-    """SQL expression over the row: how many values it has, such as `'num_tokens'`."""
+    length: str | LengthFunction | None
+    """How many values a row has: SQL over the row, such as `'num_tokens'`. Where the index does not know it: a function of the
+    sample after its transforms; None: the values of the sequence that `PackTokens` takes. Packs are then made on the way."""
     capacity: int
     """Values of a pack at most."""
     max_rows: int | None = None
@@ -46,17 +53,43 @@ class Packs:
     """What becomes of rows that are longer than a pack: `'raise'`, `'drop'`, `'truncate'` or `'split'`."""
     pack_fn: PackFunction | None = None
     """What makes a sample of a pack; None: `sqlstream.transforms.presets.PackTokens()`."""
+    lookahead: int | None = None
+    """Rows that are packed among themselves where the index has no lengths; None: 256."""
 
     def __post_init__(self) -> None:
         """Check values."""
-        if not isinstance(self.length, str) or not self.length.strip():
+        is_sql = isinstance(self.length, str) and self.length.strip()
+        if not is_sql and self.length is not None and not callable(self.length):
             raise ConfigError(
-                f"Packs: length={self.length!r} is no SQL: give an expression over the row, such as 'num_tokens'; rows "
-                "without one are measured once by `sqlstream index measure`"
+                f"Packs: length={self.length!r} is no SQL and no function: give an expression over the row, such as "
+                "'num_tokens', which `sqlstream index measure` makes once where rows have none, or a function from the sample "
+                "of a row to its length"
             )
+        if self.lookahead is not None:
+            check_at_least("Packs: lookahead", self.lookahead, 1)
+            if is_sql:
+                raise ConfigError(
+                    f"Packs: lookahead={self.lookahead} with length={self.length!r}: packs of lengths in SQL are planned over "
+                    "all rows; leave lookahead out"
+                )
         check_at_least("Packs: capacity", self.capacity, 1)
         if self.max_rows is not None:
             check_at_least("Packs: max_rows", self.max_rows, 1)
         object.__setattr__(self, "on_long", word_of("Packs: on_long", self.on_long, OnLong))
         if self.pack_fn is not None and not callable(self.pack_fn):
             raise ConfigError(f"Packs: pack_fn={self.pack_fn!r} cannot be called: give a function from a pack to a sample")
+        if self.length is None and self.pack_fn is not None and not hasattr(self.pack_fn, "length_of"):
+            raise ConfigError(
+                f"Packs: length=None with pack_fn={self.pack_fn!r}, which does not say how long a row is: give length=, SQL "
+                "over the row, or a function from the sample of a row to its length"
+            )
+
+    @property
+    def is_planned(self) -> bool:
+        """The index knows the lengths: which rows share a pack follows from all of them, before any row is made."""
+        return isinstance(self.length, str)
+
+    @property
+    def window_rows(self) -> int:
+        """Rows that are packed among themselves where packs are not planned."""
+        return self.lookahead or DEFAULT_LOOKAHEAD

@@ -22,7 +22,8 @@ from sqlstream.order.bucketed import Bucketed, BucketRows
 from sqlstream.order.filtered import Filtered
 from sqlstream.order.order import MAX_REPLACEMENTS, Draws, Order, OrderOfBatches, is_counted
 from sqlstream.order.packs.pack_plan import PackPlan, plan_packs
-from sqlstream.order.packs.packed import LengthRows, LengthWeights, Packed, WeightedLengths
+from sqlstream.order.packs.packed import LengthRows, LengthWeights, Packed, WeightedLengths, text_of_packs
+from sqlstream.order.packs.windows import PartOfWindow, Windows, pack_window
 from sqlstream.order.partition import Partition, Tail
 from sqlstream.order.permute import MAX_SIZE, PERMUTATION_VERSION, Int64Array, Permutation, forward_each
 from sqlstream.order.plan import Plan, shuffled
@@ -73,6 +74,7 @@ __all__ = [
     "OrderOfBatches",
     "PackPlan",
     "Packed",
+    "PartOfWindow",
     "Partition",
     "Permutation",
     "Plan",
@@ -93,18 +95,21 @@ __all__ = [
     "WeightedLengths",
     "WeightsFrom",
     "WeightsSince",
+    "Windows",
     "absolute_choose",
     "all_exhausted",
     "first_exhausted",
     "forward_each",
     "group_streams",
     "is_counted",
+    "pack_window",
     "plan_packs",
     "ramp",
     "relative_choose",
     "shuffle_blocks",
     "shuffled",
     "temperature_weights",
+    "text_of_packs",
     "token_weights",
     "whole_weights",
 ]

@@ -52,6 +52,8 @@ class Steps:
     """Parts of the dataset that stay on their nodes."""
     batches: OwnBatches | None = None
     """The batches that the order is made of; None: steps of any size can be taken of it."""
+    gives_several: bool = False
+    """A position gives several samples, how many is not known: then a step is a position of each rank, whatever a batch is."""
 
     def __post_init__(self) -> None:
         """Check the batch size."""
@@ -73,6 +75,8 @@ class Steps:
         Raises:
             ConfigError: The order has batches that the ranks do not divide, or that `batch_size` does not give.
         """
+        if self.gives_several:
+            return 1
         if self.batches is None:
             return self.batch_size
         whole, num_ranks = self.batches.step_size, world.world_size

@@ -189,6 +189,7 @@ def _check_together(leaves: Sequence[Leaf]) -> None:
         for name, is_given in (
             ("unaligned_worker_index", order.is_unaligned),
             ("refresh", options.refresh is not None),
+            ("packs of rows without a length in SQL", order.window_packs is not None),
             ("packs with weights", isinstance(order.batches, Packs) and order.weights is not None),
         ):
             if is_given:

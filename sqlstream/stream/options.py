@@ -89,8 +89,11 @@ class DatasetOptions:
         schemes = [scheme for item in read for scheme in _schemes(item)]
         check_options_of_sources(schemes, self.storage.storage_options)
         self._check_refresh()
-        if self.order.batches is not None and self.index.lazy is not None:
-            raise ConfigError("batches= needs all rows, which a lazy index does not have: leave lazy_index_chunk_size out")
+        if self.order.planned_batches is not None and self.index.lazy is not None:
+            cure = ", or have Packs measure the rows on the way, by length= a function" if self.order.is_packed else ""
+            raise ConfigError(
+                f"batches= needs all rows, which a lazy index does not have: leave lazy_index_chunk_size out{cure}"
+            )
         if self.cache.eviction_policy == "belady" and self.order.is_unaligned:
             raise ConfigError(
                 "eviction_policy='belady' needs one order for all workers, which unaligned_worker_index=True gives up: drop one"
@@ -119,7 +122,7 @@ class DatasetOptions:
                 "looks at a source by its name: give paths or URLs, no rows and no function, or make the dataset again",
             ),
             (
-                self.order.batches is not None,
+                self.order.planned_batches is not None,
                 "takes rows that change, which batches= carries over epochs: leave one of them out",
             ),
             (self.order.is_endless, "begins no epoch anew with infinite_iteration=True: leave one of them out"),

@@ -24,7 +24,18 @@ from sqlstream.index.build.lazy_shards.index import LazyShardIndex
 from sqlstream.index.file.index import Index
 from sqlstream.index.lengths import LengthTable
 from sqlstream.index.weights import open_weights
-from sqlstream.order import BlockLayout, Bucketed, Filtered, Order, Packed, Steps, Weighted, shuffled
+from sqlstream.order import (
+    BlockLayout,
+    Bucketed,
+    Filtered,
+    Order,
+    Packed,
+    Steps,
+    Weighted,
+    Windows,
+    shuffled,
+    text_of_packs,
+)
 from sqlstream.stream.engine.content import MEMORY_BYTES
 from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS, ChunkWalk
 from sqlstream.stream.options import DatasetOptions
@@ -66,7 +77,11 @@ def open_schedule(
     layout = blocks_of(index, options, weighting.num_positions)
     seeded = partial(compose, index, weighting, options, layout)
     steps = Steps(
-        order=seeded(seed), batch_size=options.batch_size, tail=options.tail, num_canonical_nodes=options.num_canonical_nodes
+        order=seeded(seed),
+        batch_size=options.batch_size,
+        tail=options.tail,
+        num_canonical_nodes=options.num_canonical_nodes,
+        gives_several=options.window_packs is not None,
     )
     identity = RunIdentity(
         fingerprint=index.fingerprint,
@@ -228,13 +243,13 @@ def warn_of_reading_again(options: DatasetOptions, index: Index, memory_bytes: i
     if wanted is not None and not any(column.name in wanted for column in index.content_columns):
         return
     group_bytes = max(1, index.num_bytes // len(index.bounds))
-    if order.shuffle_block_size is None or order.batches is not None:
+    if order.shuffle_block_size is None or order.planned_batches is not None:
         if index.is_remote or index.num_bytes > memory_bytes:
             logger.warning(
                 "%s is shuffled as a whole, and the content of its samples is read by row groups of %d rows: mostly one for "
                 "each sample, remote ones again when the cache has no room for all; leave %s out to keep row groups "
                 "together",
-                *(index.src, index.group_rows, "shuffle_block_size" if order.batches is None else "batches"),
+                *(index.src, index.group_rows, "shuffle_block_size" if order.planned_batches is None else "batches"),
             )
     elif order.shuffle_block_size == AUTO_BLOCKS:
         num_mixed, num_kept = min(order.shuffle_window, len(index.bounds)), max(1, memory_bytes // group_bytes)
@@ -261,6 +276,16 @@ def lazy_window(index: LazyIndex, order: OrderOptions) -> int:
 
 
 def compose(index: Index, weighting: Weighting, options: OrderOptions, layout: BlockLayout | None, seed: int | None) -> Order:
+    """Return the order of an index's rows, one at each position, or a window of them where they are packed on the way."""
+    order = _order_of_rows(index, weighting, options, layout, seed)
+    if (packs := options.window_packs) is None:
+        return order
+    return Windows(order=order, size=packs.window_rows, num_parts=options.num_canonical_nodes)
+
+
+def _order_of_rows(
+    index: Index, weighting: Weighting, options: OrderOptions, layout: BlockLayout | None, seed: int | None
+) -> Order:
     """Return the order of an index's rows, with their weights, or their chunks as a filter leaves them."""
     if isinstance(index, LazyIndex) and index.learns_sizes:
         return Filtered(chunks=index, window=lazy_window(index, options), seed=seed)
@@ -297,10 +322,16 @@ def blocks_of(index: Index, options: OrderOptions, num_positions: int) -> BlockL
 
 
 def _named_blocks(index: Index, options: OrderOptions, layout: BlockLayout | None) -> str | None:
-    """Return what a state says of blocks; None: there are none, or they are always the same."""
+    """Return what a state says of blocks and of packs; None: there are none, or they are always the same."""
+    blocks = None
     if layout is not None:
-        return layout.fingerprint
-    return f"shards, window {lazy_window(index, options)}" if isinstance(index, LazyShardIndex) else None
+        blocks = layout.fingerprint
+    elif isinstance(index, LazyShardIndex):
+        blocks = f"shards, window {lazy_window(index, options)}"
+    if (packs := options.window_packs) is None:
+        return blocks
+    text = text_of_packs(packs.capacity, packs.max_rows, OnLong(packs.on_long))
+    return f"windows of {packs.window_rows} rows in {text}{'' if blocks is None else f', {blocks}'}"
 
 
 def _blocks_of_content(index: Index, options: OrderOptions, num_positions: int) -> BlockLayout | None:

@@ -141,7 +141,7 @@ class Pipeline:
     def _packer(self, options: SampleOptions) -> Packer | None:
         """Return what makes packs; None: there are none."""
         packs = self.options.order.batches
-        if self.lengths is None or not isinstance(packs, Packs):
+        if not isinstance(packs, Packs) or (self.lengths is None and packs.is_planned):
             return None
         pack_fn = packs.pack_fn or PackTokens()
         generators = GlobalGenerators if options.seed_transforms else None
@@ -150,6 +150,7 @@ class Pipeline:
             lengths=self.lengths,
             chain=Chain((pack_fn,), seed=self.seed, stage=PACK_STAGE, generators=generators),
             tokens=pack_fn if isinstance(pack_fn, PackTokens) else None,
+            is_shuffled=self.seed is not None,
         )
 
     def _columns_in_shards(self) -> Iterator[str]:

@@ -276,7 +276,7 @@ class SelectedRows:
             buckets, lengths, show_progress = None, None, options.show_progress
             if isinstance(batches, Buckets):
                 buckets = open_buckets(index, batches, directory, show_progress=show_progress)
-            elif isinstance(batches, Packs):
+            elif isinstance(batches, Packs) and isinstance(batches.length, str):
                 lengths = open_lengths(index, batches.length, directory, show_progress=show_progress)
             self._schedule = open_schedule(options.order, seed, index, directory, buckets, lengths)
         except BaseException:

@@ -50,8 +50,12 @@ class PackTokens:
     ignore_index: int = -100
     """Label of tokens that are not predicted."""
 
-    def check(self, sample: Sample) -> None:
-        """Raise SampleError if a row is longer than the index says: its pack would be, too."""
+    def length_of(self, sample: Sample) -> int:
+        """Return how many tokens a row has.
+
+        Raises:
+            SampleError: It has no sequence of them.
+        """
         values: Any = sample.get(self.tokens)
         if not _is_sequence(values):
             fields = ", ".join(sorted(field for field in sample if not field.startswith("__"))) or "none"
@@ -59,9 +63,13 @@ class PackTokens:
                 f"row {sample['__row__']} has no sequence in field {self.tokens!r} (fields: {fields}), of which packs are "
                 "made: give transforms that make one, PackTokens(tokens=…), or Packs(pack_fn=…)"
             )
-        if len(values) > sample[LENGTH]:
+        return len(values)
+
+    def check(self, sample: Sample) -> None:
+        """Raise SampleError if a row is longer than the index, or what measures it, says: its pack would be, too."""
+        if (num_values := self.length_of(sample)) > sample[LENGTH]:
             raise SampleError(
-                f"row {sample['__row__']} has {len(values)} values in {self.tokens!r}, and its length in the index is "
+                f"row {sample['__row__']} has {num_values} values in {self.tokens!r}, and its length in the index is "
                 f"{sample[LENGTH]}: give Packs the length of what the transforms make"
             )
 

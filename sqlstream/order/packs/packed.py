@@ -157,8 +157,7 @@ class Packed:
     @property
     def packing(self) -> str:
         """A text for rows and packs: what a state says of the order, beside the seed."""
-        most = "" if self.max_rows is None else f", at most {self.max_rows} rows"
-        return f"packs {PACK_PLAN_VERSION} of {self.capacity}{most}, long rows {self.on_long.value}, {self.rows.digest}"
+        return f"{text_of_packs(self.capacity, self.max_rows, self.on_long)}, {self.rows.digest}"
 
     def num_positions(self, epoch: int) -> int:
         """Return the packs of an epoch."""
@@ -237,10 +236,10 @@ class Packed:
         pattern = np.searchsorted(plan.stops, pack, side="right")  # [n]
         number: Int64Array = pack - _before(plan.stops)[pattern]  # [n]; of the pack among those of its pattern
         num_entries = plan.entry_starts[pattern + 1] - plan.entry_starts[pattern]  # [n]
-        entry = _ranges(plan.entry_starts[pattern], num_entries)  # [e]
+        entry = ranges(plan.entry_starts[pattern], num_entries)  # [e]
         rows = plan.entry_rows[entry]  # [e]
         first_draw = plan.entry_base[entry] + np.repeat(number, num_entries) * rows  # [e]
-        draw = _ranges(first_draw, rows)  # [m]
+        draw = ranges(first_draw, rows)  # [m]
         length = np.repeat(plan.entry_length[entry], rows)  # [m]
         which: Int64Array = np.repeat(np.repeat(np.arange(len(positions)), num_entries), rows)  # [m]
         starts = np.searchsorted(which, np.arange(len(positions) + 1))  # [n + 1]
@@ -302,6 +301,12 @@ class Packed:
         return rows
 
 
+def text_of_packs(capacity: int, max_rows: int | None, on_long: OnLong) -> str:
+    """Return a text for what decides which lengths share a pack."""
+    most = "" if max_rows is None else f", at most {max_rows} rows"
+    return f"packs {PACK_PLAN_VERSION} of {capacity}{most}, long rows {on_long.value}"
+
+
 def units_of(lengths: Int64Array, counts: Int64Array, capacity: int, on_long: OnLong) -> Units:
     """Return what is packed of so many rows of each length.
 
@@ -326,7 +331,7 @@ def units_of(lengths: Int64Array, counts: Int64Array, capacity: int, on_long: On
     elif on_long is OnLong.SPLIT:
         num_parts = -(-lengths // capacity)  # [L]
     source = np.repeat(np.arange(len(lengths)), num_parts)  # [S]; number of the rows' length
-    part = _ranges(np.zeros_like(num_parts), num_parts)  # [S]
+    part = ranges(np.zeros_like(num_parts), num_parts)  # [S]
     length = np.minimum(lengths[source] - part * capacity, capacity)  # [S]
     in_turn = np.lexsort((source, part, length))  # [S]
     source, part, length = source[in_turn], part[in_turn], length[in_turn]  # [S], [S], [S]
@@ -355,7 +360,7 @@ def _before(stops: Int64Array) -> Int64Array:
     return np.concatenate((np.zeros(1, dtype=np.int64), stops[:-1]))
 
 
-def _ranges(starts: Int64Array, sizes: Int64Array) -> Int64Array:
+def ranges(starts: Int64Array, sizes: Int64Array) -> Int64Array:
     """Return the numbers from each start on, as many as its size, one range after the other: [sum of sizes]."""
     stops = np.cumsum(sizes)  # [n]
     total = int(stops[-1]) if len(stops) else 0

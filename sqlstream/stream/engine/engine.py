@@ -33,7 +33,8 @@ from sqlstream.stream.run.shares import EpochShare, ShareProgress
 from sqlstream.transforms.base import Sample
 
 _PART_SHIFT = 48
-"""Positions of an order have so many bits: a row, and which part of it, name the pack that begins with them."""
+"""Positions of an order have so many bits: with the first row of a pack, which part of it is there, or which of the packs of a
+window begins there, names the pack."""
 KEPT_ACCESSES = 8
 """Accesses of many rows each whose paths stay valid: a loader of batches by row has `prefetch_factor` + 1 under way."""
 
@@ -97,8 +98,8 @@ class Engine:
                 if slot.share is not share:
                     share, has_delivered = slot.share, self._come_to_share(slot, progress)
                 if slot.recipe.packer is not None:
-                    pack = self._pack(slot, window, slot.recipe.packer)
-                    yield from self._counted(slot, pack, progress, note_several)
+                    packs = self._packs(slot, window, slot.recipe.packer)
+                    yield from self._counted(slot, packs, progress, note_several)
                     continue
                 try:
                     outcome = self._maker.make(slot)
@@ -232,15 +233,15 @@ class Engine:
         foresees = any(is_wanted(cache.policy, first) for cache in self._caches)
         return Window(planned, self._options, foresees=foresees, for_reading=lambda: self._maker.for_reading)
 
-    # -- one pack -----------------------------------------------------------------------------------------------------
+    # -- packs --------------------------------------------------------------------------------------------------------
 
-    def _pack(self, first: PlannedSample, window: Window, packer: Packer) -> Sample | Iterator[Sample]:
-        """Return the sample of a pack, whose first slot is given, and takes the others out of the window; nothing for no part.
+    def _packs(self, first: PlannedSample, window: Window, packer: Packer) -> Iterator[Sample]:
+        """Yield the packs of a position, whose first slot is given, and take the others out of the window; none for no part.
 
-        The files of its rows are kept until it is made, as far as their paths are in the samples.
+        The files of its rows are kept until all are made, as far as their paths are in the samples.
         """
         access: list[AnyHold] = []
-        session, parts, slot = first.recipe.session, list[Sample](), first
+        session, parts, slot, has_paths = first.recipe.session, list[Sample](), first, False
         try:
             while True:
                 slot.access = access
@@ -248,37 +249,39 @@ class Engine:
                 if slot.is_last:
                     break
                 following = window.pop(None)
-                assert following is not None, "the rows of a pack are planned together"
+                assert following is not None, "the rows of a position are planned together"
                 slot = following
-            first.is_last = first.is_single = True
-            if not parts:
-                return iter(())
-            try:
-                pack = packer.pack(parts, first.epoch, first.position + (first.part << _PART_SHIFT))
-            except SampleError as error:  # of the pack function: no other row would mend it
-                self._log_of(first).note_failure(first, error)
-                if first.recipe.options.on_error is not OnError.SKIP:
-                    raise
-                return iter(())
-            if access and self._maker.has_path(pack):
-                self._maker.keep(access, session, num_accesses=self._num_retained)
-                access = []
-            return pack
+            first.is_last = True
+            groups = packer.groups(parts, (first.epoch, first.position))
+            for number, group in enumerate(groups):
+                first.is_single = number == len(groups) - 1
+                try:
+                    pack = packer.pack(group, first.epoch, first.position + (first.part + number << _PART_SHIFT))
+                except SampleError as error:  # of the pack function: no other row would mend it
+                    self._log_of(first).note_failure(first, error)
+                    if first.recipe.options.on_error is not OnError.SKIP:
+                        raise
+                    continue
+                has_paths = has_paths or bool(access and self._maker.has_path(pack))
+                yield pack
         finally:
             window.give_back(slot)
-            for hold in access:
-                session.release(hold)
+            if has_paths:
+                self._maker.keep(access, session, num_accesses=self._num_retained)
+            else:
+                for hold in access:
+                    session.release(hold)
 
     def _parts(self, slot: PlannedSample, packer: Packer) -> list[Sample]:
-        """Return what a row gives its pack: its sample, or one in its place, or none."""
+        """Return what a row gives its packs: its sample, or one in its place, or none; several where they are measured here."""
         try:
             samples = self._maker.make_all(slot)
-            if len(samples) != 1:
+            if len(samples) != 1 and packer.lengths is not None:
                 raise TransformError(
                     f"row {slot.row_id} gives {len(samples)} samples, and a pack takes one of each row: leave rows out with "
                     "where=, and make several of one before the table is written"
                 )
-            parts = [packer.part(samples[0], slot.length, slot.part)]
+            parts = [packer.part(sample, slot.length, slot.part) for sample in samples]
         except (SampleError, StorageError) as error:
             return list(self._instead(slot, error))
         self._log_of(slot).num_seen += 1

@@ -1,16 +1,21 @@
-"""From the samples of a pack's rows to one sample."""
+"""From the samples of the rows of a position to packs, each of which is one sample."""
 
 from __future__ import annotations
 
+import logging
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from sqlstream.config import Packs
-from sqlstream.errors import TransformError
+from sqlstream.config import OnLong, Packs
+from sqlstream.errors import ConfigError, SampleError, TransformError
 from sqlstream.index.lengths import LengthTable
+from sqlstream.order import pack_window
 from sqlstream.transforms.base import Chain, Sample
 from sqlstream.transforms.packs import LENGTH, PARTS, ROWS, SPAN, PackTokens
 from sqlstream.transforms.stream_name import STREAM
+
+logger = logging.getLogger(__name__)
 
 SHOWN = 8
 """Rows that the name of a pack has in messages."""
@@ -18,15 +23,19 @@ SHOWN = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packer:
-    """Makes the samples of packs."""
+    """Makes the samples of packs: one of the rows of a position, or some of a window of rows that are measured here."""
 
     packs: Packs
-    lengths: LengthTable
-    """How long the rows are."""
+    lengths: LengthTable | None
+    """How long the rows are; None: that shows when they are made."""
     chain: Chain
     """The pack function, as the only transform: its random numbers depend on the place of the pack."""
     tokens: PackTokens | None
     """The pack function, where it can say of a single row what is wrong with it."""
+    is_shuffled: bool
+    """The packs of a window come in another order than their rows."""
+    _has_told: list[bool] = field(default_factory=list, init=False, repr=False)
+    """Not empty: it was said that rows are left out."""
 
     def part(self, sample: Sample, length: int, part: int) -> Sample:
         """Return the sample of a row as a part of a pack.
@@ -37,13 +46,41 @@ class Packer:
             part: Which part of a row that is longer than a pack.
 
         Raises:
-            SampleError: It is not as long as the index says.
+            SampleError: It is not as long as the index says, or has no length.
+            ConfigError: It is longer than a pack, and that is an error.
         """
-        start = part * self.packs.capacity
-        sample[SPAN], sample[LENGTH] = (start, min(length, start + self.packs.capacity)), length
+        if self.lengths is None:
+            sample[LENGTH] = self._measured(sample)
+        else:
+            start = part * self.packs.capacity
+            sample[SPAN], sample[LENGTH] = (start, min(length, start + self.packs.capacity)), length
         if self.tokens is not None:
             self.tokens.check(sample)
         return sample
+
+    def groups(self, parts: Sequence[Sample], key: tuple[int, int]) -> list[list[Sample]]:
+        """Return the parts of each pack that is made of the rows of a position.
+
+        Args:
+            parts: The samples of these rows, as `part` has returned them.
+            key: Epoch and position, on which the order of the packs depends.
+        """
+        if self.lengths is not None:
+            return [list(parts)] if parts else []
+        packs, capacity, on_long = self.packs, self.packs.capacity, OnLong(self.packs.on_long)
+        lengths = [part[LENGTH] for part in parts]
+        if on_long is OnLong.DROP and not self._has_told:
+            self._tell_of_long(parts, lengths)
+        seed = (self.chain.seed, *key) if self.is_shuffled else None
+        groups = []
+        for pack in pack_window(lengths, capacity, packs.max_rows, on_long, seed):
+            group = []
+            for row, part in pack:
+                sample, start = parts[row] if lengths[row] <= capacity else dict(parts[row]), part * capacity
+                sample[SPAN] = (start, min(lengths[row], start + capacity))
+                group.append(sample)
+            groups.append(group)
+        return groups
 
     def pack(self, parts: Sequence[Sample], epoch: int, position: int) -> Sample:
         """Return the sample of a pack.
@@ -72,3 +109,39 @@ class Packer:
                 f"the pack function gave several samples for {pack['__sample_key__']}: a pack becomes one sample"
             )
         return outcome
+
+    def _measured(self, sample: Sample) -> int:
+        """Return how long a row is whose length the index does not know.
+
+        Raises:
+            SampleError: It has no length.
+            ConfigError: It is longer than a pack, and that is an error.
+        """
+        packs, row = self.packs, sample["__row__"]
+        measure = packs.length if callable(packs.length) else getattr(packs.pack_fn or PackTokens(), "length_of", None)
+        assert callable(measure), "`Packs` has looked"
+        try:
+            found = measure(sample)
+            length = operator.index(found)
+        except SampleError:
+            raise
+        except Exception as error:
+            raise SampleError(f"row {row} has no length: {measure!r} raised {type(error).__name__}: {error}") from error
+        if length < 1:
+            raise SampleError(f"row {row} has length {length}: leave empty rows out with where=, or by a transform")
+        if length > packs.capacity and packs.on_long is OnLong.RAISE:
+            raise ConfigError(
+                f"row {row} has length {length}, and a pack {packs.capacity}: give Packs on_long='drop', 'truncate' or "
+                "'split', or a larger capacity"
+            )
+        return length
+
+    def _tell_of_long(self, parts: Sequence[Sample], lengths: Sequence[int]) -> None:
+        """Log once that rows are left out."""
+        long = [at for at, length in enumerate(lengths) if length > self.packs.capacity]
+        if long:
+            self._has_told.append(True)
+            logger.warning(
+                "packs of %d leave out rows that are longer, such as row %s with %d; this is said once",
+                *(self.packs.capacity, parts[long[0]]["__row__"], lengths[long[0]]),
+            )

@@ -197,7 +197,7 @@ class Recipe:
         content = self.content
         prepared = None if content is None else content.prepare(rows, row_ids)
         planned = self.reader.slots(rows, row_ids, positions, epochs, self)
-        if self.packer is not None:
+        if self.packer is not None and self.packer.lengths is not None:
             lengths = self.packer.lengths.numbers_of(row_ids)
             for slot in planned:
                 slot.length = lengths[slot.place]

@@ -140,6 +140,6 @@ def remainder_of(schedule: Schedule) -> int:
     steps = schedule.steps
     if steps.batches is not None:
         return 0  # all are whole
-    if steps.num_canonical_nodes > 1 or schedule.is_endless or not schedule.has_end:
+    if steps.num_canonical_nodes > 1 or schedule.is_endless or not schedule.has_end or steps.gives_several:
         return -1  # repeats are not at its end
     return 0 if steps.tail is Tail.DROP else schedule.num_positions % schedule.step_size

@@ -128,13 +128,14 @@ class OrderOptions:
             return
         if not isinstance(self.batches, Buckets | Packs):
             raise ConfigError(f"batches={self.batches!r} says no batches: give Buckets(by, …) or Packs(length, capacity)")
+        blocks = AUTO_BLOCKS if self.planned_batches is None else self.shuffle_block_size
         for name, value, left_out in (
-            ("shuffle_block_size", self.shuffle_block_size, AUTO_BLOCKS),
+            ("shuffle_block_size", blocks, AUTO_BLOCKS),
             ("unaligned_worker_index", self.is_unaligned, False),
         ):
             if value not in (left_out, None):
                 raise ConfigError(f"{name}={value!r} cannot be had with batches=: leave one of them out")
-        if not isinstance(self.batches, Packs):
+        if not isinstance(self.planned_batches, Packs):
             return
         for name, number, default in (
             ("epoch_size", self.epoch_size, None),
@@ -146,7 +147,22 @@ class OrderOptions:
     @property
     def has_auto_blocks(self) -> bool:
         """Blocks are what a source is read by, if it has such: batches by bucket take rows of all of it."""
-        return self.shuffle_block_size == AUTO_BLOCKS and self.batches is None
+        return self.shuffle_block_size == AUTO_BLOCKS and self.planned_batches is None
+
+    @property
+    def planned_batches(self) -> Buckets | Packs | None:
+        """Batches, or packs, that take rows of all of the index, by counts of it; None: rows come in another order."""
+        return None if isinstance(self.batches, Packs) and not self.batches.is_planned else self.batches
+
+    @property
+    def window_packs(self) -> Packs | None:
+        """Packs of rows that are measured when they are made, a window of them at a time; None: there are none."""
+        return self.batches if isinstance(self.batches, Packs) and not self.batches.is_planned else None
+
+    @property
+    def is_packed(self) -> bool:
+        """Rows share a sample."""
+        return isinstance(self.batches, Packs)
 
     @property
     def tail(self) -> Tail:

@@ -97,7 +97,9 @@ class Schedule:
 
     @property
     def global_batch_size(self) -> int | None:
-        """Samples of a step of the whole job; None: not known."""
+        """Samples of a step of the whole job, or windows of rows that are packed on the way; None: not known."""
+        if self.steps.gives_several:
+            return self.world.world_size
         if self.steps.batch_size is None and self.steps.global_batch_size is None:
             return None  # the ranks need not be known yet
         batch_size = self.steps.batch_size_on(self.world)
@@ -110,7 +112,12 @@ class Schedule:
 
     @property
     def num_positions(self) -> int:
-        """Positions of an epoch; of a lazy index whose filter has not been run on all of it: at most so many."""
+        """Positions of an epoch; of a lazy index whose filter has not been run on all of it: at most so many.
+
+        Raises:
+            UnknownLengthError: Packs show when their rows are made.
+        """
+        self._check_one_each()
         return self.steps.num_samples(self.counter.next.epoch)
 
     @property
@@ -139,6 +146,14 @@ class Schedule:
         if not self.has_end:
             raise UnknownLengthError(
                 "a mixture with stop='never' has no end, and no length: give epoch_size=, or another stop="
+            )
+        self._check_one_each()
+
+    def _check_one_each(self) -> None:
+        if self.steps.gives_several:
+            raise UnknownLengthError(
+                "how many packs an epoch has shows when its rows are made, since the index has no lengths: measure them once "
+                "by `sqlstream index measure`, and give Packs their column, or count the rows, len(dataset)"
             )
 
     def renew(self, fresh: Schedule) -> None:
@@ -316,9 +331,13 @@ class Schedule:
                 "make one sample of each row (on_error='replace' or 'raise'), or load the dataset with batches= alone"
             )
         if self.counter.note_several() and self.world.world_size > 1 and not self.is_endless:
+            which, cure = "some rows give no sample, or several", "make one sample of each row"
+            if self.steps.gives_several:
+                which, cure = "packs are made of rows as they are measured", "give Packs a column of lengths"
             logger.warning(
-                "some rows give no sample, or several, so ranks may make different numbers of steps, and each rank needs a "
-                "state of its own: use infinite_iteration=True and save every rank's state, or make one sample of each row"
+                "%s, so ranks may make different numbers of steps, and each rank needs a state of its own: use "
+                "infinite_iteration=True and save every rank's state, or %s",
+                *(which, cure),
             )
 
     # -- position -----------------------------------------------------------------------------------------------------
@@ -330,7 +349,13 @@ class Schedule:
 
         Raises:
             StateError: Workers of a plain DataLoader iterate: they run ahead of the trainer, and cannot know what it has taken.
+                Or samples are packs that are made on the way, which are not what positions count.
         """
+        if num_samples and self.steps.gives_several:
+            raise StateError(
+                f"num_samples={num_samples}: packs of rows that are measured on the way are not counted by an order: use a "
+                "StreamingDataLoader, whose state_dict() knows what was delivered"
+            )
         return self._position() if num_samples is None else RunPosition(self._position_after(num_samples))
 
     def set_next(self, position: RunPosition, *, is_state: bool = False) -> None:
