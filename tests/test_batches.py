@@ -85,7 +85,11 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: Buckets("n", global_batch_size=0), "global_batch_size=0"),
     (lambda: Buckets("n", global_batch_size=4, leftovers="keep"), "leftovers='keep' is unknown: give 'carry'"),
     (lambda: Buckets("n", global_batch_size=4, leftovers="short"), "a short batch would be of a size that ranks do not divide"),
-    (lambda: Buckets("n", global_batch_size=4, sync="lane"), "sync='lane' cannot be had: all ranks of a step have one bucket"),
+    (
+        lambda: Buckets("n", global_batch_size=4, sync="rank"),
+        "sync='rank' is unknown: give 'step', one bucket for all ranks, or",
+    ),
+    (lambda: Buckets("n", global_batch_size=4, sync="lane"), "sync='lane' gives ranks batches of several.*global_batch_tokens"),
     (lambda: Buckets("n", global_batch_size=4, unknown="keep"), "unknown='keep'"),
     (lambda: Buckets("n", global_batch_size=4, max_crop=0.2), "max_crop=0.2 is for pictures"),
     (lambda: Buckets("n", AspectBuckets.sdxl(), 4, max_crop=1.5), "max_crop=1.5 is out of range"),

@@ -36,10 +36,12 @@ class Buckets:
     """What becomes of rows that fill no batch: `'carry'`: they open the bucket's first batch of a later epoch; `'repeat'`: rows
     of the bucket come twice in the epoch to fill it; `'drop'`: the epoch is without them, other ones in each."""
     sync: str = "step"
-    """What has one bucket: `'step'`: the batches of all ranks in a step."""
+    """What has one bucket: `'step'`: the batches of all ranks in a step; `'lane'`: each of as many lanes of a step as
+    `rank_multiple` says, which ranks divide: with one lane a rank, ranks have batches of other buckets at the same time. With
+    `global_batch_tokens`, so that all lanes cost alike."""
     rank_multiple: int | None = None
-    """Batches of `global_batch_tokens` are multiples of it, so that any number of ranks that divides it can take them; None: of
-    the number of ranks at the first start, which states carry."""
+    """Batches of `global_batch_tokens` are multiples of it, so that any number of ranks that divides it can take them; with
+    `sync='lane'` the lanes of a step. None: the number of ranks at the first start, which states carry."""
     max_crop: float | None = None
     """Leave out pictures of which more than this share would be cut away; None: none. For `AspectBuckets` and
     `VideoBuckets`."""
@@ -63,9 +65,14 @@ class Buckets:
         if self.leftovers not in ("carry", "repeat", "drop"):
             short = "; a short batch would be of a size that ranks do not divide" if self.leftovers == "short" else ""
             raise ConfigError(f"Buckets: leftovers={self.leftovers!r} is unknown: give 'carry', 'repeat' or 'drop'{short}")
-        if self.sync != "step":
+        if self.sync not in ("step", "lane"):
             raise ConfigError(
-                f"Buckets: sync={self.sync!r} cannot be had: all ranks of a step have one bucket, which is 'step'; leave it out"
+                f"Buckets: sync={self.sync!r} is unknown: give 'step', one bucket for all ranks, or 'lane', one for each"
+            )
+        if self.sync == "lane" and self.global_batch_tokens is None:
+            raise ConfigError(
+                "Buckets: sync='lane' gives ranks batches of several buckets at a time, and all wait for the slowest: give "
+                "global_batch_tokens, the budget of a step, so that they cost alike (tokens=lambda bucket: 1 counts samples)"
             )
         if self.unknown not in ("raise", "drop"):
             raise ConfigError(f"Buckets: unknown={self.unknown!r} is unknown: give 'raise' or 'drop'")
@@ -105,11 +112,11 @@ class Buckets:
 
     @property
     def follows_ranks(self) -> bool:
-        """The sizes of batches depend on the number of ranks at the first start."""
+        """The sizes of batches, or the lanes of a step, depend on the number of ranks at the first start."""
         return self.global_batch_tokens is not None and self.rank_multiple is None
 
     def sizes_of(self, buckets: Sequence[BucketValue], num_ranks: int) -> tuple[int, ...]:
-        """Return the samples of a global batch of each bucket.
+        """Return the samples of a global batch of each bucket; those of all lanes of a step, if each had this bucket.
 
         Args:
             buckets: What names them.

@@ -5,7 +5,8 @@ composed: weights and filters stand around a shuffle. `permute` shuffles numbers
 which process takes which positions. `whole_weights`, `even`, `schedules` and `mixture` say which stream of a mixture a turn
 belongs to, with exact proportions; `mixed` is the order of their rows, and `step_partition` deals out steps whose streams have
 batches of their own, of which `stepped` is the order. `bucketed` is the order of global batches of one bucket each; its epochs
-differ in length. `packs` has the orders of packs of rows: a position draws several rows. numpy only,
+differ in length. `bucket_lanes` takes several such batches in a step, one for each rank. `packs` has the orders of packs of
+rows: a position draws several rows. numpy only,
 O(1) memory (`blocks`: three numbers a block; `bucketed`: three a bucket, and a mapped table; `packed`: some a length).
 
 Words: a *position* counts samples of an epoch over the whole job, a *step* takes G = batch size x world size positions, a
@@ -17,6 +18,7 @@ exactly once an epoch, but for repeats in the last step on several ranks. O5 as 
 """
 
 from sqlstream.order.blocks import BlockLayout, BlockOrder, Blocks, shuffle_blocks
+from sqlstream.order.bucket_lanes import BucketLanes
 from sqlstream.order.bucket_rates import WeightsSince
 from sqlstream.order.bucketed import Bucketed, BucketRows
 from sqlstream.order.filtered import Filtered
@@ -54,6 +56,7 @@ __all__ = [
     "BlockLayout",
     "BlockOrder",
     "Blocks",
+    "BucketLanes",
     "BucketRows",
     "Bucketed",
     "Change",

@@ -93,7 +93,7 @@ class BucketSteps:
 
     def epoch(self, epoch: int) -> BucketEpoch:
         """Return the batches of an epoch, by the weights of now."""
-        version = 0 if self.weights is None else self.weights.version
+        version = self._version
         batches = self._epochs.get((epoch, version))
         if batches is None:
             era = [era for era in self._eras_of(version) if era.first_epoch <= epoch][-1]
@@ -136,34 +136,54 @@ class BucketSteps:
         step, place = np.divmod(draws, self.step_size)  # [n], [n]
         if not len(step):
             return StreamPlaces(step, place)
-        era = self._eras_of(0 if self.weights is None else self.weights.version)[0]
+        era = self._eras_of(self._version)[0]
         bounds, last = [self._steps_before(era, first := self._epoch_of_step(era, int(step.min())))], int(step.max())
         while bounds[-1] <= last:
             bounds.append(self._steps_before(era, first + len(bounds)))
         within = np.searchsorted(np.array(bounds), step, side="right") - 1  # [n]
         return StreamPlaces(first + within, (step - np.array(bounds)[within]) * self.step_size + place)
 
-    def has_batch_in_each_epoch(self, names: Sequence[object]) -> bool:
-        """Return whether each epoch has a batch; after the least common multiple of the batch sizes they repeat.
+    def check_none_is_dropped(self, names: Sequence[object]) -> None:
+        """Raise ConfigError if rows of some buckets would never come.
 
         Args:
             names: What names each bucket.
-
-        Raises:
-            ConfigError: Rows of some buckets would never come.
         """
-        era = self._eras_of(0 if self.weights is None else self.weights.version)[0]
         if self.leftovers == "drop":
+            era = self._eras_of(self._version)[0]
             lost = np.flatnonzero((era.rates < self.batches << era.shift) & (era.rates > 0)).tolist()
             _check_none_is_dropped([repr(names[bucket]) for bucket in lost], len(self.batches))
-        if self.leftovers != "carry" or (era.rates >= self.batches << era.shift).any():
+
+    def has_step_in_each_epoch(self, num_lanes: int = 1) -> bool:
+        """Return whether each epoch has a step; after the least common multiple of the batch sizes they repeat.
+
+        Args:
+            num_lanes: Batches that a step takes.
+        """
+        era = self._eras_of(self._version)[0]
+        if self.leftovers == "repeat":
             return bool(era.rates.any())
-        num_epochs = min(math.lcm(*self.batches.tolist()) << era.shift, _LOOKED_AT)
+        if int((era.rates // (self.batches << era.shift)).sum()) >= num_lanes:
+            return True
+        if self.leftovers == "drop":
+            return False
+        num_epochs = min((math.lcm(*self.batches.tolist()) << era.shift) * num_lanes, _LOOKED_AT)
         epochs = np.arange(num_epochs + 1)  # [E + 1]
         before = np.zeros(num_epochs + 1, dtype=np.int64)  # [E + 1]
         for rate, phase, batch in zip(era.rates.tolist(), self._phases.tolist(), self.batches.tolist(), strict=True):
             before += (epochs * rate + (phase << era.shift)) // (batch << era.shift)
-        return bool((np.diff(before) > 0).all())
+        return bool((np.diff(before // num_lanes) > 0).all())
+
+    def batches_before(self, epoch: int) -> int:
+        """Return the batches of all epochs of the run before one, whatever weights held."""
+        eras = [era for era in self._eras_of(self._version) if era.first_epoch <= epoch]
+        stops = [*(era.first_epoch for era in eras[1:]), epoch]
+        return sum(self._steps_before(era, stop) for era, stop in zip(eras, stops, strict=True))
+
+    @property
+    def _version(self) -> int:
+        """Version of the weights of now."""
+        return 0 if self.weights is None else self.weights.version
 
     def _steps_before(self, era: Era, epoch: int) -> int:
         """Return the steps of all epochs before one."""

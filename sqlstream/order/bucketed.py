@@ -148,7 +148,8 @@ class Bucketed:
         further += "" if self.epoch_size is None else f", epochs of {self.epoch_size}"
         text = f"{int(sizes.sum())} rows in buckets {self.rows.digest}, {self.text_of_sizes}{further}, seed {self.seed}"
         object.__setattr__(self, "_text", text)
-        if not self._steps.has_batch_in_each_epoch(self.rows.values):
+        self._steps.check_none_is_dropped(self.rows.values)
+        if not self._steps.has_step_in_each_epoch():
             largest = int(sizes.max(initial=0))
             raise ConfigError(
                 f"global_batch_size={min(given, default=0)} leaves epochs without a batch: the {len(sizes)} buckets have "
@@ -172,6 +173,28 @@ class Bucketed:
         """Return the positions of an epoch: whole steps, some more or fewer than in others."""
         return self._steps.epoch(epoch).num_steps * self.step_size
 
+    def num_batches(self, epoch: int) -> int:
+        """Return the batches of an epoch."""
+        return self._steps.epoch(epoch).num_steps
+
+    def batches_before(self, epoch: int) -> int:
+        """Return the batches of all epochs of the run before one."""
+        return self._steps.batches_before(epoch)
+
+    def has_step_in_each_epoch(self, num_lanes: int) -> bool:
+        """Return whether each epoch has a step of so many batches."""
+        return self._steps.has_step_in_each_epoch(num_lanes)
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of the weights."""
+        return 0 if self.weights is None else self.weights.version
+
+    @property
+    def num_lanes(self) -> None:
+        """None: all ranks of a step take of one batch."""
+        return
+
     def num_samples(self, epoch: int) -> int:
         """Return the samples of an epoch."""
         stops = self._steps.epoch(epoch).stops  # [B]
@@ -181,9 +204,9 @@ class Bucketed:
         """Return what names a bucket."""
         return repr(self.rows.values[bucket])
 
-    def sizes_at(self, epoch: int, steps: Int64Array) -> Int64Array:
-        """Return the samples of steps of an epoch: [n]."""
-        found = self._steps.at(epoch, steps * self.step_size)
+    def sizes_at(self, epoch: int, batches: Int64Array) -> Int64Array:
+        """Return the samples of batches of an epoch, one a step: [n]."""
+        found = self._steps.at(epoch, batches * self.step_size)
         sizes: Int64Array = self._batches[found.bucket][found.which]  # [n]
         return sizes
 
@@ -192,6 +215,10 @@ class Bucketed:
         found = self._steps.at(epoch, steps * self.step_size)
         buckets: Int64Array = found.bucket[found.which]  # [n]
         return buckets
+
+    def weight_at(self, epoch: int, position: int) -> float:  # noqa: ARG002 - the same for all
+        """Return 1: a step is one batch."""
+        return 1.0
 
     def rows_at(self, epoch: int, positions: Int64Array) -> Draws:
         """Return the rows at `positions`.

@@ -43,12 +43,14 @@ class Tail(StrEnum):
 
 
 class UnevenSteps(NamedTuple):
-    """How many samples the steps of an epoch have, where that is not the same for all."""
+    """How many samples the batches of an epoch have, where that is not the same for all."""
 
     sizes_at: Callable[[int, Int64Array], Int64Array]
-    """From an epoch and its steps, [n], to their samples, [n]."""
+    """From an epoch and its batches, [n], to their samples, [n]."""
     epoch: int
     """The epoch."""
+    has_lanes: bool = False
+    """A step has a batch for each rank, at places of its own; else all ranks take as much of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +142,8 @@ class Partition:
         steps, within = np.divmod(self.numbers(start, stop), batch_size)
         if self.uneven is not None:
             widths = self._widths(steps)  # [n]
-            return np.where(within < widths, steps * self.step_size + self._places(within, widths), -1)
+            places = self._places(within, batch_size if self.uneven.has_lanes else widths)  # [n]
+            return np.where(within < widths, steps * self.step_size + places, -1)
         if stop <= self._num_whole * batch_size:
             return steps * self.step_size + self._places(within, batch_size)
         whole = int(np.searchsorted(steps, self.num_whole_steps))
@@ -215,7 +218,10 @@ class Partition:
     def _widths(self, steps: Int64Array) -> Int64Array:
         """Return this rank's samples of uneven steps: [n]."""
         assert self.uneven is not None, "the caller has asked"
-        return self.uneven.sizes_at(self.uneven.epoch, steps) // self.world.world_size
+        num_ranks = self.world.world_size
+        if self.uneven.has_lanes:
+            return self.uneven.sizes_at(self.uneven.epoch, steps * num_ranks + self.world.rank)
+        return self.uneven.sizes_at(self.uneven.epoch, steps) // num_ranks
 
     def _places(self, within: Int64Array, width: int | Int64Array) -> Int64Array:
         """Return the places within a step of this rank's samples, each rank having `width` of them."""

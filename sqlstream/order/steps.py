@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sqlstream.config import check_at_least
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, StateError
 from sqlstream.order.order import Order
 from sqlstream.order.partition import Partition, Tail, UnevenSteps
 from sqlstream.order.permute import Int64Array
@@ -26,17 +26,24 @@ class OwnBatches(Protocol):
         """Positions of a step: samples of the largest batch."""
 
     @property
+    def num_lanes(self) -> int | None:
+        """Batches of a step, of which a rank takes whole ones; None: a step is one batch, and each rank takes a share of it."""
+
+    @property
     def is_even(self) -> bool:
         """All batches have one size."""
 
     def name_of(self, bucket: int) -> str:
         """Return what names a bucket."""
 
-    def sizes_at(self, epoch: int, steps: Int64Array) -> Int64Array:
-        """Return the samples of steps of an epoch: [n]."""
+    def sizes_at(self, epoch: int, batches: Int64Array) -> Int64Array:
+        """Return the samples of batches of an epoch, counted from its start: [n]."""
 
     def num_samples(self, epoch: int) -> int:
         """Return the samples of an epoch."""
+
+    def weight_at(self, epoch: int, position: int) -> float:
+        """Return what the mean of a position's batch weighs in the mean of its step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +69,7 @@ class Steps:
 
     @property
     def global_batch_size(self) -> int | None:
-        """Samples of the largest global batch of an order that is made of such batches; None: it is not."""
+        """Positions of a step of an order that is made of batches: samples of the largest one; None: it is not."""
         return None if self.batches is None else self.batches.step_size
 
     def num_samples(self, epoch: int) -> int:
@@ -79,21 +86,32 @@ class Steps:
             return 1
         if self.batches is None:
             return self.batch_size
-        whole, num_ranks = self.batches.step_size, world.world_size
-        self._check_ranks(self.batches, num_ranks)
-        own = whole // num_ranks
+        whole, num_ranks, what = self.batches.step_size, world.world_size, "global batches"
+        if self.batches.num_lanes is None:
+            self._check_ranks(self.batches, num_ranks)
+            own = whole // num_ranks
+        else:
+            _check_lanes(self.batches.num_lanes, num_ranks)
+            own, what = whole // self.batches.num_lanes, "lanes"
         if self.batch_size in (None, own):
             return own
-        if not self.batches.is_even:
+        if not self.batches.is_even or self.batches.num_lanes is not None:
             raise ConfigError(
-                f"batch_size={self.batch_size} contradicts batches=, whose global batches have "
-                f"{min(self.batches.batch_sizes)} to {whole} samples by bucket: leave it out"
+                f"batch_size={self.batch_size} contradicts batches=, whose {what} have "
+                f"{min(self.batches.batch_sizes)} to {max(self.batches.batch_sizes)} samples by bucket: leave it out"
             )
         assert self.batch_size is not None, "checked above"
         raise ConfigError(
             f"batch_size={self.batch_size} on {num_ranks} ranks contradicts global_batch_size={whole} of batches=: give "
             f"batch_size={own}, leave it out, or begin a new run with global_batch_size={self.batch_size * num_ranks}"
         )
+
+    def least_batch_on(self, world: World) -> int:
+        """Return the samples of a rank's smallest batch: of such a process plans most steps ahead."""
+        if self.batches is None:
+            return self.batch_size or 1
+        least = min(self.batches.batch_sizes)
+        return least if self.batches.num_lanes is not None else max(1, least // world.world_size)
 
     def _check_ranks(self, batches: OwnBatches, num_ranks: int) -> None:
         """Raise ConfigError if the ranks do not divide a batch."""
@@ -131,13 +149,47 @@ class Steps:
             StateError: `consumed` is in the middle of a step.
             ConfigError: The order has batches that these ranks do not give.
         """
+        num_positions, batch_size = self.order.num_positions(epoch), self.batch_size_on(world)
+        uneven = None
+        if self.batches is not None and batch_size is not None:
+            if self.batches.num_lanes is not None and consumed < num_positions:
+                _check_round(self.batches.num_lanes, consumed // batch_size, world.world_size)
+            if not self.batches.is_even:
+                uneven = UnevenSteps(self.batches.sizes_at, epoch, has_lanes=self.batches.num_lanes is not None)
         return Partition(
-            num_positions=self.order.num_positions(epoch),
-            batch_size=self.batch_size_on(world),
+            num_positions=num_positions,
+            batch_size=batch_size,
             tail=self.tail,
             num_canonical_nodes=self.num_canonical_nodes,
             world=world,
             consumed=consumed,
             first_worker=first_worker,
-            uneven=None if self.batches is None or self.batches.is_even else UnevenSteps(self.batches.sizes_at, epoch),
+            uneven=uneven,
+        )
+
+
+def _check_lanes(num_lanes: int, num_ranks: int) -> None:
+    """Raise ConfigError if the ranks do not divide the lanes of a step."""
+    if num_lanes % num_ranks:
+        ranks = max(ranks for ranks in range(1, num_ranks) if num_lanes % ranks == 0)
+        raise ConfigError(
+            f"a step of batches= with sync='lane' has {num_lanes} lanes, which {num_ranks} ranks do not divide: use {ranks} "
+            f"ranks, or begin a new run with rank_multiple={num_ranks}"
+        )
+
+
+def _check_round(num_lanes: int, num_taken: int, num_ranks: int) -> None:
+    """Raise StateError if lanes that were taken end within what these ranks take together.
+
+    Args:
+        num_lanes: Lanes of a step.
+        num_taken: Lanes of the epoch that were taken.
+        num_ranks: The ranks, each of which takes one.
+    """
+    within = num_taken % num_lanes
+    if within % num_ranks:
+        fitting = [ranks for ranks in range(1, num_lanes) if num_lanes % ranks == 0 and within % ranks == 0]
+        raise StateError(
+            f"cannot go on on {num_ranks} ranks within a step, after {within} of its {num_lanes} lanes: use "
+            f"{' or '.join(map(str, fitting))} ranks, a state of a step's end, or strict=False, which repeats these lanes"
         )

@@ -27,6 +27,7 @@ from sqlstream.index.weights import open_weights
 from sqlstream.order import (
     BlockLayout,
     Bucketed,
+    BucketLanes,
     Filtered,
     Order,
     Packed,
@@ -146,16 +147,7 @@ def _with_sizes(
     multiple = None
     if batches.follows_ranks:
         multiple = rank_multiple or options.layout.effective.world_size
-    sizes = batches.sizes_of(buckets.values, multiple or 1)
-    order = Bucketed(
-        rows=buckets,
-        batch_size=sizes,
-        seed=seed,
-        num_parts=options.num_canonical_nodes,
-        leftovers=batches.leftovers,
-        epoch_size=options.epoch_size,
-        weights=BucketWeighting(weighting, buckets.sizes),
-    )
+    order = _bucketed(options, batches, seed, buckets, weighting, multiple or batches.rank_multiple or 1)
     if rank_multiple is None:
         _tell_of_small(batches, buckets, order)
     steps = Steps(
@@ -180,7 +172,38 @@ def _with_sizes(
     return schedule
 
 
-def _tell_of_small(batches: Buckets, buckets: BucketTable, order: Bucketed) -> None:
+def _bucketed(
+    options: OrderOptions, batches: Buckets, seed: int | None, buckets: BucketTable, weighting: Weighting, multiple: int
+) -> Bucketed | BucketLanes:
+    """Return batches of one bucket each, one a step or one for each lane of it.
+
+    Args:
+        options: What the user asked for.
+        batches: Which batches.
+        seed: What the ranks have agreed on.
+        buckets: The rows of each bucket.
+        weighting: The weights of the run.
+        multiple: What the sizes of batches by a budget are multiples of, and the lanes of a step.
+    """
+    has_lanes, sizes = batches.sync == "lane", batches.sizes_of(buckets.values, multiple)
+    if has_lanes and options.num_canonical_nodes > 1:
+        raise ConfigError(
+            f"num_canonical_nodes={options.num_canonical_nodes} cannot be had with sync='lane': one rank takes a lane, which "
+            "has rows of all parts of its bucket; leave one of them out"
+        )
+    order = Bucketed(
+        rows=buckets,
+        batch_size=tuple(size // multiple for size in sizes) if has_lanes else sizes,
+        seed=seed,
+        num_parts=options.num_canonical_nodes,
+        leftovers=batches.leftovers,
+        epoch_size=options.epoch_size,
+        weights=BucketWeighting(weighting, buckets.sizes),
+    )
+    return BucketLanes(batches=order, num_lanes=multiple) if has_lanes else order
+
+
+def _tell_of_small(batches: Buckets, buckets: BucketTable, order: Bucketed | BucketLanes) -> None:
     """Log buckets that do not fill a batch in each epoch."""
     sizes = zip(buckets.values, buckets.sizes, order.batch_sizes, strict=True)
     small = [value for value, size, batch in sizes if size < batch]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -12,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqlstream.errors import ConfigError
-from sqlstream.order import MAX_REPLACEMENTS, Bucketed, Draws, Int64Array, WeightsSince
-from tests.order.buckets import Table
+from sqlstream.order import MAX_REPLACEMENTS, Bucketed, Draws, WeightsSince
+from tests.order.buckets import FixedWeights, Sums, Table
 
 GOLDEN_SIZES = [20, 16, 20, 12, 20, 16]
 GOLDEN_ROWS = [4, 7, 1, 9, 6, 3, 5, 8, 12, 10, 13, 11, 15, 14, 15, 16]
@@ -150,32 +149,6 @@ def test_a_position_beyond_the_epoch_is_refused_although_another_epoch_has_it() 
     assert order.num_positions(4) > order.num_positions(3)
     with pytest.raises(IndexError):
         order.rows_at(3, np.array([order.num_positions(3)]))
-
-
-class Sums:
-    """Weights of the rows of a table, in memory."""
-
-    def __init__(self, weights: list[int]) -> None:
-        self._sums = np.cumsum([0, *weights])  # [n + 1]
-
-    def total(self, start: int, stop: int) -> int:
-        return int(self._sums[stop] - self._sums[start])
-
-    def places(self, start: int, points: Int64Array) -> Int64Array:
-        found: Int64Array = np.searchsorted(self._sums[1:], points + self._sums[start], side="right") - start  # [n]
-        return found
-
-
-@dataclass(frozen=True)
-class FixedWeights:
-    """Weights that change at known epochs."""
-
-    changes: tuple[WeightsSince, ...]
-    version: int = 1
-    fingerprint: str = "fixed"
-
-    def since(self) -> tuple[WeightsSince, ...]:
-        return self.changes
 
 
 def counted(order: Bucketed, epochs: range) -> Counter[int]:

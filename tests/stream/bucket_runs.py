@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ NUM_ROWS, GLOBAL_BATCH = 43, 8
 BUCKETS = Buckets("length", Lengths((10, 20, 30)), global_batch_size=GLOBAL_BATCH)
 BUDGET = Buckets("length", Lengths((10, 20, 30)), global_batch_tokens=160, rank_multiple=4)
 """Batches of 16, 8 and 4 samples."""
+NUM_LANES = 4
+LANES = replace(BUDGET, sync="lane", rank_multiple=NUM_LANES)
+"""4 lanes a step, of 4, 2 or 1 samples."""
 
 
 def drawn(sample: dict[str, Any]) -> dict[str, Any]:
@@ -45,6 +49,7 @@ class Run:
         worlds = [World(rank=r, world_size=num_ranks, local_rank=r, local_world_size=num_ranks) for r in range(num_ranks)]
         given: dict[str, Any] = {"shuffle_seed": 5, "show_progress": False, "batches": BUCKETS, "transforms": [drawn]}
         given |= {"prefetch": 4} | options
+        self._num_rounds = NUM_LANES // num_ranks if given["batches"] == LANES else 1
         self.datasets = [StreamingDataset(table, table.parent / "cache", world=world, **given) for world in worlds]
         context = "fork" if num_workers else None
         self.loaders = [
@@ -55,7 +60,11 @@ class Run:
 
     def step(self) -> frozenset[tuple[Any, ...]]:
         """The samples of the next global batch, over the ends of epochs."""
-        return frozenset(sample for rank in range(len(self.loaders)) for sample in self._next(rank))
+        return frozenset(sample for batch in self.lanes() for sample in batch)
+
+    def lanes(self) -> list[list[Any]]:
+        """The batches of all ranks in the next step; with lanes a rank has several where there are fewer ranks."""
+        return [self._next(rank) for _ in range(self._num_rounds) for rank in range(len(self.loaders))]
 
     def _next(self, rank: int) -> list[Any]:
         batch = next(self._running[rank], None)

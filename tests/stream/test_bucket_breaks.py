@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from sqlstream import StreamingDataLoader, StreamingDataset
-from sqlstream.order import Bucketed
+from sqlstream.order import Bucketed, BucketLanes
 from tests.processes import ROOT, children, is_alive, wait_until
-from tests.stream.bucket_runs import BUCKETS, BUDGET, drawn, seen, some_runs, write_lengths
+from tests.stream.bucket_runs import BUCKETS, BUDGET, LANES, drawn, seen, some_runs, write_lengths
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
@@ -32,6 +32,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "budget": {"batches": BUDGET},
     "weights": {"batches": BUDGET, "weights": "row + 1", "epoch_size": 60},
     "repeats": {"batches": replace(BUDGET, leftovers="repeat")},
+    "lanes": {"batches": LANES},
+    "lanes that weigh": {"batches": LANES, "weights": "row + 1", "epoch_size": 60},
     "nodes": {"batches": BUDGET, "num_canonical_nodes": 2},
 }
 Step = frozenset[tuple[Any, ...]]
@@ -51,12 +53,15 @@ def runs(table: Path) -> Iterator[Any]:
 def planned(dataset: StreamingDataset, num_steps: int) -> list[set[tuple[int, int]]]:
     """Round and row of each sample of the first steps, by the order alone."""
     order = dataset.schedule.steps.order
-    assert isinstance(order, Bucketed)
-    steps: list[set[tuple[int, int]]] = []
+    assert isinstance(order, Bucketed | BucketLanes)
+    num_batches = order.num_lanes or 1
+    size, steps = order.step_size // num_batches, list[set[tuple[int, int]]]()
     for epoch in range(num_steps):
         for step in range(order.num_positions(epoch) // order.step_size):
-            width = int(order.sizes_at(epoch, np.array([step]))[0])
-            draws = order.rows_at(epoch, step * order.step_size + np.arange(width))
+            batches = step * num_batches + np.arange(num_batches)  # [batches]
+            widths = order.sizes_at(epoch, batches)  # [batches]
+            places = [batch * size + np.arange(width) for batch, width in zip(batches, widths, strict=True)]
+            draws = order.rows_at(epoch, np.concatenate(places))
             steps.append(set(zip(draws.epoch.tolist(), draws.row.tolist(), strict=True)))
         if len(steps) >= num_steps:
             break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sqlstream.errors import ConfigError
-from sqlstream.order import Order, OrderOfBatches
+from sqlstream.order import BucketLanes, Order, OrderOfBatches
 
 
 def check_batched(name: str, order: Order, global_batch: int | None, cure: str) -> None:
@@ -18,6 +18,11 @@ def check_batched(name: str, order: Order, global_batch: int | None, cure: str) 
     Raises:
         ConfigError: They are others.
     """
+    if isinstance(order, BucketLanes):
+        raise ConfigError(
+            f"stream {name!r} has batches= with sync='lane', and a step of a mixture gives all ranks one stream and bucket: "
+            "give its Buckets sync='step' and global_batch_size="
+        )
     if not isinstance(order, OrderOfBatches):
         return
     if not order.is_even:

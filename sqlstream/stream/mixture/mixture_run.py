@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
-from sqlstream.order import Mixed, Order, OrderOfBatches, Steps, TurnLayout
+from sqlstream.order import BucketLanes, Mixed, Order, OrderOfBatches, Steps, TurnLayout
 from sqlstream.stream.mixture.batched_streams import check_batched
 from sqlstream.stream.mixture.mixing import Mixing, MixtureRule, StreamChange
 from sqlstream.stream.mixture.mixture_plan import MixtureUnit, PlannedMixture, Stop, StreamShare, whole_of
@@ -134,7 +134,7 @@ class MixtureRun:
         """Raise ConfigError if streams have batches that this mixture does not give."""
         for name, stream in self.streams.items():
             order = stream.schedule.steps.order
-            if not isinstance(order, OrderOfBatches):
+            if not isinstance(order, OrderOfBatches | BucketLanes):
                 continue
             if self.unit is not MixtureUnit.BATCH or self.schedule.identity.num_canonical_nodes > 1:
                 raise ConfigError(

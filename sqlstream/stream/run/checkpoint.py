@@ -62,6 +62,9 @@ def load_state(schedule: Schedule, saved: Mapping[str, object], *, strict: bool)
         state.check(save_state(schedule, 0, by_content=state.content is not None))
         if state.fingerprint is not None:
             row_weights(schedule).restore(state.weights)
+        batches = schedule.steps.batches
+        if batches is not None and batches.num_lanes is not None:  # a step may be cut at a lane, where not all ranks can begin
+            schedule.steps.partition(state.epoch, schedule.world, state.sample_in_epoch)
         go_on(schedule, state)
         return
     go_on_roughly(schedule, state)

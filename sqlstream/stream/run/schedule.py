@@ -103,6 +103,8 @@ class Schedule:
         if self.steps.batch_size is None and self.steps.global_batch_size is None:
             return None  # the ranks need not be known yet
         batch_size = self.steps.batch_size_on(self.world)
+        if self.steps.global_batch_size is not None:
+            return self.steps.global_batch_size  # with lanes a rank may take several of its batches one after the other
         return None if batch_size is None else batch_size * self.world.world_size
 
     @property
@@ -474,9 +476,7 @@ def first_free(schedule: Schedule, prefetch: int) -> JobPosition:
             "the weights cannot change within an epoch whose rows give no sample, or several: it is not known which positions "
             "are planned; leave at_step out"
         )
-    options, batch_size, own = schedule.batches, schedule.steps.batch_size or 1, schedule.steps.batches
-    if own is not None:  # a process plans more steps of smaller batches
-        batch_size = max(1, min(own.batch_sizes) // schedule.world.world_size)
+    options, batch_size = schedule.batches, schedule.steps.least_batch_on(schedule.world)
     planned = 1 + -(-(prefetch + PLANNED_TOGETHER) // batch_size)
     if options is None or options.num_workers == 0:
         return schedule.place_after(planned)
