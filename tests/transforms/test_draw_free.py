@@ -188,7 +188,7 @@ class PassesItself(Reads):
 
 class ChoosesItself(Draws):
     def __call__(self, sample: Sample) -> Any:
-        return (self if sample else sample).size()
+        return (self if sample else sample).size()  # type: ignore[union-attr]  # a test
 
 
 class OverwritesItself(Reads):
@@ -261,7 +261,7 @@ def closed_over(call: Callable[[], float]) -> Callable[[Sample], Any]:
         *(may_draw, imports, makes_class, yields, asks_by_name, evaluates, of_dict, of_default, closed_over(random.random)),
         *(Asks(), Holds(random.random), Holds([]), Holds(random), Draws(), InheritsDraws(), AtItsThousandth(), OfClass()),
         *(PassesItself(), ChoosesItself(), OverwritesItself(), HidesSuper(), InComprehension(), torch.nn.Dropout(), draw),
-        *(functools.partial(with_default, size=draw), functools.partial(may_draw), Draws().size),
+        *(functools.partial(with_default, size=draw), functools.partial(may_draw), Draws().size),  # type: ignore[arg-type]  # a test
         *(
             lambda sample: [draw()],
             lambda sample: np.random.rand(),
@@ -367,7 +367,7 @@ def drawing_operators() -> set[str]:
 
 def test_no_listed_name_is_one_of_what_draws() -> None:
     drawing = {name for name in dir(np.random.RandomState) if not name.startswith("_")}
-    drawing |= {name for name in vars(random) if getattr(vars(random)[name], "__self__", None) is random._inst}  # type: ignore[attr-defined]
+    drawing |= {name for name in vars(random) if getattr(vars(random)[name], "__self__", None) is random._inst}
     operators = drawing_operators()
     assert {"uniform_", "rand", "dropout", "bernoulli", "normal"} <= operators
     assert module._NAMES & (drawing | operators) == {"bytes"}  # of a RandomState, at which no listed name gets
