@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -91,3 +92,83 @@ def test_a_schema_decides_what_fits(tmp_path: Path) -> None:
         ParquetWriter(tmp_path / "x", media={"a": "Picture"})
     with pytest.raises(ConfigError, match="row_group_bytes=0"):
         ParquetWriter(tmp_path / "x", row_group_bytes=0)
+
+
+NAIVE, AWARE = dt.datetime(2020, 1, 1, 5), dt.datetime(2020, 1, 1, 5, tzinfo=dt.UTC)
+DAY, HALF = dt.date(2020, 1, 1), dt.timedelta(microseconds=1)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (1, 2.5),
+        ([1], [2.5]),
+        (NAIVE, AWARE),
+        (AWARE, NAIVE),
+        (NAIVE, 5),
+        ([DAY], [NAIVE]),
+        ({"a": 1}, {"a": 1, "b": 2}),
+        ([{"a": {"b": 1}}], [{"a": {"c": 2}}]),
+        ("a", b"b"),
+        (b"b", "a"),
+        (np.datetime64("2020-01-01", "us"), np.datetime64("2020-01-01T00:00:00.123456789")),
+    ],
+)
+def test_a_later_row_group_is_never_cut_to_the_types_of_the_first(first: object, then: object, tmp_path: Path) -> None:
+    writer = ParquetWriter(tmp_path, row_group_bytes=1)
+    writer.write({"x": first})
+    writer.write({"x": then})
+    with pytest.raises(EncodeError, match="give"):
+        writer.finish()
+    assert not list(tmp_path.glob("*.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.date32(), NAIVE),
+        (pa.timestamp("s"), NAIVE + HALF),
+        (pa.timestamp("us", "UTC"), NAIVE),
+        (pa.duration("s"), HALF),
+        (pa.time32("s"), dt.time(1, 1, 1, 5)),
+        (pa.struct([("a", pa.int64())]), {"a": 1, "b": 2}),
+        (pa.int8(), 0.5),
+        (pa.uint64(), 0.5),
+        (pa.float64(), 2**53 + 1),
+        (pa.string(), b"a"),
+        (pa.string(), "\ud800"),
+        (pa.int64(), 2**64),
+    ],
+)
+def test_a_value_that_a_schema_would_cut_is_refused(kind: pa.DataType, value: object, tmp_path: Path) -> None:
+    with pytest.raises(EncodeError), ParquetWriter(tmp_path, schema=pa.schema([("x", kind)])) as writer:
+        writer.write({"x": value})
+
+
+def test_values_that_a_schema_holds_are_written_as_they_are(tmp_path: Path) -> None:
+    fields = {"n": pa.uint64(), "at": pa.timestamp("s", "UTC"), "some": pa.struct([("a", pa.date32()), ("b", pa.int8())])}
+    row = {"n": 2**64 - 1, "at": AWARE, "some": {"a": DAY, "b": None}, "pairs": [("a", 1)], "far": np.datetime64(1, "ns")}
+    schema = pa.schema([*fields.items(), ("pairs", pa.map_(pa.string(), pa.int64())), ("far", pa.timestamp("ns"))])
+    with ParquetWriter(tmp_path, schema=schema) as writer:
+        writer.write(row)
+        writer.write({"n": None})
+    found = pq.read_table(tmp_path)
+    assert found["far"].cast(pa.int64()).to_pylist() == [1, None]
+    assert found.drop_columns(["far"]).to_pylist()[0] == {name: value for name, value in row.items() if name != "far"}
+    with pytest.raises(EncodeError, match="no column"), ParquetWriter(tmp_path / "none") as writer:
+        writer.write({})
+    with pytest.raises(EncodeError, match="no child field"), ParquetWriter(tmp_path / "empty") as writer:
+        writer.write({"x": {}})
+    strict = pa.schema([pa.field("x", pa.int64(), nullable=False)])
+    with pytest.raises(EncodeError, match="not nullable"), ParquetWriter(tmp_path / "strict", schema=strict) as writer:
+        writer.write({"x": None})
+
+
+def test_what_is_filled_again_for_each_sample_is_written_as_it_was(tmp_path: Path) -> None:
+    row: dict[str, Any] = {"words": [0], "some": {"n": 0}, "array": np.zeros(1)}
+    with ParquetWriter(tmp_path) as writer:
+        for number in range(3):
+            row["words"][0] = row["some"]["n"] = row["array"][0] = number  # []
+            writer.write(row)
+    rows = pq.read_table(tmp_path).to_pylist()
+    assert rows == [{"words": [n], "some": {"n": n}, "array": [float(n)]} for n in range(3)]

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from sqlstream.config import parse_bytes
 from sqlstream.errors import ConfigError, EncodeError
+from sqlstream.python_values import mixed_kinds, owned
 from sqlstream.write.base.journal import StoredShard
 from sqlstream.write.base.options import Out, WriteOptions
 from sqlstream.write.base.output import FinishedShard
@@ -73,15 +74,19 @@ class ParquetFormat:
         if self.schema is not None and sample.keys() - set(self.schema.names):
             more = sorted(sample.keys() - set(self.schema.names))
             raise EncodeError(f"the sample has {more[0]!r}, which is no column: the columns are {', '.join(self.schema.names)}")
+        if not sample:
+            raise EncodeError("the sample has no column: a row of nothing would be lost")
         row = {name: self._value(name, value) for name, value in sample.items()}
         return row, sum(map(_size, row.values()))
 
     def _value(self, name: str, value: Any) -> Any:
         if name in self._media:
             return _file(name, self._media[name], value)
-        if isinstance(value, np.ndarray | np.generic):
+        if (
+            isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "Mm"
+        ):  # of those, tolist gives counts of a unit
             return value.tolist()
-        return bytes(value) if isinstance(value, bytearray | memoryview) else value
+        return owned(value)  # rows wait for their row group, and the caller may fill a list or a dict again
 
     def table(self, rows: Sequence[dict[str, Any]]) -> pa.Table:
         """Return rows as a table.
@@ -89,16 +94,32 @@ class ParquetFormat:
         Raises:
             EncodeError: A value does not fit its column.
         """
+        columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+        for name, values in columns.items():
+            if wrong := mixed_kinds([values]):
+                raise EncodeError(f"column {name!r} {wrong}")
         try:
             if self.schema is None:
-                names = dict.fromkeys(name for row in rows for name in row)
-                found = pa.table({name: [row.get(name) for row in rows] for name in names}).schema
-                self.schema = self._with_media(found)
+                self.schema = self._with_media(pa.table(columns).schema)
                 if empty := [field.name for field in self.schema if pa.types.is_null(field.type)]:
                     raise EncodeError(f"column {empty[0]!r} has no value in the first {len(rows)} rows: give a schema")
-            return pa.Table.from_pylist(list(rows), schema=self.schema)
-        except pa.ArrowException as error:
+            arrays = [self._array(field, columns.get(field.name) or [None] * len(rows)) for field in self.schema]
+            return pa.Table.from_arrays(arrays, schema=self.schema)
+        except (pa.ArrowException, UnicodeError, OverflowError) as error:
             raise EncodeError(f"rows do not fit the schema that the first ones have: {error}: give a schema") from error
+
+    def _array(self, field: pa.Field[Any], values: Sequence[Any]) -> Any:
+        array = pa.array(values, field.type)
+        if array.null_count and not field.nullable:
+            raise EncodeError(f"column {field.name!r} has no value in a row, and its field is not nullable")
+        types = set(map(type, values))
+        if (_is_bytes(field.type) and str in types) or (pa.types.is_string(field.type) and bytes in types):
+            raise EncodeError(f"column {field.name!r} is of {field.type}, and has text and bytes: give it one type")
+        if field.type == pa.uint64() and float in types:  # Arrow infers no type for the largest of them
+            pa.array([value for value in values if type(value) is float]).cast(field.type)
+        if field.name not in self._media and _may_be_cut(field.type) and (wrong := _difference(pa.array(values), field.type)):
+            raise EncodeError(f"column {field.name!r}: {wrong}, in the schema that the first rows have: give a schema")
+        return array
 
     def _with_media(self, schema: pa.Schema) -> pa.Schema:
         for name in self._media:
@@ -153,7 +174,10 @@ class ParquetDraft:
     def _flush(self) -> None:
         table = self._parquet.table(self._rows)
         if self._writer is None:
-            self._writer = _open(self._path, table.schema)
+            try:
+                self._writer = _open(self._path, table.schema)
+            except pa.ArrowNotImplementedError as error:  # a dict without fields, for instance
+                raise EncodeError(f"no Parquet file holds the schema of the first rows ({error}): give a schema") from error
         self._writer.write_table(table, row_group_size=len(self._rows))
         self._rows, self._held_bytes = [], 0
 
@@ -196,6 +220,44 @@ def _leaves(path: str, kind: Any) -> list[tuple[str, Any]]:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _leaves(f"{path}.list.element", kind.value_type)
     return [(path, kind)]
+
+
+def _may_be_cut(kind: Any) -> bool:
+    """Return whether Arrow makes values of a type out of others that say more: floats, moments, larger dicts."""
+    if pa.types.is_map(kind):
+        return False  # Arrow infers none, so there is nothing to compare with
+    is_one = pa.types.is_temporal(kind) or pa.types.is_struct(kind) or (pa.types.is_integer(kind) and kind != pa.uint64())
+    return is_one or any(_may_be_cut(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _difference(found: Any, kind: Any) -> str | None:
+    """Return in which way values of the type that Arrow finds are none of `kind`, though it takes them for such, or None.
+
+    Raises:
+        pyarrow.ArrowInvalid: Numbers or moments have more digits than `kind` holds.
+    """
+    if pa.types.is_struct(found.type) and pa.types.is_struct(kind):
+        fields = {field.name: field.type for field in kind}
+        if more := [field.name for field in found.type if field.name not in fields]:
+            return f"a dict has {more[0]!r}, which is no field"
+        pairs = [(found.field(field.name), fields[field.name]) for field in found.type]
+    elif hasattr(found, "flatten") and found.type.num_fields == kind.num_fields == 1:  # lists
+        pairs = [(found.flatten(), kind.field(0).type)]
+    else:
+        pairs = []
+        if pa.types.is_null(found.type):
+            return None
+        if pa.types.is_temporal(kind) and _temporal(found.type) != _temporal(kind):
+            return f"values of {found.type} are none of {kind}"
+        if pa.types.is_temporal(kind) or pa.types.is_integer(kind):
+            found.cast(kind)
+    return next((wrong for one, other in pairs if (wrong := _difference(one, other))), None)
+
+
+def _temporal(kind: Any) -> tuple[bool, ...]:
+    """Return which kind of moments or times a type has, and whether they have a zone."""
+    kinds = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_time, pa.types.is_duration)
+    return (*(is_one(kind) for is_one in kinds), getattr(kind, "tz", None) is not None)
 
 
 def _is_bytes(kind: Any) -> bool:

@@ -19,12 +19,12 @@ from sqlstream.errors import ConfigError, SchemaError, SourceError, SqlStreamErr
 from sqlstream.index.sources.base.base import BATCH_ROWS, plain_batch, plain_schema
 from sqlstream.index.sources.base.spool import Spool
 from sqlstream.index.sources.places.python_rows import (
-    owned_row,
     owned_table,
     refuse_conflicts,
     table_of_frame,
     table_of_rows,
 )
+from sqlstream.python_values import owned_row
 from sqlstream.storage.base.urls import redact_text
 
 _ROWS_A_PART = 8192

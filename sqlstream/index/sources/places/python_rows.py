@@ -1,62 +1,16 @@
-"""Rows that the user's code gives as dicts, as Arrow tables: each with its own values, of kinds that Arrow keeps apart.
-
-Arrow takes some values for one another without an error: a datetime without a zone for one in UTC, a datetime for its date,
-text for bytes, what a mask hides for a value. Such columns are refused here.
-"""
+"""Rows and tables that the user's code gives, as Arrow tables: each with its own values, of kinds that Arrow keeps apart."""
 
 from __future__ import annotations
 
-import copy
-import datetime as dt
-import decimal
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from sqlstream.errors import SchemaError
 from sqlstream.index.types.pandas_import import load_pandas
 from sqlstream.index.types.schema import normal_type
-
-_MOMENTS = (dt.datetime, dt.date, dt.time, dt.timedelta)
-_CONSTANT = frozenset((str, bytes, int, float, bool, complex, type(None), decimal.Decimal, uuid.UUID, *_MOMENTS))
-_LISTS = (list, tuple, set, frozenset)
-_TEMPORAL = (dt.date, dt.time)
-_BYTES = (bytes, bytearray, memoryview)
-
-
-def owned_row(row: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return a row that stays as it is when the user's generator fills the same dict, list or array again for the next one."""
-    if _CONSTANT.issuperset(map(type, row.values())):
-        return dict(row)
-    return {name: _owned(value) for name, value in row.items()}
-
-
-def _owned(value: Any) -> Any:
-    kind = type(value)
-    if kind in _CONSTANT or isinstance(value, np.generic):
-        owned = value
-    elif kind is dict:
-        owned = owned_row(value)
-    elif kind in (list, tuple):
-        owned = value[:] if _CONSTANT.issuperset(map(type, value)) else kind(map(_owned, value))
-    elif isinstance(value, np.ndarray) and value.dtype != object:
-        owned = value.copy()
-    elif isinstance(value, bytearray | memoryview):
-        owned = bytes(value)
-    else:
-        owned = _copied(value)
-    return owned
-
-
-def _copied(value: Any) -> Any:
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # what has no copy is no value of a table either: Arrow's refusal names the column
-        return value
+from sqlstream.python_values import mixed_kinds
 
 
 def owned_table(table: pa.Table) -> pa.Table:
@@ -99,12 +53,12 @@ def table_of_frame(frame: Any, name: str) -> pa.Table:
         raise SchemaError(f"the rows of {name} cannot be taken as a table ({said}): change what is said, or drop it") from error
     for column, dtype in frame.dtypes.items():
         if dtype.kind == "O":
-            refuse_mixed([frame[column].array], column, name)
+            _refuse_mixed(frame[column].array, column, name)
     return table
 
 
 def _column(values: Sequence[Any], column: object, name: str) -> Any:
-    refuse_mixed([values], column, name)
+    _refuse_mixed(values, column, name)
     try:
         return pa.array(values)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -113,64 +67,9 @@ def _column(values: Sequence[Any], column: object, name: str) -> Any:
         ) from error
 
 
-def refuse_mixed(groups: Sequence[Iterable[Any]], column: object, name: str) -> None:
-    """Refuse values of a column that Arrow would take for others, at any depth.
-
-    Args:
-        groups: The values; each group can be iterated several times.
-        column: The column's name.
-        name: What errors call the source.
-
-    Raises:
-        SchemaError: There are such values.
-    """
-    types = set(map(type, chain.from_iterable(groups))) - {type(None), int, float, bool}
-    found = {"text"} if any(issubclass(kind, str) for kind in types) else set[str]()
-    if any(issubclass(kind, _BYTES) for kind in types):
-        found.add("bytes")
-    if any(issubclass(kind, _TEMPORAL) for kind in types):
-        found |= {_moment(value) for value in chain.from_iterable(groups) if isinstance(value, _TEMPORAL)} - {"none"}
-    if "times of a day with a zone" in found:
-        raise SchemaError(
-            f"the rows of {name}: column {column!r} has times of a day with a zone, which Arrow drops: give them as text"
-        )
-    if any(issubclass(kind, np.ma.MaskedArray) for kind in types):
-        raise SchemaError(
-            f"the rows of {name}: column {column!r} has masked arrays, whose masks Arrow drops: give array.tolist(), "
-            "which has None there"
-        )
-    if len(found) > 1:
-        both = " and ".join(sorted(found))
-        raise SchemaError(f"the rows of {name}: column {column!r} has values of several types ({both}): give it one type")
-    _refuse_mixed_within(groups, types, column, name)
-
-
-def _moment(value: dt.date | dt.time) -> str:
-    if isinstance(value, dt.time):
-        return "times of a day" if value.tzinfo is None else "times of a day with a zone"
-    if isinstance(value, dt.datetime):
-        if type(value).__name__ == "NaTType":  # pandas': missing
-            return "none"
-        return "moments without a zone" if value.tzinfo is None else "moments with a zone"
-    return "days"
-
-
-def _refuse_mixed_within(groups: Sequence[Iterable[Any]], types: set[type], column: object, name: str) -> None:
-    within: list[Iterable[Any]] = []
-    if any(issubclass(kind, _LISTS) for kind in types):
-        within += [value for value in chain.from_iterable(groups) if isinstance(value, _LISTS)]
-    if any(issubclass(kind, np.ndarray) for kind in types):
-        arrays = (value for value in chain.from_iterable(groups) if isinstance(value, np.ndarray))
-        within += [array.ravel().tolist() for array in arrays if array.dtype == object]  # [n]
-    if within:
-        refuse_mixed(within, column, name)
-    if any(issubclass(kind, Mapping) for kind in types):
-        fields: dict[Any, list[Any]] = {}
-        for value in chain.from_iterable(groups):
-            for key, field in value.items() if isinstance(value, Mapping) else ():
-                fields.setdefault(key, []).append(field)
-        for field_values in fields.values():
-            refuse_mixed([field_values], column, name)
+def _refuse_mixed(values: Iterable[Any], column: object, name: str) -> None:
+    if wrong := mixed_kinds([values]):
+        raise SchemaError(f"the rows of {name}: column {column!r} {wrong}")
 
 
 def refuse_conflicts(one: pa.Schema, other: pa.Schema) -> None:
