@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from PIL import Image
 from sqlstream.errors import ConfigError, EncodeError, OutputExistsError
 from sqlstream.write import CsvWriter, JsonWriter, MdsWriter, TsvWriter, WriteOptions, XsvWriter
 from sqlstream.write.formats.mds_encoder import MdsEncoder, encoder_of
+from sqlstream.write.formats.parts import PartEncoder
 from sqlstream.write.formats.whole_files import SampleBuffer
 from tests.goldens import as_json, expected
 from tests.write.goldens import MDS, content_of, files_of, mds_samples, shards_of
@@ -152,6 +154,60 @@ def test_images_are_encoded_and_a_jpeg_from_a_file_is_taken_as_it_is(tmp_path: P
     (made,) = mds_samples(tmp_path / "made")
     assert Image.open(io.BytesIO(made["jpeg"])).size == (4, 3)
     assert made["all"] == []
+
+
+def other_file(image: Any) -> None:
+    image.load()
+    Image.new("RGB", (16, 16), (200, 0, 0)).save(image.filename)
+
+
+def no_file(image: Any) -> None:
+    image.load()
+    Path(image.filename).unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "takes_file"),
+    [
+        (lambda image: image, True),
+        (lambda image: image.load(), True),
+        (lambda image: image.thumbnail((4, 4)), False),
+        (lambda image: image.draft("L", (2, 2)), False),
+        (lambda image: image.putpixel((0, 0), (255, 0, 0)), False),
+        (other_file, False),
+        (no_file, False),
+    ],
+    ids=["unread", "read", "smaller", "draft", "pixel", "other file", "no file"],
+)
+def test_a_jpeg_that_is_not_what_its_file_holds_is_encoded(
+    change: Callable[[Any], object], takes_file: bool, tmp_path: Path
+) -> None:
+    Image.new("RGB", (16, 16), (10, 20, 30)).save(tmp_path / "a.jpg", quality=30)
+    file = (tmp_path / "a.jpg").read_bytes()
+    with Image.open(tmp_path / "a.jpg") as opened:
+        change(opened)
+        pieces, _ = MdsEncoder({"x": "jpeg"}).encode({"x": opened})
+        written = Image.open(io.BytesIO(b"".join(pieces)[4:]))
+        assert (b"".join(pieces)[4:] == file) == takes_file
+        assert (written.mode, written.size) == (opened.mode, opened.size)
+        assert max(abs(a - b) for a, b in zip(written.tobytes()[-3:], opened.tobytes()[-3:], strict=True)) < 40
+
+
+def test_what_an_encoding_has_no_place_for_is_refused() -> None:
+    coloured = Image.new("P", (2, 2))
+    coloured.putpalette([9, 8, 7] * 256)
+    grey = Image.new("P", (2, 2), 7)
+    with pytest.raises(EncodeError, match=r"palette: give image.convert\('RGB'\)"):
+        MdsEncoder({"x": "pil"}).encode({"x": coloured})
+    pieces, _ = MdsEncoder({"x": "pil"}).encode({"x": grey})
+    assert b"".join(pieces).endswith(grey.tobytes())
+    masked = np.ma.masked_array([1, 2], mask=[False, True])  # [2]
+    for encoding in ("ndarray", "ndarray:int64", "ndarray:int64:2"):
+        with pytest.raises(EncodeError, match="mask"):
+            MdsEncoder({"x": encoding}).encode({"x": masked})
+    for name, value in (("npy", masked), ("npz", {"a": masked})):
+        with pytest.raises(EncodeError, match="mask"):
+            PartEncoder().encode({"__key__": "a", name: value})
 
 
 def test_a_sample_that_does_not_fit_is_left_out_and_the_next_one_is_written(tmp_path: Path) -> None:

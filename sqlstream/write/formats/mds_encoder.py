@@ -195,6 +195,8 @@ def _array_encoder(config: str) -> tuple[ValueEncoder, int | None]:
 
 def _checked_array(name: str | None, value: Any) -> Any:
     _check_type(value, np.ndarray)
+    if isinstance(value, np.ma.MaskedArray):
+        raise EncodeError("a masked array: the format has no place for its mask: give array.filled(…)")
     if value.dtype.name not in _CODES or name not in (None, value.dtype.name):
         raise EncodeError(f"an array of {value.dtype.name}: expected {name or ', '.join(_CODES)}")
     if not value.size:
@@ -241,21 +243,52 @@ def _check_image(value: Any) -> None:
 
 def _encode_pixels(value: Any) -> bytes:
     _check_image(value)
-    mode = value.mode.encode()
     pixels: bytes = value.tobytes()
+    if value.mode in ("P", "PA") and value.convert("RGBA").tobytes() != _without_palette(value, pixels):
+        raise EncodeError(f"an image of mode {value.mode}: the format has no place for its palette: give image.convert('RGB')")
+    mode = value.mode.encode()
     return struct.pack("<3I", *value.size, len(mode)) + bytes(mode) + pixels
 
 
+def _without_palette(value: Any, pixels: bytes) -> bytes:
+    """Return the colours that a reader would see."""
+    from PIL import Image
+
+    colours: bytes = Image.frombytes(value.mode, value.size, pixels).convert("RGBA").tobytes()
+    return colours
+
+
 def _encode_jpeg(value: Any) -> bytes:
-    """Return a JPEG: of an image that was opened from a file, the file, which loses nothing."""
+    """Return a JPEG: of an image that is as its file has it, the file, which loses nothing."""
     _check_image(value)
-    if value.format == "JPEG" and (path := getattr(value, "filename", "")):
-        try:
-            with open(path, "rb") as file:
-                return file.read()
-        except FileNotFoundError:  # its pixels are here
-            pass
-    return _saved("JPEG", value)
+    return _file_of(value) or _saved("JPEG", value)
+
+
+def _file_of(value: Any) -> bytes | None:
+    """Return the JPEG file that an image was opened from; None: there is none, or the image is another one by now.
+
+    Methods such as `thumbnail` and `paste` change an image in place, which then has its name and format still; and another file
+    may have taken its name. An image that was not read yet, nor asked for at another size (`draft`), cannot have changed.
+    """
+    if value.format != "JPEG" or not getattr(value, "filename", ""):
+        return None
+    from PIL import Image
+
+    file = getattr(value, "fp", None)
+    if value.tile and not value.decoderconfig and file is not None:
+        place = file.tell()
+        file.seek(0)
+        data: bytes = file.read()
+        file.seek(place)
+        return data
+    try:
+        with open(value.filename, "rb") as named:
+            data = named.read()
+        with Image.open(BytesIO(data)) as image:
+            is_same = (image.mode, image.size) == (value.mode, value.size) and image.tobytes() == value.tobytes()
+    except OSError:  # it is gone, or is none: its pixels are here
+        return None
+    return data if is_same else None
 
 
 def _encode_png(value: Any) -> bytes:

@@ -124,15 +124,21 @@ def _as_json(value: Any) -> bytes:
 
 def _as_npy(value: Any) -> bytes:
     file = io.BytesIO()
-    np.lib.format.write_array(file, np.asanyarray(value), allow_pickle=False)
+    np.lib.format.write_array(file, _array(value), allow_pickle=False)
     return file.getvalue()
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, np.ma.MaskedArray):
+        raise EncodeError("a masked array: the format has no place for its mask: give array.filled(…)")
+    return np.asanyarray(value)
 
 
 def _as_npz(value: Any) -> bytes:
     if not isinstance(value, Mapping):
         raise EncodeError("expected a dict of arrays")
     file = io.BytesIO()
-    np.savez_compressed(file, **{str(name): np.asanyarray(array) for name, array in value.items()})
+    np.savez_compressed(file, **{str(name): _array(array) for name, array in value.items()})
     return file.getvalue()
 
 
