@@ -35,7 +35,7 @@ from benchmarks.peers.job import Job, Stream, names
 from benchmarks.peers.measures import first_epoch, lru_bytes, run_epoch, second_epoch
 from benchmarks.peers.profile import WORKER, counted, fold
 from benchmarks.peers.reasons import REASONS
-from benchmarks.peers.report import HEADLINE, Runs, headline, judge, page, read_results, with_headline
+from benchmarks.peers.report import HEADLINE, Runs, drop_in_table, headline, judge, page, read_results, with_headline
 from benchmarks.peers.workloads import BARS, CASES, HEADLINES
 from sqlstream.cache import Cache
 from sqlstream.testing.nginx import find_nginx
@@ -289,6 +289,36 @@ def test_the_readme_gets_the_figures_that_were_measured() -> None:
     assert "belady" not in table, "what was not measured is not shown"
     assert with_headline(f"a\n{HEADLINE[0]}\nold\n{HEADLINE[1]}\nb", "new") == f"a\n{HEADLINE[0]}\n\nnew\n\n{HEADLINE[1]}\nb"
     assert with_headline("no marks", "new") == "no marks"
+
+
+def test_a_drop_in_is_compared_with_its_peer_round_by_round_and_above_1_is_better() -> None:
+    results: dict[str, Runs] = {
+        "shards-warm-0": {
+            "mosaicml": [{"samples_per_second": 10.0, "cpu_us_per_sample": 30.0}, {"samples_per_second": 100.0}],
+            "drop_in_mds": [{"samples_per_second": 20.0, "cpu_us_per_sample": 10.0}, {"samples_per_second": 300.0}],
+            "webdataset": [{"error": "it is not installed"}],
+            "drop_in_tar": [{"samples_per_second": 5.0}],
+        },
+        "shards-random": {"mosaicml": [{"p50_us": 10.0}], "drop_in_mds": [{"p50_us": 40.0}]},
+    }
+    _, _, *lines = drop_in_table(results)
+    assert [line.split(" | ")[1:] for line in lines] == [
+        ["MosaicML", "55 samples/s", "160 samples/s", "2.50 (2.00 to 3.00)", "3.00 (3.00 to 3.00)", "2 |"],
+        ["MosaicML", "10 µs", "40 µs", "0.25 (0.25 to 0.25)", "", "1 |"],
+    ]
+    assert "| a whole shuffle" not in "\n".join(lines), "what was not measured is not shown"
+
+
+@pytest.mark.parametrize("name", ["drop_in_mds", "drop_in_tar"])
+def test_a_drop_in_runs_the_script_of_its_peer(name: str, settings: Settings) -> None:
+    """Shards are written by ours here: the peers are not installed."""
+    data.prepare(settings.place, 48)
+    (case,) = selected(CASES, ["shards-warm-0"])
+    job = replace(job_of(case, name, settings), num_samples=48, work=str(settings.place))
+    contender = contenders.load(name)
+    contender._write(job, *(["mds"] if name == "drop_in_mds" else ["tar", 20]))
+    photos = [photo for batch in contender.warm_bytes(job).batches for photo in batch]
+    assert sorted(photos) == sorted((job.photos / photo).read_bytes() for photo in names(48))
 
 
 def test_a_contender_that_fails_is_an_error_in_the_results_not_the_end() -> None:

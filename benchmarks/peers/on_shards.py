@@ -6,7 +6,9 @@ from typing import Any
 
 from benchmarks.peers.case import Bar, Case
 
-OURS = ("sqlstream_mds", "sqlstream_tar")
+DROP_INS = {"mosaicml": "drop_in_mds", "webdataset": "drop_in_tar"}
+"""A peer, and its own script with the imports changed."""
+OURS = ("sqlstream_mds", "sqlstream_tar", *DROP_INS.values())
 THEIRS = ("mosaicml", "webdataset", "litdata_chunks")
 COLD_SAMPLES = 2000
 SHUFFLED_SAMPLES = 20_000
@@ -92,7 +94,7 @@ def cases() -> list[Case]:
             figure="p50_us",
             unit="µs",
             is_higher_better=False,
-            contenders=(*OURS, "mosaicml"),
+            contenders=("sqlstream_mds", "sqlstream_tar", "drop_in_mds", "mosaicml"),
             options={"num_workers": 0},
         ),
     ]
@@ -102,7 +104,11 @@ def _bars() -> list[Bar]:
     """Each of ours against those whose format it reads, and all against all where the bar is for the best of them."""
     bars: list[Bar] = []
     for workers in (0, 2):
-        for ours, theirs, title in (("sqlstream_mds", "mosaicml", "MosaicML"), ("sqlstream_tar", "webdataset", "WebDataset")):
+        for ours, theirs, title in (
+            ("sqlstream_mds", "mosaicml", "MosaicML"),
+            ("sqlstream_tar", "webdataset", "WebDataset"),
+            *((drop_in, peer, f"{peer}'s script") for peer, drop_in in DROP_INS.items()),
+        ):
             text = f"2.0 times {title} on its own shards"
             bars.append(Bar(case=f"shards-warm-{workers}", text=text, contender=ours, against=(theirs,), limit=2.0))
             least = 1.0 if workers else 0.75

@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.peers import contenders, data
 from benchmarks.peers.case import SHORT_RUNS, Bar, Case
 from benchmarks.peers.driver import LIMIT_SECONDS, ROUNDS_BESIDE, Run, Settings
+from benchmarks.peers.on_shards import DROP_INS
 from benchmarks.peers.reasons import NOT_COMPARABLE, REASONS
 from benchmarks.peers.workloads import BARS, CASES, HEADLINES
 
@@ -205,6 +206,37 @@ def versions() -> str:
     return ", ".join(found)
 
 
+def drop_in_table(results: Mapping[str, Runs]) -> list[str]:
+    """Return what a peer's script gives before and after its imports are changed, round by round: ratios above 1 are better."""
+    lines = [
+        "| case | script of | before | after | after to before | CPU of a sample, before to after | rounds |",
+        "|" + "---|" * 7,
+    ]
+    for case in CASES:
+        for peer, drop_in in DROP_INS.items():
+            runs = results.get(case.name, {})
+            pairs = [
+                (before, after)
+                for before, after in zip(runs.get(peer, []), runs.get(drop_in, []), strict=False)
+                if case.figure in before and case.figure in after
+            ]
+            if not pairs:
+                continue
+            sign = 1 if case.is_higher_better else -1
+            ratios = [(float(after[case.figure]) / float(before[case.figure])) ** sign for before, after in pairs]
+            cpu = [
+                float(before["cpu_us_per_sample"]) / float(after["cpu_us_per_sample"])
+                for before, after in pairs
+                if "cpu_us_per_sample" in before and "cpu_us_per_sample" in after
+            ]
+            shown = [f"{statistics.median(figures(runs[name], case.figure)):.4g} {case.unit}" for name in (peer, drop_in)]
+            spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            cpu_shown = f"{statistics.median(cpu):.2f} ({min(cpu):.2f} to {max(cpu):.2f})" if cpu else ""
+            title = contenders.load_words(peer)["TITLE"]
+            lines.append(f"| {' | '.join([case.title, title, *shown, spread, cpu_shown, str(len(pairs))])} |")
+    return lines
+
+
 def page(results: Mapping[str, Runs], settings: Settings, plots: Sequence[str]) -> str:
     """Return docs/benchmarks.md."""
     photos: dict[str, Any] = json.loads(data.describe(settings.place))
@@ -234,6 +266,13 @@ def page(results: Mapping[str, Runs], settings: Settings, plots: Sequence[str]) 
         *bars_table(results),
         "",
         *[f"![{name}](benchmarks/{name})" for name in plots],
+        "",
+        "## Drop-ins",
+        "",
+        "The script of a peer, as `benchmarks/peers/contenders` has it, and the same text with its imports changed. Ratios are "
+        "of two runs of one round, and above 1 the drop-in is better.",
+        "",
+        *drop_in_table(results),
         "",
         "## Run it again",
         "",

@@ -26,6 +26,8 @@ MODULES = {
     "sqlstream_belady": "sqlstream",
     "sqlstream_mds": "streaming",
     "sqlstream_tar": "webdataset",
+    "drop_in_mds": "streaming",
+    "drop_in_tar": "webdataset",
     "sqlstream_zip": "sqlstream",
     "sqlstream_pillow": "sqlstream",
     "sqlstream_views": "sqlstream",
