@@ -67,7 +67,7 @@ $(BENCH_STAMP): benchmarks/peers/requirements.txt benchmarks/peers/requirements-
 	@test -n "$(PYTHON)" || { echo "sqlstream needs Python 3.11 or newer: install it, or name it with make PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(BENCH)/bin/pip || { echo "setting up $(BENCH) with $(PYTHON) (once; about 1.6 GB)"; $(PYTHON) -m venv $(BENCH); }
 	@$(BENCH)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
-	@$(BENCH)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fast,image]'
+	@$(BENCH)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fast,image,demo]'
 	@$(BENCH)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers/requirements.txt
 	@$(BENCH)/bin/pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/peers/requirements-no-deps.txt
 	@touch $@

@@ -1,16 +1,20 @@
-"""Writing samples as MDS and tar: CPU time and memory, beside MosaicML Streaming and WebDataset where these import.
+"""Writing samples as MDS and tar: MB/s, CPU time and memory, beside MosaicML Streaming and WebDataset where these import.
 
-    python benchmarks/writing.py [--samples N] [--bytes N] [--rounds N] [--out DIR]
+    .venv-bench/bin/python -m benchmarks.writing [--samples 100000] [--bytes N] [--rounds N] [--out DIR] [--store]
 
 Samples are made before the clock starts: bytes that no codec shrinks, as JPEGs are, and a label. Each contender writes them
-in a process of its own, in turn, `--rounds` times; a ratio is that of two neighbours in one round, and the median of rounds is
-printed. CPU time is that of the process and of what it started. `streaming` needs many packages for its datasets and none for
+in a process of its own, in turn, `--rounds` times, in the other direction every second round; a ratio is that of two
+neighbours in one round, and the median of rounds is printed. CPU time is that of the process and of what it started; MB/s are
+by the clock, with what the page cache has not written yet. Memory is the peak of the process above what its imports take, and
+once more for a quarter of the samples: where it is flat both are equal. `--store` writes MDS to an S3 server on this machine,
+too (moto, of the extra `demo`); WebDataset has no client for S3. `streaming` needs many packages for its datasets and none for
 its writers: it is imported without the two packages above them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -18,6 +22,7 @@ import importlib.machinery
 import importlib.util
 import json
 import multiprocessing
+import os
 import random
 import resource
 import shutil
@@ -31,7 +36,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-Write = Callable[[Path, int, int], None]
+Write = Callable[[Any, int, int], None]
+"""Writes so many samples of so many bytes to a directory or a URL."""
 _POOL_BYTES = 16 << 20
 
 
@@ -48,7 +54,7 @@ def samples(number: int, size: int) -> Iterator[tuple[int, bytes]]:
         yield n, pool[at : at + size]
 
 
-def ours_mds(out: Path, number: int, size: int) -> None:
+def ours_mds(out: Any, number: int, size: int) -> None:
     from sqlstream.write import MdsWriter
 
     with MdsWriter(out, {"image": "jpeg", "label": "int"}) as writer:
@@ -56,7 +62,7 @@ def ours_mds(out: Path, number: int, size: int) -> None:
             writer.write({"image": data, "label": label})
 
 
-def theirs_mds(out: Path, number: int, size: int) -> None:
+def theirs_mds(out: Any, number: int, size: int) -> None:
     writer_of = bare_streaming()
     with writer_of(out=str(out), columns={"image": "jpeg", "label": "int"}) as writer:
         for label, data in samples(number, size):
@@ -108,10 +114,18 @@ WRITERS: dict[str, Write] = {
     "tar sqlstream": ours_tar,
     "tar WebDataset": theirs_tar,
 }
+TO_STORE: dict[str, Write] = {"store sqlstream": ours_mds, "store MosaicML": theirs_mds}
+"""The same to an object store."""
+PAIRS = {
+    "mds": ("mds MosaicML", "mds sqlstream"),
+    "tar": ("tar WebDataset", "tar sqlstream"),
+    "store": ("store MosaicML", "store sqlstream"),
+}
+"""A peer, and ours."""
 
 
-def measured(name: str, out: Path, number: int, size: int) -> dict[str, float] | None:
-    """Run a writer in a process of its own; return its CPU seconds and memory; None: its package does not import."""
+def measured(name: str, out: Any, number: int, size: int) -> dict[str, float] | None:
+    """Run a writer in a process of its own; return its figures; None: its package does not import."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=run, args=(name, out, number, size, theirs))
@@ -125,17 +139,52 @@ def measured(name: str, out: Path, number: int, size: int) -> dict[str, float] |
     return found
 
 
-def run(name: str, out: Path, number: int, size: int, connection: Any) -> None:
+def run(name: str, out: Any, number: int, size: int, connection: Any) -> None:
+    write = (WRITERS | TO_STORE)[name]
+    place = functools.partial(os.path.join, out) if isinstance(out, str) else out.joinpath
     try:
-        WRITERS[name](out / "warm", 1, size)  # imports
+        write(place("warm"), 1, size)  # imports
     except ImportError:
         connection.send(None)
         return
-    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    WRITERS[name](out / "all", number, size)
-    seconds = time.process_time() - started
+    before, cpu, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, cpu_seconds(), time.perf_counter()
+    write(place("all"), number, size)
+    seconds, cpu = time.perf_counter() - started, cpu_seconds() - cpu
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    connection.send({"cpu_seconds": seconds, "memory_mb": memory / 1024, "before_mb": before / 1024})
+    megabytes_a_second = number * size / 1e6 / seconds
+    connection.send(
+        {
+            "cpu_seconds": cpu,
+            "mb_per_second": megabytes_a_second,
+            "memory_mb": memory / 1024,
+            "before_mb": before / 1024,
+        }
+    )
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process, and of what it started and has ended: our helper process has."""
+    return sum(
+        used.ru_utime + used.ru_stime
+        for used in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    )
+
+
+@contextlib.contextmanager
+def store() -> Iterator[str]:
+    """Yield the URL of a bucket on a server of this machine, which the environment names."""
+    from sqlstream.testing.servers import LocalS3
+
+    with LocalS3() as server:
+        server.put("writing/empty", b"")
+        os.environ |= {
+            "S3_ENDPOINT_URL": server.endpoint_url,
+            "AWS_ENDPOINT_URL": server.endpoint_url,
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_REGION": "us-east-1",
+        }
+        yield "s3://writing"
 
 
 def content(folder: Path) -> str:
@@ -159,23 +208,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="where to write (default: the directory for temporary files)")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--store", action="store_true", help="write MDS to an S3 server (moto), too")
     options = parser.parse_args()
-    found: dict[str, list[dict[str, float]]] = {}
-    equal: dict[str, bool] = {}
-    for _ in range(options.rounds):
-        digests: dict[str, str] = {}
-        for name in WRITERS:
-            folder = Path(tempfile.mkdtemp(prefix="writing-", dir=options.out))
-            try:
-                result = measured(name, folder, options.samples, options.bytes)
-                if result is not None:
-                    found.setdefault(name, []).append(result)
-                    digests[name] = content(folder / "all") if (folder / "all").exists() else ""
-            finally:
-                shutil.rmtree(folder)
-        for kind in ("mds", "tar"):
-            values = {digest for name, digest in digests.items() if name.startswith(kind)}
-            equal[kind] = equal.get(kind, True) and len(values) == 1
+    with store() if options.store else contextlib.nullcontext() as bucket:
+        found, equal = rounds_of(options, bucket)
+    small = {name: quarter(name, options) for name in WRITERS if name in found}
     report = {
         "samples": options.samples,
         "bytes": options.bytes,
@@ -184,6 +221,7 @@ def main() -> None:
             name: {key: statistics.median(result[key] for result in results) for key in results[0]}
             for name, results in found.items()
         },
+        "memory_of_a_quarter_mb": small,
         "ratios": ratios(found),
     }
     if options.json:
@@ -191,24 +229,64 @@ def main() -> None:
         return
     print(f"{options.samples} samples of {options.bytes} bytes, {options.rounds} rounds; equal content: {equal}")
     for name, results in found.items():
-        seconds = statistics.median(result["cpu_seconds"] for result in results)
+        seconds, rate = (statistics.median(result[key] for result in results) for key in ("cpu_seconds", "mb_per_second"))
         memory = statistics.median(result["memory_mb"] - result["before_mb"] for result in results)
-        print(f"{name:16} {1e6 * seconds / options.samples:8.1f} µs of CPU a sample  {memory:7.1f} MB more memory")
+        quarters = f", {small[name]:.1f} MB for a quarter of the samples" if name in small else ""
+        print(
+            f"{name:16} {1e6 * seconds / options.samples:8.1f} µs of CPU a sample {rate:8.1f} MB/s "
+            f"{memory:7.1f} MB more memory{quarters}"
+        )
     for name, values in report["ratios"].items():
         print(f"{name}: median {statistics.median(values):.2f}, {min(values):.2f} to {max(values):.2f}")
 
 
+def rounds_of(options: argparse.Namespace, bucket: str | None) -> tuple[dict[str, list[dict[str, float]]], dict[str, bool]]:
+    """Return the figures of each contender in each round, and whether a format's contenders wrote the same."""
+    found: dict[str, list[dict[str, float]]] = {}
+    equal: dict[str, bool] = {}
+    names = [*WRITERS, *(TO_STORE if bucket else ())]
+    for number in range(options.rounds):
+        digests: dict[str, str] = {}
+        for name in names[:: -1 if number % 2 else 1]:
+            folder = Path(tempfile.mkdtemp(prefix="writing-", dir=options.out))
+            try:
+                out = f"{bucket}/{number}/{name.replace(' ', '-')}" if name in TO_STORE else folder
+                result = measured(name, out, options.samples, options.bytes)
+                if result is not None:
+                    found.setdefault(name, []).append(result)
+                    digests[name] = content(folder / "all") if (folder / "all").exists() else ""
+            finally:
+                shutil.rmtree(folder)
+        for kind in ("mds", "tar"):
+            values = {digest for name, digest in digests.items() if name.startswith(kind)}
+            equal[kind] = equal.get(kind, True) and len(values) == 1
+    return found, equal
+
+
+def quarter(name: str, options: argparse.Namespace) -> float:
+    """Return the memory that a writer takes for a quarter of the samples, in MB above its imports."""
+    folder = Path(tempfile.mkdtemp(prefix="writing-", dir=options.out))
+    try:
+        result = measured(name, folder, options.samples // 4, options.bytes)
+    finally:
+        shutil.rmtree(folder)
+    assert result is not None, "it was there a moment ago"
+    return result["memory_mb"] - result["before_mb"]
+
+
 def ratios(found: dict[str, list[dict[str, float]]]) -> dict[str, list[float]]:
-    """Return CPU of the peer over ours, round by round, less what making the samples takes."""
-    pairs = {"mds": ("mds MosaicML", "mds sqlstream"), "tar": ("tar WebDataset", "tar sqlstream")}
-    return {
-        f"{kind}: CPU of {theirs} / {ours}": [
+    """Return CPU of the peer over ours, round by round, less what making the samples takes; and our MB/s over the peer's."""
+    made: dict[str, list[float]] = {}
+    for kind, (theirs, ours) in PAIRS.items():
+        if theirs not in found or ours not in found:
+            continue
+        rounds = list(zip(found[ours], found[theirs], found["none"], strict=True))
+        made[f"{kind}: CPU of {theirs} / {ours}"] = [
             (b["cpu_seconds"] - none["cpu_seconds"]) / max(1e-9, a["cpu_seconds"] - none["cpu_seconds"])
-            for a, b, none in zip(found[ours], found[theirs], found["none"], strict=True)
+            for a, b, none in rounds
         ]
-        for kind, (theirs, ours) in pairs.items()
-        if theirs in found and ours in found
-    }
+        made[f"{kind}: MB/s of {ours} / {theirs}"] = [a["mb_per_second"] / b["mb_per_second"] for a, b, _ in rounds]
+    return made
 
 
 if __name__ == "__main__":

@@ -18,8 +18,11 @@ def test_what_the_benchmark_writes_is_compared_by_its_content(tmp_path: Path) ->
 def test_a_ratio_of_the_benchmark_leaves_out_what_all_contenders_pay() -> None:
     found = {
         "none": [{"cpu_seconds": 1.0}],
-        "mds sqlstream": [{"cpu_seconds": 2.0}],
-        "mds MosaicML": [{"cpu_seconds": 4.0}],
+        "mds sqlstream": [{"cpu_seconds": 2.0, "mb_per_second": 300.0}],
+        "mds MosaicML": [{"cpu_seconds": 4.0, "mb_per_second": 200.0}],
         "tar sqlstream": [{"cpu_seconds": 2.0}],
     }
-    assert ratios(found) == {"mds: CPU of mds MosaicML / mds sqlstream": [3.0]}
+    assert ratios(found) == {
+        "mds: CPU of mds MosaicML / mds sqlstream": [3.0],
+        "mds: MB/s of mds sqlstream / mds MosaicML": [1.5],
+    }
