@@ -68,7 +68,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         rows = "".join(f"{n},{server.url}/{n}.mp4,PT1S,page,clip {n}\n" for n in range(3))
         put("results_10M_train.csv", f"videoid,contentUrl,duration,page_dir,name\n{rows}".encode())
         texts = [{"text": f"text {n}", "timestamp": "2019-04-25T12:57:54Z", "url": "u"} for n in range(3)]
-        put("c4/c4-train.00000-of-00001.jsonl.gz", gzip.compress(lines(texts)))
+        put("c4/c4-train.00000-of-00001.json.gz", gzip.compress(lines(texts)))
         pile = [{"text": f"text {n}", "meta": {"pile_set_name": "ArXiv" if n else "Github"}} for n in range(3)]
         Path("pile").mkdir()
         with pa.CompressedOutputStream("pile/00.jsonl.zst", "zstd") as file:

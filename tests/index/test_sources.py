@@ -18,7 +18,7 @@ from sqlstream.errors import AccessDeniedError, ConfigError, ObjectNotFoundError
 from sqlstream.index.sources.base.base import PLAIN
 from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.formats.delimited import DelimitedTable
-from sqlstream.index.sources.formats.json_array import JsonArrayTable
+from sqlstream.index.sources.formats.json_array import JsonTable
 from sqlstream.index.sources.formats.quoting import is_well_formed
 from sqlstream.index.sources.places.listing import Listing
 from sqlstream.index.sources.places.wildcard import matcher
@@ -383,9 +383,7 @@ def test_a_json_array_is_read_in_chunks_of_any_size(chunk: int, tmp_path: Path) 
     path = tmp_path / "t.json"
     path.write_text("\ufeff [ " + ",\n".join(json.dumps(row) for row in rows) + " ]\n")
     assert all_rows(build(tmp_path, path)) == rows
-    assert rows_in(JsonArrayTable(LocalBytes(path), str(path), chunk=chunk)) == rows_in(
-        JsonArrayTable(LocalBytes(path), str(path))
-    )
+    assert rows_in(JsonTable(LocalBytes(path), str(path), chunk=chunk)) == rows_in(JsonTable(LocalBytes(path), str(path)))
 
 
 @pytest.mark.parametrize(
@@ -396,7 +394,9 @@ def test_a_json_array_is_read_in_chunks_of_any_size(chunk: int, tmp_path: Path) 
         ('[{"index": 1}] x', "expected the end of the file"),
         ('[{"index": 1}, 5]', "element 2: a JSON int, not an object"),
         ('[{"index": ' + "9" * 5000 + "}]", "element 1: Exceeds the limit"),
-        ('{"index": 1}', "not with an array"),
+        ("5", "not with an array ('[') or a line ('{') of objects"),
+        ('{\n  "rows": [{"index": 1}]\n}', "its first line is no object"),
+        ('{"index": 1}\n{"index": 2', "line 2: no JSON object"),
         ("", "starts with nothing"),
         ('[{"index": 1}, {"index": nul}]', "element 2"),
     ],
@@ -407,6 +407,16 @@ def test_a_broken_json_array_names_the_place(text: str, message: str, tmp_path: 
         build(tmp_path, path)
     assert message in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["c4.json", "c4.json.gz", "c4.json.zst"])
+def test_lines_of_objects_are_read_under_the_name_of_an_array(name: str, tmp_path: Path) -> None:
+    """As C4 has them."""
+    rows = [{"index": at, "text": f"line\n{at}", "meta": {"set": [at]}} for at in range(5)]
+    data = "\n".join(json.dumps(row) for row in rows).encode()
+    with pa.output_stream(str(tmp_path / name), {".gz": "gzip", ".zst": "zstd"}.get(Path(name).suffix)) as file:
+        file.write(data)
+    assert all_rows(build(tmp_path, tmp_path / name)) == rows
 
 
 def test_a_json_column_of_two_scalar_types_names_the_places(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from sqlstream.index.sources.base.base import OpenTable, Reading, TableFile
 from sqlstream.index.sources.base.byte_source import ByteSource
 from sqlstream.index.sources.formats.arrow_file import ArrowTable
 from sqlstream.index.sources.formats.delimited import DelimitedTable, TabDelimitedTable
-from sqlstream.index.sources.formats.json_array import JsonArrayTable
+from sqlstream.index.sources.formats.json_array import JsonTable
 from sqlstream.index.sources.formats.json_lines import JsonLinesTable
 from sqlstream.index.sources.formats.parquet import ParquetTable
 from sqlstream.storage.base import urls
@@ -20,7 +20,7 @@ from sqlstream.storage.base import urls
 FORMATS: Mapping[str, OpenTable] = {
     ".csv": DelimitedTable,
     ".tsv": TabDelimitedTable,
-    ".json": JsonArrayTable,
+    ".json": JsonTable,
     ".jsonl": JsonLinesTable,
     ".ndjson": JsonLinesTable,
     ".parquet": ParquetTable,

@@ -1,7 +1,8 @@
-"""JSON (.json): one array of objects.
+"""JSON (.json): one array of objects; or one object a line, as C4 and other data sets have it under this name.
 
-Streamed with the standard library's `raw_decode` over a growing window of text. Rejected: `ijson`, a dependency that is slower
-than the C scanner of `json` for rows of small objects and turns floats into Decimals unless told otherwise.
+The first character says which of the two it is: `[`, or `{`. An array is streamed with the standard library's `raw_decode` over
+a growing window of text. Rejected: `ijson`, a dependency that is slower than the C scanner of `json` for rows of small objects
+and turns floats into Decimals unless told otherwise.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TextIO
 from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.base import PLAIN, Reading, arrow_errors
 from sqlstream.index.sources.base.byte_source import ByteSource
+from sqlstream.index.sources.formats.json_lines import JsonLinesTable
 from sqlstream.index.sources.formats.json_values import CURE, MAYBE_HUGE, JsonRecords, Record
 
 CHUNK = 1 << 20
@@ -22,22 +24,24 @@ _TAIL = 16  # an error this near to the window's end may be a token that is cut 
 _BLANK = " \t\n\r"
 
 
-class JsonArrayTable(JsonRecords):
-    """A file that holds one JSON array of objects."""
+class JsonTable(JsonRecords):
+    """A file that holds one JSON array of objects, or one object a line."""
 
     def __init__(self, source: ByteSource, name: str, reading: Reading = PLAIN, *, chunk: int = CHUNK) -> None:
         super().__init__(name)
         self._source, self._reading, self._chunk = source, reading, chunk
 
     def records(self) -> Iterator[Record]:
-        """Yield the array's elements."""
+        """Yield the array's elements, or the lines' objects."""
         with arrow_errors(self._name, CURE), self._reading.open_text(self._source) as file:
             window = _Window(file, self._name, self, self._chunk)
-            if (start := window.take()) != "[":
+            if (start := window.take()) == "{":
+                yield from self._lines()
+                return
+            if start != "[":
                 found = "nothing" if start == "" else repr(start)
                 raise SourceError(
-                    f"{self._name} starts with {found}, not with an array of objects ('['): "
-                    "for one object a line, name it .jsonl"
+                    f"{self._name} starts with {found}, not with an array ('[') or a line ('{{') of objects: write it as one"
                 )
             number = 0
             while (separator := window.take()) != "]" if number else not window.take_if("]"):
@@ -47,6 +51,25 @@ class JsonArrayTable(JsonRecords):
                 yield self.record(window.decode(number), f"element {number}")
             if rest := window.take():
                 window.fail(f"expected the end of the file after ']', found {rest!r}")
+
+    def _lines(self) -> Iterator[Record]:
+        """Yield the objects of a file that has one a line.
+
+        Raises:
+            SourceError: It is one document, or a line of it is no object.
+        """
+        is_first = True
+        try:
+            for record in JsonLinesTable(self._source, self._name, self._reading).records():
+                yield record
+                is_first = False
+        except SourceError as error:
+            if not is_first:
+                raise
+            raise SourceError(
+                f"{self._name} starts with '{{', and its first line is no object: {error}; a document has its rows in an array "
+                "('['), or one a line"
+            ) from error
 
 
 class _Window:
