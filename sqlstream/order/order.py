@@ -133,8 +133,16 @@ class StreamPlaces(NamedTuple):
 
 
 @runtime_checkable
-class OrderOfBatches(Order, Protocol):
-    """An order of batches, whose epochs have different numbers of positions."""
+class UnevenEpochs(Order, Protocol):
+    """An order whose epochs may have different numbers of positions."""
+
+    def places_of_draws(self, draws: Int64Array) -> StreamPlaces:
+        """Return where draws are, counted over all epochs: [n]."""
+
+
+@runtime_checkable
+class OrderOfBatches(UnevenEpochs, Protocol):
+    """An order of batches."""
 
     @property
     def step_size(self) -> int:
@@ -143,9 +151,6 @@ class OrderOfBatches(Order, Protocol):
     @property
     def is_even(self) -> bool:
         """All batches have one size."""
-
-    def places_of_draws(self, draws: Int64Array) -> StreamPlaces:
-        """Return where draws are, counted over all epochs: [n]."""
 
 
 def is_counted(order: Order, epoch: int) -> bool:

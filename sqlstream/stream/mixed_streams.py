@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol, TypeAlias
 
-from sqlstream.config import Packs
 from sqlstream.errors import ConfigError
 from sqlstream.order import is_counted
 from sqlstream.order.streams.whole_weights import Number
@@ -101,9 +100,15 @@ class Leaf:
         """
         order, num_rows, num_tokens = self.dataset.schedule.steps.order, 0, 0
         if tokens is not None:
+            asked = self.dataset._pipeline.options.order
+            if asked.is_packed and asked.weights is not None:
+                raise ConfigError(
+                    f"stream {self.name!r} has packs with weights, which tokens={tokens!r} would have to weigh: leave one of "
+                    "them out, or give weights= of the mixture"
+                )
             counted = self.dataset.query(f"SELECT count(*) AS num_rows, sum({tokens}) AS num_tokens FROM dataframe").to_pylist()
             num_rows, num_tokens = counted[0]["num_rows"], int(counted[0]["num_tokens"] or 0)
-            if isinstance(self.dataset._pipeline.options.order.batches, Packs):
+            if asked.is_packed:
                 num_rows = order.num_positions(0)  # what is drawn are packs
         return StreamShare(
             name=self.name,
@@ -190,7 +195,6 @@ def _check_together(leaves: Sequence[Leaf]) -> None:
             ("unaligned_worker_index", order.is_unaligned),
             ("refresh", options.refresh is not None),
             ("packs of rows without a length in SQL", order.window_packs is not None),
-            ("packs with weights", isinstance(order.batches, Packs) and order.weights is not None),
         ):
             if is_given:
                 raise ConfigError(f"stream {leaf.name!r} has {name}, which a mixture cannot have: leave it out")

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sqlstream import MixedDataset, Packs, StreamingDataLoader, StreamingDataset
+from sqlstream import Packs, StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError, StateError, TooManyFailuresError, TransformError
 from sqlstream.transforms import rng
 from sqlstream.transforms.presets import PackTokens
@@ -401,80 +401,3 @@ def test_each_copy_of_a_long_row_comes_in_all_its_parts(runs: Any) -> None:
     tokens = Counter(token for pack in found for token in pack["input_ids"].tolist() if token >= 0)
     assert len(copies) == NUM_ROWS
     assert tokens == Counter(token for row, _ in copies for token in tokens_of(row, LENGTHS[row]))
-
-
-# -- in a mixture -----------------------------------------------------------------------------------------------------
-
-
-def mixed(table: Path, num_ranks: int = 1, rank: int = 0, **options: Any) -> MixedDataset:
-    """Packs of two capacities, 2 to 1, in epochs of 36; what `tokens` says is that of rows."""
-    given: dict[str, Any] = {"transforms": [tokenize], "show_progress": False}
-    streams = {
-        "long": StreamingDataset(table, table.parent / "c", batches=Packs("n", 64), shuffle_seed=3, **given),
-        "cut": StreamingDataset(table, table.parent / "c", batches=Packs("n", 8, on_long="split"), shuffle_seed=4, **given),
-    }
-    world = World(rank=rank, world_size=num_ranks, local_rank=rank, local_world_size=num_ranks)
-    mixture: dict[str, Any] = {"weights": [2, 1], "epoch_size": 36, "world": world} | options
-    return MixedDataset(streams, **mixture)
-
-
-def test_a_stream_of_packs_gives_the_packs_that_it_gives_alone(table: Path) -> None:
-    with mixed(table) as dataset:
-        found = [dict(pack) for _ in range(2) for pack in dataset]
-        alone: dict[str, list[Any]] = {"long": [], "cut": []}
-        for name, stream in dataset.streams.items():
-            for epoch in range(6):
-                stream.set_epoch(epoch)
-                alone[name] += seen(list(stream))
-        for name, packs in alone.items():
-            ours = seen([pack for pack in found if pack["__stream__"] == name])
-            assert ours == packs[: len(ours)]
-        assert Counter(pack["__stream__"] for pack in found) == {"long": 48, "cut": 24}
-
-
-def test_a_mixture_of_packs_goes_on_after_any_step_on_any_ranks_in_one_small_state(table: Path) -> None:
-    with mixed(table) as dataset:
-        loader = StreamingDataLoader(dataset, batch_size=4, collate_fn=seen)
-        steps, states = [], []
-        for _ in range(2):
-            for batch in loader:
-                steps.append(frozenset(batch))
-                states.append(json.loads(json.dumps(loader.state_dict())))
-    for number in range(0, 17, 3):
-        parts = []
-        for rank in range(2):
-            with mixed(table, 2, rank) as dataset:
-                loader = StreamingDataLoader(dataset, batch_size=2, collate_fn=seen)
-                loader.load_state_dict(states[number])
-                parts.append(next(iter(loader)))
-        assert frozenset(parts[0] + parts[1]) == steps[number + 1], f"after {number + 1} steps"
-
-
-def test_failed_rows_of_a_mixture_are_replaced_within_their_stream_and_length(table: Path) -> None:
-    bad = [row for row in range(NUM_ROWS) if LENGTHS[row] == 12]
-    given: dict[str, Any] = {"show_progress": False, "batches": PACKS, "max_failure_ratio": 1.0}
-    failed = StreamingDataset(table, table.parent / "c", transforms=[failing(*bad)], shuffle_seed=3, **given)
-    good = StreamingDataset(table, table.parent / "c", transforms=[tokenize], shuffle_seed=3, **given)
-    with MixedDataset({"bad": failed}, epoch_size=16) as dataset, MixedDataset({"bad": good}, epoch_size=16) as other:
-        packs, before = list(dataset), list(other)
-    assert not {row for pack in packs for row in pack["__rows__"]} & set(bad)
-    for pack, whole in zip(packs, before, strict=True):
-        assert all(LENGTHS[row] <= LENGTHS[old] for row, old in zip(pack["__rows__"], whole["__rows__"], strict=True))
-
-
-def test_weighted_packs_are_no_stream(table: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"batches": PACKS, "weights": "n", "show_progress": False}
-    with (
-        StreamingDataset(table, tmp_path / "c", **options) as dataset,
-        pytest.raises(ConfigError, match="has packs with weights, which a mixture cannot have: leave it out"),
-    ):
-        MixedDataset({"one": dataset}, epoch_size=8)
-
-
-def test_shares_of_tokens_are_exact_with_packs(table: Path) -> None:
-    with mixed(table, weights=[1, 1], tokens="n", epoch_size=None, stop="first_exhausted") as dataset:
-        packs = dataset.streams["long"].epoch_size, dataset.streams["cut"].epoch_size
-        weights = dataset.weights
-        assert weights["long"] * packs[1] == weights["cut"] * packs[0], "as many tokens of each, in packs of their own size"
-        batch = next(iter(StreamingDataLoader(dataset, batch_size=1)))
-        assert batch["cu_seqlens"][-1] in (8, 64), "collated by default"

@@ -20,7 +20,7 @@ import numpy as np
 
 from sqlstream.config import OnLong, check_at_least
 from sqlstream.errors import ConfigError
-from sqlstream.order.order import MAX_REPLACEMENTS, Draws, check_positions, check_seed, check_size
+from sqlstream.order.order import MAX_REPLACEMENTS, Draws, StreamPlaces, check_positions, check_seed, check_size
 from sqlstream.order.packs.pack_plan import PACK_PLAN_VERSION, PackPlan, plan_packs
 from sqlstream.order.permute import Int64Array, Permutation, forward_each
 from sqlstream.order.weights import WeightedRows
@@ -122,6 +122,8 @@ class Packed:
     """The packs of epochs without weights."""
     _weighted: dict[int, _PackedEpoch] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The packs of the last two epochs with weights that were asked for."""
+    _packs_before: dict[str, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By fingerprint of the weights of now: packs of all epochs before each of the first ones."""
 
     def __post_init__(self) -> None:
         """Plan the packs.
@@ -186,6 +188,25 @@ class Packed:
     def permutation(self, epoch: int) -> None:  # noqa: ARG002 - the same for all
         """Return None: the rows of each length have their own."""
         return
+
+    def places_of_draws(self, draws: Int64Array) -> StreamPlaces:
+        """Return where draws are, counted over all epochs: [n]; a mixture draws from a stream without end.
+
+        With weights epochs have some packs more or fewer, so those of all earlier ones are planned once, to be counted.
+        """
+        weights = "" if self.weights is None else self.weights.fingerprint
+        if self.weights is None or self.weights.of_epoch(0) is None:
+            return StreamPlaces(*np.divmod(draws, self._every.plan.num_packs))
+        before = self._packs_before.get(weights)
+        if before is None:
+            self._packs_before.clear()
+            before = self._packs_before[weights] = [0]
+        last = int(draws.max(initial=-1))
+        while before[-1] <= last:
+            before.append(before[-1] + self.num_positions(len(before) - 1))
+        ends = np.array(before, dtype=np.int64)  # [epochs + 1]
+        epoch = np.searchsorted(ends, draws, side="right") - 1  # [n]
+        return StreamPlaces(epoch, draws - ends[epoch])
 
     def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:
         """Yield other rows of the length of a failed one, then of the next shorter ones, each once."""

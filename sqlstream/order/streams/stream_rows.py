@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sqlstream.order.order import Draws, Order, OrderOfBatches, is_counted
+from sqlstream.order.order import Draws, Order, UnevenEpochs, is_counted
 from sqlstream.order.permute import Int64Array, Permutation, forward_each
 
 
@@ -33,8 +33,8 @@ class StreamRows:
     """The order of each stream."""
     learning: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """Streams that learn on the way how many rows they have."""
-    batched: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """Streams whose rows share batches, and whose epochs have different numbers of positions."""
+    uneven: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Streams whose epochs may have different numbers of positions."""
     fingerprint: str = field(init=False, repr=False, compare=False)
     """A text for all orders."""
     _sizes: Int64Array = field(init=False, repr=False, compare=False)
@@ -44,8 +44,8 @@ class StreamRows:
         """Ask the streams for their sizes."""
         learning = tuple(stream for stream, order in enumerate(self.orders) if not is_counted(order, 0))
         object.__setattr__(self, "learning", learning)
-        batched = tuple(stream for stream, order in enumerate(self.orders) if isinstance(order, OrderOfBatches))
-        object.__setattr__(self, "batched", batched)
+        uneven = tuple(stream for stream, order in enumerate(self.orders) if isinstance(order, UnevenEpochs))
+        object.__setattr__(self, "uneven", uneven)
         object.__setattr__(self, "_sizes", np.array([order.num_positions(0) for order in self.orders], dtype=np.int64))
         texts = "\n".join(order.fingerprint for order in self.orders)
         object.__setattr__(self, "fingerprint", blake2b(texts.encode(), digest_size=8).hexdigest())
@@ -141,10 +141,10 @@ class StreamRows:
                 raise IndexError(f"stream {learning} has not counted its rows")
         own_epoch, index = np.divmod(draw, sizes)  # [n]
         own_position = index * num_parts + part  # [n]
-        for number in self.batched:
+        for number in self.uneven if num_parts == 1 else ():  # those that have parts have equal epochs
             here = stream == number  # [n]
             order = self.orders[number]
-            assert isinstance(order, OrderOfBatches), "found so"
+            assert isinstance(order, UnevenEpochs), "found so"
             own_epoch[here], own_position[here] = order.places_of_draws(draw[here])
         return own_epoch, own_position
 

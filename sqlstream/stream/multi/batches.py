@@ -47,7 +47,7 @@ class StreamCollate:
     name: str
     data_type: DataSampleType | None
     collate_fn: Callable[[list[Any]], Any] | None
-    """From samples to a batch; None: torch's default."""
+    """From samples to a batch: the user's, or what goes with `batches=` of the dataset; None: torch's default."""
 
 
 class MicroBatches(IterableDataset[StreamSamples]):

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypedDict
 
-from sqlstream.config import OnError, Packs
+from sqlstream.config import OnError
 from sqlstream.errors import ConfigError
 from sqlstream.order import is_counted
 from sqlstream.order.streams.whole_weights import Number, whole_weights
 from sqlstream.sample_types import DataSampleType
 from sqlstream.stream.dataset import StreamingDataset
+from sqlstream.stream.iterated import default_collate_of
 from sqlstream.stream.loader import StreamingDataLoader
 from sqlstream.stream.mixture.mixing import NamedWeights
 from sqlstream.stream.mixture.step_sizes import AskedBatches
@@ -122,7 +123,7 @@ def check_datasets(datasets: Sequence[StreamingDataset], options: Sequence[Strea
             ("num_canonical_nodes", order.num_canonical_nodes != 1, "leave it out"),
             ("unaligned_worker_index", order.is_unaligned, "leave it out"),
             ("refresh", given.refresh is not None, "leave it out"),
-            ("batches=Packs(…)", isinstance(order.batches, Packs), "leave it out"),
+            ("packs of rows without a length in SQL", order.window_packs is not None, "give Packs a column of lengths"),
             (
                 "on_error='skip'",
                 given.samples.on_error is OnError.SKIP,
@@ -172,7 +173,7 @@ def merged_arguments(
         StreamCollate(
             name=one.name,
             data_type=None if dataset.data_type is None else DataSampleType.from_str(dataset.data_type),
-            collate_fn=one.dataloader_kwargs.get("collate_fn", common.get("collate_fn")),
+            collate_fn=one.dataloader_kwargs.get("collate_fn", common.get("collate_fn")) or default_collate_of(dataset),
         )
         for one, dataset in zip(options, datasets, strict=True)
     ]
