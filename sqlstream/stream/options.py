@@ -11,6 +11,7 @@ from sqlstream.cache.session import VerifyReads
 from sqlstream.config import (
     DEFAULT_RETAINED,
     AsItIs,
+    Buckets,
     IndexOptions,
     OnCacheError,
     SampleOptions,
@@ -122,7 +123,7 @@ class DatasetOptions:
                 "looks at a source by its name: give paths or URLs, no rows and no function, or make the dataset again",
             ),
             (
-                self.order.planned_batches is not None,
+                isinstance(self.order.batches, Buckets),
                 "takes rows that change, which batches= carries over epochs: leave one of them out",
             ),
             (self.order.is_endless, "begins no epoch anew with infinite_iteration=True: leave one of them out"),

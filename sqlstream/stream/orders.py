@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,13 +17,13 @@ from sqlstream.config import (
     check_at_least,
 )
 from sqlstream.errors import ConfigError
-from sqlstream.index.buckets import BucketTable
+from sqlstream.index.buckets import BucketTable, open_buckets
 from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.index.build.content_index import ContentIndex
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_shards.index import LazyShardIndex
 from sqlstream.index.file.index import Index
-from sqlstream.index.lengths import LengthTable
+from sqlstream.index.lengths import LengthTable, open_lengths
 from sqlstream.index.weights import open_weights
 from sqlstream.order import (
     BlockLayout,
@@ -46,6 +47,38 @@ from sqlstream.stream.run.state import RunIdentity
 from sqlstream.stream.run.weighting import BucketWeighting, PackWeighting, Weighting, pack_weighting_of, weighting_of
 
 logger = logging.getLogger(__name__)
+
+
+class OpenedOrder(NamedTuple):
+    """The order of an index's rows, with the tables that it is made from."""
+
+    schedule: Schedule
+    buckets: BucketTable | None
+    """The rows of each bucket; None: rows share a batch with any others."""
+    lengths: LengthTable | None
+    """The rows by length; None: no table has the lengths, or each row is a sample of its own."""
+
+
+def open_order(options: DatasetOptions, seed: int | None, index: Index, directory: Path) -> OpenedOrder:
+    """Return the order of an index's rows, at its start, with the tables that it needs, made when no earlier run has done it.
+
+    Args:
+        options: What the user asked for.
+        seed: What the ranks have agreed on.
+        index: Whose rows.
+        directory: Where tables are kept.
+
+    Raises:
+        ConfigError: The index has no rows for such an order.
+        QueryError: The SQL of buckets or lengths does not run.
+    """
+    batches, show_progress = options.order.batches, options.show_progress
+    buckets, lengths = None, None
+    if isinstance(batches, Buckets):
+        buckets = open_buckets(index, batches, directory, show_progress=show_progress)
+    elif isinstance(batches, Packs) and isinstance(batches.length, str):
+        lengths = open_lengths(index, batches.length, directory, show_progress=show_progress)
+    return OpenedOrder(open_schedule(options.order, seed, index, directory, buckets, lengths), buckets, lengths)
 
 
 def open_schedule(

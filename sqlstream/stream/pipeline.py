@@ -199,9 +199,9 @@ class Pipeline:
             index.keep_tables(2 * walk.window)
         return LazyRows(index, self.cache, self.options.index.lazy or LazyOptions(chunk_rows=1), self.dataset_id, walk)
 
-    def renew(self, index: Index) -> None:
+    def renew(self, index: Index, lengths: LengthTable | None) -> None:
         """Take the rows of another index from now on: accesses by row at once, iterations that are under way never."""
-        old, self.index, self.dataset_id = self.index, index, None
+        old, self.index, self.lengths, self.dataset_id = self.index, index, lengths, None
         if self.access_engine is not None:
             self.access_engine.renew([self.recipe])
         if not self.engines.iterations:  # else they read it to their end

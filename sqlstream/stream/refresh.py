@@ -13,7 +13,7 @@ from sqlstream.distributed import disagree, have_same
 from sqlstream.errors import SqlStreamError
 from sqlstream.index.file.index import Index
 from sqlstream.stream.opening import open_any
-from sqlstream.stream.orders import open_schedule
+from sqlstream.stream.orders import open_order
 from sqlstream.stream.pipeline import Pipeline
 from sqlstream.stream.run.schedule import Schedule
 
@@ -37,7 +37,7 @@ def refresh_rows(pipeline: Pipeline, schedule: Schedule) -> None:
             index = stack.enter_context(contextlib.closing(open_any(pipeline.options, pipeline.cache)))
             if index.fingerprint != pipeline.index.fingerprint:
                 seed, directory = schedule.identity.shuffle_seed, pipeline.cache.path / "index"
-                fresh = open_schedule(pipeline.options.order, seed, index, directory)
+                fresh = open_order(pipeline.options, seed, index, directory)
             found = index.fingerprint
         except SqlStreamError as error:
             found, problem = None, str(error)
@@ -49,8 +49,8 @@ def refresh_rows(pipeline: Pipeline, schedule: Schedule) -> None:
         elif index is not None and fresh is not None:
             stack.pop_all()  # it stays open
             known = [_shown(pipeline.index), _shown(index)]
-            schedule.renew(fresh)
-            pipeline.renew(index)
+            schedule.renew(fresh.schedule)
+            pipeline.renew(index, fresh.lengths)
             logger.info(
                 "%s has changed: epoch %d has its rows of now (%s)", index.src, schedule.counter.next.epoch, " → ".join(known)
             )

@@ -14,12 +14,10 @@ from torch.utils.data import get_worker_info
 
 from sqlstream.cache import Cache
 from sqlstream.cache.session import FailureRecord
-from sqlstream.config import Buckets, MemberForm, Packs, check_at_least
+from sqlstream.config import MemberForm, check_at_least
 from sqlstream.errors import ConfigError, EmptySelectionError, SqlStreamError
-from sqlstream.index.buckets import open_buckets
 from sqlstream.index.build.narrow import narrowed
 from sqlstream.index.file.index import Index
-from sqlstream.index.lengths import open_lengths
 from sqlstream.index.query import query_rows
 from sqlstream.index.splits import plan_splits
 from sqlstream.index.types.arrow import schema_of, table_of
@@ -28,7 +26,7 @@ from sqlstream.storage.base.urls import is_remote
 from sqlstream.stream.engine.row_source import RowSource
 from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
 from sqlstream.stream.options import DatasetOptions
-from sqlstream.stream.orders import open_schedule, warn_of_reading_again
+from sqlstream.stream.orders import open_order, open_schedule, warn_of_reading_again
 from sqlstream.stream.pipeline import Pipeline
 from sqlstream.stream.run.order_options import OrderOptions
 from sqlstream.stream.run.schedule import Schedule
@@ -272,13 +270,7 @@ class SelectedRows:
             if columns and _names_remote_objects(index, columns):
                 cache.session.expect_forks(index.known_length)
             warn_of_reading_again(options, index)
-            directory, batches = cache.path / "index", options.order.batches
-            buckets, lengths, show_progress = None, None, options.show_progress
-            if isinstance(batches, Buckets):
-                buckets = open_buckets(index, batches, directory, show_progress=show_progress)
-            elif isinstance(batches, Packs) and isinstance(batches.length, str):
-                lengths = open_lengths(index, batches.length, directory, show_progress=show_progress)
-            self._schedule = open_schedule(options.order, seed, index, directory, buckets, lengths)
+            self._schedule, buckets, lengths = open_order(options, seed, index, cache.path / "index")
         except BaseException:
             cache.close()
             raise

@@ -328,7 +328,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"epoch_size": 9}, "epoch_size=9 cannot be had"),
     ({"num_canonical_nodes": 2}, "num_canonical_nodes=2 cannot be had"),
     ({"unaligned_worker_index": True}, "unaligned_worker_index=True cannot be had"),
-    ({"refresh": "epoch"}, "leave one of them out"),
     ({"lazy_index_chunk_size": 4}, "lazy index"),
     ({"batches": Packs("n - 1", CAPACITY)}, r"row \d+ has 0: a length is a whole number of 1 or more"),
 ]
@@ -338,6 +337,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_does_not_go_with_packs_is_refused(options: dict[str, Any], problem: str, runs: Any) -> None:
     with pytest.raises(ConfigError, match=problem):
         runs(**options)
+
+
+def test_rows_of_another_version_are_packed_from_the_next_epoch_on(runs: Any, table: Path) -> None:
+    (dataset,) = runs(refresh="epoch").datasets
+    loader = StreamingDataLoader(dataset, batch_size=2, collate_fn=seen)
+    assert len(list(loader)) == len(loader)
+    pq.write_table(pa.table({"n": LENGTHS[:20], "row": list(range(20))}), table)
+    batches = list(loader)
+    assert sum(len(batch) for batch in batches) == dataset.epoch_size == len({pack for batch in batches for pack in batch})
+    assert dataset.epoch_size < 10
+    pq.write_table(pa.table({"n": [*LENGTHS[:20], 999], "row": list(range(21))}), table)
+    assert len(list(loader)) == len(batches), "a row that no pack has room for: the rows stay as they are"
+    with pytest.raises(ConfigError, match="1 rows are longer than a pack of 32: row 20 has 999"):
+        runs()
 
 
 def times(packs: list[dict[str, Any]]) -> Counter[int]:
