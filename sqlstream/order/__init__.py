@@ -31,6 +31,7 @@ from sqlstream.order.permute import MAX_SIZE, PERMUTATION_VERSION, Int64Array, P
 from sqlstream.order.plan import Plan, shuffled
 from sqlstream.order.shuffled import Shuffled
 from sqlstream.order.steps import Steps
+from sqlstream.order.streams.continued import Continued
 from sqlstream.order.streams.even import Even, Turns
 from sqlstream.order.streams.mixed import ENDLESS, Mixed, MixtureSince, StreamWeights, TurnLayout
 from sqlstream.order.streams.mixture import MIXTURE_VERSION, Change, Mixture, all_exhausted, first_exhausted, ramp
@@ -60,6 +61,7 @@ __all__ = [
     "BucketRows",
     "Bucketed",
     "Change",
+    "Continued",
     "Draws",
     "Even",
     "Filtered",

@@ -296,6 +296,19 @@ class StreamingDataset(SelectedRows, IteratedDataset):
                 "the DataLoader, or num_workers=0"
             )
 
+    def _check_packs_can_be_weighted(self) -> None:
+        """Raise ConfigError if weights of rows in packs cannot change from an epoch on."""
+        order = self._pipeline.options.order
+        for name, value in (
+            ("epoch_size", order.epoch_size),
+            ("num_canonical_nodes", order.num_canonical_nodes if order.num_canonical_nodes > 1 else None),
+        ):
+            if isinstance(order.planned_batches, Packs) and value is not None:
+                raise ConfigError(
+                    f"reweight() with Packs and {name}={value} cannot be had: the packs of a round of all rows are planned "
+                    "together, and may be in several epochs, or on several nodes; leave it out"
+                )
+
     def _default_collate(self) -> Callable[[list[Any]], Any] | None:
         batches = self._pipeline.options.order.batches
         if isinstance(batches, Packs) and isinstance(batches.pack_fn, PackTokens | None):
@@ -323,4 +336,5 @@ class StreamingDataset(SelectedRows, IteratedDataset):
                 f"at_step={at_step} cannot be had with batches=: which batches an epoch has follows from its weights. Leave it "
                 "out, then they hold from the next epoch on"
             )
+        self._check_packs_can_be_weighted()
         reweight(self._schedule, weights, at_step, self._pipeline.options.samples.prefetch)

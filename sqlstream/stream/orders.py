@@ -29,6 +29,7 @@ from sqlstream.order import (
     BlockLayout,
     Bucketed,
     BucketLanes,
+    Continued,
     Filtered,
     Order,
     Packed,
@@ -252,19 +253,25 @@ def _tell_of_small(batches: Buckets, buckets: BucketTable, order: Bucketed | Buc
 def _in_packs(
     options: OrderOptions, packs: Packs, seed: int | None, index: Index, lengths: LengthTable, weighting: Weighting
 ) -> Schedule:
-    """Return the order of packs of rows; a state counts packs, and knows the rows as the size of its epochs."""
-    order = Packed(
+    """Return the order of packs of rows; a state counts packs, and knows the rows as the size of its epochs.
+
+    With `epoch_size` an epoch has so many packs, and begins where the one before has ended.
+    """
+    parts = options.num_canonical_nodes
+    packed = Packed(
         rows=lengths,
         capacity=packs.capacity,
         max_rows=packs.max_rows,
         on_long=OnLong(packs.on_long),
         seed=seed,
+        num_parts=parts,
         weights=PackWeighting(weighting, lengths),
     )
-    plan, num_packed = order.plan, order.num_rows
+    num_packed, most_rows = packed.num_rows, max(plan.most_rows for plan in packed.plans)
     logger.info(
         "packs by %r: %d rows in %d packs of %d, %.2f %% full, at most %d rows in one",
-        *(packs.length, num_packed, plan.num_packs, packs.capacity, 100 * plan.fill, plan.most_rows),
+        *(packs.length, num_packed, sum(plan.num_packs for plan in packed.plans), packs.capacity),
+        *(100 * packed.fill, most_rows),
     )
     if num_packed < lengths.num_rows:
         logger.info(
@@ -273,15 +280,18 @@ def _in_packs(
             lengths.num_rows - num_packed,
             lengths.num_rows,
         )
+    order: Order = packed
+    if options.epoch_size is not None:
+        order = Continued(order=packed, epoch_size=options.epoch_size, num_parts=parts)
     identity = RunIdentity(
         fingerprint=index.fingerprint,
         shuffle_seed=seed,
-        num_canonical_nodes=1,
-        blocks=order.packing,
-        epoch_size=lengths.num_rows,
+        num_canonical_nodes=parts,
+        blocks=packed.packing + ("" if options.epoch_size is None else f", epochs of {options.epoch_size} packs"),
+        epoch_size=options.epoch_size or lengths.num_rows,
         content=index.content,
     )
-    steps = Steps(order=order, batch_size=options.batch_size, tail=options.tail)
+    steps = Steps(order=order, batch_size=options.batch_size, tail=options.tail, num_canonical_nodes=parts)
     return Schedule(steps, weighting, options, identity=identity)
 
 

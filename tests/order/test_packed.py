@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from sqlstream.config import OnLong
 from sqlstream.errors import ConfigError
-from sqlstream.order import MAX_REPLACEMENTS, Draws, Packed
+from sqlstream.order import MAX_REPLACEMENTS, Continued, Draws, Order, Packed, plan_packs
+from sqlstream.order.packs.pack_plan import divided
 from tests.order.packs import RowsByLength
 
 LENGTHS = [int(length) for length in np.random.RandomState(4).randint(1, 31, 200)]
@@ -25,7 +26,7 @@ def opened(lengths: list[int], capacity: int = 30, seed: int | None = 3, **optio
     return Packed(rows=RowsByLength.of(lengths), capacity=capacity, seed=seed, **options)
 
 
-def epoch_of(order: Packed, epoch: int) -> Draws:
+def epoch_of(order: Order, epoch: int) -> Draws:
     return order.rows_at(epoch, np.arange(order.num_positions(epoch)))
 
 
@@ -151,4 +152,72 @@ def test_what_decides_packs_is_in_the_text_that_states_compare() -> None:
         for on_long in OnLong
     }
     assert len(texts) == 16
-    assert opened(LENGTHS, max_rows=2).plan.most_rows == 2
+    assert opened(LENGTHS, max_rows=2).plans[0].most_rows == 2
+
+
+# -- parts of canonical nodes, and epochs of another size -------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=60), st.integers(2, 5), st.sampled_from(list(OnLong)[1:]))
+def test_each_row_stays_in_its_part_which_has_as_many_packs_as_positions(
+    lengths: list[int], num_parts: int, on_long: OnLong
+) -> None:
+    if on_long is OnLong.DROP:
+        lengths = [*lengths, 3]
+    order = opened(lengths, num_parts=num_parts, on_long=on_long)
+    whole = opened(lengths, on_long=on_long)
+    parts: list[dict[Any, int]] = []
+    for epoch in (0, 3):
+        draws, size = epoch_of(order, epoch), order.num_positions(epoch)
+        assert [plan.num_packs for plan in order.plans] == [len(range(part, size, num_parts)) for part in range(num_parts)]
+        taken = list(zip(draws.row.tolist(), [0] * len(draws.row) if draws.part is None else draws.part.tolist(), strict=True))
+        plain = epoch_of(whole, epoch)
+        assert sorted(draws.row.tolist()) == sorted(plain.row.tolist()), "each comes as without parts"
+        assert np.add.reduceat(np.array(sizes_of(order, draws)), draws.starts[:-1]).max() <= 30
+        positions = np.repeat(np.arange(size), np.diff(draws.starts))
+        parts.append(dict(zip(taken, (positions % num_parts).tolist(), strict=True)))
+        some = np.array([size - 1, 0])
+        assert packs_of(order.rows_at(epoch, some)) == [packs_of(draws)[size - 1], packs_of(draws)[0]]
+    assert parts[0] == parts[1]
+    assert order.num_positions(0) <= whole.num_positions(0) + 2 * num_parts
+    for position in range(min(4, order.num_positions(0))):
+        own = {row for (row, part), of in parts[0].items() if of == position % num_parts and not part}
+        assert set(order.replacements(0, position)) <= own, "what stands in for a failed row is on the same node"
+
+
+def test_packs_are_divided_until_each_row_has_one_of_its_own() -> None:
+    lengths, counts = np.array([3, 5, 9], np.int64), np.array([7, 4, 2], np.int64)
+    plan = plan_packs(lengths, counts, 12)
+    for num_packs in range(plan.num_packs, 14):
+        more = divided(plan, num_packs)
+        assert more.num_packs == num_packs
+        sizes = np.diff(more.stops, prepend=0)  # [T]
+        of_entry = np.repeat(sizes, np.diff(more.entry_starts)) * more.entry_rows  # [E]
+        assert np.bincount(more.entry_length, of_entry).tolist() == counts.tolist()
+        assert np.add.reduceat(lengths[more.entry_length] * more.entry_rows, more.entry_starts[:-1]).max() <= 12
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+@pytest.mark.parametrize("size", [4, 40, 66])
+def test_an_epoch_of_another_size_goes_on_where_the_one_before_has_ended(size: int, num_parts: int) -> None:
+    packed = opened(LENGTHS[:40], num_parts=num_parts)
+    order = Continued(order=packed, epoch_size=size, num_parts=num_parts)
+    rounds: list[list[Any]] = [[] for _ in range(num_parts)]
+    for epoch in range(12):
+        for position, pack in enumerate(packs_of(epoch_of(packed, epoch))):
+            rounds[position % num_parts].append(pack)
+    found: list[list[Any]] = [[] for _ in range(num_parts)]
+    for epoch in range(3):
+        draws = epoch_of(order, epoch)
+        for position, pack in enumerate(packs_of(draws)):
+            found[position % num_parts].append(pack)
+        assert order.num_positions(epoch) == size
+        again = order.rows_at(epoch, np.array([size - 1]))
+        assert packs_of(again) == [packs_of(draws)[-1]]
+        assert again.epoch[0] == draws.epoch[-1]
+    assert all(of == whole[: len(of)] for of, whole in zip(found, rounds, strict=True))
+    assert list(order.replacements(0, 1)) == list(packed.replacements(0, 1))
+    with pytest.raises(IndexError):
+        order.rows_at(0, np.array([size]))
+    with pytest.raises(ConfigError, match="epoch_size=5 is no multiple of num_canonical_nodes=2: give 4 or 6"):
+        Continued(order=packed, epoch_size=5, num_parts=2)

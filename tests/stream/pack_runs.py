@@ -37,6 +37,11 @@ def seen(packs: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [(pack["__epoch__"], *pack["__rows__"], *pack["drawn"], *pack["input_ids"].tolist()) for pack in packs]
 
 
+def rows_in(pack: tuple[Any, ...]) -> tuple[int, ...]:
+    """The rows of a pack as `seen` has it: an epoch, rows, as many numbers that were drawn, tokens."""
+    return pack[1 : 1 + (len(pack) - 1 - CAPACITY) // 2]
+
+
 def write_table(path: Path) -> Path:
     """Write the rows: how long each is, and its number."""
     pq.write_table(pa.table({"n": LENGTHS, "row": list(range(NUM_ROWS))}), path)

@@ -7,7 +7,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,9 @@ from tests.stream.pack_runs import (
     NUM_ROWS,
     PACKS,
     Run,
+    Step,
     failing,
+    rows_in,
     seen,
     tokenize,
     tokens_of,
@@ -325,8 +327,9 @@ def test_a_state_of_other_packs_is_refused(runs: Any) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"epoch_size": 9}, "epoch_size=9 cannot be had"),
-    ({"num_canonical_nodes": 2}, "num_canonical_nodes=2 cannot be had"),
+    ({"epoch_size": 0}, "epoch_size=0"),
+    ({"epoch_size": 9, "num_canonical_nodes": 2}, "epoch_size=9 is no multiple of num_canonical_nodes=2: give 8 or 10"),
+    ({"weights": "n", "num_canonical_nodes": 2}, "num_canonical_nodes=2 with weights= and Packs cannot be had"),
     ({"unaligned_worker_index": True}, "unaligned_worker_index=True cannot be had"),
     ({"lazy_index_chunk_size": 4}, "lazy index"),
     ({"batches": Packs("n - 1", CAPACITY)}, r"row \d+ has 0: a length is a whole number of 1 or more"),
@@ -337,6 +340,66 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_does_not_go_with_packs_is_refused(options: dict[str, Any], problem: str, runs: Any) -> None:
     with pytest.raises(ConfigError, match=problem):
         runs(**options)
+
+
+def test_nodes_keep_their_rows_and_any_number_of_them_takes_the_same_steps(table: Path) -> None:
+    def opened(num_nodes: int, node: int) -> StreamingDataset:
+        world = World(rank=node, world_size=num_nodes, node=node, num_nodes=num_nodes)
+        given: dict[str, Any] = {"shuffle_seed": 5, "show_progress": False, "batches": PACKS, "transforms": [tokenize]}
+        return StreamingDataset(table, table.parent / "cache", world=world, num_canonical_nodes=4, **given)
+
+    steps: dict[int, list[Step]] = {}
+    states: list[dict[str, Any]] = []
+    for num_nodes in (1, 2, 4):
+        parts = []
+        for node in range(num_nodes):
+            with opened(num_nodes, node) as dataset:
+                loader = StreamingDataLoader(dataset, batch_size=GLOBAL_BATCH // num_nodes, collate_fn=seen)
+                batches = []
+                for _ in range(2):
+                    for batch in loader:
+                        batches.append(batch)
+                        states += [json.loads(json.dumps(loader.state_dict()))] if num_nodes == 2 and not node else []
+                parts.append(batches)
+        rows = [{row for batch in part for pack in batch for row in rows_in(pack)} for part in parts]
+        assert sum(map(len, rows)) == len(set().union(*rows)) == NUM_ROWS, "each node has rows of its own"
+        steps[num_nodes] = [frozenset(chain.from_iterable(batches)) for batches in zip(*parts, strict=True)]
+    assert steps[1] == steps[2] == steps[4]
+    for number in range(0, len(states) - 1, 3):
+        taken = []
+        for node in range(4):
+            with opened(4, node) as dataset:
+                loader = StreamingDataLoader(dataset, batch_size=1, collate_fn=seen)
+                loader.load_state_dict(states[number])
+                taken += next(iter(loader))
+        assert frozenset(taken) == steps[1][number + 1], f"after {number + 1} steps"
+
+
+def test_an_epoch_of_so_many_packs_goes_on_where_the_one_before_has_ended(runs: Any) -> None:
+    one_round = seen(list(runs().datasets[0]))
+    for weights in (None, "n"):
+        sized = runs(epoch_size=12, weights=weights)
+        (dataset,) = sized.datasets
+        assert dataset.epoch_size == 12
+        assert len(sized.loaders[0]) == 3
+        states, steps = [sized.state()], []
+        for _ in range(9):
+            steps.append(sized.step())
+            states.append(sized.state())
+        if weights is None:
+            assert frozenset(one_round) < frozenset(pack for step in steps for pack in step), "each row once a round"
+        other, with_workers = runs(2, epoch_size=12, weights=weights), runs(1, 2, epoch_size=12, weights=weights)
+        for number, state in enumerate(states[:8]):
+            other.load(state)
+            assert other.step() == steps[number]
+        with_workers.load(states[4])
+        assert [with_workers.step() for _ in range(3)] == steps[4:7]
+        with pytest.raises(StateError, match="epoch_size=12"):
+            runs(epoch_size=13, weights=weights).load(states[1])
+        with pytest.raises(ConfigError, match=r"reweight\(\) with Packs and epoch_size=12 cannot be had"):
+            dataset.reweight("n")
+    with pytest.raises(ConfigError, match=r"reweight\(\) with Packs and num_canonical_nodes=2 cannot be had"):
+        runs(num_canonical_nodes=2).datasets[0].reweight("n")
 
 
 def test_rows_of_another_version_are_packed_from_the_next_epoch_on(runs: Any, table: Path) -> None:

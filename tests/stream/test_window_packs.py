@@ -16,7 +16,7 @@ from sqlstream import MixedDataset, MultiStreamDataLoader, Packs, StreamingDataL
 from sqlstream.errors import ConfigError, StateError, TooManyFailuresError, TransformError, UnknownLengthError
 from sqlstream.transforms.presets import PackTokens
 from sqlstream.world import World
-from tests.stream.pack_runs import CAPACITY, LENGTHS, NUM_ROWS, Run, failing, seen, tokenize, tokens_of, write_table
+from tests.stream.pack_runs import CAPACITY, LENGTHS, NUM_ROWS, Run, failing, rows_in, seen, tokenize, tokens_of, write_table
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
@@ -149,11 +149,6 @@ def test_each_rank_goes_on_from_a_state_of_its_own(table: Path) -> None:
         alone.load(states[0][0])
     for made in (run, other, alone):
         made.close()
-
-
-def rows_in(pack: tuple[Any, ...]) -> tuple[int, ...]:
-    """The rows of a pack as `seen` has it: an epoch, rows, as many numbers that were drawn, tokens."""
-    return pack[1 : 1 + (len(pack) - 1 - CAPACITY) // 2]
 
 
 def test_an_endless_iteration_has_whole_batches_for_ever(opened: Any) -> None:

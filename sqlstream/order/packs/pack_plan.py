@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -104,9 +104,54 @@ def plan_packs(lengths: Int64Array, counts: Int64Array, capacity: int, max_rows:
     if len(lengths) and not 1 <= lengths[0] <= lengths[-1] <= capacity:
         raise ValueError(f"lengths from {lengths[0]} to {lengths[-1]} are not within 1 to {capacity}")
     groups = list(_filled(lengths.tolist(), counts.tolist(), capacity, max_rows or capacity))
-    entries = [list(_entries(group.filling)) for group in groups]
+    patterns = [(list(_entries(group.filling)), group.packs) for group in groups]
+    return _plan_of(patterns, lengths, counts, capacity)
+
+
+def divided(plan: PackPlan, num_packs: int) -> PackPlan:
+    """Return a plan of more packs for the same rows: some packs, the emptiest ones first, are divided into two.
+
+    Args:
+        plan: The plan.
+        num_packs: How many packs it shall have: at least as many as it has, and at most one for each row.
+
+    Example:
+        >>> plan = plan_packs(np.array([2, 3, 5]), np.array([2, 1, 2]), 8)
+        >>> more = divided(plan, 5)
+        >>> more.num_packs, more.most_rows
+        (5, 1)
+    """
+    missing = num_packs - plan.num_packs
+    if not missing:
+        return plan
+    bounds = zip(plan.entry_starts[:-1].tolist(), plan.entry_starts[1:].tolist(), strict=True)
+    packs, length, rows = np.diff(plan.stops, prepend=0).tolist(), plan.entry_length.tolist(), plan.entry_rows.tolist()
+    patterns = [
+        (list(zip(length[start:stop], rows[start:stop], strict=True)), number)
+        for (start, stop), number in zip(bounds, packs, strict=True)
+    ]
+    at = len(patterns) - 1
+    while missing:
+        entries, number = patterns[at]
+        if sum(rows_of for _, rows_of in entries) == 1:
+            at -= 1
+            continue
+        some = min(number, missing)
+        (first, rows_of_first), *others = entries
+        rest = [(first, rows_of_first - 1), *others] if rows_of_first > 1 else others
+        patterns[at : at + 1] = [(entries, number - some)] * (number > some) + [([(first, 1)], some), (rest, some)]
+        missing -= some
+        at = len(patterns) - 1
+    return _plan_of(patterns, plan.lengths, plan.counts, plan.capacity)
+
+
+def _plan_of(
+    patterns: Sequence[tuple[Sequence[tuple[int, int]], int]], lengths: Int64Array, counts: Int64Array, capacity: int
+) -> PackPlan:
+    """Return the plan of patterns: for each its entries (a length, rows of it), and how many packs it has."""
+    entries = [of_pattern for of_pattern, _ in patterns]
     flat = np.array([entry for of_pattern in entries for entry in of_pattern], dtype=np.int64).reshape(-1, 2)  # [E, 2]
-    packs = np.array([group.packs for group in groups], dtype=np.int64)  # [T]
+    packs = np.array([number for _, number in patterns], dtype=np.int64)  # [T]
     sizes = np.array(list(map(len, entries)), dtype=np.int64)  # [T]
     entry_length, entry_rows = flat[:, 0], flat[:, 1]  # [E], [E]
     return PackPlan(

@@ -6,6 +6,10 @@
 Which lengths share a pack is the plan's, the same in every epoch; which rows of these lengths meet is another draw in each.
 Each row comes once an epoch, or as often as it weighs. Nothing of this is state, and no row has a plan of its own.
 
+With C canonical nodes, unit u belongs to part u mod C. Since units are sorted by length, the parts have nearly the same
+lengths, and plans of nearly as many packs; where one has fewer, some of its packs are divided. Position q takes a pack of part
+q mod C.
+
 What is drawn are *units*: rows that fit a pack, and parts of those that do not (`OnLong`). The units of a length are numbered
 by part, so the whole rows among them come first; they are those that may stand in for a failed one.
 """
@@ -21,7 +25,8 @@ import numpy as np
 from sqlstream.config import OnLong, check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.order.order import MAX_REPLACEMENTS, Draws, StreamPlaces, check_positions, check_seed, check_size
-from sqlstream.order.packs.pack_plan import PACK_PLAN_VERSION, PackPlan, plan_packs
+from sqlstream.order.packs.pack_plan import PACK_PLAN_VERSION, PackPlan, divided, plan_packs
+from sqlstream.order.packs.units import Units, ranges, sums_before, units_of, units_of_part
 from sqlstream.order.permute import Int64Array, Permutation, forward_each
 from sqlstream.order.weights import WeightedRows
 
@@ -70,34 +75,19 @@ class LengthWeights(Protocol):
         """Return the weights of an epoch; None: each row comes once."""
 
 
-class Units(NamedTuple):
-    """What an epoch packs, in segments: one part of all rows of one length."""
-
-    lengths: Int64Array
-    """The distinct lengths of units, rising: [U]."""
-    counts: Int64Array
-    """Units of each: [U]."""
-    starts: Int64Array
-    """First unit of each length: [U]."""
-    segment_stops: Int64Array
-    """Units of all segments up to and with each: [S]."""
-    segment_slots: Int64Array
-    """First slot of each segment's rows; without weights a slot is a place in the table: [S]."""
-    segment_sizes: Int64Array
-    """Rows of each segment: [S]."""
-    segment_parts: Int64Array
-    """Number of the part of its rows: [S]."""
-    whole: Int64Array
-    """Units of each length that are the first part of their row, which come first: [U]."""
-
-
 class _PackedEpoch(NamedTuple):
     """What an epoch packs, and how."""
 
     units: Units
-    plan: PackPlan
+    plans: tuple[PackPlan, ...]
+    """The packs of each part: [C]."""
     weights: WeightedLengths | None
     """How often rows come; None: once."""
+
+    @property
+    def num_packs(self) -> int:
+        """Packs of all parts."""
+        return sum(plan.num_packs for plan in self.plans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +106,8 @@ class Packed:
     on_long: OnLong = OnLong.RAISE
     """What becomes of rows that are longer than a pack."""
     seed: int | None
+    num_parts: int = 1
+    """Canonical nodes."""
     weights: LengthWeights | None = None
     """How often rows come; None: once an epoch."""
     _every: _PackedEpoch = field(init=False, repr=False, compare=False)
@@ -136,14 +128,24 @@ class Packed:
         check_size("rows in packs", int(self.rows.counts.sum()))
         if self.on_long is OnLong.RAISE:
             self._check_none_is_long()
+        if self.num_parts > 1 and self.weights is not None and self.weights.of_epoch(0) is not None:
+            raise ConfigError(
+                f"num_canonical_nodes={self.num_parts} with weights= and Packs cannot be had: rows that come several times are "
+                "not divided into parts; leave one of them out"
+            )
         units = units_of(self.rows.lengths, self.rows.counts, self.capacity, self.on_long)
-        plan = plan_packs(units.lengths, units.counts, self.capacity, self.max_rows)
-        object.__setattr__(self, "_every", _PackedEpoch(units, plan, None))
+        object.__setattr__(self, "_every", _PackedEpoch(units, self._plans_of(units), None))
 
     @property
-    def plan(self) -> PackPlan:
-        """The packs of an epoch."""
-        return self._every.plan
+    def plans(self) -> tuple[PackPlan, ...]:
+        """The packs of an epoch without weights, by part: [C]."""
+        return self._every.plans
+
+    @property
+    def fill(self) -> float:
+        """Share of the capacity of all packs that rows take, in an epoch without weights."""
+        num_values = sum(int(plan.lengths @ plan.counts) for plan in self.plans)
+        return num_values / max(1, self._every.num_packs * self.capacity)
 
     @property
     def num_rows(self) -> int:
@@ -159,11 +161,12 @@ class Packed:
     @property
     def packing(self) -> str:
         """A text for rows and packs: what a state says of the order, beside the seed."""
-        return f"{text_of_packs(self.capacity, self.max_rows, self.on_long)}, {self.rows.digest}"
+        parts = "" if self.num_parts == 1 else f", {self.num_parts} parts"
+        return f"{text_of_packs(self.capacity, self.max_rows, self.on_long)}{parts}, {self.rows.digest}"
 
     def num_positions(self, epoch: int) -> int:
         """Return the packs of an epoch."""
-        return self._epoch(epoch).plan.num_packs
+        return self._epoch(epoch).num_packs
 
     def rows_at(self, epoch: int, positions: Int64Array) -> Draws:
         """Return the rows of the packs at `positions`.
@@ -196,7 +199,7 @@ class Packed:
         """
         weights = "" if self.weights is None else self.weights.fingerprint
         if self.weights is None or self.weights.of_epoch(0) is None:
-            return StreamPlaces(*np.divmod(draws, self._every.plan.num_packs))
+            return StreamPlaces(*np.divmod(draws, self._every.num_packs))
         before = self._packs_before.get(weights)
         if before is None:
             self._packs_before.clear()
@@ -241,21 +244,55 @@ class Packed:
             counts = np.diff(stops, prepend=0)  # [L]
             some = np.flatnonzero(counts)  # [l]
             units = units_of(self.rows.lengths[some], counts[some], self.capacity, self.on_long)
-            packs = _PackedEpoch(units, plan_packs(units.lengths, units.counts, self.capacity, self.max_rows), weights)
+            packs = _PackedEpoch(units, self._plans_of(units), weights)
             for old in [known for known in self._weighted if known != epoch][:-1]:
                 self._weighted.pop(old, None)
             self._weighted[epoch] = packs
         return packs
 
+    def _plans_of(self, units: Units) -> tuple[PackPlan, ...]:
+        """Return the packs of each part, as many in each as it has positions."""
+        if self.num_parts == 1:
+            return (plan_packs(units.lengths, units.counts, self.capacity, self.max_rows),)
+        plans = [
+            plan_packs(units.lengths, of_part.counts, self.capacity, self.max_rows)
+            for of_part in (units_of_part(units, part, self.num_parts) for part in range(self.num_parts))
+        ]
+        # With so many positions each part has as many as packs, or more, and never more than units.
+        num_positions = max((plan.num_packs - 1) * self.num_parts + part + 1 for part, plan in enumerate(plans))
+        return tuple(divided(plan, -(-(num_positions - part) // self.num_parts)) for part, plan in enumerate(plans))
+
     def _units_at(self, epoch: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the units of the packs at positions, and the number of the first one of each pack: [m], [n + 1]."""
-        units, plan, _ = self._epoch(epoch)
-        check_positions(positions, plan.num_packs)
+        packs = self._epoch(epoch)
+        check_positions(positions, packs.num_packs)
+        if self.num_parts == 1:
+            return self._units_in_part(packs, epoch, positions, 0)
+        index, part = np.divmod(positions, self.num_parts)
+        sizes = np.zeros(len(positions), dtype=np.int64)  # [n]
+        found: list[tuple[Int64Array, Int64Array]] = []
+        for one in np.unique(part).tolist():
+            here = np.flatnonzero(part == one)  # [k]
+            unit, starts = self._units_in_part(packs, epoch, index[here], one)
+            sizes[here] = np.diff(starts)
+            found.append((here, unit))
+        starts = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(sizes)))  # [n + 1]
+        units = np.empty(int(starts[-1]), dtype=np.int64)  # [m]
+        for here, unit in found:
+            units[ranges(starts[here], sizes[here])] = unit
+        return units, starts
+
+    def _units_in_part(
+        self, packs: _PackedEpoch, epoch: int, positions: Int64Array, part: int
+    ) -> tuple[Int64Array, Int64Array]:
+        """Return the units of the packs at positions of a part, and the number of the first one of each pack: [m], [n + 1]."""
+        units, plan, parts = packs.units, packs.plans[part], self.num_parts
+        key = () if parts == 1 else (part,)
         pack = positions  # [n]
         if self.seed is not None and len(positions):
-            pack = Permutation.keyed(plan.num_packs, _PACKS, self.seed, epoch).forward(positions)  # [n]
+            pack = Permutation.keyed(plan.num_packs, _PACKS, self.seed, epoch, *key).forward(positions)  # [n]
         pattern = np.searchsorted(plan.stops, pack, side="right")  # [n]
-        number: Int64Array = pack - _before(plan.stops)[pattern]  # [n]; of the pack among those of its pattern
+        number: Int64Array = pack - sums_before(plan.stops)[pattern]  # [n]; of the pack among those of its pattern
         num_entries = plan.entry_starts[pattern + 1] - plan.entry_starts[pattern]  # [n]
         entry = ranges(plan.entry_starts[pattern], num_entries)  # [e]
         rows = plan.entry_rows[entry]  # [e]
@@ -264,25 +301,37 @@ class Packed:
         length = np.repeat(plan.entry_length[entry], rows)  # [m]
         which: Int64Array = np.repeat(np.repeat(np.arange(len(positions)), num_entries), rows)  # [m]
         starts = np.searchsorted(which, np.arange(len(positions) + 1))  # [n + 1]
-        first = units.starts[length]  # [m]
+        own = units_of_part(units, part, parts)
+        first = own.firsts[length]  # [m]
         if self.seed is None or not len(draw):
-            return first + draw, starts
-        unit = first + self._members(epoch, units, length, draw)  # [m]
+            return first + draw * parts, starts
+        unit = first + self._members(epoch, units.lengths, own.counts, length, draw, key) * parts  # [m]
         # Else the long rows would come first in each pack. A permutation gives numbers that differ, and serves as a hash.
-        turn = Permutation.keyed(int(units.counts.sum()), _WITHIN, self.seed, epoch).forward(first + draw)  # [m]
+        turn = Permutation.keyed(int(units.counts.sum()), _WITHIN, self.seed, epoch).forward(first + draw * parts)  # [m]
         return unit[np.lexsort((turn, which))], starts
 
-    def _members(self, epoch: int, units: Units, length: Int64Array, draw: Int64Array) -> Int64Array:
-        """Return which unit of its length each draw is: [m]."""
+    def _members(
+        self, epoch: int, lengths: Int64Array, counts: Int64Array, length: Int64Array, draw: Int64Array, key: tuple[int, ...]
+    ) -> Int64Array:
+        """Return which unit of its length each draw is: [m].
+
+        Args:
+            epoch: The epoch.
+            lengths: The distinct lengths: [U].
+            counts: Units of each: [U].
+            length: Number of the length of each draw: [m].
+            draw: Number of the draw among those of its length: [m].
+            key: What a part adds to the keys of its permutations.
+        """
         assert self.seed is not None, "there is no shuffle without one"
-        sizes = units.counts[length]  # [m]
+        sizes = counts[length]  # [m]
         member = np.zeros_like(draw)  # [m]
         several = np.flatnonzero(sizes > 1)  # [s]; a permutation of one unit is none
         if not len(several):
             return member
         distinct, which = np.unique(length[several], return_inverse=True)  # [p], [s]
         permutations = [
-            Permutation.keyed(int(units.counts[one]), _MEMBERS, self.seed, epoch, int(units.lengths[one]))
+            Permutation.keyed(int(counts[one]), _MEMBERS, self.seed, epoch, int(lengths[one]), *key)
             for one in distinct.tolist()
         ]
         member[several] = forward_each(permutations, which, draw[several])
@@ -290,7 +339,7 @@ class Packed:
 
     def _slots_of(self, units: Units, segment: Int64Array, unit: Int64Array) -> Int64Array:
         """Return the slots of units: [m]."""
-        slot: Int64Array = units.segment_slots[segment] + unit - _before(units.segment_stops)[segment]  # [m]
+        slot: Int64Array = units.segment_slots[segment] + unit - sums_before(units.segment_stops)[segment]  # [m]
         return slot
 
     def _rows_in(self, packs: _PackedEpoch, epoch: int, slot: Int64Array) -> Int64Array:
@@ -302,12 +351,13 @@ class Packed:
         packs = self._epoch(epoch)
         units = packs.units
         own = int(np.searchsorted(units.starts, failed, side="right")) - 1
+        whole = units_of_part(units._replace(counts=units.whole), failed % self.num_parts, self.num_parts)
         left, seen = MAX_REPLACEMENTS, {*self._rows_of_units(packs, epoch, np.array([failed], dtype=np.int64))}
         for length in range(own, max(-1, own - MAX_LOOKED_AT), -1):
-            num_whole, first = int(units.whole[length]), int(units.starts[length])
+            num_whole, first = int(whole.counts[length]), int(whole.firsts[length])
             shuffle = Permutation.keyed(num_whole, _REPLACEMENTS, self.seed or 0, epoch, position, draw)
             some = shuffle.forward(np.arange(min(left + 1, num_whole), dtype=np.int64))  # [k]
-            for row in self._rows_of_units(packs, epoch, first + some):
+            for row in self._rows_of_units(packs, epoch, first + some * self.num_parts):
                 if row not in seen and left:
                     seen.add(row)
                     left -= 1
@@ -326,63 +376,3 @@ def text_of_packs(capacity: int, max_rows: int | None, on_long: OnLong) -> str:
     """Return a text for what decides which lengths share a pack."""
     most = "" if max_rows is None else f", at most {max_rows} rows"
     return f"packs {PACK_PLAN_VERSION} of {capacity}{most}, long rows {on_long.value}"
-
-
-def units_of(lengths: Int64Array, counts: Int64Array, capacity: int, on_long: OnLong) -> Units:
-    """Return what is packed of so many rows of each length.
-
-    Args:
-        lengths: The distinct lengths, rising: [L].
-        counts: Rows of each: [L].
-        capacity: Values of a pack at most.
-        on_long: What becomes of longer rows.
-
-    Raises:
-        ConfigError: No row fits a pack.
-
-    Example:
-        >>> units = units_of(np.array([3, 10]), np.array([2, 1]), 4, OnLong.SPLIT)
-        >>> dict(zip(units.lengths.tolist(), units.counts.tolist(), strict=True))
-        {2: 1, 3: 2, 4: 2}
-    """
-    is_long = lengths > capacity  # [L]
-    num_parts = np.ones_like(lengths)  # [L]
-    if on_long is OnLong.DROP:
-        num_parts[is_long] = 0
-    elif on_long is OnLong.SPLIT:
-        num_parts = -(-lengths // capacity)  # [L]
-    source = np.repeat(np.arange(len(lengths)), num_parts)  # [S]; number of the rows' length
-    part = ranges(np.zeros_like(num_parts), num_parts)  # [S]
-    length = np.minimum(lengths[source] - part * capacity, capacity)  # [S]
-    in_turn = np.lexsort((source, part, length))  # [S]
-    source, part, length = source[in_turn], part[in_turn], length[in_turn]  # [S], [S], [S]
-    if not len(source):
-        raise ConfigError(
-            f"no row fits a pack of {capacity}: the shortest has {int(lengths[0]) if len(lengths) else 0}. Give a larger "
-            "capacity, or on_long='truncate' or 'split'"
-        )
-    distinct, first = np.unique(length, return_index=True)  # [U], [U]
-    sizes = counts[source]  # [S]
-    per_length = np.add.reduceat(sizes, first)  # [U]
-    return Units(
-        lengths=distinct,
-        counts=per_length,
-        starts=_before(np.cumsum(per_length)),
-        segment_stops=np.cumsum(sizes),
-        segment_slots=(np.cumsum(counts) - counts)[source],
-        segment_sizes=sizes,
-        segment_parts=part,
-        whole=np.add.reduceat(np.where(part == 0, sizes, 0), first),
-    )
-
-
-def _before(stops: Int64Array) -> Int64Array:
-    """Return the sums before each, of sums up to and with each: [n]."""
-    return np.concatenate((np.zeros(1, dtype=np.int64), stops[:-1]))
-
-
-def ranges(starts: Int64Array, sizes: Int64Array) -> Int64Array:
-    """Return the numbers from each start on, as many as its size, one range after the other: [sum of sizes]."""
-    stops = np.cumsum(sizes)  # [n]
-    total = int(stops[-1]) if len(stops) else 0
-    return np.repeat(starts - (stops - sizes), sizes) + np.arange(total)

@@ -22,7 +22,8 @@ import numpy as np
 
 from sqlstream.config import OnLong, check_at_least
 from sqlstream.order.order import Draws, Order, check_positions
-from sqlstream.order.packs.packed import Packed, ranges
+from sqlstream.order.packs.packed import Packed
+from sqlstream.order.packs.units import ranges
 from sqlstream.order.permute import Int64Array, Permutation
 
 _PACKS_OF_WINDOW = 215

@@ -135,14 +135,6 @@ class OrderOptions:
         ):
             if value not in (left_out, None):
                 raise ConfigError(f"{name}={value!r} cannot be had with batches=: leave one of them out")
-        if not isinstance(self.planned_batches, Packs):
-            return
-        for name, number, default in (
-            ("epoch_size", self.epoch_size, None),
-            ("num_canonical_nodes", self.num_canonical_nodes, 1),
-        ):
-            if number != default:
-                raise ConfigError(f"{name}={number} cannot be had with batches=Packs(…) yet: leave one of them out")
 
     @property
     def has_auto_blocks(self) -> bool:
