@@ -57,7 +57,7 @@ class PackTokens:
             SampleError: It has no sequence of them.
         """
         values: Any = sample.get(self.tokens)
-        if not _is_sequence(values):
+        if not is_sequence(values):
             fields = ", ".join(sorted(field for field in sample if not field.startswith("__"))) or "none"
             raise SampleError(
                 f"row {sample['__row__']} has no sequence in field {self.tokens!r} (fields: {fields}), of which packs are "
@@ -84,7 +84,7 @@ class PackTokens:
                 sizes.append(size)
             for name, value in sample.items():
                 if name not in _OF_PARTS:
-                    is_one = _is_sequence(value) and len(value) == length
+                    is_one = is_sequence(value) and len(value) == length
                     columns.setdefault(name, []).append(np.asarray(value[start:stop]) if is_one else value)
         total = sum(sizes)
         if self.is_padded and total < capacity:
@@ -121,7 +121,7 @@ class PackTokens:
         pack["max_seqlen"] = int(sizes.max(initial=0))
 
 
-def _is_sequence(value: Any) -> bool:
+def is_sequence(value: Any) -> bool:
     """Return whether a value is one of numbers, without dimensions but its length."""
     if isinstance(value, np.ndarray | torch.Tensor):
         return value.ndim == 1

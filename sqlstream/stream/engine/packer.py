@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import logging
 import operator
+import reprlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from sqlstream.config import OnLong, Packs
 from sqlstream.errors import ConfigError, SampleError, TransformError
 from sqlstream.index.lengths import LengthTable
 from sqlstream.order import pack_window
 from sqlstream.transforms.base import Chain, Sample
-from sqlstream.transforms.packs import LENGTH, PARTS, ROWS, SPAN, PackTokens
+from sqlstream.transforms.packs import LENGTH, PARTS, ROWS, SPAN, PackTokens, is_sequence
 from sqlstream.transforms.stream_name import STREAM
 
 logger = logging.getLogger(__name__)
 
 SHOWN = 8
 """Rows that the name of a pack has in messages."""
+SEQUENCES = ("input_ids", "labels", "position_ids", "document_ids")
+"""Fields of what a pack function gives that have a value for each one of the pack, as trainers name them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,11 +97,12 @@ class Packer:
             position: A number that no other pack of the epoch has; with the epoch it seeds the generators of the pack.
 
         Raises:
-            TransformError: The pack function failed, or gave no sample.
+            TransformError: The pack function failed, or gave no sample, or one of other rows, or one that is too long.
         """
+        rows = [sample["__row__"] for sample in parts]
         pack: Sample = {
             PARTS: list(parts),
-            ROWS: [sample["__row__"] for sample in parts],
+            ROWS: rows.copy(),
             "__epoch__": epoch,
             "__sample_key__": f"pack of rows {', '.join(str(sample['__row__']) for sample in parts[:SHOWN])}"
             + (", …" if len(parts) > SHOWN else ""),
@@ -103,11 +110,14 @@ class Packer:
         }
         if STREAM in parts[0]:
             pack[STREAM] = parts[0][STREAM]
+        name = pack["__sample_key__"]
         outcome = self.chain.run(pack, (self.chain.seed, epoch, position))
         if not isinstance(outcome, dict):
-            raise TransformError(
-                f"the pack function gave several samples for {pack['__sample_key__']}: a pack becomes one sample"
-            )
+            raise TransformError(f"the pack function gave several samples for {name}: a pack becomes one sample")
+        if self.tokens is None:
+            if STREAM in parts[0]:
+                outcome.setdefault(STREAM, parts[0][STREAM])
+            _check_made(outcome, rows, name, self.packs.capacity)
         return outcome
 
     def _measured(self, sample: Sample) -> int:
@@ -145,3 +155,51 @@ class Packer:
                 "packs of %d leave out rows that are longer, such as row %s with %d; this is said once",
                 *(self.packs.capacity, parts[long[0]]["__row__"], lengths[long[0]]),
             )
+
+
+def _check_made(made: Sample, rows: Sequence[int], name: str, capacity: int) -> None:
+    """Check what a function of the user's own has made of a pack, as far as its fields say it.
+
+    Args:
+        made: The sample.
+        rows: Rows of the pack; one that is in several parts, or weighs as much, is there several times.
+        name: What names the pack.
+        capacity: Values of a pack at most.
+
+    Raises:
+        TransformError: It has other rows, or more values than a pack, or parts that are none.
+    """
+    if ROWS in made:
+        found: Counter[int] = Counter(made[ROWS])
+        given = Counter(rows)
+        if found != given:
+            missing, twice = sorted((given - found).elements()), sorted((found - given).elements())
+            said = [f"leaves out {missing[:SHOWN]}"] * bool(missing) + [f"has {twice[:SHOWN]} too often"] * bool(twice)
+            raise TransformError(
+                f"the pack function gave {ROWS} that {' and '.join(said)} for {name}: let it keep each of the rows that it is "
+                "given, or leave rows out with where="
+            )
+    sizes = {one: len(made[one]) for one in SEQUENCES if is_sequence(made.get(one))}
+    for one, size in sizes.items():
+        if size > capacity:
+            raise TransformError(
+                f"the pack function gave {size} values in {one!r} for {name}, and a pack has at most {capacity}: let length= "
+                "count all that it adds to a row, or give a larger capacity"
+            )
+    if "cu_seqlens" in made:
+        end = next(iter(sizes.values()), None)
+        if not _are_bounds(made["cu_seqlens"], end, capacity):
+            raise TransformError(
+                f"the pack function gave cu_seqlens={reprlib.repr(made['cu_seqlens'])} for {name}: they begin with 0, never "
+                f"fall, and end with the number of values, {f'at most {capacity}' if end is None else end}"
+            )
+
+
+def _are_bounds(given: object, end: int | None, capacity: int) -> bool:
+    """Return whether these are the bounds of parts that end at `end`; None: at any value up to the capacity."""
+    if not is_sequence(given):
+        return False
+    bounds = np.asarray(given)  # [P + 1]
+    if not len(bounds) or bounds[0] != 0 or (np.diff(bounds) < 0).any():
+        return False
+    return bool(bounds[-1] <= capacity) if end is None else bool(bounds[-1] == end)
