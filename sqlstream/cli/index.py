@@ -53,7 +53,7 @@ def register(subcommands: Subcommands) -> None:
     query = add_command(group, "query", run_query, "run one SELECT on an index; its table is called dataframe")
     explain = add_command(group, "explain", run_explain, "count what a filter would keep, for each source file")
     written = export.register(group)
-    measure.register(group)
+    measure.register(group).set_defaults(spelling=_SPELLING)
     verify = add_command(group, "verify", run_verify, "read every index file whole; exit code 1 if one is damaged")
     verify.add_argument("--repair", action="store_true", help="remove what is damaged: the next run builds it again")
     push = add_command(group, "push", run_push, "put an index into a store that nodes share")

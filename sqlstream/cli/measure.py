@@ -2,7 +2,8 @@
 
     rows of the index ─ parts of `PART_ROWS` rows, some processes → <dst>/measured/<name>.parts/*.parquet → <name>.parquet
 
-A part is there whole or not at all, and is named by its rows: a run that was stopped goes on with those that are missing.
+A part is there whole or not at all, and is named by its rows: a run that was stopped goes on with those that are missing. With
+`--part i/n` a machine makes its share of the parts, beside a file that all machines see (`--out`), and `--merge` joins them.
 """
 
 from __future__ import annotations
@@ -62,6 +63,34 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The parts that one of several machines makes: every n-th."""
+
+    number: int
+    """From 1 on."""
+    count: int
+
+    @classmethod
+    def of(cls, text: str) -> Share:
+        """Return the share that `i/n` says.
+
+        Raises:
+            ConfigError: It says none.
+        """
+        number, _, count = text.partition("/")
+        if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+            raise ConfigError(f"--part {text} is no share: give i/n, such as 1/4 to 4/4 on four machines")
+        return cls(number=int(number), count=int(count))
+
+    def has(self, part: int) -> bool:
+        """Return whether a part is one of them."""
+        return part % self.count == self.number - 1
+
+
+ALL = Share(number=1, count=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPart:
     """What became of a part."""
 
@@ -93,6 +122,11 @@ def register(group: Subcommands) -> argparse.ArgumentParser:
     measure.add_argument(
         "--on-error", metavar="WHAT", default="raise", help="rows that fail: raise, or null (default: %(default)s)"
     )
+    measure.add_argument("--data-type", metavar="TYPE", help="for a directory: which kind of file makes a sample, e.g. image")
+    measure.add_argument(
+        "--part", metavar="I/N", help="compute the I-th of N shares of the rows, on one of several machines; --merge joins them"
+    )
+    measure.add_argument("--merge", action="store_true", help="compute nothing: make the table of what --part runs have left")
     measure.add_argument("--out", metavar="FILE", help="where the table goes (default: DST/measured/…)")
     measure.add_argument("--overwrite", action="store_true", help="compute all rows again")
     add_storage_option(measure)
@@ -105,6 +139,13 @@ def run_measure(options: argparse.Namespace) -> int:
         raise ConfigError(f"--on-error {options.on_error} is unknown: give raise or null")
     if options.num_workers < 0:
         raise ConfigError(f"--num-workers {options.num_workers} is out of range: give 0 or more")
+    if (options.part or options.merge) and not options.out:
+        raise ConfigError(
+            "--part and --merge need --out FILE, on a file system that all machines see: the shares are kept beside it"
+        )
+    if options.part and options.merge:
+        raise ConfigError("--part computes a share and --merge joins all of them: run --merge when every --part has ended")
+    share = Share.of(options.part) if options.part else None
     if "" not in sys.path:
         sys.path.insert(0, "")  # functions are found where the command is started, as by `python -m`
     measure = Measure(
@@ -117,13 +158,18 @@ def run_measure(options: argparse.Namespace) -> int:
             "columns_to_download": options.download,
             "sql_query": options.sql,
             "where": options.where,
+            "data_type": options.data_type,
             "storage_options": storage_options(options.storage_option),
         },
         makes_null=options.on_error == "null",
     )
-    document = measure_columns(measure, options.num_workers, out=options.out, overwrite=options.overwrite)
+    document = measure_columns(
+        measure, options.num_workers, out=options.out, overwrite=options.overwrite, share=share, merges=options.merge
+    )  # fmt: skip
     if options.json:
         print_json(document)
+    elif share is not None:
+        print_facts([(name.replace("_", " "), str(value)) for name, value in document.items()])
     else:
         print_facts([(name.replace("_", " "), str(value)) for name, value in document.items()])
         name = Path(document["path"]).name.partition("-")[0]
@@ -131,17 +177,27 @@ def run_measure(options: argparse.Namespace) -> int:
     return 0
 
 
-def measure_columns(measure: Measure, num_workers: int, *, out: str | None, overwrite: bool) -> dict[str, Any]:
-    """Measure all rows, and return what is said of it.
+def measure_columns(
+    measure: Measure,
+    num_workers: int,
+    *,
+    out: str | None,
+    overwrite: bool,
+    share: Share | None = None,
+    merges: bool = False,
+) -> dict[str, Any]:
+    """Measure all rows, or a share of them, and return what is said of it.
 
     Args:
         measure: What is measured.
         num_workers: Processes; 0: this one.
         out: The file; None: in the cache directory, under a name that belongs to rows, columns and function.
         overwrite: What is there is computed again.
+        share: Make no table, but these parts of it.
+        merges: Compute nothing: make the table of the parts.
 
     Raises:
-        ConfigError: No column names the rows, or the function is not there.
+        ConfigError: No column names the rows, or the function is not there, or parts that are merged.
         SampleError, StorageError: A row cannot be measured.
     """
     from sqlstream.index.types.models import fingerprint
@@ -161,25 +217,52 @@ def measure_columns(measure: Measure, num_workers: int, *, out: str | None, over
             "function": measure.transform,
             "on": on,
         }
+        content = dataset.index.content
         key = fingerprint(facts)
         path = Path(out) if out else dataset.cache.path / "measured" / f"{'-'.join(measure.columns)}-{key[:16]}.parquet"
         parts = path.with_suffix(".parts")
-    if overwrite:
+        if out:  # a name of the user's does not tell rows and functions apart, and other machines have the rows elsewhere
+            facts["rows"] = dataset.index.fingerprint if content is None else content.to_dict()
+            parts = path.with_name(f"{path.stem}-{fingerprint(facts)[:16]}.parts")
+    measure = replace(measure, on=on, parts=str(parts))
+    bounds = [bound for number, bound in enumerate(_bounds(measure, num_rows)) if (share or ALL).has(number)]
+    if overwrite and not merges:
         path.unlink(missing_ok=True)
-        shutil.rmtree(parts, ignore_errors=True)
+        for bound in bounds:
+            _path_of(measure, *bound).unlink(missing_ok=True)
     done: list[MeasuredPart] = []
-    if not path.exists():
-        parts.mkdir(parents=True, exist_ok=True)
-        done = list(_run(replace(measure, on=on, parts=str(parts)), num_rows, num_workers))
-        _merge(parts, path)
+    if not path.exists() or (merges and overwrite):
+        if not merges:
+            parts.mkdir(parents=True, exist_ok=True)
+            done = list(_run(measure, bounds, num_workers))
+        if share is None:
+            _check_whole(measure, num_rows)
+            _merge(parts, path)
     return {
         "path": str(path),
         "on": on,
         "columns": ", ".join(measure.columns),
-        "rows": num_rows,
+        "rows": num_rows if share is None else sum(stop - start for start, stop in bounds),
         "computed": sum(part.num_computed for part in done),
         "failed": sum(part.num_failed for part in done),
     }
+
+
+def _bounds(measure: Measure, num_rows: int) -> list[tuple[int, int]]:
+    """Return the rows of each part."""
+    size = measure.part_rows
+    return [(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+
+
+def _check_whole(measure: Measure, num_rows: int) -> None:
+    """Raise ConfigError if parts are missing."""
+    missing = [bound for bound in _bounds(measure, num_rows) if not _path_of(measure, *bound).exists()]
+    if missing:
+        (start, stop), others = missing[0], len(missing) - 1
+        raise ConfigError(
+            f"rows {start} to {stop - 1} of {measure.src}{f', and {others} more such parts,' if others else ''} are not in "
+            f"{measure.parts}: run every --part i/n with these options to its end, then --merge"
+        )
 
 
 def _function(measure: Measure) -> Any:
@@ -188,12 +271,11 @@ def _function(measure: Measure) -> Any:
     return load_function("--transform", measure.transform, [])
 
 
-def _run(measure: Measure, num_rows: int, num_workers: int) -> Iterator[MeasuredPart]:
+def _run(measure: Measure, bounds: list[tuple[int, int]], num_workers: int) -> Iterator[MeasuredPart]:
     """Yield what became of the parts that are not there yet."""
     from sqlstream.progress import progress
 
-    size = measure.part_rows
-    bounds = [(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+    num_rows = sum(stop - start for start, stop in bounds)
     missing = [bound for bound in bounds if not _path_of(measure, *bound).exists()]
     with progress(num_rows, " rows", "measuring", True) as bar, contextlib.ExitStack() as stack:
         bar.update(num_rows - sum(stop - start for start, stop in missing))

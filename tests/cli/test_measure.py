@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sqlstream import Packs, StreamingDataset
-from sqlstream.cli.measure import Measure, measure_columns
+from sqlstream.cli.measure import Measure, Share, measure_columns
 from sqlstream.errors import ConfigError, TransformError
 from tests.cli.commands import in_process
 
@@ -164,3 +164,49 @@ def test_what_cannot_be_measured_is_refused(folder: Path, measured: Any, capsys:
         (["--num-workers", "-1"], "--num-workers -1 is out of range"),
     ):
         assert in_process(capsys, *start, *words)[0] == 2, problem
+
+
+def test_shares_that_machines_compute_are_merged_to_the_table_of_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def words(dst: str, *more: str, src: str = "rows.parquet") -> list[str]:
+        start = ["index", "measure", src, dst, "--column", "words", "letters", "--on", "id"]
+        return [*start, "--transform", f"{module_of(folder)}:sizes", *more]
+
+    rows = pa.table({"id": [f"row-{number:05d}" for number in range(9000)], "text": ["a b", "c d e", "f"] * 3000})
+    (folder / "copy").mkdir()
+    for path in ("rows.parquet", "copy/rows.parquet"):
+        pq.write_table(rows, folder / path)
+    out = ["--out", "shared/sizes.parquet"]
+    whole = in_process(capsys, *words("cache", "--json"))[1]
+    assert in_process(capsys, *words("one", "--json", "--part", "1/2", *out))[1]["computed"] == 4096 + 808
+    code = in_process(capsys, *words("one", "--merge", *out))[0]
+    assert code == 2, "a share is missing"
+    assert not Path("shared/sizes.parquet").exists()
+    again = in_process(capsys, *words("one", "--json", "--part", "1/2", *out))[1]
+    assert again["computed"] == 0, "what is there is kept"
+    other = in_process(capsys, *words("two", "--json", "--part", "2/2", *out, src="copy/rows.parquet"))[1]
+    assert (other["rows"], other["computed"]) == (4096, 4096)
+    merged = in_process(capsys, *words("two", "--json", "--merge", *out, src="copy/rows.parquet"))[1]
+    assert (merged["rows"], merged["computed"]) == (9000, 0)
+    assert pq.read_table(merged["path"]).equals(pq.read_table(whole["path"]))
+    assert [path.name for path in Path("shared").iterdir()] == ["sizes.parquet"]
+
+
+def test_shares_that_cannot_be_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start = ["index", "measure", "t.parquet", "cache", "--column", "n", "--on", "id"]
+    start += ["--transform", f"{module_of(folder)}:count"]
+    for words in (["--part", "1/2"], ["--merge"], ["--part", "1/2", "--merge", "--out", "n.parquet"]):
+        assert in_process(capsys, *start, *words)[0] == 2
+    for text in ("0/2", "3/2", "2", "a/b"):
+        with pytest.raises(ConfigError, match=f"--part {text} is no share: give i/n"):
+            Share.of(text)
+
+
+def test_a_directory_is_measured_by_its_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(3):
+        (folder / "files").mkdir(exist_ok=True)
+        (folder / "files" / f"{number}.txt").write_text("a" * number)
+    (folder / "lengths.py").write_text("from pathlib import Path\ndef of(sample):\n    return len(Path(sample['text']).read_text())\n")
+    words = ["index", "measure", "files", "cache", "--column", "n", "--transform", "lengths:of"]
+    assert in_process(capsys, *words)[0] == 2, "nothing says whose files make a sample"
+    document = in_process(capsys, *words, "--json", "--data-type", "text", "--download", "text")[1]
+    assert pq.read_table(document["path"]).column("n").to_pylist() == [0, 1, 2]
