@@ -205,7 +205,9 @@ def test_a_directory_is_measured_by_its_files(folder: Path, capsys: pytest.Captu
     for number in range(3):
         (folder / "files").mkdir(exist_ok=True)
         (folder / "files" / f"{number}.txt").write_text("a" * number)
-    (folder / "lengths.py").write_text("from pathlib import Path\ndef of(sample):\n    return len(Path(sample['text']).read_text())\n")
+    (folder / "lengths.py").write_text(
+        "from pathlib import Path\ndef of(sample):\n    return len(Path(sample['text']).read_text())\n"
+    )
     words = ["index", "measure", "files", "cache", "--column", "n", "--transform", "lengths:of"]
     assert in_process(capsys, *words)[0] == 2, "nothing says whose files make a sample"
     document = in_process(capsys, *words, "--json", "--data-type", "text", "--download", "text")[1]
