@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.starters import keep_starter, leave_starter
+
 TESTS = Path(__file__).parent
 
 # No test fails by the time that it takes: the machine may be busy with other things.
@@ -34,6 +36,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first; all else stays in its order."""
     places = {TESTS / name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path, len(LONG)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Have helpers forked by a process that outlives the test, if the test does not say otherwise."""
+    if "starts_anew" not in pyfuncitem.fixturenames:
+        keep_starter()
+
+
+def pytest_sessionfinish() -> None:
+    """End that process, so that nothing is left of the session."""
+    leave_starter()
+
+
+@pytest.fixture
+def starts_anew() -> None:
+    """Helpers and starters of this test are started with the interpreter, as in a program of a user; for what shows starts."""
+    leave_starter()
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ FORKSERVER = multiprocessing.get_context("forkserver")
 pytest is what modules of tests import. Nothing else: a fork copies the tables of all memory, and tests that kill a process at
 each side effect fork thousands of times.
 """
-FORKSERVER.set_forkserver_preload(["tests.cache.actors", "sqlstream.cache.ledger.queries", "pytest"])
+FORKSERVER.set_forkserver_preload(["tests.cache.actors", "sqlstream.cache.ledger.queries", "pytest", "tests.forkserver"])
 
 
 class Program:

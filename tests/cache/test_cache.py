@@ -180,6 +180,7 @@ def test_clear_by_dataset_and_by_age(cache: Cache, urls: list[str]) -> None:
     assert cache.clear(older_than_seconds=3600).removed_entries == 1
 
 
+@pytest.mark.usefixtures("starts_anew")
 def test_closing_leaves_no_thread_process_descriptor_or_owner(directory: Path, urls: list[str]) -> None:
     with Cache(directory, limit=1 << 20) as cache:
         cache.acquire_many(urls)
@@ -198,6 +199,7 @@ def test_closing_leaves_no_thread_process_descriptor_or_owner(directory: Path, u
     assert not _stores
 
 
+@pytest.mark.usefixtures("starts_anew")
 def test_closing_in_the_middle_of_downloads_ends_them_and_who_waits(
     server: FaultyHttpServer, directory: Path, urls: list[str]
 ) -> None:
@@ -225,6 +227,7 @@ def test_closing_in_the_middle_of_downloads_ends_them_and_who_waits(
     check_invariants(directory, at_rest=True)
 
 
+@pytest.mark.usefixtures("starts_anew")
 def test_a_cache_that_is_dropped_closes_by_itself(directory: Path, urls: list[str]) -> None:
     cache = Cache(directory)
     cache.acquire_many(urls)

@@ -31,6 +31,8 @@ from tests.handlers import HandlerError, Injector, fail, handler
 from tests.processes import open_files
 from tests.stream.sources import Photos, check_bytes, make_photos
 
+pytestmark = pytest.mark.usefixtures("starts_anew")  # the places of a start are among those where a handler raises
+
 
 @pytest.fixture
 def server() -> Iterator[FaultyHttpServer]:

@@ -25,6 +25,7 @@ from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.storage.downloads import Downloads, granted, wait_for_size
 from tests.storage.life import PATIENCE_SECONDS, counted, in_forked_child, is_alive, wait_dead, wait_for_requests
 
+pytestmark = pytest.mark.usefixtures("starts_anew")
 DATA = b"0123456789" * 300_000
 
 

@@ -58,6 +58,7 @@ def pids(*fetchers: Fetcher) -> set[int | None]:
 
 
 class TestWhoShares:
+    @pytest.mark.usefixtures("starts_anew")
     def test_tries_timeouts_numbers_and_checks_choose_no_helper(self, open_fetcher: Open, url: str) -> None:
         before = set(children(os.getpid()))
         fetchers = [
@@ -213,6 +214,7 @@ class TestEnd:
         kept.stop()
         wait_dead(pid)
 
+    @pytest.mark.usefixtures("starts_anew")
     def test_the_last_one_ends_a_helper_that_no_longer_reads(self, open_fetcher: Open, url: str) -> None:
         first, last = open_fetcher(), open_fetcher()
         for fetcher in (first, last):

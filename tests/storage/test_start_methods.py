@@ -18,6 +18,7 @@ from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.storage.downloads import Downloads
 
+pytestmark = pytest.mark.usefixtures("starts_anew")
 NUM_OBJECTS = 40
 PATIENCE_SECONDS = 300.0  # for a machine that does much else
 Counts = tuple[int, int]

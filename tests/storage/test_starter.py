@@ -30,7 +30,7 @@ def place(tmp_path: Path) -> str:
 
 
 @pytest.fixture(autouse=True)
-def trusted(monkeypatch: pytest.MonkeyPatch) -> Starter:
+def trusted(starts_anew: None, monkeypatch: pytest.MonkeyPatch) -> Starter:
     gc.collect()  # users that earlier tests forgot
     monkeypatch.setattr(STARTER, "_is_trusted", True)
     assert STARTER.pid is None

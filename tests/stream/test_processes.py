@@ -140,6 +140,7 @@ def has_starter() -> bool:
     return STARTER.pid is not None
 
 
+@pytest.mark.usefixtures("starts_anew")
 def test_helpers_are_prepared_for_as_long_as_objects_are_missing(photos: Photos, tmp_path: Path) -> None:
     with open_dataset(photos.src, str(tmp_path / "cache")) as dataset:
         assert has_starter()
@@ -175,6 +176,7 @@ def test_an_iterator_that_ends_after_its_cache_asks_nothing_of_it(
         assert asked == []
 
 
+@pytest.mark.usefixtures("starts_anew")
 def test_leaving_a_loop_early_leaves_no_thread_and_no_process(photos: Photos, tmp_path: Path) -> None:
     threads_before, children_before = set(threading.enumerate()), children(os.getpid())
     for num_workers in (0, 2):
