@@ -38,7 +38,9 @@ class PackTokens:
     - `position_ids` [T]: from 0 in each part. `document_ids` int32 [T]: number of the part; equal ids may see each other.
     - `cu_seqlens` int32 [P + 1]: where parts begin, and the end. `seq_lengths` int32 [P], `max_seqlen`: the longest part.
 
-    Source: the names are those of Transformers' `DataCollatorWithFlattening`, FlashAttention and TRL.
+    Labels are not shifted. docs/batches.md has the names that trainers want.
+
+    Source: the names and types are those of Transformers' `DataCollatorWithFlattening`, FlashAttention and TRL.
     """
 
     tokens: str = "input_ids"
