@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from sqlstream import MultiStreamDataLoader, StreamingDataLoader, StreamingDataset, StreamOptions
-from tests.stream.bucket_runs import BUDGET, drawn, seen
+from tests.stream.bucket_runs import BUDGET, LANES, NUM_LANES, drawn, seen
 from tests.stream.multi_jobs import SIZES, opened
 from tests.stream.sources import check_bytes
 from tests.stream.tables import rows_of
@@ -126,12 +126,14 @@ def train_rank(src: str, folder: str, global_batch_size: str, num_workers: str, 
     dist.destroy_process_group()
 
 
-def train_buckets(src: str, folder: str, num_workers: str, last_step: str) -> None:
+def train_buckets(src: str, folder: str, sync: str, num_workers: str, last_step: str) -> None:
     """A rank under torchrun: each step's samples written down, the state saved when all ranks have done the step."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    batches = LANES if sync == "lane" else BUDGET
+    num_rounds, round_ = NUM_LANES // dist.get_world_size() if sync == "lane" else 1, 0
     dataset = StreamingDataset(
-        src, Path(folder) / "cache", shuffle_seed=5, show_progress=False, batches=BUDGET, transforms=[drawn]
+        src, Path(folder) / "cache", shuffle_seed=5, show_progress=False, batches=batches, transforms=[drawn]
     )  # fmt: skip
     loader = StreamingDataLoader(dataset, num_workers=int(num_workers), collate_fn=seen)
     state_path, step = Path(folder) / "state.json", 0
@@ -143,8 +145,11 @@ def train_buckets(src: str, folder: str, num_workers: str, last_step: str) -> No
     with (Path(folder) / f"rank-{rank}-{os.getpid()}.jsonl").open("a") as log:
         while step < int(last_step):
             for samples in loader:
+                print(json.dumps({"step": step + 1, "samples": samples}), file=log, flush=True)
+                round_ = (round_ + 1) % num_rounds
+                if round_:
+                    continue
                 step += 1
-                print(json.dumps({"step": step, "samples": samples}), file=log, flush=True)
                 dist.barrier()
                 if rank == 0:
                     state_path.with_suffix(".new").write_text(json.dumps({"step": step, "state": loader.state_dict()}))

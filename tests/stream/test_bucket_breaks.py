@@ -21,7 +21,7 @@ import pytest
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.order import Bucketed, BucketLanes
 from tests.processes import ROOT, children, is_alive, wait_until
-from tests.stream.bucket_runs import BUCKETS, BUDGET, LANES, drawn, seen, some_runs, write_lengths
+from tests.stream.bucket_runs import BUCKETS, BUDGET, LANES, NUM_LANES, drawn, seen, some_runs, write_lengths
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
@@ -97,13 +97,19 @@ def test_what_a_run_gives_that_breaks_off_450_times_is_the_plan(kind: str, runs:
     break_off(runs, kind, -(-450 // len(KINDS)), seed=int.from_bytes(os.urandom(4)))
 
 
-def start_ranks(table: Path, num_ranks: int, num_workers: int, last_step: int) -> subprocess.Popen[bytes]:
+def batched(loader: StreamingDataLoader, num_rounds: int) -> Iterator[list[list[tuple[Any, ...]]]]:
+    """The batches of a loader, those of each step together."""
+    batches = list(loader)
+    yield from (batches[start : start + num_rounds] for start in range(0, len(batches), num_rounds))
+
+
+def start_ranks(table: Path, sync: str, num_ranks: int, num_workers: int, last_step: int) -> subprocess.Popen[bytes]:
     with (table.parent / "log.txt").open("ab") as log:
         return subprocess.Popen(
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"),
                 *("-m", "tests.stream.programs", "train_buckets", str(table), str(table.parent)),
-                *(str(num_workers), str(last_step)),
+                *(sync, str(num_workers), str(last_step)),
             ],
             cwd=ROOT,
             stdout=log,
@@ -125,14 +131,14 @@ def are_gone(family: set[int]) -> bool:
     return not any(is_alive(pid) for pid in family)
 
 
-def kill_again_and_again(table: Path, layouts: list[tuple[int, int]], seed: int) -> None:
+def kill_again_and_again(table: Path, sync: str, layouts: list[tuple[int, int]], seed: int) -> None:
     """Kill a job of torchrun some steps after each start, all of it at once; the last layout ends the run."""
-    print(f"seed {seed}")
+    print(f"sync={sync!r}, seed {seed}")
     draw, folder, num_steps, counted = random.Random(seed), table.parent, 4 * len(layouts), dict[int, set[tuple[Any, ...]]]()
     for number, (num_ranks, num_workers) in enumerate(layouts):
         is_last = number == len(layouts) - 1
         before, stop = saved_step(folder), num_steps if is_last else saved_step(folder) + draw.randint(1, 3)
-        job = start_ranks(table, num_ranks, num_workers, num_steps)
+        job = start_ranks(table, sync, num_ranks, num_workers, num_steps)
         if is_last:
             assert job.wait(timeout=300) == 0, (folder / "log.txt").read_text()
         else:
@@ -152,23 +158,25 @@ def kill_again_and_again(table: Path, layouts: list[tuple[int, int]], seed: int)
                 if before < found["step"] <= after:
                     counted.setdefault(found["step"], set()).update(map(tuple, found["samples"]))
             log.unlink()
+    batches, rounds = (LANES, NUM_LANES) if sync == "lane" else (BUDGET, 1)
     with StreamingDataset(
-        table, folder / "cache", shuffle_seed=5, show_progress=False, batches=BUDGET, transforms=[drawn]
+        table, folder / "cache", shuffle_seed=5, show_progress=False, batches=batches, transforms=[drawn]
     ) as dataset:
         loader, expected = StreamingDataLoader(dataset, collate_fn=seen), list[set[tuple[Any, ...]]]()
         while len(expected) < num_steps:
-            expected += [set(batch) for batch in loader]
+            expected += [set().union(*some) for some in batched(loader, rounds)]
         assert [counted[step] for step in sorted(counted)] == expected[:num_steps]
         assert [{sample[:2] for sample in step} for step in expected[:num_steps]] == planned(dataset, num_steps)
 
 
 @pytest.mark.timeout(600)
 def test_a_killed_job_of_ranks_goes_on_with_others_and_gives_the_plan(table: Path) -> None:
-    kill_again_and_again(table, [(2, 0), (1, 0)], seed=11)
+    kill_again_and_again(table, "step", [(2, 0), (1, 0)], seed=11)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_a_job_that_is_killed_50_times_gives_the_plan(table: Path) -> None:
+@pytest.mark.parametrize("sync", ["step", "lane"])
+def test_a_job_that_is_killed_50_times_gives_the_plan(sync: str, table: Path) -> None:
     draw = random.Random(seed := int.from_bytes(os.urandom(4)))
-    kill_again_and_again(table, [(draw.choice((1, 2, 4)), draw.choice((0, 1, 2))) for _ in range(51)], seed)
+    kill_again_and_again(table, sync, [(draw.choice((1, 2, 4)), draw.choice((0, 1, 2))) for _ in range(51)], seed)
