@@ -182,7 +182,7 @@ def _with_sizes(
     if batches.follows_ranks:
         multiple = rank_multiple or options.layout.effective.world_size
     order = _bucketed(options, batches, seed, buckets, weighting, multiple or batches.rank_multiple or 1)
-    if rank_multiple is None:
+    if rank_multiple is None and options.layout.effective.rank == 0:
         _tell_of_small(batches, buckets, order)
     steps = Steps(
         order=order,
