@@ -150,6 +150,23 @@ def test_two_writers_of_one_directory_are_refused(tmp_path: Path) -> None:
     writer.finish()
 
 
+def test_two_writers_that_begin_in_one_store_at_once_make_no_index_of_both() -> None:
+    store = MemoryStore({})
+    options = WriteOptions(remote=store)
+    first = open_writer("mds", "s3://b/out", options)
+    del store.objects[f"s3://b/out/{JOURNAL_NAME}"]  # the second one looked before it was there
+    second = open_writer("mds", "s3://b/out", options)
+    for sample in samples("mds"):
+        second.write(sample)
+    first.write(next(samples("mds")))
+    with pytest.raises(OutputExistsError, match=r"s3://b/out/ is being written by another process as well"):
+        first.finish()
+    assert "s3://b/out/index.json" not in store.objects
+    with pytest.raises(StorageError, match=r"shard.00000.mds is not what was stored: another process writes there as well"):
+        second.finish()
+    assert "s3://b/out/index.json" not in store.objects
+
+
 def test_no_samples_give_an_index_of_no_shards(tmp_path: Path) -> None:
     with open_writer("mds", tmp_path, WriteOptions()):
         pass

@@ -6,6 +6,9 @@
         …                                                                shards in the order in which they were stored
         {"is_complete": true}                                            written behind the index
 
+In a store the first line has the name of its writer, too: no lock holds there, so a writer looks for its own name before it
+stores the journal again, and before the index.
+
 It lies beside the shards. On a disk a line is appended for each shard, and the journal is removed when the index is there,
 unless the source has a name. An object store has no appending: there it is stored anew, whenever a 32nd of the shards is new.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +28,7 @@ from sqlstream.errors import ConfigError, ObjectNotFoundError, OutputExistsError
 from sqlstream.process import locks
 from sqlstream.storage.base.protocols import RemoteReader, RemoteWriter
 from sqlstream.storage.base.urls import is_remote, local_path, redact
+from sqlstream.write.base.options import ReaderWriter
 
 JOURNAL_NAME = ".sqlstream-write.jsonl"
 _VERSION = 1
@@ -76,6 +81,9 @@ class WriteJournal(Protocol):
 
     def add(self, shard: StoredShard) -> None:
         """Note a stored shard."""
+
+    def check(self) -> None:
+        """Raise OutputExistsError if another writer has begun there."""
 
     def complete(self) -> None:
         """Note that the index is stored."""
@@ -130,8 +138,8 @@ def check_settings(found: Mapping[str, Any], wanted: Mapping[str, Any], where: s
             )
 
 
-def _head(settings: Mapping[str, Any]) -> str:
-    return json.dumps({"version": _VERSION, "settings": settings}, separators=(",", ":"))
+def _head(settings: Mapping[str, Any], **more: str) -> str:
+    return json.dumps({"version": _VERSION, "settings": settings, **more}, separators=(",", ":"))
 
 
 class LocalJournal:
@@ -164,6 +172,9 @@ class LocalJournal:
         """Append a stored shard."""
         self._write(f"{shard.as_json()}\n")
 
+    def check(self) -> None:
+        """Do nothing: the lock is held."""
+
     def complete(self) -> None:
         """Remove it, since the index says what is there; or say that it is complete."""
         if self._is_kept:
@@ -185,16 +196,31 @@ class RemoteJournal:
 
     Args:
         prefix: URL of the directory, with '/' at its end.
-        remote: Stores it.
+        remote: Reads and stores it.
         settings: What a resumed writing must have in common.
         shards: Shards that are stored already.
     """
 
-    def __init__(self, prefix: str, remote: RemoteWriter, settings: Mapping[str, Any], shards: Sequence[StoredShard]) -> None:
-        self._url, self._remote = prefix + JOURNAL_NAME, remote
-        self._lines = [_head(settings), *(shard.as_json() for shard in shards)]
+    def __init__(self, prefix: str, remote: ReaderWriter, settings: Mapping[str, Any], shards: Sequence[StoredShard]) -> None:
+        self._url, self._remote, self._writer = prefix + JOURNAL_NAME, remote, uuid.uuid4().hex
+        self._lines = [_head(settings, writer=self._writer), *(shard.as_json() for shard in shards)]
         self._num_sent = 0
         self._send()
+
+    def check(self) -> None:
+        """Raise if another writer has stored its journal since.
+
+        Raises:
+            OutputExistsError: It has.
+        """
+        text = read_text(self._remote, self._url)
+        try:
+            writer = self._writer if text is None else json.loads(text.partition("\n")[0]).get("writer")
+        except (ValueError, AttributeError):
+            writer = None
+        if writer != self._writer:
+            place = redact(self._url).removesuffix(JOURNAL_NAME)
+            raise OutputExistsError(f"{place} is being written by another process as well: give each a place of its own")
 
     def add(self, shard: StoredShard) -> None:
         """Note a stored shard, and store the journal when enough of it is new."""
@@ -213,6 +239,8 @@ class RemoteJournal:
             self._send()
 
     def _send(self) -> None:
+        if self._num_sent:
+            self.check()
         put_bytes(self._remote, self._url, "".join(f"{line}\n" for line in self._lines).encode())
         self._num_sent = len(self._lines)
 

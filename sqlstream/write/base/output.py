@@ -26,6 +26,7 @@ from typing import Any
 from sqlstream.errors import OutputExistsError, SqlStreamError, StorageError
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.checksum import md5_of
+from sqlstream.storage.base.protocols import ObjectInfo
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.write.base.journal import (
     JOURNAL_NAME,
@@ -80,6 +81,8 @@ class Output:
         self._keeps_local = self.place.remote is None or (options.keep_local and self.place.local is not None)
         self._journal: WriteJournal | None = None
         self._stored: dict[int, StoredShard] = {}
+        self._etags: dict[str, str | None] = {}
+        """ETags of the objects that were stored, by name."""
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(2 * options.num_uploads)
         self._pool = ThreadPoolExecutor(options.num_uploads, thread_name_prefix="sqlstream-write")
@@ -165,10 +168,16 @@ class Output:
 
     def _sizes(self) -> dict[str, int | None]:
         """Return the sizes of the files that are stored, by name."""
-        if self._remote is not None and self.place.remote is not None:
-            prefix = self.place.remote
-            return {info.url.removeprefix(prefix): info.size_bytes for info in self._remote.list(prefix)}
+        if self._remote is not None:
+            return {name: info.size_bytes for name, info in self._objects().items()}
         return {entry.name: entry.stat().st_size for entry in os.scandir(self._local) if not _is_part(entry.name)}
+
+    def _objects(self) -> dict[str, ObjectInfo]:
+        """Return the objects that are stored, by name."""
+        assert self._remote is not None
+        assert self.place.remote is not None
+        prefix = self.place.remote
+        return {info.url.removeprefix(prefix): info for info in self._remote.list(prefix)}
 
     @property
     def _local(self) -> Path:
@@ -217,15 +226,15 @@ class Output:
     def _store_file(self, name: str, size: int) -> None:
         path = self.part_path(name)
         if self._remote is not None:
-            self._upload(path, f"{self.place.remote}{name}", size)
+            self._etags[name] = self._upload(path, f"{self.place.remote}{name}", size)
         if self._keeps_local:
             _sync(path)
             path.replace(self._local / name)
         else:
             path.unlink()
 
-    def _upload(self, path: Path, url: str, size: int) -> None:
-        """Store a file as an object, and compare what the server has then.
+    def _upload(self, path: Path, url: str, size: int) -> str | None:
+        """Store a file as an object, compare what the server has then, and return its ETag.
 
         Raises:
             StorageError: It has another one.
@@ -246,6 +255,7 @@ class Output:
                 raise StorageError(
                     f"{where} has the MD5 {expected}, the file that was stored {digest}: store it again", url=where
                 )
+        return info.etag
 
     def finish(self, index_files: IndexFiles) -> tuple[StoredShard, ...]:
         """Wait until all shards are stored, then store the index, and return the shards.
@@ -256,6 +266,7 @@ class Output:
         self._pool.shutdown(wait=True)
         self._raise_failure()
         shards = tuple(self._stored[number] for number in sorted(self._stored))
+        self._check_alone(shards)
         self._warn_of_others(shards)
         for name, content in index_files(shards).items():
             path = self.part_path(name)
@@ -265,6 +276,28 @@ class Output:
         self._journal.complete()
         self._close()
         return shards
+
+    def _check_alone(self, shards: Sequence[StoredShard]) -> None:
+        """Raise if another writer has begun in the same store, or has put its objects in the place of ours.
+
+        Raises:
+            OutputExistsError: It has begun.
+            StorageError: An object is not the one that was stored.
+        """
+        assert self._journal is not None
+        self._journal.check()
+        if self._remote is None:
+            return
+        objects = self._objects()
+        for name, size in (file for shard in shards for file in shard.files.items()):
+            info, stored = objects.get(name), self._etags.get(name)
+            if info is None or info.size_bytes not in (None, size) or (stored and info.etag and info.etag != stored):
+                where = f"{self.place}{name}"
+                raise StorageError(
+                    f"{where} is not what was stored: another process writes there as well; give each a place of its own, and "
+                    "write this one again",
+                    url=where,
+                )
 
     def _warn_of_others(self, shards: Sequence[StoredShard]) -> None:
         """Say which files an earlier writing left: a reader that goes by names would take them for this dataset's."""
