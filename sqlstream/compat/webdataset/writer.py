@@ -15,8 +15,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from sqlstream.errors import ConfigError
-from sqlstream.storage.base.urls import is_remote
+from sqlstream.errors import ConfigError, EncodeError
+from sqlstream.storage.base.urls import is_remote, local_path
 from sqlstream.write.formats.parts import KEY, PartEncoder
 from sqlstream.write.formats.tar_stream import TarStream
 
@@ -47,7 +47,7 @@ class TarWriter:
         group: Group of the members.
         mode: Rights of the members.
         compress: `"gz"` or True, `"bz2"`, `"xz"`, or False; None: as the path ends.
-        encoder: True: by extension; a function from sample to sample; a dict of functions by extension.
+        encoder: True: by extension; a function from sample to sample; a dict of functions by extension; False: all are bytes.
         keep_meta: Write fields that begin with `_`, too.
         mtime: Time of the members, in seconds since 1970; None: 0, so that equal samples give equal bytes (theirs: now).
         format: Ignored: headers are USTAR, with a pax header where a name or a size needs one.
@@ -65,12 +65,13 @@ class TarWriter:
         mtime: float | None = None,
         format: Any = None,  # noqa: A002, ARG002 - theirs
     ) -> None:
-        self._path = Path(fileobj) if isinstance(fileobj, str | os.PathLike) else None
-        if self._path is not None and (is_remote(str(fileobj)) or str(fileobj).startswith(("pipe:", "-"))):
+        text = os.fspath(fileobj) if isinstance(fileobj, str | os.PathLike) else None
+        if text is not None and (is_remote(text) or text.startswith(("pipe:", "-"))):
             raise ConfigError(
-                f"TarWriter({str(fileobj)!r}) writes to local paths and open files: a store is written to by "
+                f"TarWriter({text!r}) writes to local paths and open files: a store is written to by "
                 "sqlstream.write.TarWriter, with retries and the index last"
             )
+        self._path = None if text is None else Path(local_path(text))
         self._owned: list[Any] = []
         if self._path is None:
             file = fileobj
@@ -106,6 +107,14 @@ class TarWriter:
         return sum(len(data) for _, data in files)
 
     def _with_own_encoder(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._encoder is None or self._encoder is False:
+            for name, value in sample.items():
+                if name[:1] != "_" and not isinstance(value, bytes | bytearray | memoryview):
+                    raise EncodeError(
+                        f"{name!r} is of the type {type(value).__name__}, and encoder={self._encoder} takes bytes alone",
+                        column=name,
+                    )
+            return sample
         if callable(self._encoder):
             made: Mapping[str, Any] = self._encoder(sample)
             return made
@@ -181,6 +190,10 @@ class ShardWriter:
         opener: Callable[[str], Any] | None = None,
         **kw: Any,
     ) -> None:
+        try:
+            pattern % start_shard
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"pattern={pattern!r} has no place for one number ({error}): give 'out/s-%06d.tar'") from error
         self.pattern, self.maxcount, self.maxsize = pattern, maxcount, maxsize
         self.post, self.verbose, self.opener, self.kw = post, verbose, opener, kw
         self.shard, self.total, self.count, self.size = start_shard, 0, 0, 0

@@ -149,6 +149,17 @@ def test_writers_take_their_parameters_and_no_others(tmp_path: Path) -> None:
         MDSWriter(out=str(tmp_path / "other"), columns={"a": "int"}, workers=1)
 
 
+@pytest.mark.parametrize(("limit", "num_shards"), [("1kb", 4), ("1024b", 4), (1024, 4), ("0.5kb", 10), (None, 1), (0, 1)])
+def test_a_limit_is_said_as_theirs_is(limit: Any, num_shards: int, tmp_path: Path) -> None:
+    with MDSWriter(
+        out=str(tmp_path), columns={"b": "bytes"}, size_limit=limit, hashes=[], compression="", max_workers=None
+    ) as writer:
+        for number in range(30):
+            writer.write({"b": bytes([number]) * 90})
+    dataset = StreamingDataset(local=str(tmp_path), batch_size=1)
+    assert (dataset.size, dataset.num_shards) == (30, num_shards)
+
+
 def test_indexes_of_parts_are_merged_by_list_and_by_directory(tmp_path: Path) -> None:
     for part in range(3):
         written(tmp_path / f"parts/{part}", {"n": "int"}, [{"n": 10 * part + number} for number in range(3)])

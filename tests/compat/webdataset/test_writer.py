@@ -72,6 +72,45 @@ def test_an_open_file_own_encoders_and_fields_of_metadata_are_taken(tmp_path: Pa
     assert np.array_equal(np.load(io.BytesIO(wds.numpy_dumps(np.arange(2)))), np.arange(2))
 
 
+def test_values_are_bytes_where_nothing_encodes_them(tmp_path: Path) -> None:
+    with wds.TarWriter(f"file://{tmp_path}/a.tar", encoder=False) as writer:
+        assert writer.write({"__key__": "a", "x": bytearray(b"1"), "y": memoryview(b"23")}) == 3
+        with pytest.raises(EncodeError, match="'cls' is of the type int, and encoder=False takes bytes alone"):
+            writer.write({"__key__": "b", "cls": 1})
+    with tarfile.open(tmp_path / "a.tar") as archive:
+        assert archive.getnames() == ["a.x", "a.y"]
+
+
+@pytest.mark.parametrize("pattern", ["s.tar", "s-%d-%d.tar", "s-%y.tar", len])
+def test_a_pattern_without_a_place_for_one_number_is_refused(pattern: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="has no place for one number"):
+        wds.ShardWriter(pattern, verbose=0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_function_behind_each_archive_may_move_it_away(tmp_path: Path) -> None:
+    """As scripts do that upload archives as they become whole."""
+    (tmp_path / "sent").mkdir()
+
+    def send(name: str) -> None:
+        Path(name).rename(tmp_path / "sent" / Path(name).name)
+
+    opened_names: list[str] = []
+
+    def open_it(name: str) -> Any:
+        opened_names.append(name)
+        return open(name, "wb")
+
+    with wds.ShardWriter(f"{tmp_path}/s-%d.tar", maxcount=2, post=send, opener=open_it, verbose=0, mtime=7) as writer:
+        for number in range(5):
+            writer.write({"__key__": f"{number}", "cls": number})
+    assert sorted(path.name for path in (tmp_path / "sent").iterdir()) == ["s-0.tar", "s-1.tar", "s-2.tar"]
+    assert [Path(name).name for name in opened_names] == ["s-0.tar", "s-1.tar", "s-2.tar"]
+    with tarfile.open(tmp_path / "sent/s-2.tar") as archive:
+        assert [(member.name, member.mtime) for member in archive] == [("4.cls", 7)]
+
+
 def write_to_shards(folder: Path, *keys: str) -> None:
     with wds.ShardWriter(f"{folder}/s-%d.tar", maxcount=1, verbose=0) as shards:
         for key in keys:
