@@ -28,17 +28,16 @@ from sqlstream.order import (
     Even,
     Int64Array,
     Mixture,
-    Permutation,
     ScheduleType,
     Shuffled,
-    forward_each,
     relative_choose,
     whole_weights,
 )
+from sqlstream.order.streams.mixed import Mixed, MixtureSince, TurnLayout
 
 LAST_POSITION = 10**6
 NUM_ROWS = 10**9
-EPOCH_ORDER = 1  # of `order/shuffled.py`: what its permutations are for
+EPOCH_SIZE = 1 << 40  # of a mixture without end
 SEQUENTIAL_WEIGHTINGS, SEQUENTIAL_TURNS = 60, 20_000  # of rules that have to walk
 Counts = Callable[[list[float], Int64Array], NDArray[Any]]
 
@@ -207,25 +206,17 @@ class Rows:
     def __init__(self, mixture: Mixture) -> None:
         self.mixture = mixture
         self.shuffles = [Shuffled(num_rows=NUM_ROWS, seed=seed) for seed in range(mixture.num_streams)]
-        self.permutations: dict[tuple[int, int], Permutation] = {}
+        self._mixed = Mixed(orders=tuple(self.shuffles), weights=self, turns=TurnLayout(epoch_size=EPOCH_SIZE))
+
+    fingerprint = "weights that do not change"
+
+    def since(self, turns: TurnLayout) -> MixtureSince:
+        """Return whose turn it is; see `StreamWeights`."""
+        return MixtureSince(0, (0,) * self.mixture.num_streams, self.mixture)
 
     def together(self, numbers: Int64Array) -> Int64Array:
-        """All streams' rows in one network."""
-        turns = self.mixture.at(numbers)
-        epoch = turns.draw // NUM_ROWS
-        position = turns.draw - epoch * NUM_ROWS
-        keys: list[Permutation] = []
-        which: list[int] = []
-        indices: dict[tuple[int, int], int] = {}
-        for key in zip(turns.stream.tolist(), epoch.tolist(), strict=True):
-            index = indices.setdefault(key, len(indices))
-            if index == len(keys):
-                permutation = self.permutations.get(key)
-                if permutation is None:
-                    permutation = self.permutations[key] = Permutation.keyed(NUM_ROWS, EPOCH_ORDER, *key)
-                keys.append(permutation)
-            which.append(index)
-        return forward_each(keys, np.array(which), position)
+        """The rows as a run looks them up."""
+        return self._mixed.rows_at(0, numbers).row
 
     def apart(self, numbers: Int64Array) -> Int64Array:
         """Stream by stream."""

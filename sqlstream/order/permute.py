@@ -136,6 +136,53 @@ class Permutation:
         return images.view(np.int64)
 
 
+class Networks:
+    """Permutations of as many rounds each, by number, stacked: their images are worked out together. It does not change.
+
+    Args:
+        keys: Keys of each round, of each permutation: [rounds, p].
+        radices: The two radices of each: [2, p].
+        sizes: Size of each, none of them 0: [p].
+    """
+
+    def __init__(self, keys: _UInt64Array, radices: _UInt64Array, sizes: _UInt64Array) -> None:
+        self._keys, self._radices, self._sizes = keys, radices, sizes
+
+    @classmethod
+    def of(cls, permutations: Sequence[Permutation]) -> Networks:
+        """Return permutations of as many rounds each, stacked."""
+        sizes = [permutation.size for permutation in permutations]
+        keys = np.array([permutation.keys for permutation in permutations], np.uint64).T  # [rounds, p]
+        radices = np.array([_radices(size) for size in sizes], np.uint64).T  # [2, p]
+        return cls(keys, radices, np.array(sizes, np.uint64))
+
+    def changed(self, numbers: Sequence[int], permutations: Sequence[Permutation]) -> Networks:
+        """Return these with others, of as many rounds, in the place of some."""
+        new, there = Networks.of(permutations), list(numbers)
+        keys, radices, sizes = self._keys.copy(), self._radices.copy(), self._sizes.copy()  # [rounds, p], [2, p], [p]
+        keys[:, there], radices[:, there], sizes[there] = new._keys, new._radices, new._sizes
+        return Networks(keys, radices, sizes)
+
+    def forward(self, which: Int64Array, numbers: Int64Array) -> Int64Array:
+        """Return the image of each number under a permutation of its own, as `Permutation.forward` gives it.
+
+        Args:
+            which: Permutation of each number: [n].
+            numbers: Numbers below the size of their permutation: [n].
+        """
+        rounds = _Rounds(tuple(self._keys[:, which]), (self._radices[0, which], self._radices[1, which]))
+        bounds = self._sizes[which]  # [n]
+        found = _network(rounds, numbers.astype(np.uint64), None, is_inverse=False)  # [n]
+        outside = np.flatnonzero(found >= bounds)  # [o]
+        while outside.size > _FEW:
+            found[outside] = _network(rounds.of(outside), found[outside], None, is_inverse=False)
+            outside = outside[found[outside] >= bounds[outside]]  # [o]
+        for at in outside.tolist():
+            own = Permutation(size=int(bounds[at]), keys=tuple(self._keys[:, which[at]].tolist()))
+            found[at] = own.image(int(found[at]))
+        return found.view(np.int64)
+
+
 def forward_each(permutations: Sequence[Permutation], which: Int64Array, numbers: Int64Array) -> Int64Array:
     """Return the image of each number under a permutation of its own, as `forward` gives it, but all at once.
 
@@ -146,29 +193,15 @@ def forward_each(permutations: Sequence[Permutation], which: Int64Array, numbers
         which: Index of the permutation of each number: [n].
         numbers: Numbers below the size of their permutation: [n].
     """
-    images = np.empty(len(numbers), np.int64)  # [n]
     lengths = np.array([len(permutation.keys) for permutation in permutations])  # [p]
+    if (lengths == lengths[0]).all():
+        return Networks.of(permutations).forward(which, numbers)
+    images = np.empty(len(numbers), np.int64)  # [n]
     for num_rounds in set(lengths.tolist()):
-        if (lengths == num_rounds).all():
-            some, own, here = list(permutations), which, np.arange(len(which))  # [m], [m]
-        else:
-            alike = np.flatnonzero(lengths == num_rounds)  # [q]
-            here = np.flatnonzero(lengths[which] == num_rounds)  # [m]
-            own = np.searchsorted(alike, which[here])  # [m]
-            some = [permutations[index] for index in alike.tolist()]
-        keys = np.array([permutation.keys for permutation in some], np.uint64).T  # [rounds, q]
-        sizes = [permutation.size for permutation in some]
-        radices = np.array([_radices(size) for size in sizes], np.uint64).T  # [2, q]
-        rounds = _Rounds(tuple(keys[:, own]), (radices[0, own], radices[1, own]))
-        bounds = np.array(sizes, np.uint64)[own]  # [m]
-        found = _network(rounds, numbers[here].astype(np.uint64), None, is_inverse=False)  # [m]
-        outside = np.flatnonzero(found >= bounds)  # [o]
-        while outside.size > _FEW:
-            found[outside] = _network(rounds.of(outside), found[outside], None, is_inverse=False)
-            outside = outside[found[outside] >= bounds[outside]]  # [o]
-        for at in outside.tolist():
-            found[at] = some[int(own[at])].image(int(found[at]))
-        images[here] = found.view(np.int64)
+        alike = np.flatnonzero(lengths == num_rounds)  # [q]
+        here = np.flatnonzero(lengths[which] == num_rounds)  # [m]
+        own = np.searchsorted(alike, which[here])  # [m]
+        images[here] = Networks.of([permutations[index] for index in alike.tolist()]).forward(own, numbers[here])
     return images
 
 

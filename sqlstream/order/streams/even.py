@@ -115,10 +115,10 @@ class Even:
         Args:
             numbers: Numbers of turns, 0 or more, below 2**48, in any order: [n].
         """
-        tree = self._tree
-        period, count = np.divmod(np.asarray(numbers, np.int64), self.total)  # [n]: every period is alike
+        tree, total = self._tree, self.total
+        period, count = np.divmod(np.asarray(numbers, np.int64), total)  # [n]: every period is alike
         node = np.full(len(count), tree.root, np.int64)  # [n]
-        split = _split_wide if self.total >= _NARROW else _split
+        split = _split_wide if total >= _NARROW else _split
         while node.size and node.min() < tree.num_inner:
             for _ in range(_LEVELS):
                 left, is_left = split(count, tree.weight.take(node), tree.left_weight.take(node))

@@ -71,7 +71,10 @@ class TurnLayout:
 
     def places(self, epoch: int, positions: Int64Array) -> TurnPlaces:
         """Return turns and places of positions of an epoch, within the part of each."""
-        of_part = epoch * (self.epoch_size // self.num_parts) + positions // self.num_parts  # [n]
+        of_part = positions if self.num_parts == 1 else positions // self.num_parts  # [n]
+        of_part = epoch * (self.epoch_size // self.num_parts) + of_part  # [n]
+        if self.part_turn == 1:
+            return TurnPlaces(of_part, np.zeros_like(of_part))
         return TurnPlaces(*np.divmod(of_part, self.part_turn))
 
     def turn_of(self, epoch: int, position: int) -> int:
@@ -131,7 +134,7 @@ class Mixed:
         check_positions(positions, self.turns.epoch_size)
         stream, draw = self.draws_at(epoch, positions)
         num_parts = self.turns.num_parts
-        return self._rows.rows_of(stream, draw, positions % num_parts, num_parts)
+        return self._rows.rows_of(stream, draw, positions % num_parts if num_parts > 1 else None, num_parts)
 
     def draws_at(self, epoch: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the stream of each position, and its earlier draws in the position's part: [n], [n]."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from sqlstream.order.order import Draws, Order, UnevenEpochs, is_counted
 from sqlstream.order.permute import Int64Array, Permutation, forward_each
+from sqlstream.order.streams.epoch_networks import EpochNetworks
 
 
 class _Packs(NamedTuple):
@@ -39,6 +40,7 @@ class StreamRows:
     """A text for all orders."""
     _sizes: Int64Array = field(init=False, repr=False, compare=False)
     """Positions of an epoch of each stream; of those that learn: at most: [S]."""
+    _networks: EpochNetworks = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Ask the streams for their sizes."""
@@ -47,6 +49,7 @@ class StreamRows:
         uneven = tuple(stream for stream, order in enumerate(self.orders) if isinstance(order, UnevenEpochs))
         object.__setattr__(self, "uneven", uneven)
         object.__setattr__(self, "_sizes", np.array([order.num_positions(0) for order in self.orders], dtype=np.int64))
+        object.__setattr__(self, "_networks", EpochNetworks(self.orders))
         texts = "\n".join(order.fingerprint for order in self.orders)
         object.__setattr__(self, "fingerprint", blake2b(texts.encode(), digest_size=8).hexdigest())
 
@@ -62,8 +65,7 @@ class StreamRows:
         Raises:
             IndexError: A stream has not counted so many rows.
         """
-        of_part = np.zeros_like(draw) if part is None else part  # [n]
-        own_epoch, own_position = self._places_of(stream, draw, of_part, num_parts)
+        own_epoch, own_position = self._places_of(stream, draw, part, num_parts)
         row, packs = self._rows_at(stream, own_epoch, own_position)  # [n]
         starts = np.arange(len(draw) + 1)  # [n + 1]
         draws = Draws(starts=starts, stream=stream, epoch=own_epoch, position=own_position, row=row)
@@ -76,6 +78,8 @@ class StreamRows:
         bucket. The rows at their positions are not set.
         """
         packs: list[_Packs] = []
+        if (together := self._networks.rows_at(stream, own_epoch, own_position)) is not None:
+            return together, packs
         row = np.empty_like(own_position)  # [n]
         in_turn = np.lexsort((own_epoch, stream))  # [n]
         is_other = np.diff(stream[in_turn], prepend=-1) != 0  # [n]
@@ -114,7 +118,7 @@ class StreamRows:
             part: Part of the stream: [1].
             num_parts: Parts of each stream.
         """
-        own_epoch, own_position = self._places_of(stream, draw, np.zeros_like(draw) if part is None else part, num_parts)
+        own_epoch, own_position = self._places_of(stream, draw, part, num_parts)
         return self.orders[int(stream[0])].replacements(int(own_epoch[0]), int(own_position[0]), number)
 
     def needs(self, counts: Sequence[int]) -> Mapping[int, Int64Array]:
@@ -129,18 +133,21 @@ class StreamRows:
         return needed
 
     def _places_of(
-        self, stream: Int64Array, draw: Int64Array, part: Int64Array, num_parts: int
+        self, stream: Int64Array, draw: Int64Array, part: Int64Array | None, num_parts: int
     ) -> tuple[Int64Array, Int64Array]:
         """Return epoch and position of draws in their streams: [n], [n]."""
-        sizes = (self._sizes[stream] - part + num_parts - 1) // num_parts  # [n]
+        sizes = self._sizes[stream]  # [n]
+        if part is not None:
+            sizes = (sizes - part + num_parts - 1) // num_parts
         for learning in self.learning:
             here = stream == learning  # [n]
             if here.any() and is_counted(self.orders[learning], 0):
                 sizes[here] = self.orders[learning].num_positions(0)
             elif (draw[here] >= sizes[here]).any():
                 raise IndexError(f"stream {learning} has not counted its rows")
-        own_epoch, index = np.divmod(draw, sizes)  # [n]
-        own_position = index * num_parts + part  # [n]
+        own_epoch, own_position = np.divmod(draw, sizes)  # [n]
+        if part is not None:
+            own_position = own_position * num_parts + part  # [n]
         for number in self.uneven if num_parts == 1 else ():  # those that have parts have equal epochs
             here = stream == number  # [n]
             order = self.orders[number]
