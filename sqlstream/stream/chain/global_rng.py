@@ -266,9 +266,10 @@ class _States(NamedTuple):
         PYTHON.restore(self.python)
         torch.default_generator.set_state(self.torch)
         if (spare := _numpy_generator()) is not self.numpy:
-            np.random.mtrand.set_bit_generator(self.numpy)
+            np.random.mtrand.set_bit_generator(self.numpy)  # which leaves no second number of a pair
             _turns.spare = spare if isinstance(spare, np.random.MT19937) else None
-        _restore_beside(self.numpy, self.beside)
+        if self.beside["has_gauss"] or spare is self.numpy:
+            _restore_beside(self.numpy, self.beside)
 
 
 class _WithoutWords:
