@@ -93,7 +93,10 @@ class _Sorter:
         what = f"batches by {self.buckets.by!r}: row {row_id} has {values[0] if len(values) == 1 else values!r}"
         if None in values:
             if self.buckets.unknown == "raise":
-                raise ConfigError(f"{what}, which is not known: give unknown='drop' to leave such rows out, or mend the table")
+                raise ConfigError(
+                    f"{what}, which is not known: give unknown='drop' to leave such rows out, or "
+                    "find the values, such as by `sqlstream index measure`, and join them"
+                )
             return None
         value = values[0] if len(values) == 1 else values
         try:
@@ -110,6 +113,21 @@ class _Sorter:
         if not _names_bucket(found):
             raise ConfigError(f"{what}, whose bucket is {found!r}: a bucket is a number, a text, or a tuple of these")
         return found
+
+
+def _asked(buckets: Buckets, into: Callable[[Any], BucketValue], value: Any) -> BucketValue:
+    """Return what the user's function makes of a value.
+
+    Raises:
+        ConfigError: It fails.
+    """
+    try:
+        return into(value)
+    except Exception as error:
+        raise ConfigError(
+            f"batches by {buckets.by!r}: into= failed on {value!r}: {type(error).__name__}: {error}; have it give a bucket for "
+            "each value, or leave such rows out with where="
+        ) from error
 
 
 def open_buckets(
@@ -140,7 +158,7 @@ def open_buckets(
         for values in _distinct(index, buckets, directory, tuning):
             if None not in values:
                 value = values[0] if len(values) == 1 else values
-                known[value] = into(value)
+                known[value] = _asked(buckets, into, value)
         by_value, map_value = [[repr(value), repr(known[value])] for value in known], known.__getitem__
     sorter = _Sorter(buckets=buckets, map_value=map_value, tuning=tuning)
     parts = {

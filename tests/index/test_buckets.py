@@ -103,7 +103,7 @@ def test_a_function_is_asked_once_for_each_distinct_value_and_what_it_says_names
 
 def test_unknown_values_are_an_error_or_left_out(tmp_path: Path) -> None:
     index = build(tmp_path, write_csv(tmp_path / "t.csv", "index,n\na,1\nb,\nc,1\n"))
-    with pytest.raises(ConfigError, match=r"batches by 'n': row 1 has None.*unknown='drop'"):
+    with pytest.raises(ConfigError, match=r"batches by 'n': row 1 has None.*unknown='drop'.*or find the values.*index measure"):
         opened(index, "n")
     table = opened(index, "n", unknown="drop")
     assert keys_in(index, table) == {1: "ac"}
@@ -127,6 +127,11 @@ def test_values_without_a_bucket_are_an_error_that_names_the_row(by: str, into: 
     with pytest.raises(ConfigError, match=problem):
         opened(index, by, into)
     assert not list(index.path.parent.glob("*.tmp"))
+
+
+def test_a_function_that_fails_is_an_error_that_names_the_value(index: Index) -> None:
+    with pytest.raises(ConfigError, match=r"batches by 'width': into= failed on 641: ZeroDivisionError.*leave such rows out"):
+        opened(index, "width", lambda width: 1 // (641 - width))
 
 
 @pytest.mark.parametrize("by", ["width; DROP TABLE rows", "width,", "(SELECT 1", "width AS w", "nothing_such"])
