@@ -29,10 +29,11 @@ def test_rows_of_streams_together_are_those_of_each_by_itself_as_their_epochs_go
         position = rng.integers(0, np.array(SIZES)[stream])  # [n]
         rows = networks.rows_at(stream, epoch, position)
         assert rows is not None
-        assert rows.tolist() == apart(orders, stream, epoch, position)
+        expected = apart(orders, stream, epoch, position)
+        assert rows.tolist() == expected
     again = pickle.loads(pickle.dumps(networks)).rows_at(stream, epoch, position)
     assert again is not None
-    assert again.tolist() == rows.tolist()
+    assert again.tolist() == expected
 
 
 @pytest.mark.parametrize(
