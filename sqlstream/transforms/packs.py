@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,9 @@ SPAN = "__span__"
 """Field of a part: the first value of its row that it takes, and the end, by the length that the index has."""
 LENGTH = "__length__"
 """Field of a part: how long its row is, as the index has it."""
+_ARRAYS = (np.ndarray, torch.Tensor)
+_SINGLE = frozenset((str, int, float, bool, bytes, NoneType))
+"""Types of most values that are no sequence of numbers."""
 _OF_PARTS = frozenset((SPAN, LENGTH, STREAM, "__row__", "__epoch__", "__sample_key__"))
 """Fields of parts that a pack says for all of them."""
 
@@ -116,7 +121,9 @@ class PackTokens:
             labels[starts] = self.ignore_index
             labels[total:] = self.ignore_index
             pack["labels"] = torch.from_numpy(labels)  # [T]
-        pack["position_ids"] = torch.from_numpy(np.arange(int(sizes.sum())) - np.repeat(starts, sizes))  # [T]
+        counted = _counted(1 << int(sizes.max(initial=0)).bit_length())  # [at least the longest part]
+        positions = [counted[:size] for size in sizes.tolist()] or [counted[:0]]
+        pack["position_ids"] = torch.from_numpy(np.concatenate(positions))  # [T]
         pack["document_ids"] = torch.from_numpy(np.repeat(np.arange(len(sizes), dtype=np.int32), sizes))  # [T]
         pack["cu_seqlens"] = torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32))  # [P + 1]
         pack["seq_lengths"] = torch.from_numpy(sizes.astype(np.int32))  # [P]
@@ -125,21 +132,33 @@ class PackTokens:
 
 def is_sequence(value: Any) -> bool:
     """Return whether a value is one of numbers, without dimensions but its length."""
-    if isinstance(value, np.ndarray | torch.Tensor):
-        return value.ndim == 1
+    kind = type(value)
+    if kind is np.ndarray:  # asked for each field of each row; isinstance of a tensor takes longer
+        return bool(value.ndim == 1)
+    if kind in _SINGLE:
+        return False
+    if isinstance(value, _ARRAYS):
+        return bool(value.ndim == 1)
     return isinstance(value, list | tuple) and all(isinstance(one, int | float) for one in value)
 
 
 def _joined(values: Sequence[NDArray[Any]], num_values: int, padding: int) -> NDArray[Any]:
-    """Return sequences one after the other, padded: [num_values]."""
-    joined = np.concatenate([one for one in values if len(one)] or values)  # [n]; an empty list would make it floats
-    if joined.dtype.kind in "iu":
-        joined = joined.astype(np.int64)  # [n]
-    if len(joined) == num_values:
-        return joined
-    padded = np.full(num_values, padding, joined.dtype)  # [num_values]
-    padded[: len(joined)] = joined
-    return padded
+    """Return sequences one after the other, padded, in one pass over their values: [num_values]."""
+    values = [one for one in values if len(one)] or values  # an empty list would make it floats
+    dtype = np.result_type(*values)
+    joined = np.empty(num_values, np.int64 if dtype.kind in "iu" else dtype)  # [num_values]
+    total = sum(map(len, values))
+    np.concatenate(values, out=joined[:total], casting="same_kind")
+    joined[total:] = padding
+    return joined
+
+
+@lru_cache(maxsize=4)
+def _counted(num_values: int) -> NDArray[np.int64]:
+    """Return the numbers from 0 on, of which positions are copied: [num_values]."""
+    numbers = np.arange(num_values)  # [num_values]
+    numbers.setflags(write=False)
+    return numbers
 
 
 def collate_packs(packs: Sequence[Sample]) -> Sample:
