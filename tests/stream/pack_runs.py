@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,12 @@ def tokenize(sample: dict[str, Any]) -> dict[str, Any]:
 def seen(packs: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """What a batch is: each pack with its rows, tokens and what was drawn for each row, and for it."""
     return [(pack["__epoch__"], *pack["__rows__"], *pack["drawn"], *pack["input_ids"].tolist()) for pack in packs]
+
+
+def hashes_of(pack: dict[str, Any]) -> dict[str, Any]:
+    """The hash of each file of a pack, which are there together, and the paths."""
+    found = [hashlib.sha256(Path(part["image"]).read_bytes()).hexdigest() for part in pack["parts"]]
+    return {"right": found == [part["sha256"] for part in pack["parts"]], "paths": [part["image"] for part in pack["parts"]]}
 
 
 def rows_in(pack: tuple[Any, ...]) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections import Counter
@@ -31,6 +30,7 @@ from tests.stream.pack_runs import (
     Run,
     Step,
     failing,
+    hashes_of,
     rows_in,
     seen,
     tokenize,
@@ -233,6 +233,24 @@ def test_a_failed_row_is_replaced_by_one_of_its_length_or_shorter(runs: Any) -> 
     assert not {row for pack in packs for row in pack["__rows__"]} & set(bad)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"weights": "n"}, {"num_canonical_nodes": 3}, {"epoch_size": 30}, {"batches": Packs("n", 8, on_long="split")}],
+    ids=["weights", "nodes", "epoch_size", "split"],
+)
+def test_a_failed_row_is_replaced_within_its_length_whatever_decides_the_order(options: dict[str, Any], runs: Any) -> None:
+    bad = [row for row in range(NUM_ROWS) if LENGTHS[row] in (5, 12, 19)]
+    good = list(runs(**options).datasets[0])
+    packs = list(runs(transforms=[failing(*bad)], max_failure_ratio=1.0, **options).datasets[0])
+    assert len(packs) == len(good)
+    for pack, before in zip(packs, good, strict=True):
+        capacity = len(pack["input_ids"])
+        for row, instead in zip(before["__rows__"], pack["__rows__"], strict=True):
+            assert row == instead or (row in bad and instead not in bad and min(LENGTHS[instead], capacity) <= LENGTHS[row])
+    again = runs(transforms=[failing(*bad)], max_failure_ratio=1.0, **options).datasets[0]
+    assert seen(list(again)) == seen(packs), "the same ones stand in each time"
+
+
 def test_a_failed_row_is_skipped_or_raised(runs: Any) -> None:
     packs = list(runs(transforms=[failing(3, 30)], max_failure_ratio=1.0, on_error="skip").datasets[0])
     assert sorted(row for pack in packs for row in pack["__rows__"]) == [row for row in range(NUM_ROWS) if row not in (3, 30)]
@@ -276,12 +294,6 @@ def test_files_of_rows_are_there_while_their_pack_is_made(runs: Any, table: Path
     with StreamingDataset(path, tmp_path / "own", columns_to_download=["file"], batches=packs, show_progress=False) as dataset:
         tokens = sorted(token for pack in dataset for token in pack["tokens"].tolist())
     assert tokens == [token for row, length in enumerate(LENGTHS) for token in tokens_of(row, length)]
-
-
-def hashes_of(pack: dict[str, Any]) -> dict[str, Any]:
-    """The hash of each file of a pack, which are there together, and the paths."""
-    found = [hashlib.sha256(Path(part["image"]).read_bytes()).hexdigest() for part in pack["parts"]]
-    return {"right": found == [part["sha256"] for part in pack["parts"]], "paths": [part["image"] for part in pack["parts"]]}
 
 
 def test_remote_files_of_a_pack_are_pinned_until_it_is_made_and_while_their_paths_are_valid(

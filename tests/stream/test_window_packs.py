@@ -16,7 +16,20 @@ from sqlstream import MixedDataset, MultiStreamDataLoader, Packs, StreamingDataL
 from sqlstream.errors import ConfigError, StateError, TooManyFailuresError, TransformError, UnknownLengthError
 from sqlstream.transforms.presets import PackTokens
 from sqlstream.world import World
-from tests.stream.pack_runs import CAPACITY, LENGTHS, NUM_ROWS, Run, failing, rows_in, seen, tokenize, tokens_of, write_table
+from tests.stream.pack_runs import (
+    CAPACITY,
+    LENGTHS,
+    NUM_ROWS,
+    Run,
+    failing,
+    hashes_of,
+    rows_in,
+    seen,
+    tokenize,
+    tokens_of,
+    write_table,
+)
+from tests.stream.sources import Photos
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
@@ -271,6 +284,18 @@ def test_weights_change_with_the_next_epoch_and_rows_with_refresh(table: Path, o
     assert sorted(rows_of(list(fresh))) == list(range(NUM_ROWS))
     pq.write_table(pq.read_table(table).slice(0, 25), table)
     assert sorted(rows_of(list(fresh))) == list(range(25))
+
+
+def test_remote_files_of_a_window_are_there_until_its_packs_are_made(photos: Photos, tmp_path: Path) -> None:
+    packs = Packs(lambda sample: 1, 4, pack_fn=hashes_of, lookahead=12)
+    options: dict[str, Any] = {"columns_to_download": ["image"], "batches": packs, "max_size": 24, "show_progress": False}
+    with StreamingDataset(photos.src, tmp_path / "c", cache_limit=600_000, shuffle_seed=2, **options) as dataset:
+        rows = 0
+        for pack in dataset:
+            rows += len(pack["paths"])
+            assert pack["right"]
+            assert all(Path(path).exists() for path in pack["paths"]), "valid until the next pack is asked for"
+        assert rows == 24
 
 
 def test_a_state_of_other_packs_is_refused(opened: Any) -> None:
