@@ -1,4 +1,4 @@
-"""Orders beyond rows of one dataset: mixtures with weights that never change, and packs as simple as they can be."""
+"""Orders beyond rows of one dataset: mixtures whose weights never change, simple packs, and chunks that are counted."""
 
 from __future__ import annotations
 
@@ -9,6 +9,23 @@ import numpy as np
 
 from sqlstream.order import Draws, Int64Array, Mixed, Mixture, MixtureSince, Order, ScheduleType, TurnLayout
 from sqlstream.order.order import check_positions
+
+NUM_ROWS = 60
+"""Rows of the orders that tests compare."""
+
+
+@dataclass
+class Counted:
+    """Chunks of ten rows; how many are kept becomes known when a test says so."""
+
+    kept: Int64Array
+
+    @property
+    def bounds(self) -> Int64Array:
+        return np.arange(0, NUM_ROWS + 1, 10)
+
+    def sizes(self) -> Int64Array:
+        return self.kept
 
 
 @dataclass(frozen=True)

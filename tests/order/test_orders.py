@@ -17,7 +17,6 @@ from sqlstream.order import (
     Bucketed,
     Draws,
     Filtered,
-    Int64Array,
     Mixed,
     Order,
     Shuffled,
@@ -29,23 +28,7 @@ from sqlstream.order import (
 from sqlstream.order.weights import WeightedRows
 from sqlstream.world import World
 from tests.order.buckets import Table
-from tests.order.several import Packed, mixed
-
-NUM_ROWS = 60
-
-
-@dataclass
-class Counted:
-    """Chunks of ten rows; how many are kept becomes known when a test says so."""
-
-    kept: Int64Array
-
-    @property
-    def bounds(self) -> Int64Array:
-        return np.arange(0, NUM_ROWS + 1, 10)
-
-    def sizes(self) -> Int64Array:
-        return self.kept
+from tests.order.several import NUM_ROWS, Counted, Packed, mixed
 
 
 @dataclass

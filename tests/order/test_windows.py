@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sqlstream.config import OnLong
 from sqlstream.errors import ConfigError
 from sqlstream.order import Filtered, Shuffled, Windows, is_counted, pack_window, plan_packs
-from tests.order.test_orders import Counted
+from tests.order.several import Counted
 
 
 @given(st.integers(0, 90), st.integers(1, 20), st.integers(1, 5))
