@@ -15,6 +15,7 @@ from sqlstream.order import (
     BlockLayout,
     Blocks,
     Bucketed,
+    Continued,
     Draws,
     Filtered,
     Mixed,
@@ -62,6 +63,8 @@ ORDERS: dict[str, Order] = {
     "weights": Weighted(order=SHUFFLED, weights=Weighing({(0, 0): weights([1, 1, 5, 9])}), seed=3),
     "filtered": Filtered(chunks=Counted(np.array([4, 0, 10, 1, 9, 3])), window=2, seed=3),
     "buckets": Bucketed(rows=Table((30, 23, 7)), batch_size=5, seed=3),
+    "continued": Continued(order=SHUFFLED, epoch_size=90),
+    "parts, continued": Continued(order=Shuffled(num_rows=NUM_ROWS, seed=3, num_canonical_nodes=2), epoch_size=90, num_parts=2),
     "mixed": mixed([SHUFFLED, Shuffled(num_rows=7, seed=5)], (2, 1), 180),
     "mixed batches": mixed([SHUFFLED, Shuffled(num_rows=7, seed=5)], (2, 1), 180, turn_size=4),
     "parts of a mixture": mixed(
@@ -90,7 +93,7 @@ def test_draws_name_stream_epoch_and_position_that_seed_the_generators(order: Or
     draws = order.rows_at(7, positions)
     assert draws.starts.tolist() == [0, 1, 2, 3]
     assert draws.is_one_each
-    if not isinstance(order, Mixed | Bucketed):  # streams, and buckets, count epochs of their own
+    if not isinstance(order, Mixed | Bucketed | Continued):  # streams, and buckets, count epochs of their own
         assert (draws.stream.tolist(), draws.epoch.tolist()) == ([0] * 3, [7] * 3)
         assert draws.position.tolist() == positions.tolist()
     assert draws.row[1] == draws.row[2]
