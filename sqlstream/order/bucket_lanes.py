@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from sqlstream.errors import ConfigError
 from sqlstream.order.bucketed import Bucketed
-from sqlstream.order.order import Draws, check_positions
+from sqlstream.order.order import Draws, check_positions, one_each
 from sqlstream.order.permute import Int64Array
 
 
@@ -143,9 +143,8 @@ class BucketLanes:
         for source, here in parts:
             draws = self.batches.rows_at(source, own[here])
             epochs[here], places[here], rows[here] = draws.epoch, draws.position, draws.row
-        return Draws(
-            starts=np.arange(num + 1), stream=np.zeros(num, dtype=np.int64), epoch=epochs, position=places, row=rows
-        )  # fmt: skip
+        one = one_each(num)
+        return Draws(starts=one.starts, stream=one.stream, epoch=epochs, position=places, row=rows)
 
     def positions_of(self, epoch: int, rows: Int64Array) -> None:  # noqa: ARG002 - the same for all
         """Return None: a row may come twice in an epoch, or not at all."""

@@ -31,7 +31,7 @@ from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.order.bucket_rates import BucketWeights, Era, weighted_members
 from sqlstream.order.bucket_steps import BucketSteps
-from sqlstream.order.order import Draws, StreamPlaces, check_seed, check_size, some_others
+from sqlstream.order.order import Draws, StreamPlaces, check_seed, check_size, one_each, some_others
 from sqlstream.order.permute import Int64Array, Permutation, forward_each
 
 # What a permutation is for is the first part of its key; 1 to 3, 201 and 203 are taken by others.
@@ -234,10 +234,10 @@ class Bucketed:
         member, place = self._members(era, draws), draws.place  # [n], [n]
         if draws.part is not None:
             place = place * self._parts_of(draws.bucket) + draws.part  # [n]
-        starts = np.arange(len(positions) + 1)  # [n + 1]
+        own = one_each(len(positions))
         return Draws(
-            starts=starts,
-            stream=np.zeros(len(positions), dtype=np.int64),
+            starts=own.starts,
+            stream=own.stream,
             epoch=draws.round,
             position=era.starts[draws.bucket] + place,
             row=self.rows.rows_at(self._starts[draws.bucket] + member),
@@ -269,10 +269,11 @@ class Bucketed:
         member = places  # [n]
         if self.seed is not None:
             member = Permutation.keyed(slots, _MEMBERS, self.seed, number + era.first_round, bucket).forward(places)  # [n]
+        own = one_each(num)
         return Draws(
-            starts=np.arange(num + 1),
-            stream=np.zeros(num, dtype=np.int64),
-            epoch=np.full(num, number + era.first_round),
+            starts=own.starts,
+            stream=own.stream,
+            epoch=own.stream + (number + era.first_round),
             position=places + era.starts[bucket],
             row=self.rows.rows_at(member + self._starts[bucket]),
         )

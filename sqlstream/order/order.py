@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -61,9 +62,8 @@ class Draws:
             positions: The positions: [n].
             rows: The rows at these positions: [n].
         """
-        num = len(rows)
-        zeros = np.zeros(num, dtype=np.int64)
-        return cls(starts=np.arange(num + 1), stream=zeros, epoch=zeros + epoch, position=positions, row=rows)
+        own = one_each(len(rows))
+        return cls(starts=own.starts, stream=own.stream, epoch=own.stream + epoch, position=positions, row=rows)
 
     @property
     def is_one_each(self) -> bool:
@@ -121,6 +121,24 @@ class Order(Protocol):
 
     def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:
         """Return the chunks, by stream, that must be counted before the rows up to `position` are known: none if they are."""
+
+
+class OneEach(NamedTuple):
+    """What draws of a single stream have in common, one of each position; it cannot be written to."""
+
+    starts: Int64Array
+    """Number of the first draw of each position, and the end: [n + 1]."""
+    stream: Int64Array
+    """Number of the stream, 0: [n]."""
+
+
+@lru_cache(maxsize=16)
+def one_each(num: int) -> OneEach:
+    """Return what `num` such draws have in common: orders are asked for the same few numbers of positions again and again."""
+    starts, stream = np.arange(num + 1), np.zeros(num, dtype=np.int64)  # [n + 1], [n]
+    starts.setflags(write=False)
+    stream.setflags(write=False)
+    return OneEach(starts, stream)
 
 
 class StreamPlaces(NamedTuple):

@@ -12,6 +12,7 @@ all that a shuffle needs. It is a shuffle, not a cipher: it hides nothing.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -238,13 +239,14 @@ def _network(rounds: _Rounds, numbers: _UInt64Array, offsets: _UInt64Array | Non
 def _derive_keys(num_rounds: int, key: tuple[int, ...]) -> tuple[int, ...]:
     text = b"".join(part.to_bytes(16, "little", signed=True) for part in key)
     digest = shake_128(b"sqlstream order 1" + text).digest(8 * num_rounds)
-    return tuple(np.frombuffer(digest, "<u8").tolist())
+    return struct.unpack(f"<{num_rounds}Q", digest)
 
 
 @lru_cache(maxsize=_KEPT)
 def _rounds(size: int, keys: tuple[int, ...]) -> _Rounds:
-    left, right = _radices(size)
-    return _Rounds(tuple(map(_constant, keys)), (_constant(left), _constant(right)))
+    numbers = np.array((*_radices(size), *keys), dtype=np.uint64)  # [2 + rounds]
+    left, right, *own = (numbers[index, ...] for index in range(len(numbers)))  # [] each; a view costs less than an array
+    return _Rounds(tuple(own), (left, right))
 
 
 def _radices(size: int) -> tuple[int, int]:
