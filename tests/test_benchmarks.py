@@ -294,8 +294,11 @@ def test_the_readme_gets_the_figures_that_were_measured() -> None:
 def test_a_drop_in_is_compared_with_its_peer_round_by_round_and_above_1_is_better() -> None:
     results: dict[str, Runs] = {
         "shards-warm-0": {
-            "mosaicml": [{"samples_per_second": 10.0, "cpu_us_per_sample": 30.0}, {"samples_per_second": 100.0}],
-            "drop_in_mds": [{"samples_per_second": 20.0, "cpu_us_per_sample": 10.0}, {"samples_per_second": 300.0}],
+            "mosaicml": [{"samples_per_second": 10.0, "cpu_us_per_sample": 30.0, "load": 1.0}, {"samples_per_second": 100.0}],
+            "drop_in_mds": [
+                {"samples_per_second": 20.0, "cpu_us_per_sample": 10.0},
+                {"samples_per_second": 300.0, "load": 4.0},
+            ],
             "webdataset": [{"error": "it is not installed"}],
             "drop_in_tar": [{"samples_per_second": 5.0}],
         },
@@ -303,8 +306,8 @@ def test_a_drop_in_is_compared_with_its_peer_round_by_round_and_above_1_is_bette
     }
     _, _, *lines = drop_in_table(results)
     assert [line.split(" | ")[1:] for line in lines] == [
-        ["MosaicML", "55 samples/s", "160 samples/s", "2.50 (2.00 to 3.00)", "3.00 (3.00 to 3.00)", "2 |"],
-        ["MosaicML", "10 µs", "40 µs", "0.25 (0.25 to 0.25)", "", "1 |"],
+        ["MosaicML", "55 samples/s", "160 samples/s", "2.50 (2.00 to 3.00)", "3.00 (3.00 to 3.00)", "2", "1 to 4 |"],
+        ["MosaicML", "10 µs", "40 µs", "0.25 (0.25 to 0.25)", "", "1", " |"],
     ]
     assert "| a whole shuffle" not in "\n".join(lines), "what was not measured is not shown"
 

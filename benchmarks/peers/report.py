@@ -24,6 +24,8 @@ DISTRIBUTIONS = (
     "torch mosaicml-streaming litdata webdataset datasets torchvision obstore pyarrow numpy pillow simplejpeg".split()
 )
 HEADLINE = "<!-- headline: `make bench` writes what is below -->", "<!-- end of headline -->"
+DROP_IN_RESULTS = "drop_ins"
+"""Folder of a smaller run of the drop-ins alone."""
 Runs = Mapping[str, Sequence[Run]]
 """Runs of each contender, one a round."""
 
@@ -208,10 +210,8 @@ def versions() -> str:
 
 def drop_in_table(results: Mapping[str, Runs]) -> list[str]:
     """Return what a peer's script gives before and after its imports are changed, round by round: ratios above 1 are better."""
-    lines = [
-        "| case | script of | before | after | after to before | CPU of a sample, before to after | rounds |",
-        "|" + "---|" * 7,
-    ]
+    heads = ("case", "script of", "before", "after", "after to before", "CPU of a sample, before to after", "rounds", "load")
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for case in CASES:
         for peer, drop_in in DROP_INS.items():
             runs = results.get(case.name, {})
@@ -233,7 +233,9 @@ def drop_in_table(results: Mapping[str, Runs]) -> list[str]:
             spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
             cpu_shown = f"{statistics.median(cpu):.2f} ({min(cpu):.2f} to {max(cpu):.2f})" if cpu else ""
             title = contenders.load_words(peer)["TITLE"]
-            lines.append(f"| {' | '.join([case.title, title, *shown, spread, cpu_shown, str(len(pairs))])} |")
+            loads = [float(run["load"]) for pair in pairs for run in pair if "load" in run]
+            load = f"{min(loads):.0f} to {max(loads):.0f}" if loads else ""
+            lines.append(f"| {' | '.join([case.title, title, *shown, spread, cpu_shown, str(len(pairs)), load])} |")
     return lines
 
 
@@ -270,9 +272,10 @@ def page(results: Mapping[str, Runs], settings: Settings, plots: Sequence[str]) 
         "## Drop-ins",
         "",
         "The script of a peer, as `benchmarks/peers/contenders` has it, and the same text with its imports changed. Ratios are "
-        "of two runs of one round, and above 1 the drop-in is better.",
+        "of two runs of one round, and above 1 the drop-in is better. Cases that this run has not measured are from "
+        "`benchmarks/results/drop_ins`, whose README says on what.",
         "",
-        *drop_in_table(results),
+        *drop_in_table(read_results(settings.results / DROP_IN_RESULTS) | results),
         "",
         "## Run it again",
         "",
