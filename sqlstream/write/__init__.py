@@ -13,7 +13,7 @@ shards, whatever the speed of the store.
 Words: an *output* is a directory, a URL, or both; a *draft* is a shard that is being written; a *part file* has the bytes of a
 shard until it is stored; a *part* (i, n) is one of n writings whose outputs `merge` joins.
 
-    energon → check | merge → formats → base
+    tar_writer → energon → check | merge → formats → base
 """
 
 from sqlstream.write.base.journal import SourcePoint
@@ -21,9 +21,9 @@ from sqlstream.write.base.options import Out, WriteOptions
 from sqlstream.write.formats.mds import MdsWriter
 from sqlstream.write.formats.parquet import ParquetWriter
 from sqlstream.write.formats.split import CsvWriter, JsonWriter, TsvWriter, XsvWriter
-from sqlstream.write.formats.tar import TarWriter
 from sqlstream.write.formats.zip import ZipWriter
 from sqlstream.write.merge import Merged, merge
+from sqlstream.write.tar_writer import TarWriter
 
 __all__ = [
     "CsvWriter",

@@ -14,8 +14,10 @@ import pytest
 from PIL import Image
 
 from sqlstream import StreamingDataset
-from sqlstream.errors import ConfigError, EncodeError
+from sqlstream.errors import ConfigError, EncodeError, OutputExistsError, SourceError
+from sqlstream.testing.storage import MemoryStore
 from sqlstream.write import TarWriter, WriteOptions
+from sqlstream.write.energon import write_energon
 from sqlstream.write.formats.tar_stream import TarStream
 from tests.write.goldens import files_of
 
@@ -77,7 +79,7 @@ def test_our_reader_gives_the_samples_back(tmp_path: Path) -> None:
 
 
 def test_offsets_and_index_beside_the_tars_agree_with_their_headers(tmp_path: Path) -> None:
-    written(tmp_path, [some(n) for n in range(5)], max_samples=3, md5=True, name="some")
+    written(tmp_path, [some(n) for n in range(5)], max_samples=3, extras=["md5"], name="some")
     index = json.loads((tmp_path / "index.json").read_text())
     assert (index["__kind__"], index["wids_version"], index["name"]) == ("wids-shard-index-v1", 1, "some")
     assert [(shard["url"], shard["nsamples"]) for shard in index["shardlist"]] == [
@@ -206,6 +208,8 @@ def test_a_key_that_follows_itself_is_refused_and_pickles_are_written_where_they
         ({"pattern": "shard.tar"}, "give a name with one number"),
         ({"pattern": "a/%d.tar"}, "give a name with one number"),
         ({"pattern": "%d.tgz"}, "give a name with one number"),
+        ({"extras": "md5"}, "extras='md5': give some of 'md5', 'energon', as a tuple"),
+        ({"extras": ("sha1",)}, "give some of 'md5', 'energon'"),
         ({"max_samples": 0}, "max_samples=0 is out of range"),
         ({"size_limit": "x"}, "size_limit='x' is not a size"),
     ],
@@ -213,6 +217,49 @@ def test_a_key_that_follows_itself_is_refused_and_pickles_are_written_where_they
 def test_wrong_arguments_of_tars_are_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         TarWriter(tmp_path / "out", **settings, options=WriteOptions())
+
+
+def test_what_energon_reads_is_written_beside_the_tars(tmp_path: Path) -> None:
+    """The same as `sqlstream shards index --energon` makes of them; and our reader takes it."""
+    store = MemoryStore({})
+    options = WriteOptions(remote=store, keep_local=True)
+    samples = [some(n) for n in range(5)]
+    written(tmp_path / "out", samples, max_samples=2, extras=("energon",))
+    with TarWriter((tmp_path / "both", "s3://b/out"), max_samples=2, extras=("energon",), options=options) as writer:
+        for sample in samples:
+            writer.write(sample)
+    (tmp_path / "again").mkdir()
+    tars = sorted((tmp_path / "out").glob("*.tar"))
+    assert write_energon([(path.name, path) for path in tars], tmp_path / "again") == 5
+    made = {path.name: path.read_bytes() for path in (tmp_path / "out/.nv-meta").iterdir()}
+    assert made == {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
+    assert {name: store.objects[f"s3://b/out/.nv-meta/{name}"] for name in made} == made
+    assert sorted(path.name for path in tmp_path.joinpath("out").iterdir() if path.is_dir()) == [".nv-meta"]
+    with StreamingDataset(tmp_path / "out", tmp_path / "cache", show_progress=False) as dataset:
+        assert [row["cls"] for row in dataset] == [b"%d" % n for n in range(5)]
+
+
+def test_tars_that_are_written_over_leave_no_places_of_those_before(tmp_path: Path) -> None:
+    store = MemoryStore({"s3://b/out/.nv-meta/index.sqlite": b"places", "s3://b/out/index.json": b"index"})
+    written(tmp_path, [some(n) for n in range(3)], extras=("energon",))
+    written(tmp_path, [some(5)], options=WriteOptions(exist_ok=True))
+    assert not (tmp_path / ".nv-meta/index.sqlite").exists()
+    with pytest.raises(OutputExistsError, match=r"index\.sqlite would name what was there before: remove it"):
+        TarWriter("s3://b/out", options=WriteOptions(remote=store, exist_ok=True))
+    assert store.objects["s3://b/out/index.json"] == b"index", "nothing is taken away before"
+
+
+def test_energon_needs_the_tars_here_and_each_key_once(tmp_path: Path) -> None:
+    for out, options in ((tmp_path, WriteOptions(part=(0, 2))), ("s3://b/out", None), ((tmp_path, "s3://b/out"), None)):
+        with pytest.raises(ConfigError, match="shards index --energon"):
+            TarWriter(out, extras=("energon",), options=options)
+    writer = TarWriter(tmp_path, max_samples=1, extras=("energon",))
+    for key in ("a", "b", "a"):
+        writer.write({"__key__": key, "txt": key})
+    with pytest.raises(SourceError, match="a key of it comes twice"):
+        writer.finish()
+    assert (tmp_path / "index.json").exists(), "the tars are whole"
+    assert not (tmp_path / ".nv-meta").exists()
 
 
 def test_shards_are_cut_at_their_size(tmp_path: Path) -> None:

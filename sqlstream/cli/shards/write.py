@@ -263,7 +263,7 @@ def _archive_writer(options: argparse.Namespace, write_options: WriteOptions) ->
         return ZipWriter(options.out, **sizes, options=write_options)
     if options.hashes not in ([], ["md5"]):
         raise ConfigError(f"--hashes {' '.join(options.hashes)}: the index of tars has md5 alone")
-    return TarWriter(options.out, **sizes, md5=bool(options.hashes), options=write_options)
+    return TarWriter(options.out, **sizes, extras=("md5",) if options.hashes else (), options=write_options)
 
 
 def _row_writer(

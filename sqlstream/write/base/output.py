@@ -153,6 +153,8 @@ class Output:
                 continue
             if not self._options.exist_ok:
                 raise OutputExistsError(f"{place}{name} is there: {_CURE}")
+            if name not in empty_index and name != JOURNAL_NAME:
+                raise OutputExistsError(f"{place}{name} would name what was there before: remove it, or write elsewhere")
             if name in empty_index:
                 put_bytes(self._remote, f"{place.remote}{name}", empty_index[name])
 

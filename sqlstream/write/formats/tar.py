@@ -1,4 +1,4 @@
-"""Writes tars as WebDataset has them, with what other programs want beside them: offsets, and the index of wids.
+"""Tars as WebDataset has them, with what other programs want beside them: offsets, and the index of wids.
 
 shard-000000.tar        members KEY.EXTENSION; those of one sample follow each other
 shard-000000.tar.idx    u64 offset of the first header of each sample, and of the end of the last (Megatron-Energon)
@@ -14,10 +14,9 @@ from typing import Any
 
 from sqlstream.errors import EncodeError
 from sqlstream.write.base.journal import StoredShard
-from sqlstream.write.base.options import Out, WriteOptions
 from sqlstream.write.base.output import FinishedShard
-from sqlstream.write.base.writer import PartFiles, SampleWriter
-from sqlstream.write.formats.limits import ShardLimits, checked_pattern
+from sqlstream.write.base.writer import PartFiles
+from sqlstream.write.formats.limits import ShardLimits
 from sqlstream.write.formats.parts import PartEncoder, SampleFiles
 from sqlstream.write.formats.tar_stream import TarStream
 from sqlstream.write.formats.whole_files import little_endian
@@ -108,7 +107,7 @@ class TarFormat:
         name: Of the dataset, in the index.
     """
 
-    index_names = (WIDS_NAME,)
+    index_names = (".nv-meta/index.sqlite", WIDS_NAME)  # the first one is of Energon, by `TarWriter` or by the command
 
     def __init__(
         self, pattern: str, limits: ShardLimits, encoder: PartEncoder, *, has_offsets: bool, has_md5: bool, name: str
@@ -133,52 +132,3 @@ class TarFormat:
     def index(self, shards: Sequence[StoredShard]) -> dict[str, bytes]:
         """Return the index of wids."""
         return {WIDS_NAME: wids_index([shard.record for shard in shards], self._name)}
-
-
-class TarWriter(SampleWriter[SampleFiles]):
-    """Writes samples as tars, which WebDataset, wids, Megatron-Energon and `tarfile` read.
-
-    A sample is a dict: `__key__`, a text without a dot in its last part, and values by extension: bytes, text, or what the
-    extension has an encoder for (`json`, `cls`, `npy`, `jpg`, …). Fields whose names begin with `_` are left out.
-
-    Args:
-        out: A directory, a URL, or (directory, URL).
-        pattern: Names of shards, with one number.
-        size_limit: Most bytes of a shard, such as `"512mb"`; None: no limit.
-        max_samples: Most samples of a shard; None: no limit.
-        name: Of the dataset, for the index of wids.
-        md5: Have the MD5 of each shard in the index of wids; it costs as much as the rest of writing.
-        allow_pickle: Encode values of `pkl`, `pickle` and `pyd`, which can run any code where they are read.
-        options: How it is stored: `exist_ok`, `resume`, `keep_local`, `part`, …
-
-    Raises:
-        ConfigError: An argument is wrong.
-        OutputExistsError: Something is there.
-
-    Example:
-        >>> import tempfile
-        >>> with TarWriter(tempfile.mkdtemp()) as writer:
-        ...     writer.write({"__key__": "0001", "txt": "a cat", "json": {"score": 0.5}})
-    """
-
-    def __init__(
-        self,
-        out: Out,
-        *,
-        pattern: str = "shard-%06d.tar",
-        size_limit: int | str | None = "1gb",
-        max_samples: int | None = 100_000,
-        name: str = "",
-        md5: bool = False,
-        allow_pickle: bool = False,
-        options: WriteOptions | None = None,
-    ) -> None:
-        tar_format = TarFormat(
-            checked_pattern(pattern, ".tar"),
-            ShardLimits(size_limit, max_samples),
-            PartEncoder(allow_pickle=allow_pickle),
-            has_offsets=True,
-            has_md5=md5,
-            name=name,
-        )
-        super().__init__(tar_format, out, options or WriteOptions())
