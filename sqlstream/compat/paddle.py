@@ -21,6 +21,7 @@ from sqlstream.compat import wids
 from sqlstream.compat.wids import ChunkedSampler as _ChunkedSampler
 from sqlstream.compat.wids import ShardListSampler as _ShardListSampler
 from sqlstream.errors import MissingDependencyError
+from sqlstream.stream.run.shared_memory import as_shared
 from sqlstream.world import World
 
 try:
@@ -62,6 +63,10 @@ class DataPipeline(paddle.io.IterableDataset):  # type: ignore[misc]  # Paddle h
         is_made = len(args) == 1 and isinstance(args[0], wds.DataPipeline)
         self._inner: wds.DataPipeline = args[0] if is_made else wds.DataPipeline(*args)
         self._epochs = torch.zeros(_MAX_WORKERS, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]  # [workers]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._epochs = as_shared(self._epochs)  # [workers]
 
     @property
     def streaming(self) -> StreamingDataset | None:

@@ -1,5 +1,8 @@
 """The epoch of an iteration, and where in it the iteration begins, in memory that trainer and workers share (fork and spawn).
 
+Any other process that the trainer forks or spawns is a trainer of its own, a rank for instance: it goes on from what held when
+it was made, in other memory. If ranks shared it, the first one that begins an epoch would move the others to the next one.
+
 A StreamingDataLoader decides in the trainer, and its workers read what it announced. A plain DataLoader does not decide: it
 asks every worker for an iterator once per iteration, and the workers of one iteration share its seed. The first worker that
 starts takes the next epoch and writes it into the memory; the others read it there, or, if they start at the same moment,
@@ -16,7 +19,9 @@ import torch
 from torch.utils.data import get_worker_info
 
 from sqlstream.order import Int64Array
+from sqlstream.process import fork
 from sqlstream.stream.run.positions import JobPosition
+from sqlstream.stream.run.shared_memory import as_shared, is_shared, shared_bytes
 
 _SLOTS = 256
 """Workers that can write at once; more share slots, which is harmless as long as they do not start in the same instant."""
@@ -28,11 +33,16 @@ class EpochCounter:
     """The position at which the next iteration of a dataset begins."""
 
     def __init__(self) -> None:
-        self._shared = torch.zeros((3 + _ANNOUNCEMENTS + _SLOTS, 4), dtype=torch.int64)  # [3, announcements and slots, 4]
-        self._shared.share_memory_()  # type: ignore[no-untyped-call]  # torch annotates it not
+        self._pid = self._trainer = os.getpid()
+        self._inherited: Int64Array | None = None  # [3, 4]
         self._num_started = 0
         self._num_announced = 0
-        self._pid = os.getpid()
+        self._take_memory()
+
+    def _take_memory(self) -> None:
+        """Have new memory to share with workers, and be told of forks."""
+        shape = (3 + _ANNOUNCEMENTS + _SLOTS, 4)
+        self._shared = shared_bytes(8 * shape[0] * shape[1]).view(torch.int64).view(shape)  # [3, announcements and slots, 4]
         self._look()
 
     def _look(self) -> None:
@@ -48,19 +58,41 @@ class EpochCounter:
         self._table = numbers[3 + _ANNOUNCEMENTS :]  # [slots, 4]
         # Each: epoch and consumed of an iteration that the trainer has announced.
         self._announced = numbers[3 : 3 + _ANNOUNCEMENTS]  # [announcements, 4]
+        fork.enclose(self, fork.Stage.MEMORY)
+
+    def before_fork(self) -> None:
+        """Keep what holds now for the child, which may be a trainer of its own: by the time that it runs, this one goes on."""
+        if self._trainer == os.getpid():
+            self._inherited = self._shared.numpy()[:3].copy()  # [3, 4]
+
+    def after_fork(self, *, is_child: bool) -> None:
+        """Forget it in the trainer."""
+        if not is_child and self._trainer == os.getpid():
+            self._inherited = None  # [3, 4]
+
+    def _own(self) -> None:
+        """Leave the memory of another trainer, in a process that is none of its workers."""
+        if self._trainer != os.getpid() and get_worker_info() is None:
+            inherited = self._shared.numpy()[:3].copy() if self._inherited is None else self._inherited  # [3, 4]
+            self._trainer = os.getpid()
+            self._take_memory()
+            self._shared.numpy()[:3] = inherited  # [3, 4]
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle for a worker, with the memory that it shares."""
-        names = ("_shared", "_num_started", "_num_announced", "_pid")
-        return {name: self.__dict__[name] for name in names}
+        names = ("_shared", "_num_started", "_num_announced", "_pid", "_trainer")
+        return {**{name: self.__dict__[name] for name in names}, "_inherited": self._shared.numpy()[:3].copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        if not is_shared(self._shared):  # a copy that is no worker's
+            self._shared, self._trainer = as_shared(self._shared), os.getpid()  # [3, announcements and slots, 4]
         self._look()
 
     @property
     def next(self) -> JobPosition:
         """Where the next iteration begins."""
+        self._own()
         return JobPosition(*self._next[:2].tolist())
 
     def new_announcement(self) -> int:
@@ -82,6 +114,7 @@ class EpochCounter:
 
     def set_next(self, job: JobPosition) -> None:
         """Make the next iteration begin at `job`."""
+        self._own()
         self._next[1] = job.consumed
         self._next[0] = job.epoch
         self._table[:] = 0
@@ -98,6 +131,7 @@ class EpochCounter:
 
     def set_from_outside(self, job: JobPosition, *, has_more: bool) -> None:
         """Make the next iteration begin at `job`, as the user says."""
+        self._own()
         self._set[2:] = job
         self._set[1] = has_more
         self._set[0] += 1
@@ -105,7 +139,7 @@ class EpochCounter:
 
     def announce(self, announcement: int) -> JobPosition:
         """Begin an iteration in the trainer, for the workers that it is about to ask, which know the number."""
-        job = self.next
+        job = self.next  # in memory of its own from here on
         self._announced[announcement, :2] = job
         self.set_next(JobPosition(job.epoch + 1, 0))
         return job
@@ -134,6 +168,7 @@ class EpochCounter:
 
     def skip_to(self, epoch: int) -> None:
         """Note that the iteration of this process is `epoch`: the next iteration is the epoch after it."""
+        self._own()
         if get_worker_info() is not None:
             self._flags[0] = epoch + 1
         if self._next[0] <= epoch:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from sqlstream.order import Int64Array
+from sqlstream.stream.run.shared_memory import as_shared, shared_bytes
 
 _HEADER = 24
 """Bytes before the texts: a version, and two lengths."""
@@ -30,14 +31,15 @@ class SharedText:
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
-        # Zeros from the start. To fill or copy more than 32768 numbers torch takes threads, for which a process that was forked
-        # from one that did so waits for ever: not `torch.zeros`, nor `share_memory_`.
-        shared = torch.UntypedStorage._new_shared(_HEADER + 2 * num_bytes)  # type: ignore[no-untyped-call]  # torch annotates it not
-        self._shared = torch.empty(0, dtype=torch.uint8).set_(shared)  # [bytes]
+        self._shared = shared_bytes(_HEADER + 2 * num_bytes)  # [bytes]
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle for a worker, with the memory that it shares."""
         return {name: value for name, value in self.__dict__.items() if name != "_numbers"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._shared = as_shared(self._shared)  # [bytes]
 
     @cached_property
     def _numbers(self) -> Int64Array:
