@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -188,3 +189,16 @@ def test_a_download_that_would_start_after_the_cache_was_closed_leaves_no_file_o
     with Cache(directory) as again, again.pinned(f"{server.url}/1") as path:
         assert path.read_bytes() == b"1"
     check_invariants(directory, at_rest=True)
+
+
+def test_a_process_that_can_make_no_other_file_of_its_own_hands_nothing_over_and_says_why(directory: Path) -> None:
+    with Cache(directory) as cache:
+        owner = Session(cache).owner
+        with owner.transaction():
+            owner.pin([ONE])
+        shutil.rmtree(directory / "owners")
+        (directory / "owners").write_bytes(b"")  # no folder can be made there
+        with pytest.raises(SqlStreamError, match="owners"):
+            owner.hand_over(lambda _: None)
+        assert owner.is_closed
+        (directory / "owners").unlink()

@@ -255,7 +255,8 @@ class Owner:
                 self.is_closed = True
                 for work in self._deferred:
                     work.give_up()
-                locks.close_descriptor(self._fd)
+                if self._fd is not None:  # a directory that was removed: the owner has ended meanwhile
+                    locks.close_descriptor(self._fd)
                 self.id, self._fd = None, None
                 self._forget()
 
