@@ -65,11 +65,12 @@ def one_expression(argument: str, text: str, engine: str = "sqlite") -> str:
     try:
         check_closed(text, engine)
         stripped = bare(text, engine)
-        if has_word(stripped, ";", engine):
-            raise _refused(argument, text, "it is more than one statement")
-        trees = _parsed(f"SELECT {translated(stripped) if engine == 'sqlite' else stripped}", engine)
+        is_several = has_word(stripped, ";", engine)
+        trees = [] if is_several else _parsed(f"SELECT {translated(stripped) if engine == 'sqlite' else stripped}", engine)
     except ValueError as error:
         raise _refused(argument, text, str(error)) from error
+    if is_several:  # not within `try`: the error is a ValueError, which would be wrapped in another of its kind
+        raise _refused(argument, text, "it is more than one statement")
     values = trees[0].expressions
     if others := _clauses(trees[0]) - {"expressions"}:
         raise _refused(argument, text, f"it has {sorted(others)[0].upper()}")
