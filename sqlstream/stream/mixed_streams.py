@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol, TypeAlias
 
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, EmptySelectionError
 from sqlstream.order import is_counted
 from sqlstream.order.streams.whole_weights import Number
 from sqlstream.stream.dataset import StreamingDataset
@@ -142,7 +142,7 @@ def open_leaves(
         opened: Takes the datasets that are opened here, also when a later one cannot be.
 
     Raises:
-        ConfigError: There is none, or one is no stream.
+        ConfigError: There is none, one is no stream, or one has no row.
     """
     named = list(streams.items()) if isinstance(streams, Mapping) else [(None, stream) for stream in streams]
     if not named:
@@ -150,7 +150,7 @@ def open_leaves(
     leaves: list[Leaf] = []
     for number, (name, stream) in enumerate(named):
         if isinstance(stream, Stream):
-            dataset = stream.open(dst, shuffle_seed)
+            dataset = _open(stream, name, dst, shuffle_seed)
             opened.append(dataset)
             own = name or stream.name or dataset.name
             leaves.append(_leaf(own, dataset, proportion=stream.proportion, repeat=stream.repeat, choose=stream.choose))
@@ -164,6 +164,13 @@ def open_leaves(
             raise ConfigError(f"stream {name or number!r} is {stream!r}: give a StreamingDataset, a Stream or a MixedDataset")
     _check_together(leaves)
     return leaves
+
+
+def _open(stream: Stream, name: str | None, dst: str | os.PathLike[str] | None, shuffle_seed: int | None) -> StreamingDataset:
+    try:
+        return stream.open(dst, shuffle_seed)
+    except EmptySelectionError as error:  # which of the streams it is, the query alone does not say
+        raise ConfigError(f"stream {name or stream.name or stream.src!r} is empty: {error}, or leave the stream out") from error
 
 
 def _leaf(name: str, dataset: StreamingDataset, **asked: Any) -> Leaf:
