@@ -180,8 +180,8 @@ def _undecodable(error: Exception) -> Exception:
 
 def _refuse_pickle(data: bytes) -> Any:  # noqa: ARG001
     raise DecodeError(
-        "unpickling runs whatever code the file names: say allow_pickle=True if you trust its writer, or name the other fields "
-        "in only=[…]"
+        "unpickling runs whatever code the file names: say DecodeByExtension(allow_pickle=True) if you trust its writer, or "
+        "name the other fields in only=[…]"
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from sqlstream.errors import ConfigError, TransformError
 from sqlstream.transforms.base import BUCKET, Sample
 from sqlstream.transforms.content import read_bytes
-from sqlstream.transforms.field import BaseTransform, missing, summary
+from sqlstream.transforms.field import BaseTransform, failure, summary
 from sqlstream.transforms.image_decode import decode_image
 from sqlstream.transforms.pixels import image_to_tensor, resize_image, resize_tensor, size_of
 from sqlstream.transforms.resize import INTERPOLATIONS, Box, ResizePlan, Size
@@ -50,7 +50,7 @@ class ResizeToBucket(BaseTransform):
     def transform(self, value: Any, sample: Sample) -> torch.Tensor:
         """Return the tensor; put sizes and offset into the sample."""
         if BUCKET not in sample:
-            raise missing(self, sample, BUCKET)
+            raise _without_bucket(self, sample)
         target = _as_size(sample[BUCKET])
         is_decoded = isinstance(value, torch.Tensor) or hasattr(value, "getbands")
         picture = value if is_decoded else decode_image(read_bytes(value))
@@ -103,7 +103,7 @@ class DecodeVideoToBucket(DecodeVideoTransform):
     def transform(self, value: Any, sample: Sample) -> torch.Tensor:
         """Return the frames; put sizes and offset into the sample."""
         if BUCKET not in sample:
-            raise missing(self, sample, BUCKET)
+            raise _without_bucket(self, sample)
         num_frames, *sides = _as_video_size(sample[BUCKET])
         clip = self.decode(value, sample, self.effective_options(sample), num_frames)
         frames = clip.frames.pixels  # [t, c, h, w]
@@ -149,7 +149,7 @@ class PadToBucket(BaseTransform):
     def transform(self, value: Any, sample: Sample) -> torch.Tensor:
         """Return the padded sequence; put its mask into the sample."""
         if BUCKET not in sample:
-            raise missing(self, sample, BUCKET)
+            raise _without_bucket(self, sample)
         length = sample[BUCKET]
         if isinstance(length, bool) or not isinstance(length, int):
             raise TransformError(
@@ -197,6 +197,10 @@ def covering_size(size: Size, target: Size) -> Size:
     if target[0] * width >= target[1] * height:  # at the target's height it is at least as wide
         return target[0], max(target[1], round(width * target[0] / height))
     return max(target[0], round(height * target[1] / width)), target[1]
+
+
+def _without_bucket(transform: BaseTransform, sample: Sample) -> TransformError:
+    return failure(transform, sample, f"field {BUCKET!r} is missing: give the dataset batches=Buckets(…), which fills it")
 
 
 def _as_size(bucket: Any) -> Size:

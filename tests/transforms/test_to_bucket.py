@@ -80,7 +80,7 @@ def test_what_is_wrong_is_named() -> None:
         ResizeToBucket(crop="left")
     with pytest.raises(ConfigError, match="interpolation_mode='best'"):
         ResizeToBucket(interpolation_mode="best")
-    with pytest.raises(TransformError, match="field '__bucket__' is missing"):
+    with pytest.raises(TransformError, match=r"field '__bucket__' is missing: give the dataset batches=Buckets"):
         ResizeToBucket()({"image": gradient(8, 8)})
     for bucket in (None, "x", 512, (4.5, 4)):
         with pytest.raises(TransformError, match="is no size"):
