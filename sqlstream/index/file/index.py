@@ -271,8 +271,11 @@ class Index:
 
     def stored(self, statement: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return what a statement finds in the file: in tables beside the rows."""
-        with self._lock, damage_named(self.path):
-            found: list[tuple[Any, ...]] = self._opened().connection.execute(statement, parameters).fetchall()
+        with self._lock:
+            try:
+                found: list[tuple[Any, ...]] = self._opened().connection.execute(statement, parameters).fetchall()
+            except DAMAGE as error:
+                raise damaged(self.path, error) from error
             return found
 
     @property

@@ -53,6 +53,7 @@ class MdsDecoder:
     def __init__(self, columns: Sequence[MdsColumn], *, allow_pickle: bool = False) -> None:
         self.columns = tuple(columns)
         """Columns in stored order."""
+        self.names = frozenset(column.name for column in columns)
         self._allow_pickle = allow_pickle
         self.refused = () if allow_pickle else tuple(column.name for column in columns if column.encoding == "pkl")
         """Names of the columns of pickles that are not decoded."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from array import array
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 from sqlstream.storage.members.entries import Span
 
@@ -59,20 +61,35 @@ def unpack(data: bytes) -> Place:
         >>> unpack(pack([(512, 1536)], [SamplePart(3, 512, 88)]))
         Place(entries=((512, 1536),), parts=(SamplePart(column=3, offset=512, size=88, facts=()),))
     """
-    kind = data[:1].decode("latin-1")
-    if kind not in (_SMALL, _LARGE):
-        raise ValueError(f"the place of a sample begins with {data[:1]!r}")
-    numbers = array(kind)
-    numbers.frombytes(data[1:])
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    num_entries, num_parts, *rest = numbers
-    first = 2 * num_entries
-    width, left = divmod(len(rest) - first, num_parts) if num_parts else (3, len(rest) - first)
+    numbers = _numbers_of(data[:1], len(data)).unpack_from(data, 1)
+    num_entries, num_parts = numbers[:2]
+    first = 2 + 2 * num_entries
+    width, left = divmod(len(numbers) - first, num_parts) if num_parts else (3, len(numbers) - first)
     if width < 3 or left:
-        raise ValueError(f"the place of a sample has {len(rest)} numbers for {num_entries} objects and {num_parts} parts")
-    entries = tuple(zip(rest[:first:2], rest[1:first:2], strict=True))
-    starts = range(first, first + num_parts * width, width)
-    return Place(
-        entries, tuple(SamplePart(rest[at], rest[at + 1], rest[at + 2], tuple(rest[at + 3 : at + width])) for at in starts)
-    )
+        raise ValueError(f"the place of a sample has {len(numbers)} numbers for {num_entries} objects and {num_parts} parts")
+    parts = [
+        _part_of((numbers[at], numbers[at + 1], numbers[at + 2], numbers[at + 3 : at + width]))
+        for at in range(first, first + num_parts * width, width)
+    ]
+    return _place_of((tuple(zip(numbers[2:first:2], numbers[3:first:2], strict=True)), tuple(parts)))
+
+
+# What the class of a named tuple does when it is called, without the function of Python around it: a window has many of both.
+_part_of: Callable[[tuple[Any, ...]], SamplePart] = partial(tuple.__new__, SamplePart)
+_place_of: Callable[[tuple[Any, ...]], Place] = partial(tuple.__new__, Place)
+
+
+@lru_cache(maxsize=256)  # the samples of a dataset have few numbers of parts
+def _numbers_of(kind: bytes, num_bytes: int) -> struct.Struct:
+    """Return what reads the numbers of a place behind its first byte, which is their kind.
+
+    Raises:
+        ValueError: It has no such numbers.
+    """
+    letter = kind.decode("latin-1")
+    if letter not in (_SMALL, _LARGE):
+        raise ValueError(f"the place of a sample begins with {kind!r}")
+    num_numbers, left = divmod(num_bytes - 1, struct.calcsize(f"<{letter}"))
+    if left or num_numbers < 2:
+        raise ValueError(f"the place of a sample has {num_bytes} bytes")
+    return struct.Struct(f"<{num_numbers}{letter}")

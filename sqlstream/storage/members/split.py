@@ -29,6 +29,7 @@ class RowDecoder:
     def __init__(self, shard: MdsShard) -> None:
         self.columns = shard.columns
         """Columns in stored order."""
+        self.names = frozenset(column.name for column in shard.columns)
         self._is_json = shard.format == "json"
         self._separator = shard.separator
         self._newline = shard.newline

@@ -117,6 +117,11 @@ class ContentReader:
         self._loaded: OrderedDict[int, pa.RecordBatch] = OrderedDict()
 
     @property
+    def reads_index(self) -> bool:
+        """It reads row groups, too."""
+        return False
+
+    @property
     def names_versions(self) -> bool:
         """None of its objects: their keys hold their version."""
         return False

@@ -57,20 +57,13 @@ class OpenShard:
             os.close(descriptor)
 
 
-class MemberPart(NamedTuple):
-    """A part of a sample, and its column."""
-
-    name: str
-    part: SamplePart
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class MemberContent:
-    """Where the content of a row is."""
+    """Where the content of a row is; not frozen, since a window makes many, and that takes three times as long."""
 
     reader: MemberReader
     shard: _KnownShard
-    parts: tuple[MemberPart, ...]
+    parts: Sequence[SamplePart]
     refs: tuple[ObjectRef, ...]
     """The objects that it is read from."""
 
@@ -86,7 +79,8 @@ class MemberContent:
         version = (self.shard.name, file.size_bytes, file.etag or file.content)
         if self.shard.unpack is not None and self.shard.unpack.printed is not None:
             version = (*version[:2], self.shard.unpack.printed)
-        return {name: [*version, layout.reading, part.offset, part.size] for name, part in self.parts}
+        names = self.reader.names
+        return {str(names[part.column]): [*version, layout.reading, part.offset, part.size] for part in self.parts}
 
     def note_changed(self) -> None:
         """Have the next opening look at the shards anew."""
@@ -190,7 +184,7 @@ class MemberReader:
         must_be = [column.name for column in index.content_columns if column.is_member and not options.allow_missing_columns]
         self._named = tuple(name for name in must_be if name in options.columns_to_download)
         self._names: list[str | None] = []
-        """See `_wanted_names`."""
+        """See `names`."""
         self._takes_new = options.takes_new_parts
         self._gives_paths = options.members is MemberForm.PATH
         self._choose_unit = unit
@@ -202,6 +196,11 @@ class MemberReader:
     def note_changed(self) -> None:
         """See `MemberContent.note_changed`."""
         self._index.note_changed()
+
+    @property
+    def reads_index(self) -> bool:
+        """Places are there."""
+        return True
 
     @property
     def names_versions(self) -> bool:
@@ -225,20 +224,21 @@ class MemberReader:
             slots: The slots.
             prepared: What `prepare` has returned for their rows.
         """
+        names = self.names
         for slot in slots:
             for name in self._unwanted:
                 slot.sample.pop(name, None)
-            if slot.error is not None:
-                continue
             for name in self._named:
-                if slot.sample.get(name) is None:
+                if slot.error is None and slot.sample.get(name) is None:
                     which = f"row {slot.row_id} (sample {slot.sample.get('__sample_key__')!r})"
                     slot.error = MissingFieldError(
                         f"{which} has no part {name!r} in its shard: filter such rows ({name} IS NOT NULL), or "
                         "pass allow_missing_columns=True"
                     )
             if slot.error is None:
-                self._locate(slot, prepared[slot.place])
+                number, place = prepared[slot.place]
+                parts = self._wanted(slot.sample, place.parts, names)
+                self._locate(slot, self._shards.get(number) or self._shard(number), place.entries, parts)
         copies = [slot.content for slot in slots if isinstance(slot.content, PartCopies)] if self._gives_paths else []
         if copies:
             look_up(copies, self._session)
@@ -246,53 +246,53 @@ class MemberReader:
             if slot.error is None:
                 slot.want()
 
-    def _locate(self, slot: PlannedSample, place: SamplePlace) -> None:
-        """Note in a slot where its content is."""
+    def _locate(self, slot: PlannedSample, shard: _KnownShard, entries: Sequence[Span], parts: Sequence[SamplePart]) -> None:
+        """Note in a slot where its content is, of those parts that are wanted."""
         if not self._gives_paths:
-            slot.content = self._content(slot.sample, place, slot.epoch)
+            slot.content = self._content(shard, entries, parts, slot.epoch)
             return
-        files = self._files(slot.sample, place)
-        if self._shard(place.shard).unpack is None:
+        files = self._files(slot.sample, shard, parts)
+        if shard.unpack is None:
             slot.refs.update(files)
         else:
-            slot.content = PartCopies(self._content(slot.sample, place, slot.epoch), files, self._session)
+            slot.content = PartCopies(self._content(shard, entries, parts, slot.epoch), files, self._session)
 
-    def _content(self, sample: Sample, place: SamplePlace, epoch: int) -> MemberContent:
-        """Return where the content of a sample is, of the columns that it still has."""
-        shard, found, entries = self._shard(place.shard), self._wanted(sample, place), place.place.entries
-        refs: tuple[ObjectRef, ...] = shard.packed if found else ()
+    def _content(self, shard: _KnownShard, entries: Sequence[Span], parts: Sequence[SamplePart], epoch: int) -> MemberContent:
+        """Return where the content of a sample is."""
+        refs: tuple[ObjectRef, ...] = shard.packed if parts else ()
         if shard.parts is not None and shard.unpack is None:
-            spans = tuple(dict.fromkeys(_entry_of(part, entries) for _, part in found if part.size))  # none holds an empty part
+            spans = tuple(dict.fromkeys(_entry_of(part, entries) for part in parts if part.size))  # none holds an empty part
             if not spans:
                 refs = ()
             elif (shard.unit or self._wished(epoch)) is ShardUnit.WHOLE:
                 refs = (shard.parts.whole(spans),)
             else:
                 refs = tuple(map(shard.parts.member, spans))
-        return MemberContent(self, shard, tuple(found), refs)
+        return MemberContent(self, shard, parts, refs)
 
-    def _wanted(self, sample: Sample, place: SamplePlace) -> list[MemberPart]:
+    def _wanted(self, sample: Sample, parts: Sequence[SamplePart], names: Sequence[str | None]) -> list[SamplePart]:
         """Return the parts of a sample that are wanted, of the columns that it still has."""
-        names, found = self._wanted_names(), list[MemberPart]()
-        for part in place.place.parts:
-            name = names[part.column]
-            if name is not None and (name in sample or (name == SAMPLE and self._lacking(sample)) or self._is_new(name)):
-                found.append(MemberPart(name, part))
-        return found
+        return [
+            part
+            for part in parts
+            if (name := names[part[0]]) is not None  # its column
+            and (name in sample or (name == SAMPLE and self._lacking(sample)) or self._is_new(name))
+        ]
 
     def _is_new(self, name: str) -> bool:
         """Return whether a part is wanted that is no column: the first shard of a lazy index has it not."""
         return self._takes_new and name != SAMPLE and name not in self._columns
 
-    def _files(self, sample: Sample, place: SamplePlace) -> dict[str, ObjectRef]:
+    def _files(self, sample: Sample, shard: _KnownShard, parts: Sequence[SamplePart]) -> dict[str, ObjectRef]:
         """Return the parts of a sample as files, by column: entries of their own, also where the shard is local.
 
         Raises:
             ConfigError: They are no files.
         """
-        shard, files = self._shard(place.shard), dict[str, ObjectRef]()
+        files: dict[str, ObjectRef] = {}
         assert shard.parts is not None, "it is named where paths are given"
-        for name, part in self._wanted(sample, place):
+        for part in parts:
+            name = str(self.names[part.column])
             file, span = shard.layout.file_of(part, name, sample), (part.offset, part.offset + part.size)
             if shard.unpack is None:
                 files[name] = shard.parts.file(span, file.ext, file.record)
@@ -300,8 +300,9 @@ class MemberReader:
                 files[name] = shard.parts.copy(span, file.ext, shard.unpack)
         return files
 
-    def _wanted_names(self) -> Sequence[str | None]:
-        """Return for each number that places have of the column of a part its name; None: it is not wanted."""
+    @property
+    def names(self) -> Sequence[str | None]:
+        """For each number that places have of the column of a part its name; None: it is not wanted."""
         names, known = self._names, self._index.member_names
         if len(names) < len(known):  # of a lazy index they become known shard by shard
             names = self._names = [
@@ -344,26 +345,17 @@ class MemberReader:
 
     def fill(self, sample: Sample, content: MemberContent, hold: AnyHold | None, first: int) -> None:
         """Put the content of a row into its sample; see `MemberContent.fill`."""
-        shard, opened = content.shard, list[OpenShard]()
-        objects: list[Located] = []
-        if content.refs and hold is not None:
-            refs = hold.refs[first:]
-            if refs[0].key != content.refs[0].key:  # the cache has the other unit: that is asked for from now on
-                is_whole = shard.parts is not None and refs[0].key == shard.parts.key
-                shard.unit = ShardUnit.WHOLE if is_whole else ShardUnit.MEMBERS
-            for ref, path in zip(refs, hold.paths[first:], strict=True):
-                if (lock := hold.open_files.get(path)) is not None and lock.owners:
-                    objects.append(Located(ref.span or _ALL, lock.owners[0].fileno()))
-                else:
-                    opened.append(OpenShard(path))
-                    objects.append(Located(ref.span or _ALL, opened[-1].descriptor))
-        elif any(found.part.size for found in content.parts):
-            opened.append(self._local(shard))
-            objects.append(Located(_ALL, opened[0].descriptor))
+        shard, names = content.shard, self.names
         try:
-            read = [_read(found, objects, shard) for found in content.parts]
-            if objects and not content.refs:
-                _check_unchanged(shard.file, os.fstat(objects[0].descriptor))  # after reading: it may be written to meanwhile
+            if content.refs and hold is not None:
+                read = self._read_held(content, hold, first)
+            elif any(part.size for part in content.parts):
+                opened = self._local(shard)
+                here = (Located(_ALL, opened.descriptor),)
+                read = [_read(str(names[part.column]), part, here, shard) for part in content.parts]
+                _check_unchanged(shard.file, os.fstat(opened.descriptor))  # after reading: it may be written to meanwhile
+            else:
+                read = [_read(str(names[part.column]), part, (), shard) for part in content.parts]
             if read:
                 sample.update(shard.layout.values(read, self._lacking(sample), shard.name))
         except SourceChangedError:
@@ -371,6 +363,22 @@ class MemberReader:
         except SourceError as error:
             which = f"row {sample.get('__row__')}, sample {sample.get('__sample_key__')!r}"
             raise DamagedMemberError(f"{error} ({which})", url=shard.name) from error
+
+    def _read_held(self, content: MemberContent, hold: AnyHold, first: int) -> list[ReadPart]:
+        """Return the parts of a sample with their bytes, from the objects that a hold has."""
+        shard, refs, names = content.shard, hold.refs[first:], self.names
+        if refs[0].key != content.refs[0].key:  # the cache has the other unit: that is asked for from now on
+            is_whole = shard.parts is not None and refs[0].key == shard.parts.key
+            shard.unit = ShardUnit.WHOLE if is_whole else ShardUnit.MEMBERS
+        opened: list[OpenShard] = []
+        objects: list[Located] = []
+        for ref, path in zip(refs, hold.paths[first:], strict=True):
+            if (lock := hold.open_files.get(path)) is not None and lock.owners:
+                objects.append(Located(ref.span or _ALL, lock.owners[0].fileno()))
+            else:
+                opened.append(OpenShard(path))
+                objects.append(Located(ref.span or _ALL, opened[-1].descriptor))
+        return [_read(str(names[part.column]), part, objects, shard) for part in content.parts]
 
     def _local(self, shard: _KnownShard) -> OpenShard:
         """Return a local shard, open; the last ones used stay so."""
@@ -401,22 +409,24 @@ def _entry_of(part: SamplePart, entries: Sequence[Span]) -> Span:
     return next(span for span in entries if span[0] <= part.offset and part.offset + part.size <= span[1])
 
 
-def _read(found: MemberPart, objects: Sequence[Located], shard: _KnownShard) -> ReadPart:
+def _read(name: str, part: SamplePart, objects: Sequence[Located], shard: _KnownShard) -> ReadPart:
     """Return a part with its bytes.
 
     Raises:
         SourceChangedError: The shard ends before them.
         SourceError: Its table does not say where they are.
     """
-    name, part = found
     if shard.unpack is not None:
         part = shard.layout.locate(part, partial(_read_at, objects[0].descriptor), shard.name)
-    if not part.size:
+    _, start, size, _ = part
+    if not size:
         return ReadPart(name, b"", part)
-    start, end = part.offset, part.offset + part.size
-    (first, _), descriptor = next(some for some in objects if some.span[0] <= start and end <= some.span[1])
-    data = _read_at(descriptor, start - first, part.size)
-    if len(data) < part.size:
+    end = start + size
+    (first, stop), descriptor = objects[0]
+    if start < first or stop < end:
+        (first, _), descriptor = next(some for some in objects if some.span[0] <= start and end <= some.span[1])
+    data = _read_at(descriptor, start - first, size)
+    if len(data) < size:
         raise SourceChangedError(
             f"{shard.name} ends before byte {end}, where {name!r} of a row was when it was indexed: open the dataset again"
         )

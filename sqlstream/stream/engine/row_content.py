@@ -56,6 +56,11 @@ class ContentSource(Protocol):
     """The content of the rows of one index, in this process."""
 
     @property
+    def reads_index(self) -> bool:
+        """`prepare` reads the index that has the rows, and nothing else."""
+        ...
+
+    @property
     def names_versions(self) -> bool:
         """Some of its objects are of a version that their key does not hold (`ObjectRef.is_listed`)."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,15 @@ class MdsLayout(PartsAreValues):
     allow_pickle: bool = False
     index_members: tuple[str, ...] = ()
     """Columns whose values rows have."""
+    _decoder: MdsDecoder | RowDecoder = field(init=False, repr=False, compare=False)
+    """Of its samples; shards of the same columns share it."""
 
     def __post_init__(self) -> None:
         """Check which columns rows are to have."""
         check_columns(self.index_members, self.shard)
+        is_split = self.shard.meta is not None
+        decoder = RowDecoder(self.shard) if is_split else _decoder(self.shard.columns, self.allow_pickle)
+        object.__setattr__(self, "_decoder", decoder)
 
     @property
     def num_samples(self) -> int | None:
@@ -143,12 +148,9 @@ class MdsLayout(PartsAreValues):
         """Return the values of a sample."""
         del name
         (part,) = parts
-        own = [column.name for column in self.shard.columns]
-        there = [name for name in wanted if name in own]
-        if self.shard.meta is not None:
-            return RowDecoder(self.shard).decode(part.data, there)
-        decoder = _decoder(self.shard.columns, self.allow_pickle)
-        if self.is_decoded:
+        decoder = self._decoder
+        there = [name for name in wanted if name in decoder.names]
+        if self.is_decoded or isinstance(decoder, RowDecoder):
             return decoder.decode(part.data, there)
         spans = decoder.spans(part.data)
         return {name: part.data[slice(*spans[name])] for name in there}
