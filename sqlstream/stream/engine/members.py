@@ -11,18 +11,15 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sqlstream.cache.session import AnyHold, CacheSession, ObjectParts, ObjectRef
 from sqlstream.config import MemberForm, SampleOptions, ShardUnit
 from sqlstream.errors import DamagedMemberError, MissingFieldError, SourceChangedError, SourceError
 from sqlstream.index.build.shards import SamplePlace, Shard
-from sqlstream.index.sources.base.access import is_version
 from sqlstream.index.sources.shards.layout import ReadPart
 from sqlstream.index.sources.shards.samples import SAMPLE
-from sqlstream.index.types.models import Column, SourceFile
+from sqlstream.index.types.models import Column
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.identity import Identity
 from sqlstream.storage.base.protocols import Unpack
@@ -30,6 +27,7 @@ from sqlstream.storage.members.entries import Span
 from sqlstream.storage.members.places import SamplePart
 from sqlstream.stream.engine.part_copies import PartCopies, look_up
 from sqlstream.stream.engine.shard_files import parts_of
+from sqlstream.stream.engine.shard_reads import WHOLE, Located, OpenShard, ReadableShard, check_unchanged, read_part
 from sqlstream.transforms.base import Sample
 
 if TYPE_CHECKING:
@@ -37,24 +35,8 @@ if TYPE_CHECKING:
 
 _MAX_KNOWN = 4096
 """Shards whose names for the cache are kept; arbitrary."""
-_ALL = (0, 1 << 62)
 _MAX_OPEN = 64
 """Local shards that stay open: those of a default `shuffle_window`."""
-
-
-class OpenShard:
-    """A file that is open as long as it is used.
-
-    Args:
-        path: The file.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def __del__(self) -> None:
-        if (descriptor := getattr(self, "descriptor", None)) is not None:
-            os.close(descriptor)
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +44,7 @@ class MemberContent:
     """Where the content of a row is; not frozen, since a window makes many, and that takes three times as long."""
 
     reader: MemberReader
-    shard: _KnownShard
+    shard: ReadableShard
     parts: Sequence[SamplePart]
     refs: tuple[ObjectRef, ...]
     """The objects that it is read from."""
@@ -98,25 +80,6 @@ class MemberContent:
         """
         self.reader.fill(sample, self, hold, first)
         return hold
-
-
-class _KnownShard:
-    """What the samples of a shard have in common.
-
-    Args:
-        number: Its number in the source.
-        shard: It.
-        unpack: How its content is made of it; None: it is the content.
-        parts: Names its members, if it is remote, or unpacked into the cache.
-    """
-
-    def __init__(self, number: int, shard: Shard, unpack: Unpack | None, parts: ObjectParts | None) -> None:
-        self.number, self.unpack, self.parts = number, unpack, parts
-        self.file, self.layout = shard
-        self.name = urls.redact(shard.file.url)
-        self.packed = () if unpack is None or parts is None else (parts.unpacked(unpack),)
-        self.unit: ShardUnit | None = None
-        """In what unit the cache has it in this epoch, where that is another than was wished."""
 
 
 class MemberIndex(Protocol):
@@ -190,7 +153,7 @@ class MemberReader:
         self._choose_unit = unit
         self._unit: tuple[int, ShardUnit] | None = None
         """The last epoch, and the unit that is wished in it."""
-        self._shards: dict[int, _KnownShard] = {}
+        self._shards: dict[int, ReadableShard] = {}
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
 
     def note_changed(self) -> None:
@@ -246,7 +209,7 @@ class MemberReader:
             if slot.error is None:
                 slot.want()
 
-    def _locate(self, slot: PlannedSample, shard: _KnownShard, entries: Sequence[Span], parts: Sequence[SamplePart]) -> None:
+    def _locate(self, slot: PlannedSample, shard: ReadableShard, entries: Sequence[Span], parts: Sequence[SamplePart]) -> None:
         """Note in a slot where its content is, of those parts that are wanted."""
         if not self._gives_paths:
             slot.content = self._content(shard, entries, parts, slot.epoch)
@@ -257,7 +220,7 @@ class MemberReader:
         else:
             slot.content = PartCopies(self._content(shard, entries, parts, slot.epoch), files, self._session)
 
-    def _content(self, shard: _KnownShard, entries: Sequence[Span], parts: Sequence[SamplePart], epoch: int) -> MemberContent:
+    def _content(self, shard: ReadableShard, entries: Sequence[Span], parts: Sequence[SamplePart], epoch: int) -> MemberContent:
         """Return where the content of a sample is."""
         refs: tuple[ObjectRef, ...] = shard.packed if parts else ()
         if shard.parts is not None and shard.unpack is None:
@@ -283,7 +246,7 @@ class MemberReader:
         """Return whether a part is wanted that is no column: the first shard of a lazy index has it not."""
         return self._takes_new and name != SAMPLE and name not in self._columns
 
-    def _files(self, sample: Sample, shard: _KnownShard, parts: Sequence[SamplePart]) -> dict[str, ObjectRef]:
+    def _files(self, sample: Sample, shard: ReadableShard, parts: Sequence[SamplePart]) -> dict[str, ObjectRef]:
         """Return the parts of a sample as files, by column: entries of their own, also where the shard is local.
 
         Raises:
@@ -323,7 +286,7 @@ class MemberReader:
         """Return the columns that a sample has no value for yet."""
         return [name for name in self._columns if sample.get(name, SAMPLE) is None]
 
-    def _shard(self, number: int) -> _KnownShard:
+    def _shard(self, number: int) -> ReadableShard:
         """Return what is known of a shard.
 
         Raises:
@@ -336,11 +299,11 @@ class MemberReader:
         parts: ObjectParts | None = None
         if is_remote or unpack is not None or self._gives_paths:
             if not is_remote:
-                _check_unchanged(file, os.stat(file.url))
+                check_unchanged(file, os.stat(file.url))
             parts = parts_of(file, self._dataset, self._identity)
         if len(self._shards) >= _MAX_KNOWN:
             self._shards.clear()
-        known = self._shards[number] = _KnownShard(number, shard, unpack, parts)
+        known = self._shards[number] = ReadableShard(number, shard, unpack, parts)
         return known
 
     def fill(self, sample: Sample, content: MemberContent, hold: AnyHold | None, first: int) -> None:
@@ -351,11 +314,11 @@ class MemberReader:
                 read = self._read_held(content, hold, first)
             elif any(part.size for part in content.parts):
                 opened = self._local(shard)
-                here = (Located(_ALL, opened.descriptor),)
-                read = [_read(str(names[part.column]), part, here, shard) for part in content.parts]
-                _check_unchanged(shard.file, os.fstat(opened.descriptor))  # after reading: it may be written to meanwhile
+                here = (Located(WHOLE, opened.descriptor),)
+                read = [read_part(str(names[part.column]), part, here, shard) for part in content.parts]
+                check_unchanged(shard.file, os.fstat(opened.descriptor))  # after reading: it may be written to meanwhile
             else:
-                read = [_read(str(names[part.column]), part, (), shard) for part in content.parts]
+                read = [read_part(str(names[part.column]), part, (), shard) for part in content.parts]
             if read:
                 sample.update(shard.layout.values(read, self._lacking(sample), shard.name))
         except SourceChangedError:
@@ -374,13 +337,13 @@ class MemberReader:
         objects: list[Located] = []
         for ref, path in zip(refs, hold.paths[first:], strict=True):
             if (lock := hold.open_files.get(path)) is not None and lock.owners:
-                objects.append(Located(ref.span or _ALL, lock.owners[0].fileno()))
+                objects.append(Located(ref.span or WHOLE, lock.owners[0].fileno()))
             else:
                 opened.append(OpenShard(path))
-                objects.append(Located(ref.span or _ALL, opened[-1].descriptor))
-        return [_read(str(names[part.column]), part, objects, shard) for part in content.parts]
+                objects.append(Located(ref.span or WHOLE, opened[-1].descriptor))
+        return [read_part(str(names[part.column]), part, objects, shard) for part in content.parts]
 
-    def _local(self, shard: _KnownShard) -> OpenShard:
+    def _local(self, shard: ReadableShard) -> OpenShard:
         """Return a local shard, open; the last ones used stay so."""
         opened = self._open
         found = opened.pop(shard.number, None)
@@ -395,57 +358,8 @@ class MemberReader:
         return found
 
 
-class Located(NamedTuple):
-    """A file, and which bytes of a shard it has."""
-
-    span: Span
-    descriptor: int
-
-
 def _entry_of(part: SamplePart, entries: Sequence[Span]) -> Span:
     """Return the object that holds a part."""
     if len(entries) == 1:  # most samples are one
         return entries[0]
     return next(span for span in entries if span[0] <= part.offset and part.offset + part.size <= span[1])
-
-
-def _read(name: str, part: SamplePart, objects: Sequence[Located], shard: _KnownShard) -> ReadPart:
-    """Return a part with its bytes.
-
-    Raises:
-        SourceChangedError: The shard ends before them.
-        SourceError: Its table does not say where they are.
-    """
-    if shard.unpack is not None:
-        part = shard.layout.locate(part, partial(_read_at, objects[0].descriptor), shard.name)
-    _, start, size, _ = part
-    if not size:
-        return ReadPart(name, b"", part)
-    end = start + size
-    (first, stop), descriptor = objects[0]
-    if start < first or stop < end:
-        (first, _), descriptor = next(some for some in objects if some.span[0] <= start and end <= some.span[1])
-    data = _read_at(descriptor, start - first, size)
-    if len(data) < size:
-        raise SourceChangedError(
-            f"{shard.name} ends before byte {end}, where {name!r} of a row was when it was indexed: open the dataset again"
-        )
-    return ReadPart(name, data, part)
-
-
-def _read_at(descriptor: int, offset: int, size: int) -> bytes:
-    """Return bytes of an open file, fewer at its end only."""
-    data = os.pread(descriptor, size, offset)
-    if len(data) < size:  # a system call reads 2 GiB at most
-        pieces, rest = [data], size - len(data)
-        while rest and (data := os.pread(descriptor, rest, offset + size - rest)):
-            pieces.append(data)
-            rest -= len(data)
-        data = b"".join(pieces)
-    return data
-
-
-def _check_unchanged(file: SourceFile, status: os.stat_result) -> None:
-    """Raise SourceChangedError if a local shard is not what was indexed."""
-    if not is_version(file, status):
-        raise SourceChangedError(f"{file.url} changed since it was indexed: open the dataset again")
