@@ -44,50 +44,62 @@ def parameters(node: Function) -> list[ast.arg]:
     return [p for p in named if p.arg not in ("self", "cls")]
 
 
-def public_constructors(tree: ast.Module) -> set[ast.AST]:
+class Source:
+    """A file, read, parsed and walked once.
+
+    Args:
+        text: the file.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.lines = text.splitlines()
+        self.tree = ast.parse(text)
+        self.nodes = list(ast.walk(self.tree))
+
+
+def public_constructors(source: Source) -> set[ast.AST]:
     """Constructors and pipelines that users know by name: they take what users know, as many parameters as that is."""
     public = {*sqlstream.__all__, *presets.__all__}
     constructors: set[ast.AST] = {
         method
-        for node in ast.walk(tree)
+        for node in source.nodes
         if isinstance(node, ast.ClassDef) and node.name in public
         for method in node.body
         if isinstance(method, Function) and method.name == "__init__"
     }
-    return constructors | {node for node in tree.body if isinstance(node, Function) and node.name in presets.__all__}
+    return constructors | {node for node in source.tree.body if isinstance(node, Function) and node.name in presets.__all__}
 
 
-def size_violations(tree: ast.Module, lines: list[str], mirrors_a_peer: bool) -> Iterator[str]:
+def size_violations(source: Source, mirrors_a_peer: bool) -> Iterator[str]:
     """What is longer, or takes more parameters, than anything should; and functions without their types.
 
     Args:
-        tree: the file.
-        lines: its text.
+        source: the file.
         mirrors_a_peer: it is of `compat/`, where a function has as many parameters as the peer's.
     """
-    unbounded = set(ast.walk(tree)) if mirrors_a_peer else public_constructors(tree)
-    yield from longer_than(MAX_FILE, MAX_CLASS, MAX_FUNCTION, tree, lines)
-    for node in ast.walk(tree):
+    unbounded = set(source.nodes) if mirrors_a_peer else public_constructors(source)
+    yield from longer_than(MAX_FILE, MAX_CLASS, MAX_FUNCTION, source)
+    for node in source.nodes:
         if isinstance(node, Function) and node not in unbounded and (n := len(parameters(node))) > MAX_PARAMETERS:
             yield f"{node.lineno}: {node.name} takes {n} parameters > {MAX_PARAMETERS}"
         if isinstance(node, Function) and (node.returns is None or any(p.annotation is None for p in parameters(node))):
             yield f"{node.lineno}: {node.name} is not fully annotated"
 
 
-def longer_than(file: int, class_: int, function: int, tree: ast.Module, lines: list[str]) -> Iterator[str]:
+def longer_than(file: int, class_: int, function: int, source: Source) -> Iterator[str]:
     """Files, classes and functions with more lines than so many."""
-    if len(lines) > file:
-        yield f"1: file has {len(lines)} lines > {file}"
-    for node in ast.walk(tree):
+    if len(source.lines) > file:
+        yield f"1: file has {len(source.lines)} lines > {file}"
+    for node in source.nodes:
         if isinstance(node, ast.ClassDef) and (n := (node.end_lineno or 0) - node.lineno + 1) > class_:
             yield f"{node.lineno}: class {node.name} has {n} lines > {class_}"
         if isinstance(node, Function) and (n := body_lines(node)) > function:
             yield f"{node.lineno}: {node.name} has {n} lines > {function}"
 
 
-def tensor_lines(tree: ast.Module) -> Iterator[int]:
+def tensor_lines(source: Source) -> Iterator[int]:
     """Lines which bind a tensor: annotated `Tensor`, or assigned from a `torch.*` call."""
-    for node in ast.walk(tree):
+    for node in source.nodes:
         if isinstance(node, (ast.arg, ast.AnnAssign)) and node.annotation is not None:
             if re.search(r"\bTensor\b", ast.unparse(node.annotation)):
                 yield node.lineno
@@ -99,18 +111,17 @@ def tensor_lines(tree: ast.Module) -> Iterator[int]:
             yield node.end_lineno or node.lineno
 
 
-def violations(source: str, mirrors_a_peer: bool = False) -> list[str]:
+def violations(source: Source, mirrors_a_peer: bool = False) -> list[str]:
     """Every broken rule of one file, as `line: rule`."""
-    lines, tree = source.splitlines(), ast.parse(source)
-    shapeless = [f"{n}: tensor without shape comment" for n in tensor_lines(tree) if not SHAPE.search(lines[n - 1])]
-    return [*size_violations(tree, lines, mirrors_a_peer), *shapeless]
+    shapeless = [f"{n}: tensor without shape comment" for n in tensor_lines(source) if not SHAPE.search(source.lines[n - 1])]
+    return [*size_violations(source, mirrors_a_peer), *shapeless]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_file_keeps_the_style_guide(path: Path) -> None:
-    source = path.read_text()
+    source = Source(path.read_text())
     assert violations(source, mirrors_a_peer=COMPAT in path.parents) == []
-    long = list(longer_than(LONG_FILE, LONG_CLASS, LONG_FUNCTION, ast.parse(source), source.splitlines()))
+    long = list(longer_than(LONG_FILE, LONG_CLASS, LONG_FUNCTION, source))
     if long:
         warnings.warn(f"{path.relative_to(ROOT)}: {', '.join(long)}: is it more than one idea?", LongCodeWarning, stacklevel=1)
 
