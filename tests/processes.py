@@ -21,6 +21,8 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
 
+from tests.starters import keep_starter
+
 ROOT = Path(__file__).parents[1]
 """Of the repository."""
 FORKSERVER = multiprocessing.get_context("forkserver")
@@ -29,7 +31,7 @@ FORKSERVER = multiprocessing.get_context("forkserver")
 pytest is what modules of tests import. Nothing else: a fork copies the tables of all memory, and tests that kill a process at
 each side effect fork thousands of times.
 """
-FORKSERVER.set_forkserver_preload(["tests.cache.actors", "sqlstream.cache.ledger.queries", "pytest", "tests.forkserver"])
+FORKSERVER.set_forkserver_preload(["tests.cache.actors", "sqlstream.cache.ledger.queries", "pytest"])
 
 
 class Program:
@@ -139,6 +141,7 @@ def _run_file(words: list[str]) -> int:
 def _serve(connection: Connection, modules: Sequence[str]) -> None:
     for name in modules:
         importlib.import_module(name)
+    keep_starter()
     programs: dict[int | None, BaseProcess] = {}
     with contextlib.suppress(EOFError):
         while (message := connection.recv()) is not None:
