@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqlstream.config import OnLong
@@ -17,6 +17,7 @@ from sqlstream.order import Filtered, Shuffled, Windows, is_counted, pack_window
 from tests.order.several import Counted
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 90), st.integers(1, 20), st.integers(1, 5))
 def test_each_row_is_in_one_window_of_its_part(num_rows: int, size: int, num_parts: int) -> None:
     rows = Shuffled(num_rows=num_rows, seed=3, num_canonical_nodes=num_parts)
@@ -58,6 +59,7 @@ def test_windows_of_rows_that_a_filter_leaves_become_known_on_the_way() -> None:
 LENGTHS = st.lists(st.integers(1, 40), max_size=40)
 
 
+@settings(max_examples=50)
 @given(LENGTHS, st.sampled_from(["drop", "truncate", "split"]), st.one_of(st.none(), st.integers(1, 4)), st.booleans())
 def test_a_window_is_packed_as_a_plan_of_its_lengths(lengths: list[int], on_long: str, max_rows: Any, has_key: bool) -> None:
     packs = pack_window(lengths, 16, max_rows, OnLong(on_long), (3, 0, 5) if has_key else None)
