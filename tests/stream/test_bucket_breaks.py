@@ -131,6 +131,12 @@ def are_gone(family: set[int]) -> bool:
     return not any(is_alive(pid) for pid in family)
 
 
+def signal_all(family: set[int], number: signal.Signals) -> None:
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError):  # a child of one that is gone has ended by itself
+            os.kill(pid, number)
+
+
 def kill_again_and_again(table: Path, sync: str, layouts: list[tuple[int, int]], seed: int) -> None:
     """Kill a job of torchrun some steps after each start, all of it at once; the last layout ends the run."""
     print(f"sync={sync!r}, seed {seed}")
@@ -143,10 +149,11 @@ def kill_again_and_again(table: Path, sync: str, layouts: list[tuple[int, int]],
             assert job.wait(timeout=300) == 0, (folder / "log.txt").read_text()
         else:
             assert wait_until(partial(has_come_to, job, folder, stop))
-            family = children(job.pid) | {job.pid}
-            for pid in family:
-                with contextlib.suppress(ProcessLookupError):  # a child of one that is gone has ended by itself
-                    os.kill(pid, signal.SIGKILL)
+            family = set[int]()
+            while found := (children(job.pid) | {job.pid}) - family:  # else one that starts meanwhile would live on
+                signal_all(found, signal.SIGSTOP)
+                family |= found
+            signal_all(family, signal.SIGKILL)
             job.wait()
             assert wait_until(partial(are_gone, family))
         after = saved_step(folder)
