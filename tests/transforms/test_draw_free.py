@@ -21,10 +21,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
 
-from sqlstream.transforms import draw_free as module
-from sqlstream.transforms.base import Chain
-from sqlstream.transforms.decode_by_extension import DecodeByExtension
 from sqlstream.transforms.draw_free import draw_free
+from sqlstream.transforms.harmless import NAMES
 
 Sample = dict[str, Any]
 MEAN = torch.tensor([0.5, 0.5, 0.5])  # [c]
@@ -278,83 +276,6 @@ def test_code_that_may_draw_or_is_not_understood_counts_as_drawing(transform: Ca
     assert draw_free([read_path, transform]) is None
 
 
-class Changes:
-    size = 4
-
-    def __init__(self) -> None:
-        self.key = "x"
-
-    def named(self) -> str:
-        return self.key
-
-    def __call__(self, sample: Sample) -> Any:
-        return self.size, self.named(), read(sample["image"])
-
-
-def changed_function(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "read", lambda path: random.random())
-
-
-def changed_code(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "__code__", (lambda path: random.random()).__code__)
-
-
-def changed_builtin(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builtins.open", may_draw)
-
-
-def shadowed_builtin(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "open", may_draw)
-
-
-def changed_attribute(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
-    transform.key = random.random  # type: ignore[assignment]  # a test
-
-
-def shadowed_method(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
-    transform.named = random.random  # type: ignore[assignment, method-assign]  # a test
-
-
-def changed_method(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Changes, "named", may_draw)
-
-
-def changed_call(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Changes, "__call__", may_draw)
-
-
-def changed_class_attribute(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Changes, "size", Draws())
-
-
-def changed_class(transform: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
-    transform.__class__ = type("Other", (Changes,), {"__call__": may_draw})
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *(changed_function, changed_code, changed_builtin, shadowed_builtin, changed_attribute, shadowed_method),
-        *(changed_method, changed_call, changed_class_attribute, changed_class),
-    ],
-)
-def test_what_is_bound_anew_ends_what_was_shown(
-    change: Callable[[Changes, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transform = Changes()
-    proof = draw_free([transform])
-    assert proof is not None
-    transform.key = "y"  # another plain value changes nothing
-    assert proof.holds()
-    change(transform, monkeypatch)
-    assert not proof.holds()
-
-
-def test_a_patched_function_of_a_listed_module_is_not_taken_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "open", may_draw)
-    assert draw_free([decode]) is None
-
-
 def drawing_operators() -> set[str]:
     """Names of torch's operators that draw, as torch marks them."""
     names = {
@@ -370,66 +291,4 @@ def test_no_listed_name_is_one_of_what_draws() -> None:
     drawing |= {name for name in vars(random) if getattr(vars(random)[name], "__self__", None) is random._inst}
     operators = drawing_operators()
     assert {"uniform_", "rand", "dropout", "bernoulli", "normal"} <= operators
-    assert module._NAMES & (drawing | operators) == {"bytes"}  # of a RandomState, at which no listed name gets
-
-
-class Seedings:
-    """Counts the samples that are seeded."""
-
-    was_drawn_from = False
-
-    def __init__(self) -> None:
-        self.num = 0
-
-    def __call__(self, key: tuple[int, ...], *, watches: bool = False) -> Seedings:
-        self.num += 1
-        return self
-
-    def run(self, make: Callable[[], Any], goes_on: Callable[[Any], bool]) -> Any:
-        return make()
-
-
-def seedings_of(sample: Sample, *chains: list[Callable[[Sample], Any]], is_plain: bool = True) -> int:
-    """Return how often a sample is seeded that goes through chains in turn."""
-    generators, previous = Seedings(), None
-    for stage, transforms in enumerate(chains):
-        previous = Chain(transforms, seed=1, stage=stage, generators=generators, previous=previous, is_plain=is_plain)
-        made = previous.run(sample, (1, 0, 0))
-        assert isinstance(made, dict)
-        sample = made
-    return generators.num
-
-
-def gives_call(sample: Sample) -> Sample:
-    return sample | {"call": random.random}
-
-
-def calls(sample: Sample) -> Sample:
-    return sample | {"x": sample["call"]()} if "call" in sample else sample
-
-
-def test_a_chain_seeds_only_what_may_draw() -> None:
-    assert seedings_of({"x": 1}, [count, Slots()]) == 0
-    assert seedings_of({"x": 1}, [count], [count]) == 0
-    assert seedings_of({"x": 1}, [count, calls, AtItsThousandth()]) == 1
-
-
-def test_what_draws_may_come_from_an_earlier_chain_or_out_of_a_pickle() -> None:
-    assert seedings_of({"x": 1}, [calls]) == 0
-    assert seedings_of({"x": 1}, [gives_call], [calls]) == 2
-    assert seedings_of({"x": 1}, [calls], is_plain=False) == 1
-    assert seedings_of({"x": 1}, [DecodeByExtension("pil", allow_pickle=True), calls]) == 1
-    assert seedings_of({"x": 1}, [DecodeByExtension("pil")], [calls]) == 0
-
-
-def test_a_chain_seeds_again_from_the_sample_on_before_which_its_code_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    generators = Seedings()
-    monkeypatch.setitem(globals(), "read", lambda path: b"")
-    chain = Chain([closure(1)], seed=1, stage=0, generators=generators)
-    for number in range(3):
-        chain.run({"image": "x"}, (1, 0, number))
-    assert generators.num == 0
-    monkeypatch.setitem(globals(), "read", lambda path: [random.random()])
-    for number in range(3):
-        chain.run({"image": "x"}, (1, 0, number))
-    assert generators.num == 3
+    assert NAMES & (drawing | operators) == {"bytes"}  # of a RandomState, at which no listed name gets
