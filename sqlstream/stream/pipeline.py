@@ -135,11 +135,11 @@ class Pipeline:
             chain=chain,
             content=self._content(options, self.cache if cache is None else cache),
             buckets=self.buckets,
-            packer=self._packer(options),
+            packer=self._packer(options, chain.rest),
         )
 
-    def _packer(self, options: SampleOptions) -> Packer | None:
-        """Return what makes packs; None: there are none."""
+    def _packer(self, options: SampleOptions, previous: Chain) -> Packer | None:
+        """Return what makes packs of the samples of a chain; None: there are none."""
         packs = self.options.order.batches
         if not isinstance(packs, Packs) or (self.lengths is None and packs.is_planned):
             return None
@@ -148,7 +148,7 @@ class Pipeline:
         return Packer(
             packs=packs,
             lengths=self.lengths,
-            chain=Chain((pack_fn,), seed=self.seed, stage=PACK_STAGE, generators=generators),
+            chain=Chain((pack_fn,), seed=self.seed, stage=PACK_STAGE, generators=generators, previous=previous),
             tokens=pack_fn if isinstance(pack_fn, PackTokens) else None,
             is_shuffled=self.seed is not None,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +67,22 @@ def test_a_function_is_given_each_row_whatever_decides_their_order(kind: str, op
         tokens = Counter(token for pack in packs for token in pack["input_ids"].tolist())
         if not options.keys() & {"weights", "epoch_size"}:
             assert tokens == Counter(token for row, length in enumerate(LENGTHS) for token in tokens_of(row, length))
+
+
+def with_call(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**tokenize(sample), "call": random.random}
+
+
+def calls_only(pack: dict[str, Any]) -> dict[str, Any]:
+    """Names nothing that draws: what it calls comes in the samples."""
+    part = pack["parts"][0]
+    return {"__rows__": pack["__rows__"], "input_ids": part["input_ids"], "drawn": part["call"]()}
+
+
+def test_what_a_function_calls_may_come_in_the_samples_of_a_transform_that_names_it(opened: Any) -> None:
+    packs = Packs("n", max(LENGTHS), max_rows=1, pack_fn=calls_only)
+    one, other = ([pack["drawn"] for pack in opened(packs, transforms=[with_call])] for _ in range(2))
+    assert one == other
 
 
 def test_what_a_function_makes_of_a_stream_names_it(opened: Any) -> None:
