@@ -38,7 +38,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sqlstream.cache.directory import close_store, open_store
-from sqlstream.cache.session import LedgerSession, ObjectRef
+from sqlstream.cache.ledger_session import LedgerSession
+from sqlstream.cache.session import ObjectRef
 from sqlstream.config import StorageOptions
 from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchEvent, FetchRequest
 from sqlstream.testing.nginx import Nginx

@@ -21,12 +21,13 @@ from sqlstream.cache.failover import FailoverSession
 from sqlstream.cache.files.layout import local_directory
 from sqlstream.cache.ledger import reports
 from sqlstream.cache.ledger.reports import FailureRecord
+from sqlstream.cache.ledger_session import LedgerSession
 from sqlstream.cache.model.policies import Policy, policy_named
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.private_files import PrivateFilesSession
 from sqlstream.cache.recovery import recover
 from sqlstream.cache.recovery.recover import Finding
-from sqlstream.cache.session import AnyHold, CacheSession, LedgerSession
+from sqlstream.cache.session import AnyHold, CacheSession
 from sqlstream.config import (
     AS_IT_IS,
     AsItIs,

@@ -15,8 +15,9 @@ from functools import partial
 from typing import TypeVar
 
 from sqlstream.cache.acquire.reserve import NextUses
+from sqlstream.cache.ledger_session import LedgerSession
 from sqlstream.cache.private_files import PrivateFilesSession, PrivateHold
-from sqlstream.cache.session import AnyHold, ChosenUnit, Failure, LedgerSession, ObjectRef, Policy, PutItem, ShardWish
+from sqlstream.cache.session import AnyHold, ChosenUnit, Failure, ObjectRef, Policy, PutItem, ShardWish
 from sqlstream.config import Limit
 from sqlstream.errors import CacheClosedError, CacheError, CacheFullError, SqlStreamError
 from sqlstream.process import fork

@@ -20,11 +20,12 @@ from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.files.read_hold import ReadHold
 from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
+from sqlstream.cache.ledger_session import LedgerSession
 from sqlstream.cache.model.policies import POLICIES
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.cache.private_files import PrivateFilesSession
-from sqlstream.cache.session import AnyHold, LedgerSession
+from sqlstream.cache.session import AnyHold
 
 
 class Session:

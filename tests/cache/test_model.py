@@ -25,10 +25,10 @@ from sqlstream.cache.admin.clear import clear
 from sqlstream.cache.directory import CacheDirectory
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.files.read_hold import ReadHold
+from sqlstream.cache.ledger_session import LedgerSession
 from sqlstream.cache.model.refs import ObjectRef, charged_bytes
 from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.cache.recovery import recover
-from sqlstream.cache.session import LedgerSession
 from sqlstream.errors import CacheFullError, StorageError
 from sqlstream.process import locks
 from sqlstream.testing.invariants import violations
