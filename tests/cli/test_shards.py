@@ -111,6 +111,9 @@ def test_archives_keep_keys_and_extensions_and_mds_keeps_files_of_images(
     golden = members(src)
     found = members(tmp_path / "tar" / "shard-000000.tar")
     assert found == {name: golden[name] for name in golden if name.endswith((".jpg", ".json"))}
+    words = ("--format", "tar", "--columns", "jpg", "--where", "json IS NOT NULL", "--weights", "length(__key__)")  # of others
+    assert write(capsys, src, tmp_path / "some", *words)[0] == 0
+    assert {name.rpartition(".")[2] for name in members(tmp_path / "some" / "shard-000000.tar")} == {"jpg"}
     assert write(capsys, FIXTURES / "mds" / "zstd", tmp_path / "mds", "--format", "tar", "--columns", "image", "label")[0] == 0
     png = members(tmp_path / "mds" / "shard-000000.tar")["000000000.png"]
     assert png.startswith(b"\x89PNG")

@@ -230,6 +230,7 @@ def _dataset(options: argparse.Namespace, fields: Sequence[Field], make: Callabl
     from sqlstream.world import World
 
     wanted = [field.column for field in fields if not field.column.startswith("__")]
+    reads_others = any(text is not None for text in (options.where, options.sql, options.weights))  # SQL sees what is kept
     return StreamingDataset(
         options.src,
         options.cache,
@@ -238,7 +239,7 @@ def _dataset(options: argparse.Namespace, fields: Sequence[Field], make: Callabl
         transforms=None if make is None else [Collected(make)],
         columns_to_download=options.download or None,
         index_cols_to_keep=sorted({*wanted, *([options.key] if options.key else [])})
-        if wanted and not options.download
+        if wanted and not options.download and not reads_others
         else None,
         cache_limit=options.cache_limit if options.cache_limit is not None else AS_IT_IS,
         sql_query=options.sql,
