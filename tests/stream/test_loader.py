@@ -225,6 +225,7 @@ def test_insisting_on_another_batch_size_goes_on_at_its_last_whole_step(
 @pytest.mark.parametrize(
     ("state", "message"),
     [
+        (None, "the state is None, of type NoneType: give the dict that"),
         ({"epoch": 1}, "missing keys .*sample_in_epoch"),
         ({"epoch": 1, "sample_in_epoch": 2, "speed": 3}, "unknown keys .*speed"),
         ({"epoch": -1, "sample_in_epoch": 2}, "epoch=-1"),
@@ -232,7 +233,7 @@ def test_insisting_on_another_batch_size_goes_on_at_its_last_whole_step(
         ({"epoch": 1, "sample_in_epoch": 8, "share": {"rank": 0}}, "share="),
     ],
 )
-def test_what_is_no_state_is_refused(dataset: OpenDataset, state: dict[str, Any], message: str) -> None:
+def test_what_is_no_state_is_refused(dataset: OpenDataset, state: Any, message: str) -> None:
     with pytest.raises(StateError, match=message):
         StreamingDataLoader(dataset(), batch_size=8).load_state_dict(state)
 

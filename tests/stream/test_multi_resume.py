@@ -232,6 +232,8 @@ def test_states_of_loaders_and_datasets_are_told_apart(tmp_path: Path) -> None:
     with Job(tmp_path, of_one("a")) as job, opened(tmp_path, 22) as dataset:
         with pytest.raises(StateError, match="the state is of one dataset"):
             job.load(dataset.state_dict())
+        with pytest.raises(StateError, match="the state is None"):
+            job.load(None)  # type: ignore[arg-type]  # the mistake of the test
         with pytest.raises(StateError, match="the state is of sds"):
             job.load({"stream_states": []})
         with pytest.raises(StateError, match="the state is of a MultiStreamDataLoader"):

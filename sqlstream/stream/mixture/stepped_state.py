@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlstream.errors import StateError
 from sqlstream.order import MIXTURE_VERSION, PERMUTATION_VERSION
-from sqlstream.stream.run.partial_steps import check_counts
+from sqlstream.stream.run.partial_steps import check_counts, check_is_state
 from sqlstream.stream.run.state import StreamPart
 
 MULTI_STREAM_VERSION = 1
@@ -92,6 +92,7 @@ class SteppedState:
         Raises:
             StateError: It is that of something else, of a newer sqlstream, or damaged.
         """
+        check_is_state(state)
         version = state.get("multi_stream")
         if version is None:
             what = (

@@ -97,6 +97,14 @@ class DeliveredAhead:
         )
 
 
+def check_is_state(given: object) -> None:
+    """Raise StateError if what was given as a state is no dict, such as the None of a checkpoint that lacks it."""
+    if not isinstance(given, Mapping):
+        raise StateError(
+            f"the state is {given!r:.80}, of type {type(given).__name__}: give the dict that state_dict() returned"
+        )
+
+
 def check_counts(owner: str, names: tuple[str, ...], state: Mapping[str, object]) -> None:
     """Raise StateError if one of the values with these names is no count."""
     for name in names:

@@ -9,7 +9,7 @@ from sqlstream.errors import StateError
 from sqlstream.index.types.content import Content
 from sqlstream.order import PERMUTATION_VERSION
 from sqlstream.stream.run.mixture_state import MixturePart
-from sqlstream.stream.run.partial_steps import DeliveredAhead, TakenAlone, check_counts
+from sqlstream.stream.run.partial_steps import DeliveredAhead, TakenAlone, check_counts, check_is_state
 
 STATE_VERSION = 5
 """The newest version that is read. What is written has the first version that has all its keys, which older programs read."""
@@ -170,6 +170,7 @@ class StreamState:
         Raises:
             StateError: Keys are missing or unknown, counts are not counts, or a newer sqlstream wrote it.
         """
+        check_is_state(state)
         version = state.get("version", 1)
         if not isinstance(version, int) or version > STATE_VERSION:
             raise StateError(f"the state has version {version!r}, this sqlstream knows {STATE_VERSION}: upgrade sqlstream")
