@@ -114,6 +114,8 @@ def test_archives_keep_keys_and_extensions_and_mds_keeps_files_of_images(
     words = ("--format", "tar", "--columns", "jpg", "--where", "json IS NOT NULL", "--weights", "length(__key__)")  # of others
     assert write(capsys, src, tmp_path / "some", *words)[0] == 0
     assert {name.rpartition(".")[2] for name in members(tmp_path / "some" / "shard-000000.tar")} == {"jpg"}
+    code, text = write(capsys, src, tmp_path / "none", "--format", "tar", "--columns", "nope")
+    assert (code, "--columns names 'nope'" in text) == (2, True)
     assert write(capsys, FIXTURES / "mds" / "zstd", tmp_path / "mds", "--format", "tar", "--columns", "image", "label")[0] == 0
     png = members(tmp_path / "mds" / "shard-000000.tar")["000000000.png"]
     assert png.startswith(b"\x89PNG")

@@ -33,6 +33,7 @@ _ONLY: Mapping[str, tuple[str, ...]] = {
 """Options that some formats have."""
 _SPELLING = {
     "columns_to_download": "--download",
+    "index_cols_to_keep": "--columns",
     "exist_ok": "--overwrite",
     "data_type": "--data-type",
     "label_column": "--label-column",
