@@ -436,6 +436,15 @@ def test_persistent_workers_have_the_next_epoch_on_its_way_before_it_is_asked_fo
         del loader
 
 
+@pytest.fixture
+def nothing_frozen() -> Iterator[None]:
+    """As in a program of a user: tests freeze what their collection made."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("nothing_frozen")
 def test_workers_keep_the_garbage_collector_off_what_they_inherit(photos: Photos, tmp_path: Path) -> None:
     def note_frozen(sample: dict[str, Any]) -> dict[str, Any]:
         return {"pid": os.getpid(), "frozen": gc.get_freeze_count()}
