@@ -3,9 +3,9 @@
 To seed these for each sample takes longer than to read a small file, so it is left out where it would change nothing. That is
 never inferred from samples, for a transform may draw first at its thousandth: it is inferred from code. Code gets at nothing
 but what its names lead to. So a function is draw-free if each global and closure variable that it loads is a plain value, a
-module or function of the lists of `harmless.py` or a draw-free function, if each attribute that it asks for has a name of the
-list, and if it takes from `self` nothing but plain values and draw-free methods. Its argument is a sample, whose values are
-such values, or were made of them by transforms of the same chain.
+module or function of the lists of `harmless.py`, `rng`, or a draw-free function, if each attribute that it asks for has a name
+of the list, and if it takes from `self` nothing but plain values and draw-free methods. Its argument is a sample, whose values
+are such values, or were made of them by transforms of the same chain.
 
 Everything else counts as drawing: a name that is not listed, an import, a generator function, `self` or a module passed on,
 an attribute of `self` that runs code as it is asked for or stored (descriptors, `__getattr__`, `__setattr__`; properties are
@@ -28,7 +28,7 @@ from functools import partial
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
-from sqlstream.transforms.harmless import NAMES, PLAIN, is_listed, is_plain, listed_modules
+from sqlstream.transforms.harmless import ATTRIBUTES, PLAIN, is_listed, is_plain, listed_modules
 
 _REFUSED = ("IMPORT_", "LOAD_BUILD_CLASS", "LOAD_CLASSDEREF", "LOAD_FROM_DICT", "LOAD_LOCALS", "LOAD_NAME", "MATCH_CLASS")
 """Beginnings of the names of instructions that get at what is not looked into here."""
@@ -126,7 +126,7 @@ class _Analysis:
         if (
             type(names) is not dict  # another dict may give values that it does not have
             or _BUILTINS(function) is not vars(builtins)
-            or not own.keys().isdisjoint(NAMES)
+            or not own.keys().isdisjoint(ATTRIBUTES)
             or not all(map(is_plain, (*(function.__defaults__ or ()), *keyword_defaults.values())))
         ):
             raise _MayDrawError
@@ -315,7 +315,7 @@ class _Code:
             self._analysis.add_attribute(self._owner, name, is_called=is_called)
         elif isinstance(top, ModuleType):
             self._top = self._module_or_value(vars(top), name)
-        elif name not in NAMES:
+        elif name not in ATTRIBUTES:
             raise _MayDrawError
 
     def _add_store(self, name: str) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from sqlstream.transforms.rng import rng
+
 MODULES = (
     *("base64", "builtins", "io", "json", "math", "os", "os.path", "pathlib", "struct", "zlib"),
     *("numpy", "PIL", "PIL.Image", "PIL.ImageOps", "torch", "torch.nn", "torch.nn.functional"),
@@ -54,6 +56,11 @@ NAMES = frozenset(
 
 Not `format`: a text that is formatted asks for attributes of any name."""
 
+ATTRIBUTES = NAMES | frozenset(
+    "beta choice exponential integers normal permutation permuted random shuffle standard_normal triangular uniform".split()
+)
+"""What code may ask of any value: with methods of the generator that `rng(sample)` gives, which no other value has."""
+
 PLAIN = frozenset(
     {type(None), bool, int, float, complex, str, bytes, type(...), slice, torch.dtype, torch.device, torch.Size}
     | {PosixPath, PurePosixPath, WindowsPath, PureWindowsPath}
@@ -72,14 +79,16 @@ def is_plain(value: object) -> bool:
     if kind in (tuple, frozenset) and isinstance(value, tuple | frozenset):
         return all(map(is_plain, value))
     if kind is torch.Tensor:
-        return vars(value).keys().isdisjoint(NAMES)
+        return vars(value).keys().isdisjoint(ATTRIBUTES)
     if kind is np.ndarray and isinstance(value, np.ndarray):
         return not value.dtype.hasobject
     return kind in PLAIN or issubclass(kind, np.dtype)
 
 
 def is_listed(value: Any) -> bool:
-    """Return whether a module of the list has it under a name of the other list, and it is that module's own."""
+    """Return whether it is `rng`, or a module of the list has it under a listed name, and it is that module's own."""
+    if value is rng:
+        return True
     if issubclass(type(value), enum.Enum):
         value = type(value)
     if not issubclass(type(value), type | FunctionType | BuiltinFunctionType | np.ufunc | type(np.sum)):

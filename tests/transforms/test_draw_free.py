@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 
 from sqlstream.transforms.draw_free import draw_free
-from sqlstream.transforms.harmless import NAMES
+from sqlstream.transforms.harmless import ATTRIBUTES, NAMES
+from sqlstream.transforms.rng import rng
 
 Sample = dict[str, Any]
 MEAN = torch.tensor([0.5, 0.5, 0.5])  # [c]
@@ -77,6 +78,11 @@ def fail(sample: Sample) -> Sample:
     return sample
 
 
+def draws_of_its_own(sample: Sample) -> Sample:
+    generator = rng(sample)
+    return sample | {"left": int(generator.integers(0, 8)), "is_flipped": rng(sample).random() < 0.5}
+
+
 def with_default(sample: Sample, size: tuple[int, int] = SIZE, *, key: str = "x") -> Sample:
     return sample | {key: size}
 
@@ -127,7 +133,21 @@ def closure(number: int) -> Callable[[Sample], Sample]:
 @pytest.mark.parametrize(
     "transform",
     [
-        *(read_path, decode, parse, pad, count, fail, with_default, Reads(), Inherits(), Slots(), Reads().wrap, closure(3)),
+        *(
+            read_path,
+            decode,
+            parse,
+            pad,
+            count,
+            fail,
+            draws_of_its_own,
+            with_default,
+            Reads(),
+            Inherits(),
+            Slots(),
+            Reads().wrap,
+            closure(3),
+        ),
         functools.partial(with_default, size=(4, 4)),
         lambda sample: sample,
     ],
@@ -292,3 +312,25 @@ def test_no_listed_name_is_one_of_what_draws() -> None:
     operators = drawing_operators()
     assert {"uniform_", "rand", "dropout", "bernoulli", "normal"} <= operators
     assert NAMES & (drawing | operators) == {"bytes"}  # of a RandomState, at which no listed name gets
+
+
+def test_methods_of_a_samples_generator_are_no_attributes_of_other_values() -> None:
+    methods = ATTRIBUTES - NAMES
+    assert methods <= set(dir(np.random.Generator))
+    others = [
+        np.ndarray,
+        np.float64,
+        torch.Tensor,
+        Image.Image,
+        io.BytesIO,
+        Path,
+        str,
+        bytes,
+        int,
+        float,
+        dict,
+        list,
+        set,
+        tuple,
+    ]
+    assert not methods & {name for other in others for name in dir(other)}
