@@ -31,7 +31,7 @@ def _warm() -> list[Case]:
                 f"a second epoch, bytes, {workers} workers",
                 num_workers=workers,
                 workload="warm_bytes",
-                contenders=(*peers, "sds"),
+                contenders=(*peers, "sqlstream_drawing", "sds"),
                 **shared,
             )
             for workers in (0, 2)
@@ -53,7 +53,7 @@ def _warm() -> list[Case]:
             figure="worker_cpu_us_per_sample",
             unit="µs of CPU",
             is_higher_better=False,
-            contenders=("sqlstream", "plain_torch"),
+            contenders=("sqlstream", "plain_torch", "sqlstream_drawing"),
         ),
     ]
 
@@ -104,7 +104,7 @@ def cases() -> list[Case]:
         figure="p50_us",
         unit="µs",
         is_higher_better=False,
-        contenders=("sqlstream", "plain_torch", "litdata_raw", "mosaicml"),
+        contenders=("sqlstream", "plain_torch", "litdata_raw", "mosaicml", "sqlstream_drawing"),
     )
     return [
         *_warm(),

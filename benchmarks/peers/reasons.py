@@ -26,24 +26,22 @@ _FILE = (
 )
 _HELPER = "each worker has a helper process of its own, forked at its first miss from one that has imported"
 _HTTP = f"{_HELPER}; then urllib3 and http.client take most of a sample, in Python, and check each answer"
-_SEEDS = "a transform of one's own may draw, so the generators of Python, numpy and torch are seeded for each sample"
-_RESTORES = f"{_SEEDS}, and those of the trainer come back after it"
 _FIRST = [(latency, num) for num in COLD_SAMPLES for latency in (20, 50)]
 REASONS: dict[tuple[str, str], str] = {
-    ("users-warm-bytes-2", "1.5 times the best with loose samples"): f"{_SEEDS}; {_ENGINE}",
-    ("users-warm-bytes-0", "at least 0.75 of plain torch"): f"{_RESTORES}; {_ENGINE}",
-    ("users-warm-bytes-0", "at least LitData raw, which keeps files"): f"{_RESTORES}; {_ENGINE}",
+    ("users-warm-bytes-2", "1.5 times the best with loose samples"): _ENGINE,
+    ("users-warm-bytes-0", "at least 0.75 of plain torch"): _ENGINE,
+    ("users-warm-bytes-0", "at least LitData raw, which keeps files"): _ENGINE,
     **{
         (f"users-cold-s3-{latency}-{num}", "1.5 times the best with loose files"): f"{_HELPER}; {_FILE}"
         for latency, num in _FIRST
     },
     **{(f"users-cold-http-{latency}-{num}", "1.2 times the best with loose files"): _HTTP for latency, num in _FIRST},
-    ("users-random", "p50 at most 4 times plain torch's"): f"{_LOOKUP}; {_RESTORES}",
+    ("users-random", "p50 at most 4 times plain torch's"): _LOOKUP,
     (
         "users-random",
         "p99 at most 5 times plain torch's",
-    ): f"{_LOOKUP}; {_RESTORES}; the ledger's uses are written in a thread",
-    ("users-cpu", "at most 1.6 times plain torch's"): f"{_SEEDS}; {_ENGINE}",
+    ): f"{_LOOKUP}; the ledger's uses are written in a thread",
+    ("users-cpu", "at most 1.6 times plain torch's"): _ENGINE,
     ("cold-s3-20", "1.5 times the best with loose files"): _FILE,
     ("cold-s3-50", "1.5 times the best with loose files"): _FILE,
     (

@@ -259,7 +259,9 @@ def page(results: Mapping[str, Runs], settings: Settings, plots: Sequence[str]) 
         "",
         "**As users write it**: cases whose titles begin so have the same transform (a plain class that opens and reads the "
         "file, where the library gives a path) and the same collate function for all (`benchmarks/peers/users.py`), no setting "
-        "that favours a contender, and count whole epochs from `iter(loader)` to the end, the start of workers in it; a second "
+        "that favours a contender, and count whole epochs from `iter(loader)` to the end, the start of workers in it. That "
+        "transform draws no random numbers, as its code shows, so sqlstream seeds no generators for it; *sqlstream, drawing* "
+        "has one that draws, which no peer makes reproducible. A second "
         "epoch is a new `iter` of the same loader, after a first one that fetched all data from the server. All other cases "
         "take what each library brings for the purpose, and rates after the first batch.",
         "",

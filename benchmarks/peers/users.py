@@ -5,6 +5,7 @@ A job with `as_users` has these in place of what a library brings for the purpos
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,16 @@ class Read:
         if isinstance(sample["image"], str):
             with open(sample["image"], "rb") as file:
                 sample["image"] = file.read()
+        return sample
+
+
+class ReadAndDraw(Read):
+    """Reads, and draws a number, as what augments samples does."""
+
+    def __call__(self, sample: Sample) -> Sample:
+        """Return the sample with bytes and a number."""
+        sample = super().__call__(sample)
+        sample["drawn"] = random.random()
         return sample
 
 

@@ -98,9 +98,14 @@ def views_of(values: Any) -> Any:
     return values.views() if hasattr(values, "views") else values
 
 
+def read_by_user(job: Job, cache: Path, read: users.Read, **options: Any) -> Stream:
+    """Return photos that a user's transform reads, in lists that a user's function makes."""
+    return load(open_dataset(job, cache, transforms=[read], **options), job, collate_fn=users.listed)
+
+
 def _bytes(job: Job, cache: Path, **options: Any) -> Stream:
     if job.as_users:
-        return load(open_dataset(job, cache, transforms=[users.Read()], **options), job, collate_fn=users.listed)
+        return read_by_user(job, cache, users.Read(), **options)
     return load(open_dataset(job, cache, transforms=[LoadFromDiskTransform(["image"])], **options), job)
 
 
