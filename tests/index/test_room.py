@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -27,7 +28,11 @@ def table(path: Path, num_bytes: int) -> Path:
 
 
 def used(directory: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in directory.iterdir())
+    num_blocks = 0
+    for path in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a build ends as it is looked at
+            num_blocks += path.stat().st_blocks
+    return num_blocks * 512
 
 
 class Endless(BaseHTTPRequestHandler):
