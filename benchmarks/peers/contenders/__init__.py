@@ -31,6 +31,7 @@ MODULES = {
     "sqlstream_zip": "sqlstream",
     "sqlstream_pillow": "sqlstream",
     "sqlstream_views": "sqlstream",
+    "sqlstream_drawing": "sqlstream",
     "plain_torch": "torch",
     "litdata_raw": "litdata",
     "litdata_chunks": "litdata",
