@@ -184,7 +184,8 @@ def headline(results: Mapping[str, Runs]) -> str:
             lines.append(f"| {name} | {text.format(*measured)} |")
     verdicts = [judge(results, bar) for bar in BARS]
     held, judged = sum(verdict.holds for verdict in verdicts if verdict), sum(verdict is not None for verdict in verdicts)
-    rounds = sorted({len(results[bar.case].get(bar.contender, [])) for bar in BARS if bar.case in results})
+    contenders = {(bar.case, bar.contender) for bar, verdict in zip(BARS, verdicts, strict=True) if verdict is not None}
+    rounds = sorted({len(results[case][contender]) for case, contender in contenders})
     counted = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else f"{rounds[0] if rounds else 0}"
     return "\n".join([*lines, "", f"Medians of {counted} rounds; {held} of {judged} bars hold."])
 
