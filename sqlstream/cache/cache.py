@@ -354,7 +354,7 @@ def _reopen(path: Path, arguments: dict[str, object], private_directory: str | N
 
 def _hold_each(cache: Cache, refs: Mapping[str, ObjectRef]) -> dict[str, AnyHold]:
     """Return a hold, in use, for each of several objects that are here together, by URL."""
-    with cache.session.brought(list(refs.values())):
+    with cache.session.prefetched(list(refs.values())):
         hold = cache.hold(tuple(refs.values()))
     pieces = {piece.refs[0].key: piece for piece in cache.session.split(hold)}
     # Two URLs may lead to one object: each of them holds it, so that it stays until both are released.

@@ -144,11 +144,11 @@ class FailoverSession:
         return hold
 
     @contextlib.contextmanager
-    def brought(self, refs: Sequence[ObjectRef]) -> Iterator[None]:
+    def prefetched(self, refs: Sequence[ObjectRef]) -> Iterator[None]:
         """Keep objects that the body is to hold in the cache, if that works."""
         with contextlib.ExitStack() as stack:
             if not self.is_left_alone:
-                self._tried(lambda: stack.enter_context(self.primary.brought(refs)), None)
+                self._tried(lambda: stack.enter_context(self.primary.prefetched(refs)), None)
             yield
 
     def split(self, hold: AnyHold) -> Sequence[AnyHold]:

@@ -117,7 +117,7 @@ class LedgerSession:
         return hold
 
     @contextlib.contextmanager
-    def brought(self, refs: Sequence[ObjectRef]) -> Iterator[None]:
+    def prefetched(self, refs: Sequence[ObjectRef]) -> Iterator[None]:
         """Download objects some at a time, and keep them by holds that other processes may have revoked.
 
         A download keeps its file open until its row is ready, and a process has few descriptors; a pin by row takes none.

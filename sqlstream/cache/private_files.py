@@ -205,8 +205,8 @@ class PrivateFilesSession:
                 self._on_events([FetchDone(ticket=request.ticket, error=error) for request in requests])
 
     @contextlib.contextmanager
-    def brought(self, refs: Sequence[ObjectRef]) -> Iterator[None]:  # noqa: ARG002 - each hold brings its own
-        """Nothing is brought ahead: a file of another hold would serve none."""
+    def prefetched(self, refs: Sequence[ObjectRef]) -> Iterator[None]:  # noqa: ARG002 - each hold brings its own
+        """Nothing is fetched ahead: a file of another hold would serve none."""
         yield
 
     def split(self, hold: PrivateHold) -> list[PrivateHold]:

@@ -104,8 +104,8 @@ class SessionOf(Protocol[H]):
             The hold that keeps them: this one or another in its place.
         """
 
-    def brought(self, refs: Sequence[ObjectRef]) -> AbstractContextManager[None]:
-        """Have objects that the body holds together brought before it begins, as far as that is better than in it."""
+    def prefetched(self, refs: Sequence[ObjectRef]) -> AbstractContextManager[None]:
+        """Fetch objects that the body holds together before it begins, as far as that is better than in it."""
 
     def split(self, hold: H) -> Sequence[H]:
         """Return an open hold for each object of an open hold, in its place."""

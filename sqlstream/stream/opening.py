@@ -1,4 +1,4 @@
-"""The index of a dataset, opened or built; and in what unit the shards of its source are brought."""
+"""The index of a dataset, opened or built; and in what unit the shards of its source are fetched."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def shard_use_of(options: DatasetOptions, index: ShardIndex | LazyShardIndex) ->
 
 
 def table_unit(options: DatasetOptions, use: ShardUse, cache: Cache, *, are_commands: bool) -> ShardUnit:
-    """Return in what unit shards are brought whose tables are not known: whole ones are kept for their samples."""
+    """Return in what unit shards are fetched whose tables are not known: whole ones are kept for their samples."""
     if are_commands:  # which are run for whole shards in any case
         return ShardUnit.WHOLE
     if options.samples.members is MemberForm.PATH:  # each part is an entry of its own

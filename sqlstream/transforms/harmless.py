@@ -103,7 +103,6 @@ def _is_own(value: Any, module: ModuleType) -> bool:
         return value.__self__ is None or isinstance(value.__self__, ModuleType)
     if type(value) is np.ufunc:
         return True
-    of = (
-        value.__globals__.get("__name__") if type(value) is FunctionType else value.__module__
-    )  # a decorator may copy `__module__`
-    return str(of).partition(".")[0].lstrip("_") == module.__name__.partition(".")[0]
+    # not `__module__` of a function, which a decorator may have copied
+    origin = value.__globals__.get("__name__") if type(value) is FunctionType else value.__module__
+    return str(origin).partition(".")[0].lstrip("_") == module.__name__.partition(".")[0]

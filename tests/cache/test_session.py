@@ -104,7 +104,7 @@ class SessionContract:
             session.release(hold)
 
     def test_a_hold_is_split_into_one_for_each_object(self, session: CacheSession) -> None:
-        with session.brought(REFS[:3]):
+        with session.prefetched(REFS[:3]):
             hold = session.wait(session.acquire_one(REFS[:3]))
         assert session.open(hold)
         pieces = session.split(hold)

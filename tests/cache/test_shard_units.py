@@ -132,7 +132,7 @@ def test_a_member_whose_leader_died_is_in_nobodys_way(cache: Cache, shard: Objec
         "os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", program, cache.path, shard.whole().url, str(len(DATA))], check=False)
-    assert bring(cache, [shard.whole((SPANS[0],))])[0] in [(0, len(DATA)), SPANS[0]]  # its helper may have brought it
+    assert bring(cache, [shard.whole((SPANS[0],))])[0] in [(0, len(DATA)), SPANS[0]]  # its helper may have fetched it
     assert bring(cache, [shard.whole((SPANS[0],))]) == [(0, len(DATA))]
 
 

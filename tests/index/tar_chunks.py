@@ -65,7 +65,7 @@ class TarChunks:
     Args:
         shards: The files.
         samples: Of each shard.
-        is_whole: A chunk is brought as the whole shard; False: as its members.
+        is_whole: A chunk is fetched as the whole shard; False: as its members.
     """
 
     def __init__(self, shards: Sequence[SourceFile], samples: Sequence[dict[str, Sample]], *, is_whole: bool) -> None:

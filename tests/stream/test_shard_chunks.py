@@ -66,7 +66,7 @@ def open_remotely(cache: Cache, urls: list[str], *, is_whole: bool, condition: s
 
 
 def streamed(index: LazyIndex, cache: Cache) -> list[dict[str, object]]:
-    """All rows of an index, brought through the cache as a dataset brings them."""
+    """All rows of an index, fetched through the cache as a dataset brings them."""
     rows = LazyRows(index, cache, LazyOptions(chunk_rows=1), None)
     try:
         return rows.rows(range(index.num_rows))

@@ -26,7 +26,7 @@ SETTINGS = (
     "MDS shards of 64 MiB, shuffle=True (py1e, its default), StreamingDataLoader, persistent workers; cold: remote=s3://, "
     "local empty, its S3 client dropped before workers fork (they would share a connection and wait a minute); squeeze: "
     "shards of 16 MiB (its limit must hold four), shuffled within two shards, 128 samples ahead: with its defaults a shard is "
-    "brought again for nearly every sample"
+    "fetched again for nearly every sample"
 )
 
 

@@ -33,7 +33,7 @@ class ChunkPlace:
     is_shard: bool = False
     """It is all of a shard, whose members are not known yet."""
     unpack: Unpack | None = None
-    """How all that the file holds is made of it, which is compressed as a whole: that is brought in place of spans; None: it is
+    """How all that the file holds is made of it, which is compressed as a whole: that is fetched in place of spans; None: it is
     not."""
 
     def check_unchanged(self, remote: RemoteReader) -> None:
@@ -105,7 +105,7 @@ class ChunkSource(Protocol):
             numbers: Of the chunks.
             store: The file of the index.
             remote: Asks for it.
-            in_ranges: Also what says which rows they have: they will not be brought.
+            in_ranges: Also what says which rows they have: they will not be fetched.
 
         Raises:
             SourceError: A chunk is damaged.

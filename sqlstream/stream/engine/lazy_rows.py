@@ -25,20 +25,20 @@ from sqlstream.stream.engine.chunk_objects import ChunkObjects
 WINDOW_CHUNKS = 4
 """Row groups whose rows are shuffled together: the first sample waits for all of them, and each process holds two windows."""
 _LOOKED_AT_TOGETHER = 16
-"""Chunks of which it is asked together what must be known before they are brought."""
+"""Chunks of which it is asked together what must be known before they are fetched."""
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkWalk:
-    """How an order comes by the chunks of a lazy index, and what is brought of them."""
+    """How an order comes by the chunks of a lazy index, and what is fetched of them."""
 
     window: int = WINDOW_CHUNKS
     """Chunks whose rows are mixed."""
     is_in_order: bool = False
     """Chunks come as they are numbered."""
     in_ranges: bool = False
-    """Of chunks what says which rows they have is read in ranges, by the index itself: they are not brought."""
+    """Of chunks what says which rows they have is read in ranges, by the index itself: they are not fetched."""
 
 
 class LazyRows:
@@ -214,7 +214,7 @@ class LazyRows:
                     self._session.release(hold)
 
     def _look_up(self, chunks: Sequence[int]) -> None:
-        """Learn what must be known before chunks are brought; waits for it."""
+        """Learn what must be known before chunks are fetched; waits for it."""
         while True:
             with contextlib.suppress(FetchCancelledError):  # an iteration of another thread has ended: asked again
                 return self._index.look_up(chunks, self._cache.fetcher, in_ranges=self._walk.in_ranges)

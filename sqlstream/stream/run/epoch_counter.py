@@ -40,7 +40,7 @@ class EpochCounter:
         self._take_memory()
 
     def _take_memory(self) -> None:
-        """Have new memory to share with workers, and be told of forks."""
+        """Make new memory to share with workers, and register for forks."""
         shape = (3 + _ANNOUNCEMENTS + _SLOTS, 4)
         self._shared = shared_bytes(8 * shape[0] * shape[1]).view(torch.int64).view(shape)  # [3, announcements and slots, 4]
         self._look()

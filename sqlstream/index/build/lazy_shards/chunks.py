@@ -130,7 +130,7 @@ class ShardChunks:
                 pass
 
     def place_of(self, number: int, store: ChunkStore) -> ChunkPlace:
-        """Return what of a shard must be brought: all of it, unless its table is known, or it is of this machine."""
+        """Return what of a shard must be fetched: all of it, unless its table is known, or it is of this machine."""
         file = self.file(number)
         if not urls.is_remote(file.url) or self._has_table(number, store):
             return ChunkPlace(file=file, spans=())
@@ -168,7 +168,7 @@ class ShardChunks:
         Args:
             number: Of the shard.
             store: The file of the index.
-            files: What of it was brought (`place_of`).
+            files: What of it was fetched (`place_of`).
         """
         if (table := self._tables.pop(number, None)) is None:
             table = self._known(number, store)
@@ -190,7 +190,7 @@ class ShardChunks:
         file = self.file(number)
         if files:
             return files[0]
-        if urls.is_remote(file.url):  # it was not brought, since its table was there
+        if urls.is_remote(file.url):  # it was not fetched, since its table was there
             raise damaged(self.found(store).path, f"the table of shard {number} is gone")
         if local_file(Path(file.url)) != file:
             raise SourceChangedError(f"{file.url} changed since it was found: open the dataset again")

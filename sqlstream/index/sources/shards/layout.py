@@ -41,7 +41,7 @@ class ShardFiles(Protocol):
         ...
 
     def discard(self, file: SourceFile, unpack: Unpack | None) -> None:
-        """Give up what was brought of a shard, which is damaged: another time it may come whole."""
+        """Give up what was fetched of a shard, which is damaged: another time it may come whole."""
         ...
 
 

@@ -20,7 +20,7 @@ from sqlstream.storage.members.tar import TarMember
 from sqlstream.storage.members.unpack import MAGIC_BYTES, compression_of
 
 _PACKED = frozenset((".gz", ".tgz", ".bz2", ".tbz", ".tbz2", ".xz", ".txz", ".zst", ".zstd"))
-"""Extensions of shards that are compressed as a whole, as a rule: these are brought unpacked."""
+"""Extensions of shards that are compressed as a whole, as a rule: these are fetched unpacked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
