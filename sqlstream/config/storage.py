@@ -38,7 +38,7 @@ class StorageOptions:
 
     def __post_init__(self) -> None:
         """Copy `storage_options`, take the settings of ours among them, and check ranges."""
-        object.__setattr__(self, "storage_options", _copied(self.storage_options))
+        object.__setattr__(self, "storage_options", copied(self.storage_options))
         if (hosts := self.storage_options.get("credential_hosts")) is not None:
             if not isinstance(hosts, (list, tuple, set, frozenset)) or not all(
                 isinstance(host, str) and host for host in hosts
@@ -95,11 +95,11 @@ def _is_function(name: object) -> bool:
     return isinstance(name, str) and re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", name) is not None
 
 
-def _copied(value: object) -> object:
+def copied(value: object) -> object:
     """Return a value with containers of its own."""
     if isinstance(value, Mapping):
-        return {key: _copied(inner) for key, inner in value.items()}
-    return [_copied(inner) for inner in value] if type(value) is list else value
+        return {key: copied(inner) for key, inner in value.items()}
+    return [copied(inner) for inner in value] if type(value) is list else value
 
 
 _STORAGE_KEYS = {

@@ -11,7 +11,7 @@ import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 
 from sqlstream.config import StorageOptions
-from sqlstream.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, TransientStorageError
+from sqlstream.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, StorageError, TransientStorageError
 from sqlstream.storage.backends.fsspec import FsspecStorage
 from sqlstream.storage.backends.resolve import Resolver
 from sqlstream.storage.base.protocols import read_ranges
@@ -107,6 +107,25 @@ class Changing(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: object) -> bytes:
         return self._version()[start:end]
+
+
+class Exiting(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """A file system that ends its program, as one that is not logged in."""
+
+    protocol = "exiting"
+
+    def info(self, path: str, **_: object) -> dict[str, object]:
+        raise SystemExit(1)
+
+
+def test_a_file_system_that_calls_exit_is_an_error_and_not_waited_for(tmp_path: Path, fetchers: list[Fetcher]) -> None:
+    fetchers.append(Fetcher(StorageOptions(storage_options={"filesystem": Exiting()})))
+    with pytest.raises(StorageError, match="unexpected SystemExit in the helper process"):
+        fetchers[0].head("exiting://x")
+    downloads = Downloads(fetchers[0], tmp_path)
+    downloads.submit("exiting://x")
+    (done,) = downloads.wait_done()
+    assert "unexpected SystemExit" in str(done.error)
 
 
 def read_changing(*versions: bytes, num_calls: int, stop: int | None = None, etag: str | None = None) -> bytes:

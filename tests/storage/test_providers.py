@@ -192,6 +192,7 @@ def test_a_coroutine_is_refused_without_a_warning(answering: Answers) -> None:
         (StorageError("late"), StorageError),
         (ValueError("late"), StorageError),
         (SystemExit("late"), StorageError),
+        (KeyboardInterrupt("late"), StorageError),
     ],
 )
 def test_an_error_is_ours_with_names_of_provider_and_object(

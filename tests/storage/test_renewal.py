@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -14,6 +16,8 @@ import pytest
 from sqlstream.config import StorageOptions
 from sqlstream.errors import AccessDeniedError, ConfigError, SqlStreamError, TransientStorageError
 from sqlstream.storage.backends.renewal import CredentialSource, Granted, RenewedStorage, credential_source
+from sqlstream.storage.backends.resolve import Resolver
+from sqlstream.storage.base.identity import parting_options
 from sqlstream.storage.base.protocols import ObjectInfo, Storage
 from sqlstream.storage.base.retry import error_for_status
 from sqlstream.storage.fetcher import Fetcher
@@ -230,6 +234,108 @@ def test_credentials_that_have_ended_by_our_clock_are_tried_and_said(caplog: pyt
     assert source.current().ends_at == math.inf
     assert source.current().number == 1
     assert "ended 10 s ago: check the clock" in caplog.text
+
+
+@pytest.mark.parametrize("error", [SystemExit("no login"), KeyboardInterrupt("no login"), GeneratorExit("no login")])
+def test_a_function_that_ends_its_thread_is_said_and_not_waited_for(error: BaseException) -> None:
+    def get() -> object:
+        raise error
+
+    with pytest.raises(TransientStorageError, match=f"'a:b' raised {type(error).__name__}: no login"):
+        CredentialSource("a:b", get).current()
+
+
+class Silent:
+    """A function that gives credentials at once, and from then on when it is let."""
+
+    def __init__(self, patience_seconds: float) -> None:
+        self.now = 1000.0
+        self.may_return, self.is_asked = threading.Event(), threading.Event()
+        self.num_asked = 0
+        self.source = CredentialSource("silent:get", self.get, lambda: self.now, patience_seconds)
+
+    def get(self) -> Mapping[str, object]:
+        self.num_asked += 1
+        if self.num_asked > 1:
+            self.is_asked.set()
+            self.may_return.wait()
+        return {"token": str(self.num_asked), "expires_at": self.now + 3600}
+
+
+def test_a_function_that_does_not_return_holds_up_no_thread_with_good_credentials() -> None:
+    silent = Silent(1000.0)
+    first = silent.source.current()
+    silent.now = first.renew_at
+    with ThreadPoolExecutor(1) as pool:
+        later = pool.submit(silent.source.current)
+        silent.is_asked.wait()
+        meanwhile = [silent.source.current() for _ in range(3)]
+        silent.may_return.set()
+        assert later.result().options == {"token": "2"}
+    assert meanwhile == [first] * 3
+    assert silent.source.current().options == {"token": "2"}
+    assert silent.num_asked == 2
+
+
+def test_a_function_that_does_not_return_is_an_error_at_the_end_of_credentials(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    silent = Silent(0.01)
+    first = silent.source.current()
+    silent.now = first.renew_at
+    assert silent.source.current().options == first.options
+    assert "silent:get' has not returned for 0 s: have it give up after a time" in caplog.text
+    silent.now = first.ends_at
+    with pytest.raises(TransientStorageError, match="has not returned"):
+        silent.source.current()
+    with pytest.raises(TransientStorageError, match="has not returned"):
+        silent.source.after_refusal(first)
+    assert silent.num_asked == 2  # one thread waits for it, however often it is wanted
+    silent.may_return.set()
+
+
+def test_an_answer_is_copied_so_that_one_dict_that_is_filled_again_holds_new_credentials() -> None:
+    answer: dict[str, dict[str, str]] = {"headers": {}}
+    numbers = iter(range(9))
+
+    def get() -> object:
+        answer["headers"]["Authorization"] = f"Bearer {next(numbers)}"
+        return answer
+
+    source = CredentialSource("a:b", get)
+    first = source.current()
+    renewed = source.after_refusal(first)
+    assert renewed is not None
+    assert (first.options, renewed.options) == (
+        {"headers": {"Authorization": "Bearer 0"}},
+        {"headers": {"Authorization": "Bearer 1"}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "given", "answer", "parting"),
+    [
+        ("https://h/x", {}, {"headers": {"Authorization": "me", "X-Tenant": "a"}}, r"headers'\]\['X-Tenant"),
+        ("https://h/x", {"headers": {"X-Tenant": "b"}}, {"headers": {"x-tenant": "a"}}, r"headers'\]\['x-tenant"),
+        ("gs://bucket/x", {}, {"token": '{"gcs_base_url": "http://other"}'}, "token"),
+        ("abfs://c/x", {"backend": "fsspec"}, {"connection_string": "AccountName=other;AccountKey=x"}, "connection_string"),
+        ("sftp://h/~/x", {}, {"username": "bob", "password": "x"}, "username"),
+    ],
+)
+def test_what_a_function_gives_leads_to_no_other_object_than_the_key_names(
+    url: str, given: Mapping[str, object], answer: Mapping[str, object], parting: str
+) -> None:
+    resolver = Resolver(StorageOptions(storage_options=given), CredentialSource("a:b", lambda: answer))
+    with pytest.raises(
+        ConfigError, match=rf"'a:b' gave storage_options\['{parting}'\], which chooses what is read: give it in"
+    ):
+        resolver.storage(url).head(url)
+
+
+def test_what_a_function_gives_may_repeat_what_the_options_say() -> None:
+    given = {"headers": {"X-Tenant": "a"}, "username": "bob"}
+    assert parting_options("https://h/x", given, {"headers": {"x-tenant": "a", "Authorization": "me"}}) == []
+    assert parting_options("sftp://h/x", given, {"username": "bob", "password": "new"}) == []
 
 
 # -- by the server's word -------------------------------------------------------------------------------------------------

@@ -7,7 +7,13 @@ import pytest
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ConfigError
-from sqlstream.storage.base.settings import check_options_of_sources, http_headers, network_settings, store_settings
+from sqlstream.storage.base.settings import (
+    check_options_of_sources,
+    http_headers,
+    network_settings,
+    options_over,
+    store_settings,
+)
 from sqlstream.storage.fetcher import Fetcher
 
 
@@ -118,12 +124,26 @@ def test_proxies_and_certificates_hold_for_every_client() -> None:
 def test_headers_of_http_are_lines_of_a_request() -> None:
     assert http_headers({"headers": {"X-Token": "1"}, "key": "of s3"}) == {"User-Agent": "sqlstream", "X-Token": "1"}
     assert http_headers({"user_agent": "me/1"}) == {"User-Agent": "me/1"}
-    for wrong in ({"X": "1\r\nHost: other"}, {"X:": "1"}, {"": "1"}, {"X": "\u20ac"}, "X: 1"):
+    for wrong in ({"X": "1\r\nHost: other"}, {"X:": "1"}, {"": "1"}, {"X": "\u20ac"}, "X: 1", {"X": None}, {"X": b"1"}):
         with pytest.raises(ConfigError, match="headers"):
             http_headers({"headers": wrong})
     with pytest.raises(ConfigError, match="acess_key"):
         http_headers({"acess_key": "typo"})
     assert http_headers({"backend": "fsspec", "acess_key": "perhaps of a file system"})
+
+
+def test_a_header_is_one_line_whatever_the_case_of_its_name() -> None:
+    assert http_headers({"headers": {"user-agent": "me/1"}}) == {"user-agent": "me/1"}
+    assert options_over({"headers": {"authorization": "old", "X": "1"}}, {"headers": {"Authorization": "new"}}) == {
+        "headers": {"X": "1", "Authorization": "new"}
+    }
+
+
+def test_a_value_that_obstore_does_not_take_is_named() -> None:
+    settings = store_settings("s3", {"key": 5, "pool_max_idle_per_host": 7, "region": Path("eu")})
+    assert (settings.config, settings.client) == ({"access_key_id": "5", "region": "eu"}, {"pool_max_idle_per_host": "7"})
+    with pytest.raises(ConfigError, match=r"storage_options\['token'\] is a list: give a text"):
+        store_settings("s3", {"token": ["x"]})
 
 
 def test_no_error_and_no_repr_shows_a_secret() -> None:

@@ -31,7 +31,7 @@ def load_function(option: str, name: str, search_path: Sequence[str]) -> Callabl
         found = attrgetter(function)(importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{option}={name!r} is not there ({error}): {cure}") from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # sys.exit, too: only the module raises in the helper's threads
         text = redact_text(f"{type(error).__name__}: {error}")
         raise ConfigError(f"{option}={name!r} cannot be imported ({text}): mend its module") from error
     if not callable(found):

@@ -32,7 +32,7 @@ from sqlstream.storage.base.addresses import is_private_literal, origin_of
 from sqlstream.storage.base.protocols import ObjectInfo, RangeBytes, read_range
 from sqlstream.storage.base.retry import error_for_status
 from sqlstream.storage.base.service_errors import read_error
-from sqlstream.storage.base.settings import http_headers
+from sqlstream.storage.base.settings import headers_over, http_headers
 from sqlstream.storage.base.urls import redact, redact_text
 
 _CHUNK_BYTES = 1 << 18  # the largest read; as much as a socket usually has
@@ -79,7 +79,7 @@ class HttpStorage:
     @cached_property
     def _headers(self) -> dict[str, str]:
         """Headers of each first request; made by the first one, which raises what is wrong with the options."""
-        return {**_OWN_HEADERS, **http_headers(self._options.storage_options)}
+        return headers_over(_OWN_HEADERS, http_headers(self._options.storage_options))
 
     def head(self, url: str) -> ObjectInfo:
         """Return size and etag of one object."""
@@ -134,7 +134,7 @@ class HttpStorage:
         """
         num_redirects, is_judged, is_private = 0, self._is_judged, True
         target, user = without_user(url)
-        sent = {**user, **self._headers, **headers}
+        sent = headers_over(user, self._headers, headers)
         try:
             while True:
                 response = self._send(method, target, sent, url, deadline=deadline, is_judged=is_judged)

@@ -113,7 +113,7 @@ class Provider:
         """Raise our error in place of the function's own, with its name and the URL."""
         try:
             yield
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # sys.exit, too: only the function raises in the helper's threads
             where = redact(url)
             said = redact_text(f"{type(error).__name__}: {error}")
             text = f"{self.name} raised {said}"

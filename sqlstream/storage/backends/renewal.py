@@ -12,10 +12,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from sqlstream.config.storage import copied
 from sqlstream.errors import AccessDeniedError, ConfigError, StorageError, TransientStorageError
 from sqlstream.storage.backends.functions import load_function
 from sqlstream.storage.base.credentials import is_credential_option
@@ -29,6 +30,7 @@ _logger = logging.getLogger(__name__)
 
 _MOST_EARLY_SECONDS = 300.0  # before their end, as object_store renews; of short ones a tenth of their time
 _MOST_RENEWALS = 3  # of one request; more than one, since tokens may be good for few requests and threads share them
+_PATIENCE_SECONDS = 30.0  # for the function; arbitrary, a login service answers within a few
 _AGAIN_SECONDS = 30.0  # after the function failed while what it gave before is still good; arbitrary
 
 
@@ -46,37 +48,59 @@ class Granted:
     """Time from which on the function is asked again."""
 
 
+class _Question:
+    """One call of the user's function, and how it ended."""
+
+    def __init__(self) -> None:
+        self.is_over = threading.Event()
+        self.granted: Granted | None = None
+        self.error: ConfigError | TransientStorageError | None = None
+
+
 class CredentialSource:
-    """Asks the user's function, one thread at a time, and keeps its last answer; thread safe.
+    """Asks the user's function, once at a time, and keeps its last answer; thread safe.
+
+    The function runs in a thread of its own: one that never returns holds up no thread that has credentials, and the others for
+    a time.
 
     Args:
         name: `module:function`, for messages.
         ask: The function.
         clock: Gives the wall time in seconds, which ends of credentials are given in.
+        patience_seconds: Longest wait for the function.
     """
 
-    def __init__(self, name: str, ask: Callable[[], object], clock: Callable[[], float] = time.time) -> None:
-        self._name = f"storage_options['credentials']={name!r}"
+    def __init__(
+        self,
+        name: str,
+        ask: Callable[[], object],
+        clock: Callable[[], float] = time.time,
+        patience_seconds: float = _PATIENCE_SECONDS,
+    ) -> None:
+        self.name = f"storage_options['credentials']={name!r}"
+        """What messages call it."""
         self._ask_user = ask
         self._clock = clock
+        self._patience_seconds = patience_seconds
         self._lock = threading.Lock()
         self._granted: Granted | None = None
+        self._question: _Question | None = None
+        """The one that is under way."""
 
     def current(self) -> Granted:
-        """Return credentials that do not end soon.
+        """Return credentials that do not end soon; those that are good while another thread asks for new ones.
 
         Raises:
             ConfigError: The function gave no options.
-            TransientStorageError: It raised, and none are left.
+            TransientStorageError: It raised, or does not return, and none are left.
         """
-        granted = self._granted
-        if granted is not None and self._clock() < granted.renew_at:
+        granted, now = self._granted, self._clock()
+        if granted is not None and (now < granted.renew_at or (now < granted.ends_at and self._question is not None)):
             return granted
-        with self._lock:
-            granted = self._granted
-            if granted is None or self._clock() >= granted.renew_at:
-                granted = self._granted = self._next(granted)
-            return granted
+        try:
+            return self._asked(granted)
+        except TransientStorageError as error:
+            return self._kept(granted, error)
 
     def has_newer(self, granted: Granted) -> bool:
         """Return whether there are newer credentials than these already."""
@@ -84,47 +108,78 @@ class CredentialSource:
 
     def after_refusal(self, refused: Granted) -> Granted | None:
         """Return other credentials than those that a server refused; None: the function gives the same again."""
+        granted = self._asked(refused)
+        return None if granted.number == refused.number else granted
+
+    def _kept(self, before: Granted | None, error: TransientStorageError) -> Granted:
+        """Return the credentials of before for a while after the function failed, as long as they are good."""
+        now = self._clock()
         with self._lock:
-            if self._granted is None or self._granted.number == refused.number:
-                granted = self._ask(refused.number + 1)
-                if granted.options == refused.options:
-                    return None
-                self._granted = granted
+            if before is None or self._granted is None or now >= self._granted.ends_at:
+                raise error
+            if self._granted is before:
+                _logger.warning("%s; what it gave before ends in %.0f s", error, before.ends_at - now)
+                self._granted = replace(before, renew_at=min(now + _AGAIN_SECONDS, before.ends_at))
             return self._granted
 
-    def _next(self, before: Granted | None) -> Granted:
-        """Return new credentials; those of before as long as they are good and there are none."""
-        try:
-            return self._ask(before.number + 1 if before else 1)
-        except TransientStorageError as error:
-            now = self._clock()
-            if before is None or now >= before.ends_at:
-                raise
-            _logger.warning("%s; what it gave before ends in %.0f s", error, before.ends_at - now)
-            again = min(now + _AGAIN_SECONDS, before.ends_at)
-            return Granted(number=before.number, options=before.options, ends_at=before.ends_at, renew_at=again)
+    def _asked(self, before: Granted | None) -> Granted:
+        """Return what the function gives now, or has given since `before`."""
+        with self._lock:
+            if self._granted is not None and (before is None or self._granted.number > before.number):
+                return self._granted
+            if (question := self._question) is None:
+                question = self._question = _Question()
+                try:
+                    threading.Thread(target=self._answer, args=(question,), name="credentials", daemon=True).start()
+                except RuntimeError as error:  # no more threads for this user, or container
+                    self._question = None
+                    raise TransientStorageError(f"{self.name} cannot be asked: {error}") from error
+        if not question.is_over.wait(self._patience_seconds):
+            raise TransientStorageError(
+                f"{self.name} has not returned for {self._patience_seconds:.0f} s: have it give up after a time, with an error"
+            )
+        if question.error is not None:
+            raise type(question.error)(str(question.error)) from question.error  # of each thread that waits, its own
+        assert question.granted is not None, "a question ends with an answer or an error"
+        return question.granted
 
-    def _ask(self, number: int) -> Granted:
+    def _answer(self, question: _Question) -> None:
+        """Ask the function, and end the question."""
+        granted: Granted | None = None
+        try:
+            granted = self._given()
+        except (ConfigError, TransientStorageError) as error:
+            question.error = error
+        finally:
+            with self._lock:
+                self._question = None
+                if granted is not None:
+                    before = self._granted
+                    number = 1 if before is None else before.number + (before.options != granted.options)
+                    question.granted = self._granted = replace(granted, number=number)
+            question.is_over.set()
+
+    def _given(self) -> Granted:
         asked_at = self._clock()
         try:
             given = self._ask_user()
         except ConfigError:
             raise
-        except Exception as error:
+        except BaseException as error:  # sys.exit, too: nothing but the function can raise in this thread
             text = redact_text(f"{type(error).__name__}: {error}")
-            raise TransientStorageError(f"{self._name} raised {text}") from error
+            raise TransientStorageError(f"{self.name} raised {text}") from error
         if not isinstance(given, Mapping):
-            raise ConfigError(f"{self._name} gave a {type(given).__name__}: return a dict of storage_options and expires_at")
-        options = {str(key): value for key, value in given.items() if key != "expires_at"}
+            raise ConfigError(f"{self.name} gave a {type(given).__name__}: return a dict of storage_options and expires_at")
+        options = {str(key): copied(value) for key, value in given.items() if key != "expires_at"}
         for key in options:
             if key != "headers" and not is_credential_option(key):  # it could lead to another server: then objects are others
-                raise ConfigError(f"{self._name} gave {key!r}, which is no credential: give it in storage_options")
+                raise ConfigError(f"{self.name} gave {key!r}, which is no credential: give it in storage_options")
         ends_at = self._seconds(given.get("expires_at"))
         if ends_at <= asked_at:
-            _logger.warning("%s gave credentials that ended %.0f s ago: check the clock", self._name, asked_at - ends_at)
+            _logger.warning("%s gave credentials that ended %.0f s ago: check the clock", self.name, asked_at - ends_at)
             ends_at = math.inf  # by the server's clock they may be good, and when it refuses them others are asked for
         renew_at = ends_at - min(_MOST_EARLY_SECONDS, (ends_at - asked_at) / 10)
-        return Granted(number=number, options=options, ends_at=ends_at, renew_at=renew_at)
+        return Granted(number=0, options=options, ends_at=ends_at, renew_at=renew_at)
 
     def _seconds(self, end: object) -> float:
         """Return the time that an end of credentials stands for: seconds, a datetime or its text; infinity for None."""
@@ -140,7 +195,7 @@ class CredentialSource:
         except (ValueError, OverflowError):
             pass
         raise ConfigError(
-            f"{self._name} gave expires_at={end!r}, which is no time: give seconds since 1970, a datetime or its ISO text"
+            f"{self.name} gave expires_at={end!r}, which is no time: give seconds since 1970, a datetime or its ISO text"
         )
 
 

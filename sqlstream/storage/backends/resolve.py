@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sqlstream.config import StorageOptions
-from sqlstream.errors import AccessDeniedError, StorageError
+from sqlstream.errors import AccessDeniedError, ConfigError, StorageError
 from sqlstream.storage.backends.provider import ProvidedStorage, Providers
 from sqlstream.storage.backends.renewal import CredentialSource, Granted, RenewedStorage
 from sqlstream.storage.base.access import OWN, Access
 from sqlstream.storage.base.credentials import place_of, without_credentials
 from sqlstream.storage.base.protocols import Storage
-from sqlstream.storage.base.settings import SCHEMES
+from sqlstream.storage.base.settings import SCHEMES, options_over
 from sqlstream.storage.base.urls import is_command, is_remote, redact, scheme
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class Resolver:
         self._prefers_fsspec = given.get("backend") == "fsspec"
         self._options = options
         self._backends: dict[Access, _Backends] = {}
+        self._checked: dict[str, int] = {}
+        """Number of the credentials that were last found to choose nothing that is read, by scheme."""
         self._lock = threading.Lock()
 
     @cached_property
@@ -78,7 +80,8 @@ class Resolver:
                 url=where,
             )
         if self._credentials is not None and access.is_signed and is_remote(url):
-            return RenewedStorage(self._credentials, lambda granted: self._backend(url, access, granted))
+            source = self._credentials
+            return RenewedStorage(source, lambda granted: self._renewed(url, access, granted, source))
         return self._backend(url, access, _AS_GIVEN)
 
     def _command(self, url: str, access: Access) -> Storage:
@@ -101,6 +104,22 @@ class Resolver:
         """Give the backend for a URL that a provider returned."""
         with explained(url, access):
             yield self.storage(url, access)
+
+    def _renewed(self, url: str, access: Access, granted: Granted, source: CredentialSource) -> Storage:
+        """Return the backend with what the function gave, which must read the objects that the cache names without it.
+
+        Raises:
+            ConfigError: It gave an option that chooses what is read.
+        """
+        kind = scheme(url)
+        if self._checked.get(kind) != granted.number:
+            from sqlstream.storage.base.identity import parting_options  # few helpers have such a function
+
+            if parting := parting_options(url, self._options.storage_options, granted.options):
+                text = f"{source.name} gave storage_options['{parting[0]}'], which chooses what is read"
+                raise ConfigError(f"{text}: give it in storage_options")
+            self._checked[kind] = granted.number
+        return self._backend(url, access, granted)
 
     def _backend(self, url: str, access: Access, granted: Granted) -> Storage:
         """Return the backend for a URL with these credentials, or newer ones."""
@@ -130,7 +149,7 @@ class _Backends:
         if not access.is_signed:
             options = replace(options, storage_options=without_credentials(options.storage_options), is_signed=False)
         elif granted.options:
-            options = replace(options, storage_options=_over(options.storage_options, granted.options))
+            options = replace(options, storage_options=options_over(options.storage_options, granted.options))
         self._options = options
 
     def end(self) -> None:
@@ -155,15 +174,6 @@ class _Backends:
         from sqlstream.storage.backends.fsspec import FsspecStorage
 
         return FsspecStorage(self._options)
-
-
-def _over(given: Mapping[str, object], granted: Mapping[str, object]) -> dict[str, object]:
-    """Return `storage_options` with those that a function gave over them; headers are put over headers."""
-    merged = {**given, **granted}
-    headers, more = given.get("headers"), granted.get("headers")
-    if isinstance(headers, Mapping) and isinstance(more, Mapping):
-        merged["headers"] = {**headers, **more}
-    return merged
 
 
 class explained:  # noqa: N801 - reads as a statement

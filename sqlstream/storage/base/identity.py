@@ -30,7 +30,7 @@ from sqlstream.environment import environment, whole_environment
 from sqlstream.errors import ConfigError
 from sqlstream.storage.base.access import Access
 from sqlstream.storage.base.credentials import CREDENTIAL_HEADERS, CREDENTIAL_OPTIONS, without_credentials
-from sqlstream.storage.base.settings import OWN_KEYS, SCHEMES, connection_place, http_headers, place_settings
+from sqlstream.storage.base.settings import OWN_KEYS, SCHEMES, connection_place, http_headers, options_over, place_settings
 from sqlstream.storage.base.signatures import without_signature
 from sqlstream.storage.base.urls import is_command
 
@@ -76,6 +76,25 @@ def object_name(url: str) -> str:
     address, mark, query = rest.partition("#")[0].partition("?")
     kept = without_signature(query)
     return f"{head.lower()}://{address}{mark if kept or not query else ''}{kept}"
+
+
+def parting_options(url: str, given: Mapping[str, object], more: Mapping[str, object]) -> list[str]:
+    """Return the options of `more` that would make another object of the one at `url`, were they put over those `given`.
+
+    Example:
+        >>> parting_options("https://h/x", {}, {"headers": {"Authorization": "me", "X-Tenant": "a"}})
+        ["headers']['X-Tenant"]
+    """
+    headers = more.get("headers")
+    singly = [(name, {name: value}) for name, value in more.items() if name != "headers" or not isinstance(headers, Mapping)]
+    if isinstance(headers, Mapping):
+        singly += [(f"headers']['{name}", {"headers": {name: value}}) for name, value in headers.items()]
+    before = Identity(StorageOptions(storage_options=given)).prefix(url)
+    return [
+        name
+        for name, option in singly
+        if Identity(StorageOptions(storage_options=options_over(given, option))).prefix(url) != before
+    ]
 
 
 class Identity:

@@ -7,14 +7,18 @@ scheme knows is an error; one that another scheme knows is left alone, since one
 from __future__ import annotations
 
 import configparser
+import datetime
 import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import TypeVar
 
 from sqlstream.environment import environment
 from sqlstream.errors import ConfigError
+
+_Value = TypeVar("_Value")
 
 SCHEMES = {
     "s3": "s3",
@@ -103,9 +107,9 @@ def store_settings(scheme: str, options: Mapping[str, object]) -> StoreSettings:
         if value is None:
             continue
         if name in _OWN[family]:
-            config[name] = value
+            config[name] = _taken(key, value)
         elif key in _CLIENT:
-            client[key] = value
+            client[key] = _taken(key, value)
     if flat.get("verify") is False:
         client["allow_invalid_certificates"] = True
     elif isinstance(flat.get("verify"), str):
@@ -118,6 +122,19 @@ def store_settings(scheme: str, options: Mapping[str, object]) -> StoreSettings:
     if scheme == "http" or (isinstance(endpoint, str) and endpoint.startswith("http://")):
         client["allow_http"] = True
     return StoreSettings(config=config, client=client)
+
+
+def _taken(key: str, value: object) -> object:
+    """Return the value of an option as obstore takes it; its own error would not name the option.
+
+    Raises:
+        ConfigError: It takes no such value.
+    """
+    if isinstance(value, str | bool | datetime.timedelta):
+        return value
+    if isinstance(value, int | float | PurePath):
+        return str(value)
+    raise ConfigError(f"storage_options[{key!r}] is a {type(value).__name__}: give a text")
 
 
 _PLACES = {
@@ -292,6 +309,30 @@ def known_keys() -> set[str]:
     return known
 
 
+def options_over(given: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
+    """Return `storage_options` with others put over them; headers are put over headers, in whatever case their names are."""
+    merged = {**given, **more}
+    below, above = given.get("headers"), more.get("headers")
+    if isinstance(below, Mapping) and isinstance(above, Mapping):
+        merged["headers"] = headers_over(below, above)
+    return merged
+
+
+def headers_over(*layers: Mapping[str, _Value]) -> dict[str, _Value]:
+    """Return the headers of all layers: of one whose names differ only in case, the last, for two of a name are two lines.
+
+    Example:
+        >>> headers_over({"User-Agent": "a", "Accept": "b"}, {"user-agent": "c"})
+        {'Accept': 'b', 'user-agent': 'c'}
+    """
+    merged: dict[str, tuple[str, _Value]] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            merged.pop(str(name).lower(), None)
+            merged[str(name).lower()] = (name, value)
+    return dict(merged.values())
+
+
 def http_headers(options: Mapping[str, object]) -> dict[str, str]:
     """Return the headers for each request over http(s).
 
@@ -304,7 +345,11 @@ def http_headers(options: Mapping[str, object]) -> dict[str, str]:
     given = flat.get("headers") or {}
     if not isinstance(given, Mapping):
         raise ConfigError("storage_options['headers'] is not a dict of names and values")
-    headers = {"User-Agent": str(flat.get("user_agent") or "sqlstream"), **{str(name): str(given[name]) for name in given}}
+    for name, value in given.items():
+        if not isinstance(value, str | int | float):  # `str` would send "None", or "b'…'"
+            raise ConfigError(f"storage_options['headers'][{str(name)!r}] is a {type(value).__name__}: give a text")
+    own = {"User-Agent": str(flat.get("user_agent") or "sqlstream")}
+    headers = headers_over(own, {str(name): str(given[name]) for name in given})
     for name, value in headers.items():
         if not (name + value).isprintable() or not name or ":" in name or max(name + value) > "\xff":
             raise ConfigError(f"storage_options['headers'] has {name!r}, which or whose value is not one line of Latin-1 text")

@@ -157,7 +157,7 @@ class Helper:
                 reply = work()
             except SqlStreamError as error:
                 reply = Reply(call=call, error=error)
-            except Exception as error:
+            except BaseException as error:  # a user's file system may call sys.exit: nothing else would answer
                 _logger.exception("unexpected error in the helper process")
                 text = f"unexpected {type(error).__name__} in the helper process: see the log"
                 reply = Reply(call=call, error=StorageError(text))

@@ -126,7 +126,7 @@ class Transfer:
                 info, size = with_retries(attempt, policy=self.context.policy, counts=self._counts, wait=self._wait)
         except SqlStreamError as error:
             self._finish(0, None, error)
-        except Exception as error:
+        except BaseException as error:  # a user's file system may call sys.exit: nothing else would end this download
             where = redact(url)
             self._finish(0, None, StorageError(f"{where}: unexpected {type(error).__name__}", url=where))
             raise  # a bug of ours: the caller logs it whole

@@ -122,7 +122,7 @@ class Workers:
             ended, job = taken
             try:
                 job(ended)
-            except Exception:
+            except BaseException:
                 _logger.exception("unexpected error in the helper process")
 
     def _next(self, ended: WorkPermit | None) -> tuple[WorkPermit, Job] | None:
