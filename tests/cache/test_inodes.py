@@ -145,3 +145,14 @@ def test_a_cache_that_is_there_and_cannot_be_opened_without_an_inode_is_one_clea
         path.unlink()
     Cache(directory, limit=None).close()
     assert violations(directory, at_rest=True) == []
+
+
+def test_a_cache_is_opened_on_a_full_disk_with_the_room_of_its_ballast(few_inodes: Path) -> None:
+    Cache(few_inodes / "cache", limit=None).close()
+    assert (few_inodes / "cache" / "ballast").exists()
+    with (few_inodes / "other").open("wb") as file:
+        status = os.statvfs(few_inodes)
+        os.posix_fallocate(file.fileno(), 0, status.f_bavail * status.f_frsize)
+    with Cache(few_inodes / "cache", limit=None) as cache:
+        assert cache.statistics().evictions == 0
+    (few_inodes / "other").unlink()

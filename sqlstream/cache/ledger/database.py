@@ -50,6 +50,8 @@ SCHEMA_DIGEST = "52235f2dc2bafa7ff19178306fcf0e21"
 """`damage.schema_digest` of a ledger of that version."""
 WAL_LIMIT_BYTES = 4 << 20
 """The WAL is truncated above this; it is overhead that users did not ask for."""
+_OPENING_BYTES = 1 << 20
+"""What SQLite takes as it opens a ledger (32 KiB of -shm, and the -wal), generously: with less the disk counts as full."""
 _PRAGMAS = (
     "journal_mode=WAL",
     "synchronous=NORMAL",  # the ledger is rebuildable; FULL costs four times the commits
@@ -151,7 +153,7 @@ class Database:
     def _transaction(self, *, body_commits: bool) -> Iterator[sqlite3.Connection]:
         try:
             if self._connection is None or not self._is_current():
-                self._connect()
+                self._connect_with_room()
             connection = self._connection
             assert connection is not None
             connection.execute("BEGIN IMMEDIATE")
@@ -251,6 +253,18 @@ class Database:
 
     def _is_current(self) -> bool:
         return self._inode is not None and same_file(self._name, self._inode)
+
+    def _connect_with_room(self) -> None:
+        """Open what is at the path now; on a full disk once more without the ballast: SQLite's own files need room, too."""
+        try:
+            self._connect()
+        except sqlite3.OperationalError:
+            status = os.statvfs(self.path.parent)
+            if self._on_full is None or status.f_bavail * status.f_frsize >= _OPENING_BYTES:
+                raise
+            self._reopen_later()
+            self._on_full()
+            self._connect()
 
     def _connect(self) -> None:
         """Open what is at the path now; a damaged file, and one whose rebuild was cut short, is replaced first."""
