@@ -7,16 +7,18 @@ first of them exists until the last is renamed or gone. So a temporary file whos
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import shutil
+import sqlite3
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from sqlstream.errors import IndexDatabaseError
+from sqlstream.errors import CacheDiskError, IndexDatabaseError, SqlStreamError
 from sqlstream.index.file.intact import check_plain
 from sqlstream.process import locks
 from sqlstream.progress import Progress, progress
@@ -26,6 +28,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _LOCK, _TEMPORARY = ".lock", ".tmp"
 _SPILL = ".d"  # of the directory that DuckDB makes beside a temporary file
+_ERRNO_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_SQLITE_OF_THE_DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 LOOK_SECONDS = 0.25
 """How often a bar for people moves."""
 
@@ -78,6 +82,9 @@ def workplace(
         show_progress: While waiting, show how far the other one is, if stderr is a terminal.
         is_brief: The work takes a moment: nothing is said while waiting.
         look_seconds: How often it looks how far the other one is.
+
+    Raises:
+        CacheDiskError: The disk is full, or cannot be written to.
     """
     held: list[int] = []
     pid = os.getpid()
@@ -95,12 +102,30 @@ def workplace(
         finally:
             if os.getpid() == pid:
                 place.sweep()
+    except Exception as error:
+        if _is_of_the_disk(error):
+            raise CacheDiskError(
+                f"the index {key} cannot be written into {directory} ({error}): free space on that disk, and where TMPDIR is, "
+                "which SQLite sorts in; or look at its health and its rights"
+            ) from error
+        raise
     finally:
         try:
             _release(directory, key, held, pid)
         except BaseException:  # of a handler before it: this process would wait for its own lock for ever
             _release(directory, key, held, pid)
             raise
+
+
+def _is_of_the_disk(error: Exception) -> bool:
+    """Return whether an error of what writes here, Python, SQLite, Arrow or DuckDB, is one of the disk."""
+    if isinstance(error, SqlStreamError):
+        return False
+    if isinstance(error, sqlite3.Error):
+        return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _SQLITE_OF_THE_DISK
+    if isinstance(error, OSError) and error.errno in _ERRNO_OF_THE_DISK:
+        return True
+    return type(error).__name__ == "IOException" and any(os.strerror(number) in str(error) for number in _ERRNO_OF_THE_DISK)
 
 
 def build_once(
