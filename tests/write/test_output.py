@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.servers import LocalS3
 from sqlstream.testing.storage import MemoryStore
 from sqlstream.write import TarWriter, WriteOptions
-from sqlstream.write.base.journal import JOURNAL_NAME
+from sqlstream.write.base.journal import JOURNAL_NAME, LocalJournal, StoredShard, parse_journal
 from tests.processes import FORKSERVER
 from tests.write.goldens import files_of
 from tests.write.programs import NUM_SAMPLES, die_at_each_side_effect, open_writer, samples, write
@@ -304,3 +305,26 @@ def test_s3_has_what_the_disk_has_and_our_reader_reads_it(s3: LocalS3, tmp_path:
         assert [(row["x"], row["n"]) for row in dataset] == [(sample["x"], sample["n"]) for sample in samples("mds")]
     finally:
         dataset.close()
+
+
+def test_a_journal_that_cannot_be_begun_keeps_no_later_writer_out(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        LocalJournal(tmp_path, {"odd": object()}, is_resumed=False, is_kept=False)
+    LocalJournal(tmp_path, {}, is_resumed=False, is_kept=False).close()
+
+
+def test_a_line_of_the_journal_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    journal = LocalJournal(tmp_path, {}, is_resumed=False, is_kept=False)
+    path = tmp_path / JOURNAL_NAME
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    shard = StoredShard(number=0, num_samples=1, files={"shard.00000.mds": 9}, record={})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limits[1]))  # as a disk with room for a part of it
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            journal.add(shard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    journal.add(shard)
+    journal.close()
+    assert parse_journal(path.read_text(), "here").shards == (shard,)

@@ -162,11 +162,15 @@ class LocalJournal:
         if not locks.try_lock(self._fds[0]):
             self.close()
             raise OutputExistsError(f"{directory} is being written by another process: wait for it, or write elsewhere")
-        if is_resumed:  # lines stay, also those of shards that are written again: the last one of a number counts
-            os.ftruncate(self._fds[0], self._path.read_bytes().rfind(b"\n") + 1)
-        else:
-            os.ftruncate(self._fds[0], 0)
-            self._write(f"{_head(settings)}\n")
+        try:
+            if is_resumed:  # lines stay, also those of shards that are written again: the last one of a number counts
+                os.ftruncate(self._fds[0], self._path.read_bytes().rfind(b"\n") + 1)
+            else:
+                os.ftruncate(self._fds[0], 0)
+                self._write(f"{_head(settings)}\n")
+        except BaseException:
+            self.close()  # else this process would keep the next writer out
+            raise
 
     def add(self, shard: StoredShard) -> None:
         """Append a stored shard."""
@@ -187,8 +191,15 @@ class LocalJournal:
         locks.close_descriptors(self._fds)
 
     def _write(self, text: str) -> None:
-        os.lseek(self._fds[0], 0, os.SEEK_END)
-        os.write(self._fds[0], text.encode())
+        """Append a line as a whole; on a full disk a part of it may fit, behind which the next one would make the file none."""
+        end = os.lseek(self._fds[0], 0, os.SEEK_END)
+        left = memoryview(text.encode())
+        try:
+            while left:
+                left = left[os.write(self._fds[0], left) :]
+        except BaseException:
+            os.ftruncate(self._fds[0], end)
+            raise
 
 
 class RemoteJournal:

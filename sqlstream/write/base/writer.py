@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import errno
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, SqlStreamError, StorageError
 from sqlstream.progress import progress
 from sqlstream.write.base.journal import SourcePoint, StoredShard
 from sqlstream.write.base.options import Out, WriteOptions
@@ -17,6 +18,7 @@ from sqlstream.write.base.output import FinishedShard, Output
 Item = TypeVar("Item")
 """An encoded sample, as a format has it."""
 Item_contra = TypeVar("Item_contra", contravariant=True)
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
 
 class PartFiles(Protocol):
@@ -97,7 +99,8 @@ class SampleWriter(Generic[Item]):
         settings = {**write_format.settings, "part": options.part, "source": options.source}
         self._output = Output(out, options, settings, write_format.index_names)
         try:
-            stored = self._output.open(write_format.index([]))
+            with self._disk_named():
+                stored = self._output.open(write_format.index([]))
             write_format.adopt(stored)
         except BaseException:
             self._output.abandon()
@@ -143,12 +146,13 @@ class SampleWriter(Generic[Item]):
         """
         self._check_open()
         item = self._format.encode(sample)
-        if self._draft is not None and not self._draft.takes(item):
-            self._flush()
-        self._is_torn = True  # until the sample is in it as a whole
-        if self._draft is None:
-            self._draft = self._format.start(self._number, self._output)
-        self._draft.add(item)
+        with self._disk_named():
+            if self._draft is not None and not self._draft.takes(item):
+                self._flush()
+            self._is_torn = True  # until the sample is in it as a whole
+            if self._draft is None:
+                self._draft = self._format.start(self._number, self._output)
+            self._draft.add(item)
         self._is_torn = False
         self.point = point
         self.num_samples += 1
@@ -164,10 +168,11 @@ class SampleWriter(Generic[Item]):
             return
         self._check_open()
         try:
-            if self._draft is not None:
-                self._flush()
-            self._is_open = False
-            self._output.finish(self._format.index)
+            with self._disk_named():
+                if self._draft is not None:
+                    self._flush()
+                self._is_open = False
+                self._output.finish(self._format.index)
         except BaseException:
             self.cancel()
             raise
@@ -193,6 +198,20 @@ class SampleWriter(Generic[Item]):
         self._output.store(self._number, shard, self.point)
         self._number += 1
         self._is_torn = False
+
+    @contextlib.contextmanager
+    def _disk_named(self) -> Iterator[None]:
+        """Say where the disk is that is full, or cannot be written to, and that what is there is not lost."""
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, SqlStreamError) or error.errno not in _OF_THE_DISK:
+                raise
+            raise StorageError(
+                f"{self.place} cannot be written ({error}): free space there, or look at that disk's health and rights, and "
+                "resume; full shards are stored",
+                errno=error.errno,
+            ) from error
 
     def _check_open(self) -> None:
         if not self._is_open:
