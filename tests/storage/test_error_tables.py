@@ -48,6 +48,7 @@ for error, name in table.items():
     assert type(ours).__name__ == name, (error, ours)
     assert "sig" not in str(ours) and "s3://b/k" in str(ours)
 assert "sqlstream-data[s3]" in str(fsspec_backend.map_error(ImportError("no s3fs"), "s3://b/k"))
+assert "pip install huggingface_hub" in str(fsspec_backend.map_error(ImportError("install it"), "hf://datasets/a/b/c.csv"))
 """
 
 

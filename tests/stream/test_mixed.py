@@ -174,6 +174,9 @@ def test_m5_global_steps_are_equal_on_any_ranks_and_workers(tmp_path: Path, opti
     with MixedJob(tmp_path, 1, 0, G, **options) as job:
         wanted = [[sorted(batch) for batch in job.epoch()] for _ in range(2)]
         steps = [step.num_samples for step in job.mixed.plan(0, 10)]
+        assert not [*job.mixed.plan(5, 5)]
+        with pytest.raises(ConfigError, match="stop=2 is out of range: give 5 or more"):
+            [*job.mixed.plan(5, 2)]
     assert [dict(Counter(name for name, *_ in batch)) for epoch in wanted for batch in epoch] == steps
     for num_ranks, num_workers in LAYOUTS[1:]:
         with MixedJob(tmp_path, num_ranks, num_workers, G, **options) as job:

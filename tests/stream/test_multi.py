@@ -60,6 +60,8 @@ def test_the_plan_and_the_counts_are_what_comes(schedule: ScheduleType, tmp_path
             came = Counter(name for name, _, _ in step.samples)
             assert (planned.step, planned.num_samples) == (step.number, dict(came))
             given += came
+        with pytest.raises(ConfigError, match="stop=2 is out of range: give 5 or more"):
+            [*loader.plan(5, 2)]
 
 
 @pytest.mark.parametrize("groups", [(0, 1, 2), (0, 0, 0), (5, 7, 5)], ids=["no_mixing", "mix_all", "custom"])

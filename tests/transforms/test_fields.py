@@ -119,5 +119,9 @@ def test_a_transform_of_ones_own_needs_only_transform() -> None:
         Double("a")({"a": None})
     with pytest.raises(ConfigError, match="no option 'k'"):
         Double("a", k=1)
+    with pytest.raises(ConfigError, match=r"Double: input_field=\['a', 'b'\] is no name of a field"):
+        Double(["a", "b"])  # type: ignore[arg-type]  # as users of sds's lists of fields write it
+    with pytest.raises(ConfigError, match=r"Double: output_field=3 is no name of a field"):
+        Double("a", 3)  # type: ignore[arg-type]  # what is tested
     with pytest.raises(NotImplementedError):
         BaseTransform("a")({"a": 1})

@@ -56,7 +56,14 @@ _UNSIGNED: dict[str, dict[str, object]] = {
     "hf": {"token": False},
 }
 """Options that keep a file system from looking for credentials by itself."""
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), "'sqlstream-data[s3]'"),
+    **dict.fromkeys(("gs", "gcs"), "'sqlstream-data[gcs]'"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "adlfs"),
+    "hf": "huggingface_hub",
+    "sftp": "paramiko",
+}
+"""What pip installs for a scheme, where it is more than fsspec."""
 
 ERRORS: dict[str, type[SqlStreamError]] = {
     "builtins.FileNotFoundError": ObjectNotFoundError,
@@ -99,8 +106,8 @@ def map_error(error: Exception, url: str) -> SqlStreamError:
     names = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__]
     ours = next(ERRORS[name] for name in names if name in ERRORS)
     if ours is MissingDependencyError:
-        extra = _EXTRAS.get(scheme(url))
-        cure = f"pip install 'sqlstream-data[{extra}]'" if extra else "install the package that it names"
+        package = _PACKAGES.get(scheme(url))
+        cure = f"pip install {package}" if package else "install the package that it names"
         return MissingDependencyError(f"{where}: {error}: {cure}", url=where)
     return ours(f"{where}: {redact_text(str(error)) or type(error).__name__}", url=where)
 

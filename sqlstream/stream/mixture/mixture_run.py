@@ -209,6 +209,7 @@ class MixtureRun:
     def steps(self, first: int, stop: int) -> Iterator[PlannedStep]:
         """Yield what the steps `[first, stop)` of the run take of each stream."""
         before = self.counts(first)
+        check_at_least("stop", stop, first)
         for step in range(first, stop):
             epoch, after = self.place_of(step).epoch, self.counts(step + 1)
             given = {name: number - before[name] for name, number in after.items() if number > before[name]}
