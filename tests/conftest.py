@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +57,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
 def pytest_sessionfinish() -> None:
     """End that process, so that nothing is left of the session."""
     leave_starter()
+
+
+_TMP_PATHS = itertools.count()
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an empty folder of this test; it takes the next number, where pytest lists the folders of all tests before."""
+    name = re.sub(r"\W", "_", request.node.name)[:28]
+    path = tmp_path_factory.getbasetemp() / f"{name}-{next(_TMP_PATHS)}"
+    path.mkdir(mode=0o700)
+    return path
 
 
 @pytest.fixture
