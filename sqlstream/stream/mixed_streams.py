@@ -101,10 +101,10 @@ class Leaf:
         order, num_rows, num_tokens = self.dataset.schedule.steps.order, 0, 0
         if tokens is not None:
             asked = self.dataset._pipeline.options.order
-            if asked.is_packed and asked.weights is not None:
+            if asked.weights is not None:
                 raise ConfigError(
-                    f"stream {self.name!r} has packs with weights, which tokens={tokens!r} would have to weigh: leave one of "
-                    "them out, or give weights= of the mixture"
+                    f"stream {self.name!r} has weights, which tokens={tokens!r} would have to weigh: leave one of them out, or "
+                    "give weights= of the mixture by rows"
                 )
             counted = self.dataset.query(f"SELECT count(*) AS num_rows, sum({tokens}) AS num_tokens FROM dataframe").to_pylist()
             num_rows, num_tokens = counted[0]["num_rows"], int(counted[0]["num_tokens"] or 0)

@@ -121,6 +121,9 @@ def test_weights_by_tokens_give_shares_of_tokens(tmp_path: Path) -> None:
             given[sample["__stream__"]] += sample["tokens"]
         assert given["short"] == given["long"] == 900
         assert dataset.weights == {"short": 3, "long": 1}
+    streams["short"] = Stream(tmp_path / "short.parquet", tmp_path / "cache", weights="tokens + 1")
+    with pytest.raises(ConfigError, match="stream 'short' has weights, which tokens='tokens' would have to weigh"):
+        MixedDataset(streams, {"short": 0.5, "long": 0.5}, tokens="tokens", epoch_size=120)
 
 
 def test_an_endless_mixture_has_no_length(tmp_path: Path) -> None:

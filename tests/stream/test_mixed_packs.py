@@ -115,7 +115,7 @@ def test_weighted_packs_go_on_over_epochs_of_different_lengths(weights: str | No
             loader.load_state_dict(states[number])
             assert next(iter(loader)) == packs[(number + 1) * 4 : (number + 2) * 4]
     if weights is not None:
-        with opened() as one, pytest.raises(ConfigError, match="has packs with weights, which tokens='n' would have to weigh"):
+        with opened() as one, pytest.raises(ConfigError, match="has weights, which tokens='n' would have to weigh"):
             MixedDataset({"one": one}, tokens="n", epoch_size=8)
 
 
