@@ -119,7 +119,9 @@ class BaseTransform:
         self.output_field = input_field if output_field is None else output_field
         for name, field in (("input_field", self.input_field), ("output_field", self.output_field)):
             if not isinstance(field, str):
-                raise ConfigError(f"{type(self).__name__}: {name}={field!r} is no name of a field: give one text, a transform each")
+                raise ConfigError(
+                    f"{type(self).__name__}: {name}={field!r} is no name of a field: give one text, a transform each"
+                )
         self.options = parse_options(self.options_type, transform_kwargs, type(self).__name__)
 
     def __call__(self, sample: Sample) -> Sample:
