@@ -197,6 +197,7 @@ class TestEnd:
             for fetcher in fetchers:
                 fetcher.head(url)
             (pid,) = pids(*fetchers)
+            assert pid is not None
             for number in order:
                 assert Path(f"/proc/{pid}").exists()
                 fetchers[number].stop()
