@@ -60,9 +60,9 @@ class DrawFree:
     def __init__(
         self, same: Iterable[tuple[Callable[[Any], Any], Any, Any]], of_plain_type: Iterable[tuple[Callable[[Any], Any], Any]]
     ) -> None:
-        self._same = tuple(same)
-        """Functions, their argument, and what they must still return."""
-        self._of_plain_type = tuple(of_plain_type)
+        self._same = tuple({(get, id(of), id(value)): (get, of, value) for get, of, value in same}.values())
+        """Functions, their argument, and what they must still return; each once, however often code asks for it."""
+        self._of_plain_type = tuple({(get, id(of)): (get, of) for get, of in of_plain_type}.values())
         """Functions, their argument: what they return must still be a plain value."""
 
     def holds(self) -> bool:
@@ -98,6 +98,7 @@ class _Analysis:
         self._found: dict[tuple[int, str], object] = {}
         """What classes, by id, have by a name."""
         self._owners: set[int] = set()
+        self._class_values: dict[type, Mapping[str, Any]] = {}
 
     def add_callable(self, called: Any) -> None:
         """Go through what is called: a function, a method, a `functools.partial`, an object with `__call__`."""
@@ -178,7 +179,7 @@ class _Analysis:
         for base in type(owner).__mro__[:-1]:
             if name in vars(base):
                 self._add_found(owner, vars(base)[name], is_called=is_called)
-            self.same.append((vars(base).get, name, vars(base).get(name)))
+            self.same.append((self._values_of(base).get, name, vars(base).get(name)))
 
     def add_store(self, owner: object, name: str) -> None:
         """Look whether storing or deleting `owner.name` runs code."""
@@ -218,13 +219,17 @@ class _Analysis:
                 if name in vars(base):
                     self._found[id(kind), name] = found = vars(base)[name]
                     if type(found) in PLAIN:
-                        self.of_plain_type.append((vars(base).__getitem__, name))
+                        self.of_plain_type.append((self._values_of(base).__getitem__, name))
                     elif base is not object:
-                        self.same.append((vars(base).get, name, found))
+                        self.same.append((self._values_of(base).get, name, found))
                     break
                 if base is not object:
-                    self.same.append((vars(base).get, name, None))
+                    self.same.append((self._values_of(base).get, name, None))
         return self._found[id(kind), name]
+
+    def _values_of(self, kind: type) -> Mapping[str, Any]:
+        """Return `vars(kind)`, the same one each time: methods of two are never equal, so checks would come twice."""
+        return self._class_values.setdefault(kind, vars(kind))
 
     def _add_found(self, owner: object, found: object, *, is_called: bool) -> None:
         """Go through what a class has."""
