@@ -26,6 +26,7 @@ from sqlstream.index.export import ExportOptions, export
 from sqlstream.index.file.index import Index
 from sqlstream.index.sql.sandbox import run_query
 from sqlstream.index.types.arrow import arrays_of
+from sqlstream.sample_types import SAMPLE_FIELDS
 from tests.index.sources import all_rows, build
 
 MOMENT = dt.datetime(2024, 2, 29, 12, 30, 1, 250_000)
@@ -236,7 +237,12 @@ def test_more_columns_than_sqlite_has_is_an_error_with_a_cure(tmp_path: Path) ->
     assert all_rows(build(tmp_path, path, columns_to_keep=("c7",))) == [{"index": 1, "c7": 1}]
 
 
-names = st.lists(st.text(st.characters(codec="utf-8"), max_size=12), min_size=1, max_size=6, unique=True)
+names = st.lists(
+    st.text(st.characters(codec="utf-8"), max_size=12).filter(lambda name: name not in SAMPLE_FIELDS),
+    min_size=1,
+    max_size=6,
+    unique=True,
+)
 
 
 @settings(max_examples=40, deadline=None)
