@@ -17,7 +17,7 @@ from sqlstream.config import StorageOptions
 from sqlstream.errors import AccessDeniedError, ConfigError, SqlStreamError, TransientStorageError
 from sqlstream.storage.backends.renewal import CredentialSource, Granted, RenewedStorage, credential_source
 from sqlstream.storage.backends.resolve import Resolver
-from sqlstream.storage.base.identity import parting_options
+from sqlstream.storage.base.identity import PartingOptions
 from sqlstream.storage.base.protocols import ObjectInfo, Storage
 from sqlstream.storage.base.retry import error_for_status
 from sqlstream.storage.fetcher import Fetcher
@@ -334,8 +334,14 @@ def test_what_a_function_gives_leads_to_no_other_object_than_the_key_names(
 
 def test_what_a_function_gives_may_repeat_what_the_options_say() -> None:
     given = {"headers": {"X-Tenant": "a"}, "username": "bob"}
-    assert parting_options("https://h/x", given, {"headers": {"x-tenant": "a", "Authorization": "me"}}) == []
-    assert parting_options("sftp://h/x", given, {"username": "bob", "password": "new"}) == []
+    assert PartingOptions(given, {"headers": {"x-tenant": "a", "Authorization": "me"}}).at("https://h/x") == []
+    assert PartingOptions(given, {"username": "bob", "password": "new"}).at("sftp://h/x") == []
+
+
+def test_what_a_function_gives_may_part_some_objects_of_a_scheme_and_not_others() -> None:
+    parting = PartingOptions({}, {"username": "bob", "password": "x"})
+    assert parting.at("zip://a.txt::s3://bucket/b.zip") == []
+    assert parting.at("zip://a.txt::sftp://h/b.zip") == ["username"]
 
 
 # -- by the server's word -------------------------------------------------------------------------------------------------

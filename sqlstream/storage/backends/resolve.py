@@ -22,6 +22,7 @@ from sqlstream.storage.base.urls import is_command, is_remote, redact, scheme
 if TYPE_CHECKING:
     from sqlstream.storage.backends.fsspec import FsspecStorage
     from sqlstream.storage.backends.http_pools import Pools
+    from sqlstream.storage.base.identity import PartingOptions
 
 _DENIED = frozenset({401, 403, 409})  # 409 is Azure's answer where a container may not be read without a signature
 _AS_GIVEN = Granted(number=0, options={})  # where no function gives credentials
@@ -51,8 +52,8 @@ class Resolver:
         self._prefers_fsspec = given.get("backend") == "fsspec"
         self._options = options
         self._backends: dict[Access, _Backends] = {}
-        self._checked: dict[str, int] = {}
-        """Number of the credentials that were last found to choose nothing that is read, by scheme."""
+        self._parting: tuple[int, PartingOptions] | None = None
+        """Number of the last credentials, and which of them choose what is read."""
         self._lock = threading.Lock()
 
     @cached_property
@@ -111,14 +112,14 @@ class Resolver:
         Raises:
             ConfigError: It gave an option that chooses what is read.
         """
-        kind = scheme(url)
-        if self._checked.get(kind) != granted.number:
-            from sqlstream.storage.base.identity import parting_options  # few helpers have such a function
+        known = self._parting
+        if known is None or known[0] != granted.number:
+            from sqlstream.storage.base.identity import PartingOptions  # few helpers have such a function
 
-            if parting := parting_options(url, self._options.storage_options, granted.options):
-                text = f"{source.name} gave storage_options['{parting[0]}'], which chooses what is read"
-                raise ConfigError(f"{text}: give it in storage_options")
-            self._checked[kind] = granted.number
+            known = self._parting = granted.number, PartingOptions(self._options.storage_options, granted.options)
+        if parting := known[1].at(url):
+            text = f"{source.name} gave storage_options['{parting[0]}'], which chooses what is read"
+            raise ConfigError(f"{text}: give it in storage_options")
         return self._backend(url, access, granted)
 
     def _backend(self, url: str, access: Access, granted: Granted) -> Storage:

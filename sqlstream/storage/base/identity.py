@@ -78,25 +78,6 @@ def object_name(url: str) -> str:
     return f"{head.lower()}://{address}{mark if kept or not query else ''}{kept}"
 
 
-def parting_options(url: str, given: Mapping[str, object], more: Mapping[str, object]) -> list[str]:
-    """Return the options of `more` that would make another object of the one at `url`, were they put over those `given`.
-
-    Example:
-        >>> parting_options("https://h/x", {}, {"headers": {"Authorization": "me", "X-Tenant": "a"}})
-        ["headers']['X-Tenant"]
-    """
-    headers = more.get("headers")
-    singly = [(name, {name: value}) for name, value in more.items() if name != "headers" or not isinstance(headers, Mapping)]
-    if isinstance(headers, Mapping):
-        singly += [(f"headers']['{name}", {"headers": {name: value}}) for name, value in headers.items()]
-    before = Identity(StorageOptions(storage_options=given)).prefix(url)
-    return [
-        name
-        for name, option in singly
-        if Identity(StorageOptions(storage_options=options_over(given, option))).prefix(url) != before
-    ]
-
-
 class Identity:
     """What options, environment and profile add to the names of objects; frozen, picklable, the same in every process.
 
@@ -187,6 +168,35 @@ class Identity:
         if is_simple and not prefix and reads_whole_name:
             self.plain = (*self.plain, f"{start}://")
         return prefix
+
+
+class PartingOptions:
+    """Says which options would make other objects of those at URLs, were they put over those that are given.
+
+    Args:
+        given: What objects are named by.
+        more: Options that may come over them.
+
+    Example:
+        >>> more = {"headers": {"Authorization": "me", "X-Tenant": "a"}}
+        >>> PartingOptions({}, more).at("https://h/x"), PartingOptions({}, more).at("s3://b/x")
+        (["headers']['X-Tenant"], [])
+    """
+
+    def __init__(self, given: Mapping[str, object], more: Mapping[str, object]) -> None:
+        headers = more.get("headers")
+        singly = [
+            (name, {name: value}) for name, value in more.items() if name != "headers" or not isinstance(headers, Mapping)
+        ]
+        if isinstance(headers, Mapping):
+            singly += [(f"headers']['{name}", {"headers": {name: value}}) for name, value in headers.items()]
+        self._before = Identity(StorageOptions(storage_options=given))
+        self._after = [(name, Identity(StorageOptions(storage_options=options_over(given, option)))) for name, option in singly]
+
+    def at(self, url: str) -> list[str]:
+        """Return those that part the object at a URL."""
+        before = self._before.prefix(url)
+        return [name for name, after in self._after if after.prefix(url) != before]
 
 
 def _kinds(url: str) -> list[str]:
