@@ -65,7 +65,7 @@ _TMP_PATHS = itertools.count()
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an empty folder of this test; it takes the next number, where pytest lists the folders of all tests before."""
-    name = re.sub(r"\W", "_", request.node.name)[:28]
+    name = re.sub(r"\W", "_", request.node.name)[:28]  # as short as pytest's: the path of a socket has 108 bytes
     path = tmp_path_factory.getbasetemp() / f"{name}-{next(_TMP_PATHS)}"
     path.mkdir(mode=0o700)
     return path

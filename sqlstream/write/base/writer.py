@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -99,11 +99,11 @@ class SampleWriter(Generic[Item]):
         settings = {**write_format.settings, "part": options.part, "source": options.source}
         self._output = Output(out, options, settings, write_format.index_names)
         try:
-            with self._disk_named():
-                stored = self._output.open(write_format.index([]))
+            stored = self._output.open(write_format.index([]))
             write_format.adopt(stored)
-        except BaseException:
+        except BaseException as error:
             self._output.abandon()
+            self._check_disk(error)
             raise
         self.num_samples = sum(shard.num_samples for shard in stored)
         """Samples written; at first those that are stored already."""
@@ -146,13 +146,16 @@ class SampleWriter(Generic[Item]):
         """
         self._check_open()
         item = self._format.encode(sample)
-        with self._disk_named():
+        try:
             if self._draft is not None and not self._draft.takes(item):
                 self._flush()
             self._is_torn = True  # until the sample is in it as a whole
             if self._draft is None:
                 self._draft = self._format.start(self._number, self._output)
             self._draft.add(item)
+        except OSError as error:
+            self._check_disk(error)
+            raise
         self._is_torn = False
         self.point = point
         self.num_samples += 1
@@ -168,13 +171,13 @@ class SampleWriter(Generic[Item]):
             return
         self._check_open()
         try:
-            with self._disk_named():
-                if self._draft is not None:
-                    self._flush()
-                self._is_open = False
-                self._output.finish(self._format.index)
-        except BaseException:
+            if self._draft is not None:
+                self._flush()
+            self._is_open = False
+            self._output.finish(self._format.index)
+        except BaseException as error:
             self.cancel()
+            self._check_disk(error)
             raise
         finally:
             self._exit.close()
@@ -199,14 +202,9 @@ class SampleWriter(Generic[Item]):
         self._number += 1
         self._is_torn = False
 
-    @contextlib.contextmanager
-    def _disk_named(self) -> Iterator[None]:
-        """Say where the disk is that is full, or cannot be written to, and that what is there is not lost."""
-        try:
-            yield
-        except OSError as error:
-            if isinstance(error, SqlStreamError) or error.errno not in _OF_THE_DISK:
-                raise
+    def _check_disk(self, error: BaseException) -> None:
+        """Raise StorageError where an error is one of the disk: it says where that is, and that what is there is not lost."""
+        if isinstance(error, OSError) and not isinstance(error, SqlStreamError) and error.errno in _OF_THE_DISK:
             raise StorageError(
                 f"{self.place} cannot be written ({error}): free space there, or look at that disk's health and rights, and "
                 "resume; full shards are stored",
