@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from sqlstream.errors import SqlStreamError, TransformError
-from sqlstream.transforms.draw_free import DrawFree, draw_free
+from sqlstream.transforms.draw_free import DrawFree, GivenCode, draw_free
 from sqlstream.transforms.reading import LENT, OpenFiles
 from sqlstream.transforms.rng import GENERATOR, PRIVATE_FIELDS, RNG_KEY, begin_piece, end
 
@@ -81,7 +81,7 @@ class Chain:
         foreign = [transform for transform in self._transforms if may_draw_globally(transform)]
         self._generators_of = generators if foreign else None
         if is_plain and not any(map(_unpickles, self._transforms)) and (previous is None or previous._draw_free is not None):
-            self._draw_free = draw_free(foreign)
+            self._draw_free = draw_free(map(_code_of, foreign))
         self.drew = False
         """The last run with `watches` drew random numbers."""
 
@@ -209,6 +209,13 @@ def _apply_to_each(
 def may_draw_globally(transform: Transform) -> bool:
     """Return whether it may draw from global generators: foreign code may, our own transforms use `rng(sample)` alone."""
     return not type(transform).__module__.startswith(_OWN_MODULES) or getattr(transform, "calls_given_code", False)
+
+
+def _code_of(transform: Transform) -> Transform | GivenCode:
+    """Return what of a transform may draw: itself, or of one of ours what the user has given it."""
+    is_ours = type(transform).__module__.startswith(_OWN_MODULES)
+    given: GivenCode | None = getattr(transform, "given_code", None) if is_ours else None
+    return transform if given is None else given
 
 
 def _unpickles(transform: Transform) -> bool:

@@ -11,7 +11,8 @@ Everything else counts as drawing: a name that is not listed, an import, a gener
 an attribute of `self` that runs code as it is asked for or stored (descriptors, `__getattr__`, `__setattr__`; properties are
 gone through). Names may be bound anew while a run goes on: what the answer rests on is therefore compared before each sample.
 
-Taken for granted: methods of the classes of the listed modules are these modules' own.
+Taken for granted: methods of the classes of the listed modules are these modules' own, and transforms of ours keep the
+functions that they were given (`GivenCode`).
 
 Rejected: to run the transforms first and to seed and repeat them where they have drawn (their own changes, such as a counter,
 would come twice); types and data flow (one more list, of what each function returns).
@@ -24,6 +25,7 @@ import dis
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -46,6 +48,16 @@ _GENERATOR_FLAGS = 0x20 | 0x80 | 0x100 | 0x200
 _CODE, _DEFAULTS, _KEYWORD_DEFAULTS = map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__"))
 _NO_VALUES: dict[str, Any] = {}
 _BASES, _OWN_VALUES, _BUILTINS = map(operator.attrgetter, ("__mro__", "__dict__", "__builtins__"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenCode:
+    """What a transform of ours calls of the user's (its `given_code`); without it the transform itself is gone through."""
+
+    called: tuple[Callable[..., Any], ...]
+    """Functions, methods and objects that are called."""
+    ours: frozenset[Any] = frozenset()
+    """Functions of ours that these may call, and that draw nothing, whatever they are methods of."""
 
 
 class _MayDrawError(Exception):
@@ -76,12 +88,15 @@ class DrawFree:
             return False
 
 
-def draw_free(transforms: Iterable[Callable[..., Any]]) -> DrawFree | None:
+def draw_free(transforms: Iterable[Callable[..., Any] | GivenCode]) -> DrawFree | None:
     """Return what shows that none of the transforms draws from a global generator; None: one may."""
     analysis = _Analysis()
     try:
         for transform in transforms:
-            analysis.add_callable(transform)
+            if isinstance(transform, GivenCode):
+                analysis.add_given(transform)
+            else:
+                analysis.add_callable(transform)
     except (_MayDrawError, RecursionError):  # functions that call one another may go deeper than this can follow
         return None
     return DrawFree(analysis.same, analysis.of_plain_type)
@@ -99,6 +114,20 @@ class _Analysis:
         """What classes, by id, have by a name."""
         self._owners: set[int] = set()
         self._class_values: dict[type, Mapping[str, Any]] = {}
+        self._ours: set[Any] = set()
+        """Functions that draw nothing."""
+
+    def add_given(self, given: GivenCode) -> None:
+        """Go through what a transform of ours calls: it passes no method on, so what a method is of is not asked for."""
+        self._ours |= given.ours
+        for called in given.called:
+            if type(called) is MethodType:
+                owner, name = called.__self__, called.__func__.__name__
+                if self._of_class(owner, name) is not called.__func__:  # it is called by another name, or of the class itself
+                    raise _MayDrawError
+                self.add_attribute(owner, name, is_called=True)
+            elif not is_listed(called):  # `int`, say
+                self.add_callable(called)
 
     def add_callable(self, called: Any) -> None:
         """Go through what is called: a function, a method, a `functools.partial`, an object with `__call__`."""
@@ -118,6 +147,8 @@ class _Analysis:
 
     def add_function(self, function: Any, owner: object) -> None:
         """Go through a function; as a method of `owner`, if that is not None."""
+        if type(function) is FunctionType and function in self._ours:
+            return
         if type(function) is not FunctionType or function.__code__.co_flags & _GENERATOR_FLAGS:
             raise _MayDrawError
         if (id(function), id(owner)) in self._known:

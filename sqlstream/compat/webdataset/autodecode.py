@@ -116,6 +116,15 @@ def torch_audio(key: str, data: bytes) -> Any:
         return torchaudio.load(str(path))
 
 
+_OURS = (gzfilter, basichandlers, torch_video, torch_audio)
+"""Decoders that draw nothing."""
+
+
+def _is_of_extension(handler: Any) -> bool:
+    """Return whether `handle_extension` has made it, and it calls a function of the user."""
+    return isinstance(handler, partial) and handler.func is call_extension_handler
+
+
 class Decoder:
     """Decodes the fields of a sample: the first handler that returns something other than None decides.
 
@@ -149,6 +158,14 @@ class Decoder:
         if pre is None and post is None and len(images) == len(handlers):
             self.whole = DecodeByExtension(images[0].imagespec if images else None, only=names, partial=partial)
         self.calls_given_code = self.whole is None
+
+    @property
+    def given(self) -> tuple[FieldDecoder, ...]:
+        """The functions of the user among its handlers."""
+        if self.whole is not None:
+            return ()
+        called = (some.keywords["f"] if _is_of_extension(some) else some for some in self.handlers)
+        return tuple(some for some in called if some not in _OURS and type(some) is not ImageHandler)
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Return the sample with its fields decoded."""

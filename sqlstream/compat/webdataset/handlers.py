@@ -34,3 +34,7 @@ def warn_and_stop(exn: Exception) -> bool:
     """Warn, and end the iteration."""
     warnings.warn(repr(exn), stacklevel=2)
     return False
+
+
+HANDLERS = (reraise_exception, ignore_and_continue, warn_and_continue, ignore_and_stop, warn_and_stop)
+"""All of them; any other is a function of the user."""

@@ -14,7 +14,8 @@ from sqlstream.compat.webdataset.compat import FluidInterface
 from sqlstream.compat.webdataset.pipeline import DataPipeline
 from sqlstream.compat.webdataset.stages.all_samples import Batched, Shuffle, Unbatched, default_collation_fn
 from sqlstream.compat.webdataset.stages.base import Outcome
-from sqlstream.compat.webdataset.translation import Collate, Note, Plan, name_of
+from sqlstream.compat.webdataset.stages.in_engine import Collate
+from sqlstream.compat.webdataset.translation import Note, Plan, name_of
 from sqlstream.errors import ConfigError, SqlStreamError, StateError
 from sqlstream.stream.transport.packed_collate import batch_of
 

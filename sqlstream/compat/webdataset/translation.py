@@ -17,100 +17,19 @@ from torch.utils.data import IterableDataset
 from sqlstream import StreamingDataset, distributed
 from sqlstream.compat.webdataset.shardlists import SPLITTERS, Resampled, ResampledShards, SimpleShardList, non_empty
 from sqlstream.compat.webdataset.stages.all_samples import Batched, Curried, Shuffle, detshuffle
-from sqlstream.compat.webdataset.stages.base import EachSample, Outcome, PipelineStage, apply_each
+from sqlstream.compat.webdataset.stages.base import EachSample, PipelineStage
+from sqlstream.compat.webdataset.stages.in_engine import VALUE, SampleStages, StageFailedError, StreamStopped
 from sqlstream.compat.webdataset.tariterators import TarfileToSamples, open_shards
 from sqlstream.config import AS_IT_IS, AsItIs
 from sqlstream.environment import environment
 from sqlstream.errors import ConfigError, SourceError, SqlStreamError, StorageError
-from sqlstream.storage.base.urls import redact
 from sqlstream.stream.selected_rows import ViewOrder
 from sqlstream.transforms.base import Sample
 from sqlstream.world import World
 
-VALUE = "value"
-"""Field of the engine's samples that has what the stages made."""
 SHUFFLE_WINDOW = 8
 """Shards whose samples are mixed: as many as a job of theirs with eight workers has open. The first sample waits for so many,
 or for their tables; without a drop-in it is 64."""
-
-
-class StreamStopped(SqlStreamError):  # noqa: N818 - it is a sign, and no error
-    """A handler says that the iteration ends."""
-
-
-class StageFailedError(SqlStreamError):
-    """A stage failed, and its handler has raised that; in the process itself it is its cause that the user gets."""
-
-
-class SampleStages:
-    """The transform that runs stages of single samples.
-
-    Args:
-        stages: The stages; the first one takes a row.
-    """
-
-    def __init__(self, stages: Sequence[EachSample]) -> None:
-        self.stages = tuple(stages)
-        self.calls_given_code = any(stage.calls_given_code for stage in stages)
-        self._takes = tuple((stage, stage.take) for stage in stages)
-
-    def __call__(self, sample: Sample) -> Sample | tuple[Sample, ...]:
-        """Return what the stages make of a row under `VALUE`, or no sample.
-
-        Raises:
-            StreamStopped: A handler says so.
-            StageFailedError: A handler has raised what it was given.
-        """
-        made: Any = sample
-        for stage, take in self._takes:
-            try:
-                made = take(made)
-            except Exception as error:
-                made = self._outcome(stage, sample, error)
-            if made is Outcome.DROPPED:
-                return ()
-        sample.clear()  # a new dict would be one more to carry the generator of the sample to
-        sample[VALUE] = made
-        return sample
-
-    def _outcome(self, stage: EachSample, sample: Sample, error: Exception) -> Outcome:
-        """Ask the handler of a stage; what it raises is no failure of reading, so `on_error` does not see it."""
-        try:
-            goes_on = stage.handler(error)
-        except Exception as raised:
-            text = f"{stage!r} failed on {_described(sample)}: {type(raised).__name__}: {raised}"
-            raise StageFailedError(text) from raised
-        if not goes_on:
-            raise StreamStopped(f"the handler of {stage!r} ends the iteration")
-        return Outcome.DROPPED
-
-
-class Collate:
-    """Makes what a loader yields of samples of the engine.
-
-    Args:
-        collate: From a list of values to a batch; None: the list.
-        stages: Stages of batches.
-        value_of: From a sample of the engine to its value.
-        takes_one: The loader makes no batches, and gives single samples.
-    """
-
-    def __init__(
-        self,
-        collate: Callable[[list[Any]], Any] | None,
-        stages: Sequence[EachSample],
-        value_of: Callable[[Sample], Any],
-        *,
-        takes_one: bool = False,
-    ) -> None:
-        self._collate, self._stages = collate, tuple(stages)
-        self._value_of, self._takes_one = value_of, takes_one
-
-    def __call__(self, samples: Any) -> Any:
-        """Return the batch, or the outcome that it is none."""
-        values = self._value_of(samples) if self._takes_one else [*map(self._value_of, samples)]
-        made = values if self._collate is None else self._collate(values)
-        return apply_each(self._stages, made) if self._stages else made
 
 
 class Note(NamedTuple):
@@ -382,11 +301,6 @@ def check_empty(source: Iterator[Any]) -> Iterator[Any]:
         ValueError: There are none.
     """
     return non_empty(source)
-
-
-def _described(row: Sample) -> str:
-    """Return what names the sample of a row in messages."""
-    return f"sample {row.get('__key__')!r} of {redact(str(row.get('__url__')))}"
 
 
 def name_of(stage: Any) -> str:

@@ -16,9 +16,11 @@ from torch.utils.data import DataLoader
 
 from sqlstream import StreamingDataset as OurDataset
 from sqlstream.compat.streaming import LocalDataset, MDSWriter, StreamingDataLoader, StreamingDataset
+from sqlstream.compat.streaming.base.items import MakeItem, methods_of
 from sqlstream.compat.streaming.base.util import clean_stale_shared_memory
 from sqlstream.errors import ConfigError, TransformError
 from sqlstream.testing.servers import FaultyHttpServer
+from sqlstream.transforms.base import Chain
 from tests.compat.streaming.kit import Pairs, Sums, copied, golden, keys, served
 from tests.goldens import FIXTURES, as_json
 
@@ -203,3 +205,52 @@ def test_a_sample_takes_as_many_calls_as_with_our_own_dataset(tmp_path: Path) ->
 
     with OurDataset(tmp_path / "mds", tmp_path / "cache", show_progress=False, transforms=[make], **options) as ours:
         assert calls_of(iter(Pairs(**theirs))) <= 1.05 * calls_of(iter(ours))
+
+
+class Titles(StreamingDataset):
+    """Items of which the code shows that they draw nothing, until a function is given."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.transform: Any = None
+
+    def __getitem__(self, at: Any) -> Any:
+        sample = super().__getitem__(at)
+        return sample["n"], sample["str"].title() if self.transform is None else self.transform(sample["str"])
+
+
+def drawing(text: str) -> int:
+    return int(np.random.randint(1 << 30))
+
+
+def test_items_are_seeded_from_the_moment_on_that_their_code_may_draw(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path / "mds"), columns={"n": "int", "str": "str"}) as writer:
+        for number in range(8):
+            writer.write({"n": number, "str": "a text"})
+    with Titles(local=str(tmp_path / "mds"), shuffle=True, batch_size=2) as dataset:
+        chain = Chain([MakeItem(dataset, methods_of(StreamingDataset))], seed=1, stage=1)
+        assert chain.cannot_draw(), "its samples are not seeded"
+        first: list[Any] = list(dataset)
+        assert sorted(first) == [(number, "A Text") for number in range(8)]
+        dataset.transform = drawing
+        assert not chain.cannot_draw()
+        items = []
+        for seed in (1, 2):
+            np.random.seed(seed)
+            dataset.set_epoch(1)
+            items.append(list(dataset))
+        assert items[0] == items[1]
+
+
+def test_a_method_that_a_class_is_given_later_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MDSWriter(out=str(tmp_path / "mds"), columns={"n": "int"}) as writer:
+        writer.write({"n": 1})
+    with Titles(local=str(tmp_path / "mds"), shuffle=False, batch_size=1) as dataset:
+        chain = Chain([MakeItem(dataset, methods_of(StreamingDataset))], seed=1, stage=1)
+        assert chain.cannot_draw()
+        monkeypatch.setattr(Titles, "__getitem__", lambda self, at: np.random.randint(8))
+        assert not chain.cannot_draw()
+        monkeypatch.undo()
+        assert chain.cannot_draw()
+        monkeypatch.setattr(Titles, "get_item", lambda self, at: np.random.randint(8), raising=False)
+        assert not chain.cannot_draw()

@@ -15,7 +15,11 @@ from torch.utils.data import DataLoader
 
 import sqlstream.compat.webdataset as wds
 from sqlstream import StreamingDataset
+from sqlstream.compat.webdataset.stages.each_sample import Map
+from sqlstream.compat.webdataset.stages.in_engine import SampleStages
+from sqlstream.compat.webdataset.tariterators import FromRow
 from sqlstream.errors import ConfigError, StateError
+from sqlstream.transforms.base import Chain
 from sqlstream.world import World
 from tests.compat.webdataset.kit import KEYS, NUM_ROWS, classes, number_of, numbered, opened
 
@@ -264,6 +268,45 @@ def test_random_numbers_of_stages_depend_on_seed_epoch_and_position(tmp_path: Pa
         kept = list(dataset.rsample(0.5))
         assert 0 < len(kept) < NUM_ROWS
         assert list(dataset.rsample(0.5)) == kept
+
+
+def read_key(data: bytes) -> dict[str, int]:
+    return {"length": len(data)}
+
+
+def draws(value: Any) -> float:
+    return random.random()
+
+
+def drops(error: Exception) -> bool:
+    return random.random() < 2
+
+
+class Noisy(Map):
+    def take(self, sample: Any) -> Any:
+        return {**super().take(sample), "noise": random.random()}
+
+
+@pytest.mark.parametrize(
+    ("stages", "is_seeded"),
+    [
+        ([wds.decode("pil"), wds.rename(image="jpg"), wds.to_tuple("image", "cls"), wds.map_tuple(None, int)], False),
+        (
+            [wds.decode(wds.handle_extension("key", read_key)), wds.map_dict(cls=abs), wds.select(len), wds.associate(dict)],
+            False,
+        ),
+        ([wds.map(doubled, handler=wds.warn_and_continue)], False),
+        ([wds.decode(wds.handle_extension("key", draws))], True),
+        ([wds.map_tuple(None, draws)], True),
+        ([wds.map(doubled), wds.rsample(0.5)], True),
+        ([wds.associate({"key": {"a": random.Random(1)}})], True),
+        ([wds.map(doubled, handler=drops)], True),
+        ([Noisy(doubled)], True),
+    ],
+)
+def test_samples_are_seeded_where_a_function_of_a_stage_may_draw(stages: list[Any], is_seeded: bool) -> None:
+    chain = Chain([SampleStages([FromRow(), *stages])], seed=1, stage=1)
+    assert chain.cannot_draw() is not is_seeded
 
 
 def test_a_loader_of_torch_has_another_epoch_each_time_and_takes_a_pickled_pipeline(tmp_path: Path) -> None:

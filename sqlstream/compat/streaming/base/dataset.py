@@ -12,7 +12,7 @@ import numpy as np
 
 from sqlstream.compat.streaming.base.array import Array
 from sqlstream.compat.streaming.base.asked import Asked
-from sqlstream.compat.streaming.base.items import MakeItem, ReadsRows, item_of, offered, without_added
+from sqlstream.compat.streaming.base.items import MakeItem, ReadsRows, item_of, methods_of, offered, without_added
 from sqlstream.compat.streaming.base.opening import Inner, Opener, shards_of
 from sqlstream.compat.streaming.base.places import place_of
 from sqlstream.compat.streaming.base.stream import Stream, check_shares
@@ -158,7 +158,7 @@ class StreamingDataset(Array, IteratedDataset):
         asked.check_sampling(is_sampled=is_sampled)
         self._has_own_get_item = type(self).get_item is not StreamingDataset.get_item
         self._makes_items = self._has_own_get_item or type(self).__getitem__ is not StreamingDataset.__getitem__
-        makers = [MakeItem(self) for _ in streams]
+        makers = [MakeItem(self, methods_of(StreamingDataset)) for _ in streams]
         self._opener = Opener(
             asked=asked,
             streams=streams,

@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from sqlstream.transforms.base import Sample
+from sqlstream.transforms.draw_free import GivenCode
 from sqlstream.transforms.rng import RNG_KEY
 from sqlstream.transforms.stream_name import STREAM
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from sqlstream.compat.streaming.base.dataset import StreamingDataset
 
 _ITEM = "item"
+_METHODS = ("__getitem__", "get_item")
+"""What a subclass may override."""
 
 
 class _Here(threading.local):
@@ -35,17 +38,29 @@ class _Here(threading.local):
 _here = _Here()
 
 
+def methods_of(kind: type) -> frozenset[Any]:
+    """Return what a class and its bases have under the names that a subclass may override."""
+    return frozenset(vars(base)[name] for base in kind.__mro__ for name in _METHODS if name in vars(base))
+
+
 class MakeItem:
     """The last transform of a stream of a dataset whose class says what an item is.
 
     Args:
         dataset: The dataset.
+        ours: Methods that its class may inherit: they read samples, and draw nothing.
     """
 
     calls_given_code = True
 
-    def __init__(self, dataset: StreamingDataset) -> None:
+    @property
+    def given_code(self) -> GivenCode:
+        """The methods by which items are made; asked for once the dataset is whole."""
+        return GivenCode(called=tuple(getattr(self._dataset, name) for name in _METHODS), ours=self._ours)
+
+    def __init__(self, dataset: StreamingDataset, ours: frozenset[Any]) -> None:
         self._dataset = dataset
+        self._ours = ours
         self.first = 0
         """Number of the first sample of the stream."""
         self.__name__ = f"{type(dataset).__name__}.__getitem__"

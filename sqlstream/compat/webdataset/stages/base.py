@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -52,6 +52,11 @@ class EachSample(PipelineStage):
 
     def __init__(self, handler: Handler = reraise_exception) -> None:
         self.handler = handler
+
+    @property
+    def given(self) -> tuple[Callable[..., Any], ...] | None:
+        """What it calls of the user's beside its handler; None: not known."""
+        return None if self.calls_given_code else ()
 
     @abstractmethod
     def take(self, sample: Any) -> Any:

@@ -56,6 +56,11 @@ class Map(EachSample):
         """Return its function; a decoder names itself."""
         return repr(self.f) if isinstance(self.f, Decoder) else super().__repr__()
 
+    @property
+    def given(self) -> tuple[Callable[..., Any], ...]:
+        """Its function; of a decoder those of the user."""
+        return self.f.given if type(self.f) is Decoder else (self.f,)
+
     def take(self, sample: Any) -> Any:
         """Return what the function makes of a sample; a dict keeps its key."""
         made = self._call(sample)
@@ -77,6 +82,11 @@ class Select(EachSample):
     def __init__(self, predicate: Callable[[Any], Any]) -> None:
         super().__init__()
         self.predicate = predicate
+
+    @property
+    def given(self) -> tuple[Callable[..., Any], ...]:
+        """Its predicate."""
+        return (self.predicate,)
 
     def take(self, sample: Any) -> Any:
         """Return a sample of which the predicate is true."""
@@ -112,6 +122,11 @@ class Associate(EachSample):
         super().__init__()
         self.associator = associator
 
+    @property
+    def given(self) -> tuple[Callable[..., Any], ...] | None:
+        """Its function; what a dict has may be of any class."""
+        return (self.associator,) if callable(self.associator) else None
+
     def take(self, sample: Any) -> Any:
         """Return a sample with what belongs to its key."""
         key = sample["__key__"]
@@ -130,6 +145,11 @@ class MapDict(EachSample):
         if not functions or not all(map(callable, functions.values())):
             raise ValueError(f"map_dict({functions!r}): name fields with functions, map_dict(jpg=f)")
         self.functions = dict(functions)
+
+    @property
+    def given(self) -> tuple[Callable[..., Any], ...]:
+        """Its functions."""
+        return tuple(self.functions.values())
 
     def take(self, sample: Any) -> Any:
         """Return a sample with other values."""
@@ -179,6 +199,11 @@ class MapTuple(EachSample):
         if wrong := [function for function in functions if function is not None and not callable(function)]:
             raise ValueError(f"map_tuple: {wrong[0]!r} is no function: give one, or None")
         self.functions = tuple(functions)
+
+    @property
+    def given(self) -> tuple[Callable[..., Any], ...]:
+        """Its functions."""
+        return tuple(function for function in self.functions if function is not None)
 
     def take(self, sample: Any) -> Any:
         """Return a tuple with other values."""
