@@ -51,15 +51,15 @@ def even_counts(weights: tuple[int, ...], positions: Int64Array) -> Int64Array:
     tree = even._tree
     turns = np.zeros((len(tree.weight), len(positions)), np.int64)
     turns[tree.root] = positions
-    for node in range(tree.num_inner - 1, -1, -1):
+    for node in range(tree.num_inner - 2, -1, -2):
         weight, part = int(tree.weight[node]), int(tree.left_weight[node])
         whole, rest = np.divmod(turns[node], weight)
-        right, left = tree.children[2 * node : 2 * node + 2]
+        right, left = tree.children[node : node + 2]
         turns[left] = whole * part + (rest * part + weight // 2) // weight
         turns[right] = turns[node] - turns[left]
     at = int(positions[len(positions) // 2])
-    assert even.counts(at) == tuple(turns[tree.num_inner :, len(positions) // 2].tolist())
-    return turns[tree.num_inner :]
+    assert even.counts(at) == tuple(turns[tree.num_inner :: 2, len(positions) // 2].tolist())
+    return turns[tree.num_inner :: 2]
 
 
 def grain_counts(weights: list[float], positions: Int64Array) -> Int64Array:

@@ -47,19 +47,24 @@ class Turns:
 class _Tree:
     """A Huffman tree: its inner nodes, children before parents, so the last one is the root; then a leaf for each stream.
 
-    A leaf is its own left child and gives it all turns: a walk of any length ends there.
+    The n-th node has number 2n, so that its children have places of their own. A leaf is its own left child and gives it all
+    turns: a walk of any length ends there. What follows from a weight is here, too: a walk takes it once a level.
     """
 
     num_inner: int
-    """Inner nodes; the leaf of stream s is node num_inner + s."""
+    """Twice the inner nodes; the leaf of stream s is node num_inner + 2s."""
     root: int
     """Node at which walks begin."""
     weight: Int64Array
-    """Weight of each node, 1 of leaves: [nodes]."""
+    """Weight of each node, 1 of leaves: [nodes * 2]."""
+    half: Int64Array
+    """Half of it, rounded down: [nodes * 2]."""
     left_weight: Int64Array
-    """Weight of its left child: [nodes]."""
+    """Weight of its left child: [nodes * 2]."""
+    right_weight: Int64Array
+    """Weight of its right child, 0 of leaves: [nodes * 2]."""
     children: Int64Array
-    """Right and left child of each node: [nodes * 2]."""
+    """Right child of each node, then its left one: [nodes * 2]."""
     of_period: Int64Array
     """Turns of each stream in a period: its weight: [streams]."""
 
@@ -97,8 +102,18 @@ class Even:
             children += [light[2], heavy[2]]
             heapq.heappush(heap, (light[0] + heavy[0], min(light[1], heavy[1]), node))
         children += [leaf for leaf in range(num_inner, num_inner + num_streams) for _ in range(2)]
-        columns = (np.array(column, np.int64) for column in (weights, left_weights, children, self.weights))
-        object.__setattr__(self, "_tree", _Tree(num_inner, heap[0][2], *columns))
+        weight, left_weight = (np.repeat(np.array(column, np.int64), 2) for column in (weights, left_weights))  # [nodes * 2]
+        tree = _Tree(
+            num_inner=2 * num_inner,
+            root=2 * heap[0][2],
+            weight=weight,
+            half=weight >> 1,
+            left_weight=left_weight,
+            right_weight=weight - left_weight,
+            children=2 * np.array(children, np.int64),
+            of_period=np.array(self.weights, np.int64),
+        )
+        object.__setattr__(self, "_tree", tree)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Rebuild from the weights."""
@@ -121,10 +136,10 @@ class Even:
         split = _split_wide if total >= _NARROW else _split
         while node.size and node.min() < tree.num_inner:
             for _ in range(_LEVELS):
-                left, is_left = split(count, tree.weight.take(node), tree.left_weight.take(node))
+                left, is_left = split(tree, node, count)
                 count = np.where(is_left, left, count - left)  # [n]
-                node = tree.children.take(2 * node + is_left)  # [n]
-        stream = node - tree.num_inner  # [n]
+                node = tree.children.take(node + is_left)  # [n]
+        stream = (node - tree.num_inner) >> 1  # [n]
         return Turns(stream, count + period * tree.of_period[stream])
 
     def counts(self, number: int) -> tuple[int, ...]:
@@ -132,13 +147,12 @@ class Even:
         tree = self._tree
         turns = [0] * len(tree.weight)
         turns[tree.root] = number
-        columns = zip(tree.weight.tolist(), tree.left_weight.tolist(), strict=True)
-        nodes = list(zip(columns, tree.children[::2].tolist(), tree.children[1::2].tolist(), strict=True))
-        for node in range(tree.num_inner - 1, -1, -1):  # parents before children
-            (weight, left_weight), right, left = nodes[node]
-            turns[left] = (turns[node] * left_weight + weight // 2) // weight
+        weights, left_weights, children = (column.tolist() for column in (tree.weight, tree.left_weight, tree.children))
+        for node in range(tree.num_inner - 2, -1, -2):  # parents before children
+            right, left = children[node : node + 2]
+            turns[left] = (turns[node] * left_weights[node] + weights[node] // 2) // weights[node]
             turns[right] = turns[node] - turns[left]
-        return tuple(turns[tree.num_inner :])
+        return tuple(turns[tree.num_inner :: 2])
 
 
 class _Split(NamedTuple):
@@ -150,15 +164,17 @@ class _Split(NamedTuple):
     """The next turn is the left child's: [n]."""
 
 
-def _split(turns: Int64Array, weight: Int64Array, left_weight: Int64Array) -> _Split:
+def _split(tree: _Tree, node: Int64Array, turns: Int64Array) -> _Split:
     """Return round(turns * left / weight), halves up, for weights below 2**31 and fewer turns than the weight."""
-    left, remainder = np.divmod(turns * left_weight + (weight >> 1), weight)  # [n]
-    return _Split(left, remainder + left_weight >= weight)
+    left, remainder = np.divmod(turns * tree.left_weight.take(node) + tree.half.take(node), tree.weight.take(node))  # [n]
+    return _Split(left, remainder >= tree.right_weight.take(node))
 
 
-def _split_wide(turns: Int64Array, weight: Int64Array, left_weight: Int64Array) -> _Split:
+def _split_wide(tree: _Tree, node: Int64Array, turns: Int64Array) -> _Split:
     """Return the same for weights below 2**47, by Horner's rule in limbs of 16 bits."""
-    wide, part, rest = (array.astype(np.uint64) for array in (weight, left_weight, turns))  # [n]
+    wide, part, rest = (
+        array.astype(np.uint64) for array in (tree.weight.take(node), tree.left_weight.take(node), turns)
+    )  # [n]
     left, remainder = np.zeros_like(rest), np.zeros_like(rest)  # [n]
     for shift in (32, 16, 0):
         limb = (rest >> np.uint64(shift)) & np.uint64(0xFFFF)  # [n]
