@@ -208,14 +208,17 @@ def _apply_to_each(
 
 def may_draw_globally(transform: Transform) -> bool:
     """Return whether it may draw from global generators: foreign code may, our own transforms use `rng(sample)` alone."""
-    return not type(transform).__module__.startswith(_OWN_MODULES) or getattr(transform, "calls_given_code", False)
+    return not _is_ours(transform) or getattr(transform, "calls_given_code", False)
 
 
 def _code_of(transform: Transform) -> Transform | GivenCode:
     """Return what of a transform may draw: itself, or of one of ours what the user has given it."""
-    is_ours = type(transform).__module__.startswith(_OWN_MODULES)
-    given: GivenCode | None = getattr(transform, "given_code", None) if is_ours else None
+    given: GivenCode | None = getattr(transform, "given_code", None) if _is_ours(transform) else None
     return transform if given is None else given
+
+
+def _is_ours(transform: Transform) -> bool:
+    return type(transform).__module__.startswith(_OWN_MODULES)
 
 
 def _unpickles(transform: Transform) -> bool:

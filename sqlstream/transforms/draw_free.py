@@ -54,10 +54,12 @@ _BASES, _OWN_VALUES, _BUILTINS = map(operator.attrgetter, ("__mro__", "__dict__"
 class GivenCode:
     """What a transform of ours calls of the user's (its `given_code`); without it the transform itself is gone through."""
 
-    called: tuple[Callable[..., Any], ...]
-    """Functions, methods and objects that are called."""
+    called: tuple[Callable[..., Any], ...] = ()
+    """Functions, methods and objects that it holds, and calls."""
+    asked: tuple[tuple[object, str], ...] = ()
+    """Objects, and names of attributes that it asks for and calls each time, or gets a plain value by."""
     ours: frozenset[Any] = frozenset()
-    """Functions of ours that these may call, and that draw nothing, whatever they are methods of."""
+    """Functions of ours that these may call, and that draw nothing: all that they ask of `self` is in `asked`."""
 
 
 class _MayDrawError(Exception):
@@ -120,12 +122,11 @@ class _Analysis:
     def add_given(self, given: GivenCode) -> None:
         """Go through what a transform of ours calls: it passes no method on, so what a method is of is not asked for."""
         self._ours |= given.ours
+        for owner, name in given.asked:
+            self.add_attribute(owner, name, is_called=True)
         for called in given.called:
             if type(called) is MethodType:
-                owner, name = called.__self__, called.__func__.__name__
-                if self._of_class(owner, name) is not called.__func__:  # it is called by another name, or of the class itself
-                    raise _MayDrawError
-                self.add_attribute(owner, name, is_called=True)
+                self.add_function(called.__func__, called.__self__)
             elif not is_listed(called):  # `int`, say
                 self.add_callable(called)
 

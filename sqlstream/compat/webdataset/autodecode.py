@@ -165,7 +165,7 @@ class Decoder:
         if self.whole is not None:
             return ()
         called = (some.keywords["f"] if _is_of_extension(some) else some for some in self.handlers)
-        return tuple(some for some in called if some not in _OURS and type(some) is not ImageHandler)
+        return tuple(some for some in called if type(some) is not ImageHandler and not any(some is own for own in _OURS))
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Return the sample with its fields decoded."""

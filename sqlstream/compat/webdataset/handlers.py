@@ -36,5 +36,9 @@ def warn_and_stop(exn: Exception) -> bool:
     return False
 
 
-HANDLERS = (reraise_exception, ignore_and_continue, warn_and_continue, ignore_and_stop, warn_and_stop)
-"""All of them; any other is a function of the user."""
+_ALL = (reraise_exception, ignore_and_continue, warn_and_continue, ignore_and_stop, warn_and_stop)
+
+
+def is_known(handler: Handler) -> bool:
+    """Return whether a handler is one of these, and not the user's."""
+    return any(handler is known for known in _ALL)

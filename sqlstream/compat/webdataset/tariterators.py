@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sqlstream import StreamingDataset
-from sqlstream.compat.webdataset.handlers import HANDLERS, Handler, ignore_and_stop, reraise_exception, warn_and_stop
+from sqlstream.compat.webdataset.handlers import Handler, ignore_and_stop, is_known, reraise_exception, warn_and_stop
 from sqlstream.compat.webdataset.stages.base import EachSample, Outcome, PipelineStage
 from sqlstream.storage.base.urls import is_remote
 from sqlstream.transforms.rng import PRIVATE_FIELDS
@@ -17,8 +17,6 @@ _ADDED = ("__shard__", "__source__", "__sample_key__", "__row__", "__epoch__", *
 """Fields of rows that theirs has not."""
 ROWS_TOGETHER = 64
 """Rows whose objects are acquired together; an access keeps so many paths valid."""
-MOST_URLS = 1024
-"""URLs of shards that a reader remembers: far more than are mixed at a time."""
 _IS_SPECIAL = re.compile(r"[{}$\\]")
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 
@@ -47,8 +45,6 @@ class FromRow(EachSample):
         super().__init__()
         self.select_files, self.rename_files = select_files, rename_files
         self.calls_given_code = select_files is not None or rename_files is not None
-        self._is_path: dict[str, bool] = {}
-        """Whether the URL of a shard is a path; of some shards, since samples of several are mixed."""
 
     @property
     def given(self) -> tuple[Callable[[str], Any], ...]:
@@ -62,13 +58,8 @@ class FromRow(EachSample):
             sample.pop(name, None)
         if None in sample.values():  # values are bytes: parts that the sample does not have
             sample = {name: value for name, value in sample.items() if value is not None}
-        url = sample["__url__"]
-        if (is_path := self._is_path.get(url)) is None:
-            if len(self._is_path) >= MOST_URLS:
-                self._is_path.clear()
-            is_path = self._is_path[url] = not is_remote(url)
-        if is_path:
-            sample["__local_path__"] = url
+        if not is_remote(sample["__url__"]):
+            sample["__local_path__"] = sample["__url__"]
         return self._selected(sample) if self.calls_given_code else sample
 
     def _selected(self, sample: dict[str, Any]) -> Any:
@@ -131,7 +122,7 @@ class TarfileToSamples(PipelineStage):
     @property
     def is_known(self) -> bool:
         """The handler is one of ours."""
-        return self.handler in HANDLERS
+        return is_known(self.handler)
 
     def run(self, src: Iterable[dict[str, Any]]) -> Iterator[Any]:
         """Yield the samples of shards, one shard after the other."""

@@ -254,3 +254,6 @@ def test_a_method_that_a_class_is_given_later_is_seen(tmp_path: Path, monkeypatc
         assert chain.cannot_draw()
         monkeypatch.setattr(Titles, "get_item", lambda self, at: np.random.randint(8), raising=False)
         assert not chain.cannot_draw()
+        monkeypatch.undo()
+        monkeypatch.setattr(Titles, "size", property(lambda self: np.random.randint(8)), raising=False)
+        assert not chain.cannot_draw(), "methods of ours ask for it"

@@ -282,6 +282,19 @@ def drops(error: Exception) -> bool:
     return random.random() < 2
 
 
+class EqualToAll:
+    """Not by its looks, but by what it is, a function is one of ours."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __call__(self, *args: Any) -> bool:
+        return random.random() < 2
+
+
 class Noisy(Map):
     def take(self, sample: Any) -> Any:
         return {**super().take(sample), "noise": random.random()}
@@ -302,6 +315,8 @@ class Noisy(Map):
         ([wds.associate({"key": {"a": random.Random(1)}})], True),
         ([wds.map(doubled, handler=drops)], True),
         ([Noisy(doubled)], True),
+        ([wds.map(doubled, handler=EqualToAll())], True),
+        ([wds.decode(EqualToAll())], True),
     ],
 )
 def test_samples_are_seeded_where_a_function_of_a_stage_may_draw(stages: list[Any], is_seeded: bool) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _ITEM = "item"
 _METHODS = ("__getitem__", "get_item")
-"""What a subclass may override."""
+"""Methods that give items, which a subclass may override."""
 
 
 class _Here(threading.local):
@@ -39,7 +39,7 @@ _here = _Here()
 
 
 def methods_of(kind: type) -> frozenset[Any]:
-    """Return what a class and its bases have under the names that a subclass may override."""
+    """Return the methods of a class and its bases that give items."""
     return frozenset(vars(base)[name] for base in kind.__mro__ for name in _METHODS if name in vars(base))
 
 
@@ -53,17 +53,17 @@ class MakeItem:
 
     calls_given_code = True
 
-    @property
-    def given_code(self) -> GivenCode:
-        """The methods by which items are made; asked for once the dataset is whole."""
-        return GivenCode(called=tuple(getattr(self._dataset, name) for name in _METHODS), ours=self._ours)
-
     def __init__(self, dataset: StreamingDataset, ours: frozenset[Any]) -> None:
         self._dataset = dataset
         self._ours = ours
         self.first = 0
         """Number of the first sample of the stream."""
         self.__name__ = f"{type(dataset).__name__}.__getitem__"
+
+    @property
+    def given_code(self) -> GivenCode:
+        """What a subclass may have of its own, where items are made."""
+        return GivenCode(asked=tuple((self._dataset, name) for name in (*_METHODS, "size")), ours=self._ours)
 
     def __call__(self, sample: Sample) -> Sample:
         """Return a sample that holds the item."""

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlstream.compat.webdataset.handlers import HANDLERS
+from sqlstream.compat.webdataset.handlers import is_known
 from sqlstream.compat.webdataset.stages.base import EachSample, Outcome, apply_each
 from sqlstream.errors import SqlStreamError
 from sqlstream.storage.base.urls import redact
@@ -43,7 +43,7 @@ class SampleStages:
     def given_code(self) -> GivenCode | None:
         """The functions of all stages, and their handlers; None: what a stage calls is not known."""
         given = [stage.given if type(stage).__module__.startswith(_PACKAGE) else None for stage in self.stages]
-        handlers = [stage.handler for stage in self.stages if stage.handler not in HANDLERS]
+        handlers = [stage.handler for stage in self.stages if not is_known(stage.handler)]
         found = [called for called in given if called is not None]
         return GivenCode(called=(*itertools.chain.from_iterable(found), *handlers)) if len(found) == len(given) else None
 
