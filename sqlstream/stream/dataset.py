@@ -38,7 +38,7 @@ from sqlstream.stream.options import CacheOptions, DatasetOptions
 from sqlstream.stream.pipeline import Pipeline
 from sqlstream.stream.refresh import refresh_rows
 from sqlstream.stream.run.order_options import AUTO_BLOCKS, Layout, OrderOptions
-from sqlstream.stream.run.schedule import reweight
+from sqlstream.stream.run.reweighting import reweight
 from sqlstream.stream.selected_rows import SelectedRows
 from sqlstream.stream.transport.padding_collate import PaddingCollate
 from sqlstream.transforms.base import Transform

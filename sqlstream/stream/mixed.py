@@ -20,7 +20,7 @@ from sqlstream.stream.mixture.mixture_checkpoint import load_mixture, save_mixtu
 from sqlstream.stream.mixture.mixture_plan import MixtureUnit, MixtureWeights, Stop, plan_mixture
 from sqlstream.stream.mixture.mixture_run import MixtureRun, PlannedStep, StreamRun
 from sqlstream.stream.run.order_options import BatchOptions, Layout, OrderOptions
-from sqlstream.stream.run.schedule import reweight
+from sqlstream.stream.run.reweighting import reweight
 from sqlstream.stream.run.shares import PLANNED_TOGETHER, planned_together
 from sqlstream.transforms.stream_name import STREAM
 from sqlstream.world import World
