@@ -170,6 +170,22 @@ def test_a_helper_that_was_not_yet_forked_can_be_ended(fetcher: Fetcher, place: 
     fetcher.stop()  # neither waits for the other
 
 
+def test_a_helper_whose_reader_is_gone_before_its_first_word_ends_in_silence(
+    fetcher: Fetcher, place: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    starter = STARTER.pid
+    assert starter is not None
+    os.kill(starter, signal.SIGSTOP)
+    forked = STARTER.fork_helper(fetcher._client._environment)
+    assert forked is not None
+    forked.ours.close()
+    os.kill(starter, signal.SIGCONT)
+    asked_later = helper_of(fetcher, place)
+    while Path(f"/proc/{starter}/task/{starter}/children").read_text().split() != [str(asked_later)]:
+        time.sleep(0.01)
+    assert capfd.readouterr().err == ""
+
+
 def test_other_variables_of_the_environment_mean_a_helper_started_anew(
     fetcher: Fetcher, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

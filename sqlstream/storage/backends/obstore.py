@@ -178,7 +178,11 @@ class ObstoreStorage:
         return read_range(self, url, start, stop, etag)
 
     def put(self, url: str, path: Path) -> None:
-        """Store a local file as an object; a large one in parts, which are an object once all are there."""
+        """Store a local file as an object; a large one in parts, which are an object once all are there.
+
+        The signature covers each part's bytes. Rejected: `checksum_algorithm`, by which the store keeps a checksum beside the
+        object: S3 itself answers BadDigest as parts are joined (apache/arrow-rs-object-store#709), others refuse the header.
+        """
         store, key = self._locate(url)
         chunk_bytes = max(_PART_BYTES, -(-path.stat().st_size // _MAX_PARTS))
         with _mapped(url):

@@ -22,7 +22,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from sqlstream.storage.protocol.channel import Channel
+from sqlstream.storage.protocol.channel import Channel, ChannelClosedError
 from sqlstream.storage.protocol.messages import NUM_FORK_DESCRIPTORS, ForkHelper, Started
 from sqlstream.storage.worker.helper import has_ended, serve
 
@@ -106,6 +106,8 @@ class ForkServer:
             ours.send([Started(pid=os.getpid())], [myself])
             os.close(myself)
             serve(ours, lambda: not has_ended(reader_alive))
+        except ChannelClosedError:
+            pass  # who asked for it has ended, and nothing else reads this channel
         except BaseException:
             traceback.print_exc()
         finally:
