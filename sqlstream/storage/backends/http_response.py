@@ -16,12 +16,17 @@ from typing import Any
 from urllib3.util.response import assert_header_parsing
 from urllib3.util.wait import wait_for_read
 
+from sqlstream.storage.backends.http_head import reading_heads
+
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?\r?\n")  # RFC 9112, 7.1: blanks before extensions are to be read
 _BUFFER_BYTES = 1 << 16  # a small object comes with its head, in one read and one write
 _MAX_INTERIM = 16  # arbitrary: answers 1xx before the answer
 
 deadline_of_request: ContextVar[float] = ContextVar("deadline", default=math.inf)
 """Deadline of this thread's request, by the monotonic clock: urllib3 cannot pass it on to a connection."""
+
+
+_begin = reading_heads(http.client.HTTPResponse.begin)
 
 
 class HttpResponse(http.client.HTTPResponse):
@@ -41,7 +46,7 @@ class HttpResponse(http.client.HTTPResponse):
             http.client.HTTPException: It is cut.
             urllib3.exceptions.HeaderParsingError: A part cannot be read.
         """
-        super().begin()
+        _begin(self)
         if self._reader.is_at_end:
             raise http.client.HTTPException("the connection ended in the head of the answer")
         assert_header_parsing(self.headers)
