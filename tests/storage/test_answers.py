@@ -6,12 +6,16 @@ import contextlib
 import gzip
 import zlib
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from urllib3.util import parse_url
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ObjectNotFoundError, StorageError, TransientStorageError
-from sqlstream.storage.backends.answers import BodyRange, check_part, part_of_answer
+from sqlstream.storage.backends.answers import BodyRange, check_part, part_of_answer, plain_url, without_user
 from sqlstream.storage.backends.http import HttpStorage
 from sqlstream.storage.base.protocols import ObjectInfo
 from sqlstream.storage.fetcher import Fetcher
@@ -383,3 +387,33 @@ def test_a_redirect_to_what_is_no_url_is_an_error_of_ours(storage: HttpStorage, 
     found = answer(b"", "Content-Length: 0", f"Location: {location}", status=b"HTTP/1.1 302 Found\r\n")
     with RawServer(found) as server, pytest.raises(StorageError, match="redirects"):
         read(storage, server.url)
+
+
+PIECES = [
+    " ",
+    "\t",
+    "\n",
+    *"http:// https:// HTTP:// host Host h-1.example.org 127.0.0.1 [::1] . .. / /. /./ // a A ~ + %20".split(),
+]
+PIECES += '%2f %2F % %zz ? ?a=1&b=/? # @ me:pw@ : :80 :8080 :99999 :0 \\ ä ; | " ^ [ ]'.split()
+
+
+@given(st.sampled_from(["http://", "https://", ""]), st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
+@example("http://", "h:65535/")
+@example("http://", "h:65536/")
+@example("http://", "h/a/..b/%2E%2e/c")
+def test_a_plain_url_is_what_urllib3_and_the_standard_library_make_of_it(start: str, rest: str) -> None:
+    url = start + rest
+    if (plain := plain_url(url)) is not None:
+        parsed, split = parse_url(url), urlsplit(url)
+        assert (parsed.scheme, parsed.auth, parsed.host, parsed.port, parsed.request_uri, parsed.fragment) == (
+            plain.scheme, None, plain.hostname, plain.port, plain.target, None,
+        )  # fmt: skip
+        assert (split.scheme, split.username, split.hostname, split.port) == (plain.scheme, None, plain.hostname, plain.port)
+        assert split.geturl() == url
+        assert without_user(url) == (url, {})
+
+
+@pytest.mark.parametrize("url", ["http://h/", "https://1.2.3.4:8080/b/a-b_c~d.jpg", "http://h/a%20%E4?b=%2F&c=d/e?"])
+def test_the_usual_urls_are_plain(url: str) -> None:
+    assert plain_url(url) is not None

@@ -10,6 +10,7 @@ import base64
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from sqlstream.errors import StorageError, TransientStorageError
@@ -19,6 +20,10 @@ from sqlstream.storage.base.urls import redact, redact_text
 NOT_FOR_HEAD = frozenset({400, 403, 405, 501})
 """Answers to a HEAD that a GET may not get: signed for GET only, or not built."""
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)", re.IGNORECASE)
+_PLAIN_URL = re.compile(
+    r"(https?)://([a-z0-9][a-z0-9.-]*)(?::([1-9][0-9]{0,4}))?"
+    r"((?:/(?!\.)(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-F]{2})*)+(?:\?(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-F]{2})+)?)"
+)
 _ASCII = "".join(map(chr, range(32, 127)))
 _LENGTH = re.compile(r"[0-9]{1,18}")  # of one number: a list, a sign or an exponent is read in several ways
 
@@ -34,6 +39,34 @@ class BodyRange:
     """Length of the whole object, None when the server does not say it."""
 
 
+class PlainUrl(NamedTuple):
+    """The parts of a URL of http(s) that every client reads alike."""
+
+    scheme: str
+    hostname: str
+    port: int | None
+    """None: it names none."""
+    target: str
+    """Path and query, as they are sent."""
+
+
+def plain_url(url: str) -> PlainUrl | None:
+    """Return the parts of a URL that no client changes before it sends it; None for any other.
+
+    Scheme and host in lower case, no segment that begins with a dot, escapes of all that needs them, no user, no fragment: most
+    URLs of an index. The rules of urllib3 and of `urllib.parse`, for any other, cost a tenth of a small request.
+
+    Example:
+        >>> plain_url("https://h/a%20b?c=1"), plain_url("https://h/../a"), plain_url("https://me@h/a")
+        (PlainUrl(scheme='https', hostname='h', port=None, target='/a%20b?c=1'), None, None)
+    """
+    match = _PLAIN_URL.fullmatch(url)
+    if match is None or int(match[3] or 0) > 65535:
+        return None
+    scheme, host, port, target = match.groups()
+    return PlainUrl(scheme, host, int(port) if port else None, target)
+
+
 def without_user(url: str) -> tuple[str, dict[str, str]]:
     """Return the URL without `user:password@` and fragment, and the header that says them instead.
 
@@ -41,6 +74,8 @@ def without_user(url: str) -> tuple[str, dict[str, str]]:
         >>> without_user("http://me:secret@host/x#part")
         ('http://host/x', {'Authorization': 'Basic bWU6c2VjcmV0'})
     """
+    if _PLAIN_URL.fullmatch(url):
+        return url, {}
     parts = urlsplit(url)
     headers = {}
     if parts.username is not None:

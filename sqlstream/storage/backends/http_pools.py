@@ -26,6 +26,7 @@ import urllib3.exceptions
 from urllib3.util.connection import allowed_gai_family
 
 from sqlstream.config import StorageOptions
+from sqlstream.storage.backends.answers import PlainUrl, plain_url
 from sqlstream.storage.backends.http_response import HttpResponse, deadline_of_request
 from sqlstream.storage.backends.judged import check_proxied, public_only
 from sqlstream.storage.base.addresses import is_public
@@ -79,6 +80,7 @@ MAX_HOSTS = 256
 """Hosts whose pools are kept, about 10 KiB each; twice as many as there are threads."""
 MAX_IDLE = 256
 """Connections that wait for their next request, of all hosts; as many as all downloads of a node."""
+_NO_RETRIES = urllib3.Retry(False, redirect=False)  # errors as they come, and answers that redirect, too
 IDLE_SECONDS = 30.0  # arbitrary, below the 60 to 75 s after which servers end them
 
 
@@ -122,8 +124,10 @@ class Pools:
             PrivateAddressError: It is judged, and the host has none.
             urllib3.exceptions.HTTPError: It failed.
         """
-        parts = urlsplit(url)
-        manager = self._manager(parts.scheme, parts.hostname or "", is_judged=is_judged)
+        parts = plain_url(url) or urlsplit(url)
+        host = parts.hostname or ""
+        proxy = self._proxy_for(parts.scheme, host)
+        manager = self._manager(proxy, parts.scheme, host, is_judged=is_judged)
         token = deadline_of_request.set(deadline)
         try:
             while True:
@@ -132,17 +136,23 @@ class Pools:
                 timeout = urllib3.Timeout(
                     connect=min(left, options.connect_timeout_seconds), read=min(left, options.read_timeout_seconds)
                 )
+                sent: dict[str, Any] = {
+                    "headers": headers,
+                    "timeout": timeout,
+                    "preload_content": False,
+                    "retries": _NO_RETRIES,
+                }
                 try:
-                    return manager.request(
-                        method, url, headers=headers, timeout=timeout, preload_content=False, redirect=False, retries=False
-                    )
+                    if proxy or not isinstance(parts, PlainUrl):
+                        return manager.urlopen(method, url, redirect=False, **sent)
+                    pool = manager.connection_from_host(host, parts.port, parts.scheme)  # what the manager would do
+                    return pool.urlopen(method, parts.target, redirect=False, assert_same_host=False, **sent)
                 except urllib3.exceptions.ClosedPoolError:
                     continue  # many other hosts came between taking the host's pool and taking a connection out of it
         finally:
             deadline_of_request.reset(token)
 
-    def _manager(self, scheme: str, host: str, *, is_judged: bool) -> urllib3.PoolManager:
-        proxy = self._proxy_for(scheme, host)
+    def _manager(self, proxy: str, scheme: str, host: str, *, is_judged: bool) -> urllib3.PoolManager:
         if proxy and is_judged:
             check_proxied(host)
         is_encrypted = "https" in (scheme, urlsplit(proxy).scheme)
