@@ -135,6 +135,7 @@ REFUSED = [
     (SPAN, 206, {"content-length": "3", "content-range": "bytes 3-5/10"}),
     (SPAN, 206, {"content-length": "10", "content-range": "bytes 0-9/10"}),
     (SPAN, 206, {"content-length": "3", "content-range": "bytes 3-5/*"}),
+    (SPAN, 206, {"content-length": "4", "content-range": "bytes 3-6/10", "content-type": "Multipart/ByteRanges; boundary=x"}),
 ]
 
 

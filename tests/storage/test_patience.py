@@ -81,7 +81,7 @@ def test_a_server_that_ignores_the_range_of_a_resumption_is_read_from_the_start(
     )
 
 
-@pytest.mark.parametrize("status", [400, 416, 501])
+@pytest.mark.parametrize("status", [304, 400, 416, 501])
 def test_a_server_that_refuses_to_resume_is_read_from_the_start(
     make: Make, server: FaultyHttpServer, url: str, status: int
 ) -> None:

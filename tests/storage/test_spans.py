@@ -11,6 +11,7 @@ from sqlstream.errors import ObjectChangedError, StorageError
 from sqlstream.storage.fetcher import FetchDone, Fetcher, FetchRequest
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer, LocalS3
 from tests.storage.downloads import Downloads
+from tests.storage.raw import RawServer
 
 DATA = bytes(range(256)) * 16_000  # 4 MB
 SPAN = (1_000_003, 3_000_017)
@@ -111,6 +112,18 @@ def test_a_span_of_another_version_or_beyond_the_end_is_refused(downloads: Downl
     assert isinstance(bring(downloads, f"{server.url}/x", ask(etag='"other"')).error, ObjectChangedError)
     done = bring(downloads, f"{server.url}/x", ask((0, len(DATA) + 1)))
     assert isinstance(done.error, StorageError)
+
+
+def test_a_span_that_came_whole_with_something_behind_it_is_asked_for_anew(downloads: Downloads, tmp_path: Path) -> None:
+    def answer(request: str) -> bytes:
+        assert "range: bytes=3-6\r\n" in request.lower()  # not for the nothing that is left of it
+        head = b'HTTP/1.1 206 P\r\nETag: "1"\r\nContent-Length: 4\r\nContent-Range: bytes 3-6/10\r\n\r\n'
+        return head + (b"wxyz" if len(server.requests) > 1 else b"wxyz and more")
+
+    with RawServer(always=answer) as server:
+        assert bring(downloads, server.url, ask((3, 7))).error is None
+        assert len(server.requests) == 2
+    assert (tmp_path / "0").read_bytes() == b"wxyz"
 
 
 def test_a_span_waits_for_its_grant(downloads: Downloads, server: FaultyHttpServer) -> None:

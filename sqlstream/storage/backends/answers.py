@@ -25,6 +25,7 @@ _PLAIN_URL = re.compile(
     r"((?:/(?!\.)(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-F]{2})*)+(?:\?(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-F]{2})+)?)"
 )
 _ASCII = "".join(map(chr, range(32, 127)))
+_PARTS = "multipart/byteranges"  # in answers to several ranges alone (RFC 9110, 15.3.7.2)
 _LENGTH = re.compile(r"[0-9]{1,18}")  # of one number: a list, a sign or an exponent is read in several ways
 
 
@@ -164,6 +165,8 @@ def part_of_answer(url: str, status: int, headers: Mapping[str, str], *, start: 
         raise StorageError(f"{redact(url)}: {text}; use a server that sends a Content-Length or chunks", url=redact(url))
     part = BodyRange(start=0, stop=length, total_bytes=length)
     if said is not None or status == 206:
+        if status == 206 and headers.get("content-type", "").strip().lower().startswith(_PARTS):
+            raise _contradiction(url, f"the answer to one range is a {_PARTS}, whose bytes lie among heads of parts")
         part = _said_part(url, said or "")
         if length is not None and not encoding and length != (part.stop or 0) - part.start:
             raise _contradiction(url, f"the answer says the range {said!r} and the length {length}")

@@ -31,7 +31,7 @@ from sqlstream.storage.members.unpacked import unpacked
 from sqlstream.storage.protocol.messages import FetchDone, FetchEvent, FetchRequest, GrantNeeded
 from sqlstream.storage.worker.workers import WorkPermit
 
-_NO_RANGES = frozenset({200, 400, 412, 416, 501})
+_NO_RANGES = frozenset({200, 304, 400, 412, 416, 501})
 """Answers to a range or If-Match that an object asked for whole does not get, or not as an error."""
 
 
@@ -254,8 +254,14 @@ class Transfer:
         return storage.get(url, start=start, stop=stop, etag=strong)
 
     def _keep(self, num_bytes: int, info: ObjectInfo) -> None:
-        """Have the next try continue behind the first `num_bytes`, if a strong ETag names their version."""
-        if info.strong_etag is not None and 0 < num_bytes < (info.size_bytes or 0):
+        """Have the next try continue behind the first `num_bytes`, if a strong ETag names their version.
+
+        What came whole and was refused nevertheless (something followed it) is asked for anew: there is no range of no bytes.
+        """
+        if info.strong_etag is None or info.size_bytes is None:
+            return
+        start, stop = self.request.span or (0, info.size_bytes)
+        if 0 < num_bytes < stop - start:
             self._kept = (num_bytes, info)
             self._counts.furthest_bytes = max(self._counts.furthest_bytes, num_bytes)
 
