@@ -9,8 +9,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import shutil
 import sqlite3
 import uuid
 from collections.abc import Iterable, Iterator
@@ -22,6 +24,8 @@ from sqlstream.storage.members.tar import TarMember, read_members
 from sqlstream.write.check import FileRange, tar_offsets
 
 FOLDER = ".nv-meta"
+ENERGON_FILES = ("dataset.yaml", "split.yaml", "index.uuid", "index.sqlite", ".info.json")
+"""The files, in the order in which they are stored: Energon takes a directory as prepared that has the last one."""
 _VERSION = "7.4.1"
 """The version of Megatron-Energon whose files these equal."""
 _TABLES = """
@@ -39,6 +43,18 @@ CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, con
 CREATE INDEX idx_sample_parts_full
     ON sample_parts(tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size);
 """
+
+
+@contextlib.contextmanager
+def part_folder(directory: Path) -> Iterator[Path]:
+    """Give an empty directory in that of the tars, for the time of the context; what a killed process left there is removed."""
+    folder = directory / f"{FOLDER}.part"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_energon(tars: Iterable[tuple[str, Path]], folder: Path) -> int:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 from collections.abc import Collection
-from pathlib import Path
 
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, SourceError
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.write.base.options import Out, WriteOptions
 from sqlstream.write.base.place import OutputPlace, place_of
 from sqlstream.write.base.writer import SampleWriter
-from sqlstream.write.energon import FOLDER, write_energon
+from sqlstream.write.energon import ENERGON_FILES, FOLDER, part_folder, write_energon
 from sqlstream.write.formats.limits import ShardLimits, checked_pattern
 from sqlstream.write.formats.parts import PartEncoder, SampleFiles
 from sqlstream.write.formats.tar import TarFormat
@@ -45,8 +43,7 @@ class TarWriter(SampleWriter[SampleFiles]):
         OutputExistsError: Something is there.
 
     Example:
-        >>> import tempfile
-        >>> with TarWriter(tempfile.mkdtemp()) as writer:
+        >>>         >>> with TarWriter(tempfile.mkdtemp()) as writer:
         ...     writer.write({"__key__": "0001", "txt": "a cat", "json": {"score": 0.5}})
     """
 
@@ -76,6 +73,7 @@ class TarWriter(SampleWriter[SampleFiles]):
         self._has_energon = "energon" in extras
         if self._has_energon:
             _check_energon(self._place, self._options)
+        self._refusal: SourceError | None = None
         super().__init__(tar_format, out, self._options)
 
     def finish(self) -> None:
@@ -85,27 +83,32 @@ class TarWriter(SampleWriter[SampleFiles]):
             StorageError: A shard or the index could not be stored: there is no index, and the writing can be resumed.
             SourceError: A key comes twice, which Energon refuses: the tars and their index are whole.
         """
-        was_open = self._is_open
         super().finish()
-        if was_open and self._has_energon:
-            self._write_energon()
+        if self._refusal is not None:
+            refusal, self._refusal = self._refusal, None
+            raise refusal
 
-    def _write_energon(self) -> None:
+    def _store_beside(self) -> None:
+        """Store `.nv-meta`, before the journal says that all is there: else a resumed writing would leave it out."""
         local = self._place.local
-        assert local is not None, "it is checked"
+        if not self._has_energon or local is None:
+            return
         shards = json.loads((local / WIDS_NAME).read_bytes())["shardlist"]
-        with tempfile.TemporaryDirectory(prefix=f"{FOLDER}.", dir=local) as made:
-            write_energon([(shard["url"], local / shard["url"]) for shard in shards], Path(made))
+        with contextlib.ExitStack() as exit_:
+            made = exit_.enter_context(part_folder(local))
+            try:
+                write_energon([(shard["url"], local / shard["url"]) for shard in shards], made)
+            except SourceError as error:  # no resumed writing would mend it
+                self._refusal = error
+                return
             folder = local / FOLDER
             folder.mkdir(exist_ok=True)
-            for path in sorted(Path(made).iterdir()):
-                path.replace(folder / path.name)
-        if self._place.remote is None:
-            return
-        with contextlib.ExitStack() as exit_:
-            remote = self._options.remote or exit_.enter_context(contextlib.closing(Fetcher(self._options.storage)))
-            for path in sorted(folder.iterdir()):
-                remote.upload(path, f"{self._place.remote}{FOLDER}/{path.name}")
+            for name in ENERGON_FILES:
+                (made / name).replace(folder / name)
+            if self._place.remote is not None:
+                remote = self._options.remote or exit_.enter_context(contextlib.closing(Fetcher(self._options.storage)))
+                for name in ENERGON_FILES:
+                    remote.upload(folder / name, f"{self._place.remote}{FOLDER}/{name}")
 
 
 def _check_energon(place: OutputPlace, options: WriteOptions) -> None:

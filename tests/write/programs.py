@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -26,7 +27,7 @@ def open_writer(kind: str, out: Any, options: WriteOptions) -> SampleWriter[Any]
     """Return a writer whose shards have two samples."""
     if kind == "mds":
         return MdsWriter(out, {"x": "bytes", "n": "int"}, size_limit=480, options=options)
-    return TarWriter(out, max_samples=2, options=options)
+    return TarWriter(out, max_samples=2, extras=("energon",) if kind == "energon" else (), options=options)
 
 
 def write(kind: str, out: Any, options: WriteOptions, before: Callable[[int], object] = int) -> int:
@@ -55,3 +56,15 @@ def die_at_each_side_effect(kind: str, folder: Path) -> None:
             os._exit(0)
         _, status = os.waitpid(pid, 0)
         assert status in (0, signal.SIGKILL)
+
+
+def die_at(event: str, ending: str, kind: str, out: Path, options: WriteOptions) -> None:
+    """Write, and die before the first event of that name whose last path ends so."""
+
+    def hook(name: str, args: tuple[Any, ...]) -> None:
+        paths = [os.fspath(arg) for arg in args if isinstance(arg, str | os.PathLike)]
+        if name == event and paths and str(paths[-1]).endswith(ending):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    write(kind, out, options)

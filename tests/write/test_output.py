@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,11 @@ from sqlstream.errors import ConfigError, OutputExistsError, StorageError, Trans
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.servers import LocalS3
 from sqlstream.testing.storage import MemoryStore
-from sqlstream.write import TarWriter, WriteOptions
-from sqlstream.write.base.journal import JOURNAL_NAME, LocalJournal, StoredShard, parse_journal
+from sqlstream.write import MdsWriter, TarWriter, WriteOptions
+from sqlstream.write.base.journal import JOURNAL_NAME, LocalJournal, SourcePoint, StoredShard, parse_journal
 from tests.processes import FORKSERVER
 from tests.write.goldens import files_of
-from tests.write.programs import NUM_SAMPLES, die_at_each_side_effect, open_writer, samples, write
+from tests.write.programs import NUM_SAMPLES, die_at, die_at_each_side_effect, open_writer, samples, write
 
 RESUME = WriteOptions(resume=True)
 
@@ -174,6 +175,89 @@ def test_no_samples_give_an_index_of_no_shards(tmp_path: Path) -> None:
     assert files_of(tmp_path) == {"index.json": b'{"shards": [], "version": 2}'}
 
 
+def killed_at(event: str, ending: str, kind: str, out: Path, options: WriteOptions) -> None:
+    process = FORKSERVER.Process(target=die_at, args=(event, ending, kind, out, options))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_a_kill_before_the_index_goes_leaves_no_journal_that_calls_what_is_there_complete(tmp_path: Path) -> None:
+    expected = whole("mds", tmp_path / "expected")
+    write("mds", tmp_path / "out", WriteOptions(source="seven"))
+    killed_at("os.remove", "index.json", "mds", tmp_path / "out", WriteOptions(source="seven", exist_ok=True))
+    assert write("mds", tmp_path / "out", replace(RESUME, source="seven")) == NUM_SAMPLES
+    assert files_of(tmp_path / "out").items() >= expected.items()
+
+
+def test_a_kill_between_a_tar_and_its_offsets_leaves_none_of_the_tar_that_was_there(tmp_path: Path) -> None:
+    write("tar", tmp_path, WriteOptions())
+    killed_at("os.rename", "shard-000001.tar.idx", "tar", tmp_path, WriteOptions(exist_ok=True))
+    assert (tmp_path / "shard-000001.tar").exists()
+    assert not (tmp_path / "shard-000001.tar.idx").exists()
+
+
+def test_a_kill_before_nv_meta_is_whole_leaves_it_unprepared_and_a_resumed_writing_makes_it(tmp_path: Path) -> None:
+    expected = whole("energon", tmp_path / "expected")
+    killed_at("os.rename", ".nv-meta/.info.json", "energon", tmp_path / "out", WriteOptions(source="seven"))
+    assert (tmp_path / "out" / ".nv-meta" / "index.sqlite").exists()
+    assert not (tmp_path / "out" / ".nv-meta" / ".info.json").exists()
+    assert write("energon", tmp_path / "out", replace(RESUME, source="seven")) == 0
+    assert {name: content for name, content in files_of(tmp_path / "out").items() if name != JOURNAL_NAME} == expected
+
+
+def test_what_energon_knows_of_tars_goes_before_they_are_written_over(tmp_path: Path) -> None:
+    write("energon", tmp_path, WriteOptions())
+    (tmp_path / ".nv-meta" / "split.yaml").write_text("mine")
+    write("tar", tmp_path, WriteOptions(exist_ok=True))
+    assert sorted(os.listdir(tmp_path / ".nv-meta")) == ["dataset.yaml", "split.yaml"]
+    assert (tmp_path / ".nv-meta" / "split.yaml").read_text() == "mine"
+
+
+def test_a_writer_that_is_refused_takes_nothing_away(tmp_path: Path) -> None:
+    (tmp_path / "busy").mkdir()
+    with open_writer("tar", tmp_path / "busy", WriteOptions()) as writer:
+        for sample in samples("tar"):
+            with pytest.raises(OutputExistsError, match="is being written by another process"):
+                open_writer("tar", tmp_path / "busy", WriteOptions(exist_ok=True))
+            writer.write(sample)
+    assert files_of(tmp_path / "busy") == whole("tar", tmp_path / "expected")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_bytes(b"")
+    (tmp_path / "full" / ".mine.part").write_bytes(b"")
+    with pytest.raises(OutputExistsError, match="is not empty"):
+        write("tar", tmp_path / "full", WriteOptions())
+    assert sorted(os.listdir(tmp_path / "full")) == [".mine.part", "mine"]
+
+
+def test_a_shard_behind_one_that_is_written_again_is_not_taken_from_the_first_writing(tmp_path: Path) -> None:
+    def shard(number: int, at: int) -> str:
+        stored = StoredShard(number=number, num_samples=1, files={}, record={}, point=SourcePoint(at))
+        return f"{stored.as_json()}\n"
+
+    journal = LocalJournal(tmp_path, is_kept=False)
+    journal.begin({})
+    journal.close()
+    with open(tmp_path / JOURNAL_NAME, "a") as file:
+        file.write(shard(0, 1) + shard(2, 4))  # number 1 was under way
+    journal = LocalJournal(tmp_path, is_kept=False)
+    journal.resume(1)
+    journal.close()
+    with open(tmp_path / JOURNAL_NAME, "a") as file:
+        file.write(shard(1, 3))  # it ends elsewhere than number 2 began: a sample could be read this time
+    assert [stored.point for stored in parse_journal((tmp_path / JOURNAL_NAME).read_text(), "here").shards] == [(1, 0), (3, 0)]
+
+
+def test_shards_of_an_earlier_writing_are_named_by_a_writing_that_is_resumed_over_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write("tar", tmp_path, WriteOptions())
+    (tmp_path / "shard-000004.tar").write_bytes(b"")
+    interrupted("tar", tmp_path, 3, WriteOptions(exist_ok=True))
+    write("tar", tmp_path, RESUME)
+    assert "has 1 files that this writing did not make, such as shard-000004.tar" in caplog.text
+
+
 @pytest.mark.parametrize("out", ["", 3, ("a",), ("s3://b/x", "s3://b/y"), "https://a.org/x"])
 def test_an_output_that_is_no_place_is_refused(out: Any) -> None:
     with pytest.raises(ConfigError, match=r"out=|out:"):
@@ -309,12 +393,14 @@ def test_s3_has_what_the_disk_has_and_our_reader_reads_it(s3: LocalS3, tmp_path:
 
 def test_a_journal_that_cannot_be_begun_keeps_no_later_writer_out(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
-        LocalJournal(tmp_path, {"odd": object()}, is_resumed=False, is_kept=False)
-    LocalJournal(tmp_path, {}, is_resumed=False, is_kept=False).close()
+        MdsWriter(tmp_path, {"x": "int"}, options=WriteOptions(source=object()))  # type: ignore[arg-type]  # it is no JSON
+    assert os.listdir(tmp_path) == []
+    LocalJournal(tmp_path, is_kept=False).close()
 
 
 def test_a_line_of_the_journal_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
-    journal = LocalJournal(tmp_path, {}, is_resumed=False, is_kept=False)
+    journal = LocalJournal(tmp_path, is_kept=False)
+    journal.begin({})
     path = tmp_path / JOURNAL_NAME
     before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
     shard = StoredShard(number=0, num_samples=1, files={"shard.00000.mds": 9}, record={})

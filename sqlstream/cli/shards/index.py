@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 def _made(options: argparse.Namespace, reader: ShardReader, tars: list[str], folder: Path) -> tuple[dict[str, Path], int]:
     """Return the files by where they belong, and the number of samples; each tar is read once, and held one at a time."""
     from sqlstream.write.check import tar_entry, tar_offsets
-    from sqlstream.write.energon import FOLDER, write_energon
+    from sqlstream.write.energon import ENERGON_FILES, FOLDER, write_energon
     from sqlstream.write.formats.wids import wids_index
 
     files: dict[str, Path] = {}
@@ -72,7 +72,7 @@ def _made(options: argparse.Namespace, reader: ShardReader, tars: list[str], fol
     if options.energon:
         (folder / FOLDER).mkdir()
         num_samples = write_energon(looked_at(), folder / FOLDER)
-        files |= {f"{base}{FOLDER}/{path.name}": path for path in sorted((folder / FOLDER).iterdir())}
+        files |= {f"{base}{FOLDER}/{name}": folder / FOLDER / name for name in ENERGON_FILES}
     else:
         for _ in looked_at():
             pass
@@ -95,10 +95,14 @@ def _store(options: argparse.Namespace, files: Mapping[str, Path]) -> None:
     from sqlstream.storage.base import urls
     from sqlstream.storage.fetcher import Fetcher
     from sqlstream.write.base.journal import put_bytes
+    from sqlstream.write.energon import ENERGON_FILES, FOLDER
 
     is_remote = any(urls.is_remote(url) for url in files)
     fetcher = Fetcher(StorageOptions(storage_options=storage_options(options.storage_option))) if is_remote else None
     try:
+        for url in files:  # what says that a `.nv-meta` is whole goes first, and comes last
+            if url.endswith(f"{FOLDER}/{ENERGON_FILES[-1]}") and not urls.is_remote(url):
+                urls.local_path(url).unlink(missing_ok=True)
         for url, path in files.items():
             if fetcher is not None and urls.is_remote(url):
                 fetcher.upload(path, url)

@@ -4,6 +4,7 @@
         {"version": 1, "settings": {…}}                                  what a resumed writing must have in common
         {"number": 0, "samples": 812, "files": {"shard.00000.mds": 67108800}, "record": {…}, "point": [812, 0]}
         …                                                                shards in the order in which they were stored
+        {"resumed": 3}                                                   from here on: 3 and what followed are written again
         {"is_complete": true}                                            written behind the index
 
 In a store the first line has the name of its writer, too: no lock holds there, so a writer looks for its own name before it
@@ -104,23 +105,28 @@ def parse_journal(text: str, where: str) -> Progressed:
         entries = [json.loads(line) for line in lines[1:]]
         if head.get("version") != _VERSION:
             raise ValueError(f"its version is {head.get('version')!r}")
-        stored = {
-            entry["number"]: StoredShard(
-                number=entry["number"],
-                num_samples=entry["samples"],
-                files=entry["files"],
-                record=entry["record"],
-                point=SourcePoint(*entry["point"]) if "point" in entry else None,
-            )
-            for entry in entries
-            if "number" in entry
-        }
+        stored: dict[int, StoredShard] = {}
+        for entry in entries:
+            if "resumed" in entry:  # a shard that was stored before one that was not may begin with other samples now
+                stored = {number: shard for number, shard in stored.items() if number < entry["resumed"]}
+            elif "number" in entry:
+                stored[entry["number"]] = _stored_shard(entry)
         settings = dict(head["settings"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{where} is no journal of a writing ({error!r}): say exist_ok to write anew") from error
     first = next((number for number in range(len(stored) + 1) if number not in stored), 0)
     is_complete = any(entry.get("is_complete") for entry in entries)
     return Progressed(settings=settings, shards=tuple(stored[number] for number in range(first)), is_complete=is_complete)
+
+
+def _stored_shard(entry: Mapping[str, Any]) -> StoredShard:
+    return StoredShard(
+        number=entry["number"],
+        num_samples=entry["samples"],
+        files=entry["files"],
+        record=entry["record"],
+        point=SourcePoint(*entry["point"]) if "point" in entry else None,
+    )
 
 
 def check_settings(found: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> None:
@@ -143,34 +149,45 @@ def _head(settings: Mapping[str, Any], **more: str) -> str:
 
 
 class LocalJournal:
-    """A journal in a directory. One writer at a time has it.
+    """A journal in a directory. One writer at a time has it: the lock comes before any other look at the directory.
 
     Args:
         directory: Where it lies.
-        settings: What a resumed writing must have in common.
-        is_resumed: Lines are appended to those that are there.
         is_kept: It stays when the index is stored, and says so.
 
     Raises:
         OutputExistsError: Another process writes there.
     """
 
-    def __init__(self, directory: Path, settings: Mapping[str, Any], *, is_resumed: bool, is_kept: bool) -> None:
+    def __init__(self, directory: Path, *, is_kept: bool) -> None:
         self._is_kept = is_kept
         self._path = directory / JOURNAL_NAME
-        self._fds = [locks.open_descriptor(self._path, os.O_RDWR | os.O_CREAT, 0o666)]
-        if not locks.try_lock(self._fds[0]):
+        self._fds: list[int] = []
+        while not self._is_there():
             self.close()
-            raise OutputExistsError(f"{directory} is being written by another process: wait for it, or write elsewhere")
-        try:
-            if is_resumed:  # lines stay, also those of shards that are written again: the last one of a number counts
-                os.ftruncate(self._fds[0], self._path.read_bytes().rfind(b"\n") + 1)
-            else:
-                os.ftruncate(self._fds[0], 0)
-                self._write(f"{_head(settings)}\n")
-        except BaseException:
-            self.close()  # else this process would keep the next writer out
-            raise
+            self._fds = [locks.open_descriptor(self._path, os.O_RDWR | os.O_CREAT, 0o666)]
+            if not locks.try_lock(self._fds[0]):
+                self._free()
+                raise OutputExistsError(f"{directory} is being written by another process: wait for it, or write elsewhere")
+
+    def _is_there(self) -> bool:
+        """Return whether what is locked is the file at the path: another writer may have ended, and removed it, meanwhile."""
+        return bool(self._fds) and self._path.exists() and os.path.samestat(os.fstat(self._fds[0]), os.stat(self._path))
+
+    @property
+    def text(self) -> str:
+        """What it says; empty: nothing has begun."""
+        return self._path.read_text()
+
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        """Forget what it says, and begin a writing with what a resumed one must have in common."""
+        os.ftruncate(self._fds[0], 0)
+        self._write(f"{_head(settings)}\n")
+
+    def resume(self, num_shards: int) -> None:
+        """Go on with the writing that it has, behind so many shards; what was stored behind them is written again."""
+        os.ftruncate(self._fds[0], self._path.read_bytes().rfind(b"\n") + 1)
+        self._write(f"{json.dumps({'resumed': num_shards})}\n")
 
     def add(self, shard: StoredShard) -> None:
         """Append a stored shard."""
@@ -187,7 +204,12 @@ class LocalJournal:
             self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Give the lock back; where nothing has begun, nothing is left."""
+        if self._fds and not os.fstat(self._fds[0]).st_size and self._is_there():
+            self._path.unlink(missing_ok=True)
+        self._free()
+
+    def _free(self) -> None:
         locks.close_descriptors(self._fds)
 
     def _write(self, text: str) -> None:

@@ -46,7 +46,7 @@ from sqlstream.write.base.options import Out, WriteOptions
 from sqlstream.write.base.place import OutputPlace, place_of
 
 _LOG = logging.getLogger(__name__)
-_CURE = "write elsewhere, or say exist_ok to write over it, or resume to go on with a writing that ended early"
+_CURE = "write elsewhere, or say exist_ok to write over it"
 IndexFiles = Callable[[Sequence[StoredShard]], Mapping[str, bytes]]
 """From the stored shards to the files of the index, in the order in which they are stored."""
 
@@ -80,6 +80,7 @@ class Output:
         self._directory = self.place.local
         self._keeps_local = self.place.remote is None or (options.keep_local and self.place.local is not None)
         self._journal: WriteJournal | None = None
+        self._is_ours = False
         self._stored: dict[int, StoredShard] = {}
         self._etags: dict[str, str | None] = {}
         """ETags of the objects that were stored, by name."""
@@ -102,6 +103,9 @@ class Output:
             self._directory = Path(tempfile.mkdtemp(prefix="sqlstream-write-"))
         else:
             self._directory.mkdir(parents=True, exist_ok=True)
+        if self._remote is None:  # first of all: who is refused takes nothing away from the process that writes there
+            is_kept = bool(self._options.source)  # a second writing of the same source then knows it
+            self._journal = LocalJournal(self._directory, is_kept=is_kept)
         found = self._progress() if self._options.resume else None
         if found is not None:
             check_settings(found.settings, self._settings, str(self.place))
@@ -109,53 +113,72 @@ class Output:
                 text = f"{self.place} is complete: there is nothing to resume; say exist_ok to write anew"
                 raise OutputExistsError(text, is_complete=True)
         else:
-            self._make_way(empty_index)
+            self._check_free(empty_index)
         shards = () if found is None else self._present(found.shards)
-        if self._remote is not None and self.place.remote is not None:
-            self._journal = RemoteJournal(self.place.remote, self._remote, self._settings, shards)
-        else:
-            is_kept = bool(self._options.source)  # a second writing of the same source then knows it
-            self._journal = LocalJournal(self._directory, self._settings, is_resumed=found is not None, is_kept=is_kept)
+        self._begin(shards, is_resumed=found is not None)
+        self._retract(empty_index)  # behind the journal, which would else call complete what has no index any more
         self._stored = {shard.number: shard for shard in shards}
         return shards
 
+    def _begin(self, shards: Sequence[StoredShard], *, is_resumed: bool) -> None:
+        """Have the journal say that a writing has begun, or goes on."""
+        if self._remote is not None and self.place.remote is not None:
+            self._journal = RemoteJournal(self.place.remote, self._remote, self._settings, shards)
+        elif isinstance(self._journal, LocalJournal):
+            if is_resumed:
+                self._journal.resume(len(shards))
+            else:
+                self._journal.begin(self._settings)
+        self._is_ours = True
+
     def _progress(self) -> Progressed | None:
         """Return what the journal there says; None: there is none."""
-        if self._remote is not None:
-            text = read_text(self._remote, f"{self.place.remote}{JOURNAL_NAME}")
+        if isinstance(self._journal, LocalJournal):
+            text: str | None = self._journal.text
         else:
-            path = self._local / JOURNAL_NAME
-            text = path.read_text() if path.exists() else None
+            text = read_text(self._remote, f"{self.place.remote}{JOURNAL_NAME}")
         if text is None or "\n" not in text:  # the writing ended before its first line
             return None
         return parse_journal(text, f"{self.place}: its journal")
 
-    def _make_way(self, empty_index: Mapping[str, bytes]) -> None:
-        """Raise if something is there, or take its index away, if that is allowed."""
+    def _check_free(self, empty_index: Mapping[str, bytes]) -> None:
+        """Raise if something is there, unless that is allowed, and an index can be taken away."""
         if self.place.local is not None and not self._options.exist_ok:
             names = [name for name in os.listdir(self._local) if not _is_part(name) and name != JOURNAL_NAME]
-            journal = self._local / JOURNAL_NAME
-            if names or (journal.exists() and b"\n" in journal.read_bytes()):
-                raise OutputExistsError(f"{self._local} is not empty: {_CURE}")
-        self._retract(self.place, (JOURNAL_NAME, *self._index_names), empty_index)
-        if self._options.part is not None:  # what was merged before names shards that are written over now
-            self._retract(place_of(self._out), self._index_names, empty_index)
-
-    def _retract(self, place: OutputPlace, names: Sequence[str], empty_index: Mapping[str, bytes]) -> None:
-        """Remove an index, or raise if that is not allowed; a store removes nothing: there an empty index replaces it."""
-        for name in names:
-            if place.local is not None and (place.local / name).exists():
-                if not self._options.exist_ok and name != JOURNAL_NAME:
-                    raise OutputExistsError(f"{place.local / name} is there: {_CURE}")
-                if name != JOURNAL_NAME:
-                    (place.local / name).unlink(missing_ok=True)
-            if self._remote is None or not has_object(self._remote, f"{place.remote}{name}"):
-                continue
-            if not self._options.exist_ok:
-                raise OutputExistsError(f"{place}{name} is there: {_CURE}")
-            if name not in empty_index and name != JOURNAL_NAME:
+            has_begun = isinstance(self._journal, LocalJournal) and "\n" in self._journal.text
+            if names or has_begun:
+                raise OutputExistsError(f"{self._local} is not empty{self._cure(has_journal=has_begun)}")
+        for place, name in self._claims():
+            is_here = place.local is not None and name != JOURNAL_NAME and (place.local / name).exists()
+            is_stored = self._remote is not None and has_object(self._remote, f"{place.remote}{name}")
+            if (is_here or is_stored) and not self._options.exist_ok:
+                where = place.local / name if is_here and place.local is not None else f"{place}{name}"
+                raise OutputExistsError(f"{where} is there{self._cure(has_journal=name == JOURNAL_NAME)}")
+            if is_stored and name not in empty_index and name != JOURNAL_NAME:
                 raise OutputExistsError(f"{place}{name} would name what was there before: remove it, or write elsewhere")
-            if name in empty_index:
+
+    def _cure(self, *, has_journal: bool) -> str:
+        if self._options.resume:
+            return f", and has no journal of a writing that ended early: {_CURE}"
+        return f": {_CURE}, or resume to go on with a writing that ended early" if has_journal else f": {_CURE}"
+
+    def _claims(self) -> list[tuple[OutputPlace, str]]:
+        """Return the files that say what is there, with their places: the journal, the index, that of merged parts."""
+        claims = [(self.place, name) for name in self._index_names]
+        if self.place.remote is not None:
+            claims = [(self.place, JOURNAL_NAME), *claims]
+        if self._options.part is not None:  # what was merged before names shards that are written over now
+            claims += [(place_of(self._out), name) for name in self._index_names]
+        return claims
+
+    def _retract(self, empty_index: Mapping[str, bytes]) -> None:
+        """Remove an index; a store removes nothing: there an empty index replaces it."""
+        for place, name in self._claims():
+            if name == JOURNAL_NAME:
+                continue
+            if place.local is not None:
+                (place.local / name).unlink(missing_ok=True)
+            if self._remote is not None and name in empty_index and has_object(self._remote, f"{place.remote}{name}"):
                 put_bytes(self._remote, f"{place.remote}{name}", empty_index[name])
 
     def _present(self, shards: Sequence[StoredShard]) -> tuple[StoredShard, ...]:
@@ -213,6 +236,11 @@ class Output:
 
     def _store(self, number: int, shard: FinishedShard, point: SourcePoint | None) -> None:
         try:
+            if (
+                self._keeps_local and len(shard.files) > 1
+            ):  # of a shard that is written over: one file would contradict the other
+                for name in reversed(tuple(shard.files)):
+                    (self._local / name).unlink(missing_ok=True)
             for name, size in shard.files.items():
                 self._store_file(name, size)
             stored = StoredShard(
@@ -259,8 +287,12 @@ class Output:
                 )
         return info.etag
 
-    def finish(self, index_files: IndexFiles) -> tuple[StoredShard, ...]:
-        """Wait until all shards are stored, then store the index, and return the shards.
+    def finish(self, index_files: IndexFiles, store_beside: Callable[[], None]) -> tuple[StoredShard, ...]:
+        """Wait until all shards are stored, then store the index and what comes behind it, and return the shards.
+
+        Args:
+            index_files: Makes the index.
+            store_beside: Stores more files, before the writing counts as complete.
 
         Raises:
             StorageError: A shard or the index could not be stored. What is stored can be resumed.
@@ -274,6 +306,7 @@ class Output:
             path = self.part_path(name)
             path.write_bytes(content)
             self._store_file(name, len(content))
+        store_beside()
         assert self._journal is not None
         self._journal.complete()
         self._close()
@@ -303,7 +336,7 @@ class Output:
 
     def _warn_of_others(self, shards: Sequence[StoredShard]) -> None:
         """Say which files an earlier writing left: a reader that goes by names would take them for this dataset's."""
-        if not self._options.exist_ok or not shards:
+        if not shards or not (self._options.exist_ok or self._options.resume):  # what is resumed may have begun over others
             return
         written = {name for shard in shards for name in shard.files}
         kinds = {urls.extension(name) for name in written}
@@ -339,9 +372,12 @@ class Output:
             self._remote.close()
         if self.place.local is None and self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
-        elif self._directory is not None:
-            for name in filter(_is_part, os.listdir(self._directory)):
-                (self._directory / name).unlink(missing_ok=True)
+        elif self._directory is not None and self._is_ours:
+            for path in (self._directory / name for name in os.listdir(self._directory) if _is_part(name)):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
             if not self._keeps_local:
                 with contextlib.suppress(OSError):  # it holds something else
                     self._directory.rmdir()

@@ -174,13 +174,16 @@ class SampleWriter(Generic[Item]):
             if self._draft is not None:
                 self._flush()
             self._is_open = False
-            self._output.finish(self._format.index)
+            self._output.finish(self._format.index, self._store_beside)
         except BaseException as error:
             self.cancel()
             self._check_disk(error)
             raise
         finally:
             self._exit.close()
+
+    def _store_beside(self) -> None:
+        """Store what comes behind the index; most formats have nothing."""
 
     def cancel(self) -> None:
         """End early: full shards are stored, so that the writing can be resumed, and no index is made."""

@@ -107,7 +107,8 @@ class TarFormat:
         name: Of the dataset, in the index.
     """
 
-    index_names = (".nv-meta/index.sqlite", WIDS_NAME)  # the first one is of Energon, by `TarWriter` or by the command
+    index_names = (".nv-meta/.info.json", ".nv-meta/index.sqlite", ".nv-meta/index.uuid", WIDS_NAME)
+    """The first ones are of Energon, by `TarWriter` or by the command; its two YAML files may have been changed by hand."""
 
     def __init__(
         self, pattern: str, limits: ShardLimits, encoder: PartEncoder, *, has_offsets: bool, has_md5: bool, name: str
