@@ -220,6 +220,7 @@ def test_an_end_is_taken_in_each_form(end: object) -> None:
         ({"expires_at": "soon"}, "expires_at='soon', which is no time"),
         ({"expires_at": math.nan}, "which is no time"),
         ({"expires_at": True}, "which is no time"),
+        ({"expires_at": 1_900_000_000_000}, r"expires_at=1900000000000, .*: give seconds \(divide milliseconds by 1000\)"),
         ("token", "gave a str"),
         ({"endpoint_url": "http://h"}, "gave 'endpoint_url', which is no credential"),
     ],

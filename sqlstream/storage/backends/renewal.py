@@ -31,6 +31,7 @@ _logger = logging.getLogger(__name__)
 _MOST_EARLY_SECONDS = 300.0  # before their end, as object_store renews; of short ones a tenth of their time
 _MOST_RENEWALS = 3  # of one request; more than one, since tokens may be good for few requests and threads share them
 _PATIENCE_SECONDS = 30.0  # for the function; arbitrary, a login service answers within a few
+_END_OF_DATES = 253_402_300_800  # seconds from 1970 to the year 10000: milliseconds, from 1978 on, are more
 _AGAIN_SECONDS = 30.0  # after the function failed while what it gave before is still good; arbitrary
 
 
@@ -176,7 +177,8 @@ class CredentialSource:
                 raise ConfigError(f"{self.name} gave {key!r}, which is no credential: give it in storage_options")
         ends_at = self._seconds(given.get("expires_at"))
         if ends_at <= asked_at:
-            _logger.warning("%s gave credentials that ended %.0f s ago: check the clock", self.name, asked_at - ends_at)
+            text = "%s gave credentials that ended %.0f s ago: check the clock, and that expires_at is a time, not a duration"
+            _logger.warning(text, self.name, asked_at - ends_at)
             ends_at = math.inf  # by the server's clock they may be good, and when it refuses them others are asked for
         renew_at = ends_at - min(_MOST_EARLY_SECONDS, (ends_at - asked_at) / 10)
         return Granted(number=0, options=options, ends_at=ends_at, renew_at=renew_at)
@@ -185,18 +187,19 @@ class CredentialSource:
         """Return the time that an end of credentials stands for: seconds, a datetime or its text; infinity for None."""
         if end is None:
             return math.inf
+        cure = "give seconds since 1970, a datetime or its ISO text"
         try:
             if isinstance(end, str):
                 end = datetime.datetime.fromisoformat(end)
             if isinstance(end, datetime.datetime):
                 return (end if end.tzinfo else end.replace(tzinfo=datetime.UTC)).timestamp()
             if isinstance(end, int | float) and not isinstance(end, bool) and not math.isnan(end):
-                return float(end)
+                if end < _END_OF_DATES or end == math.inf:
+                    return float(end)
+                cure = "give seconds (divide milliseconds by 1000), and leave it out where there is no end"
         except (ValueError, OverflowError):
             pass
-        raise ConfigError(
-            f"{self.name} gave expires_at={end!r}, which is no time: give seconds since 1970, a datetime or its ISO text"
-        )
+        raise ConfigError(f"{self.name} gave expires_at={end!r}, which is no time: {cure}")
 
 
 def credential_source(name: object, search_path: Sequence[str]) -> CredentialSource | None:
