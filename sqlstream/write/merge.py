@@ -22,13 +22,15 @@ from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.storage.members.mds import is_mds_index
-from sqlstream.write.base.journal import put_bytes, read_text
+from sqlstream.write.base.journal import JOURNAL_NAME, parse_journal, put_bytes, read_text
 from sqlstream.write.base.options import ReaderWriter
 from sqlstream.write.base.place import place_of
 from sqlstream.write.formats.wids import wids_index
 
 INDEX_NAME = "index.json"
 _PART = re.compile(r"(\d+)-of-(\d+)")
+_SAME = ("source", "column_names", "column_encodings")
+"""Settings of a writing that choose what its samples are; sizes of shards and compression may differ."""
 _FILES = ("raw_data", "zip_data", "raw_meta", "zip_meta")
 
 
@@ -53,7 +55,8 @@ def merge(
         remote: What reads and stores objects; None: a helper process for this call.
 
     Raises:
-        ConfigError: There are no parts, one of i-of-n is missing, or a part has no index.
+        ConfigError: There are no parts, one of i-of-n is missing, a part has no index, or its journal says that it is not
+            finished, is another part, or has samples of another source.
         SourceError: An index is damaged, or of another kind than the first.
     """
     place = place_of(out)
@@ -64,6 +67,7 @@ def merge(
         lacking = [name for name, text in found if text is None]
         if lacking:
             raise ConfigError(f"{place}: part {lacking[0]} has no {INDEX_NAME}: it is not finished, or its format has none")
+        _check_journals({name: read_text(store, f"{prefix}{name}/{JOURNAL_NAME}") for name in names}, str(place))
         content, num_shards, num_samples = merged_index([(name, (text or "").encode()) for name, text in found], str(place))
         put_bytes(store, f"{prefix}{INDEX_NAME}", content)
     return Merged(f"{str(place).rstrip('/')}/{INDEX_NAME}", len(names), num_shards, num_samples)
@@ -108,6 +112,49 @@ def _part_names(prefix: str, store: RemoteReader | None) -> list[str]:
     if missing := [number for number in range(total) if number not in by_number]:
         raise ConfigError(f"{where} lacks {len(missing)} of {total} parts, first part {missing[0]}: write them, then merge")
     return [by_number[number] for number in range(total)]
+
+
+def _check_journals(texts: Mapping[str, str | None], where: str) -> None:
+    """Raise unless parts are finished, and those of i-of-n are of one writing, as far as their journals say."""
+    first: tuple[str, Mapping[str, Any]] | None = None
+    for name, text in texts.items():
+        if text is None:
+            continue
+        journal = parse_journal(text, f"{where}: the journal of part {name}") if "\n" in text else None
+        if journal is None or not journal.is_complete:
+            raise ConfigError(f"{where}: part {name} is not finished, says its journal: write it with resume, then merge")
+        if (match := _PART.fullmatch(name)) is None:  # directories of their own may hold anything
+            continue
+        part = journal.settings.get("part")
+        if part and part != [int(match[1]), int(match[2])]:
+            raise ConfigError(f"{where}: {name} holds part {part[0]} of {part[1]}, says its journal: write it anew, then merge")
+        settings = {key: _parsed(value) for key in _SAME if (value := journal.settings.get(key))}
+        if first is None:
+            first = name, settings
+        for key in settings.keys() & first[1].keys():
+            if settings[key] != first[1][key]:
+                what, one, two = _difference(key, first[1][key], settings[key])
+                raise ConfigError(
+                    f"{where}: part {first[0]} was written with {what}={one!r}, part {name} with {two!r}: write the parts of "
+                    "one source in one way, then merge"
+                )
+
+
+def _parsed(value: object) -> object:
+    """Return a setting, that of the command line as the dict that it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) and value.startswith("{") else value
+    except ValueError:
+        return value
+
+
+def _difference(what: str, one: object, two: object) -> tuple[str, object, object]:
+    """Return where two settings that differ do so first, and the values there."""
+    if isinstance(one, Mapping) and isinstance(two, Mapping):
+        for key in sorted({*one, *two}):
+            if one.get(key) != two.get(key):
+                return _difference(f"{what}.{key}", one.get(key), two.get(key))
+    return what, one, two
 
 
 def merged_index(indexes: Sequence[tuple[str, bytes]], where: str) -> tuple[bytes, int, int]:

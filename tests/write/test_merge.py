@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sqlstream import StreamingDataset
-from sqlstream.errors import ConfigError, OutputExistsError, SourceError
+from sqlstream.errors import ConfigError, OutputExistsError, SourceError, TransientStorageError
 from sqlstream.testing.storage import MemoryStore
 from sqlstream.write import MdsWriter, TarWriter, WriteOptions, merge
 from sqlstream.write.base.options import ReaderWriter
@@ -17,9 +17,15 @@ from tests.write.goldens import MDS
 
 
 def write_mds(
-    out: str | Path, number: int, total: int = 2, *, exist_ok: bool = False, remote: ReaderWriter | None = None
+    out: str | Path,
+    number: int,
+    total: int = 2,
+    *,
+    exist_ok: bool = False,
+    remote: ReaderWriter | None = None,
+    source: str = "",
 ) -> None:
-    options = WriteOptions(part=(number, total), exist_ok=exist_ok, remote=remote)
+    options = WriteOptions(part=(number, total), exist_ok=exist_ok, remote=remote, source=source)
     with MdsWriter(out, {"x": "int"}, size_limit=180, options=options) as writer:
         for n in range(3):
             writer.write({"x": 10 * number + n})
@@ -105,6 +111,58 @@ def test_a_part_that_is_written_again_takes_the_index_over_all_away(tmp_path: Pa
         write_mds(out, 0, exist_ok=True, remote=remote)
     assert not (tmp_path / "index.json").exists()
     assert json.loads(store.objects["s3://b/out/index.json"])["shards"] == []
+
+
+def test_parts_of_several_writings_are_refused(tmp_path: Path) -> None:
+    store = MemoryStore({})
+    for out, remote in ((tmp_path, None), ("s3://b/out", store)):
+        for number, source in ((0, '{"seed": 1, "content": {"query": "a"}}'), (1, '{"seed": 1, "content": {"query": "b"}}')):
+            write_mds(out, number, remote=remote, source=source)
+        with pytest.raises(
+            ConfigError,
+            match=r"part 00000-of-00002 was written with source\.content\.query='a', part 00001-of-00002 with 'b'",
+        ):
+            merge(out, remote=remote)
+        write_mds(out, 1, exist_ok=True, remote=remote, source="")  # of a source without a name nothing is known
+        assert merge(out, remote=remote).num_samples == 6
+    shutil.rmtree(tmp_path / "00001-of-00002")
+    shutil.copytree(tmp_path / "00000-of-00002", tmp_path / "00001-of-00002")
+    with pytest.raises(ConfigError, match="00001-of-00002 holds part 0 of 2, says its journal"):
+        merge(tmp_path)
+    for name in ("00000-of-00002", "00001-of-00002"):
+        (tmp_path / name).rename(tmp_path / name[:5])  # directories of their own may hold anything
+    assert merge(tmp_path).num_samples == 6
+    options = WriteOptions(part=(1, 2), exist_ok=True, remote=store)
+    with MdsWriter("s3://b/out", {"y": "int"}, options=options) as writer:
+        writer.write({"y": 1})
+    with pytest.raises(ConfigError, match=r"column_names=\['x'\], part 00001-of-00002 with \['y'\]"):
+        merge("s3://b/out", remote=store)
+
+
+def test_a_part_that_is_being_written_over_in_a_store_is_not_merged_as_an_empty_one() -> None:
+    num_left = 1 << 20
+
+    def before_upload(url: str) -> None:
+        nonlocal num_left
+        num_left -= 1
+        if num_left < 0:
+            raise TransientStorageError(f"{url}: 503")
+
+    store = MemoryStore({}, before_upload)
+    for number in range(2):
+        write_mds("s3://b/out", number, remote=store)
+    before = dict(store.objects)
+    for dies_after in range(4):
+        store.objects = dict(before)
+        num_left = dies_after
+        with pytest.raises(TransientStorageError):
+            write_mds("s3://b/out", 1, exist_ok=True, remote=store)
+        num_left = 1 << 20
+        if dies_after:
+            with pytest.raises(ConfigError, match="part 00001-of-00002 is not finished, says its journal"):
+                merge("s3://b/out", remote=store)
+        else:
+            assert merge("s3://b/out", remote=store).num_samples == 6
 
 
 @pytest.mark.parametrize("part", [(2, 2), (-1, 2), (0,), "0/2", (0, 2.0)])

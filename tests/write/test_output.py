@@ -106,6 +106,19 @@ def test_a_source_that_has_a_name_is_known_when_it_is_complete(tmp_path: Path) -
     write("mds", tmp_path, WriteOptions(source="eight", exist_ok=True))
 
 
+def test_a_complete_writing_whose_index_is_lost_gets_it_again(tmp_path: Path) -> None:
+    store = MemoryStore({})
+    for out, remote in ((tmp_path, None), ("s3://b/out", store)):
+        write("mds", out, WriteOptions(source="seven", remote=remote))
+    expected = files_of(tmp_path)
+    (tmp_path / "index.json").unlink()  # as `exist_ok` does before it begins a journal
+    del store.objects["s3://b/out/index.json"]
+    assert write("mds", tmp_path, WriteOptions(source="seven", resume=True)) == 0  # its journal names the shards
+    assert files_of(tmp_path)["index.json"] == expected["index.json"]
+    assert write("mds", "s3://b/out", WriteOptions(source="seven", resume=True, remote=store)) == NUM_SAMPLES
+    assert store.objects["s3://b/out/index.json"] == expected["index.json"]
+
+
 def test_a_journal_that_is_none_is_refused(tmp_path: Path) -> None:
     for text in ("[]\n", '{"version": 2, "settings": {}}\n', '{"version": 1}\n', "x\n"):
         (tmp_path / JOURNAL_NAME).write_text(text)

@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +109,7 @@ class Output:
         found = self._progress() if self._options.resume else None
         if found is not None:
             check_settings(found.settings, self._settings, str(self.place))
-            if found.is_complete:
+            if found.is_complete and self._has_files(empty_index):
                 text = f"{self.place} is complete: there is nothing to resume; say exist_ok to write anew"
                 raise OutputExistsError(text, is_complete=True)
         else:
@@ -140,6 +140,12 @@ class Output:
         if text is None or "\n" not in text:  # the writing ended before its first line
             return None
         return parse_journal(text, f"{self.place}: its journal")
+
+    def _has_files(self, names: Iterable[str]) -> bool:
+        """Return whether files are there: of a writing that ended as it began to write over another, the index is not."""
+        if self._remote is not None:
+            return all(has_object(self._remote, f"{self.place.remote}{name}") for name in names)
+        return all((self._local / name).exists() for name in names)
 
     def _check_free(self, empty_index: Mapping[str, bytes]) -> None:
         """Raise if something is there, unless that is allowed, and an index can be taken away."""
