@@ -16,6 +16,7 @@ import pytest
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, StorageError
+from sqlstream.storage.base.protocols import same_version
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.nginx import Nginx, find_nginx
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer, LocalS3
@@ -105,6 +106,12 @@ class ListingContract(StorageContract):
         assert sorted(info.url for info in found) == sorted(urls)
         assert {info.size_bytes for info in found} == {0, 1, 2}
         assert all(info.etag for info in found)
+
+    def test_list_names_versions_as_head_does(self, site: Site) -> None:
+        url = site.put("versions/x", b"x")
+        (found,) = site.storage.objects_below(f"{site.root}versions/")
+        assert found.etag is not None
+        assert same_version(found.etag, site.storage.head(url).etag)
 
     def test_list_of_nothing_is_empty(self, site: Site) -> None:
         assert site.storage.objects_below(site.root + "no/such/prefix/") == []

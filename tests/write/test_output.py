@@ -293,6 +293,13 @@ def test_a_store_gets_the_index_last_and_the_local_disk_keeps_nothing(tmp_path: 
     assert files_of(tmp_path / "local") == expected
 
 
+def test_a_second_directory_is_a_store_too(tmp_path: Path) -> None:
+    write("mds", (tmp_path / "here", str(tmp_path / "there")), WriteOptions(keep_local=True))
+    there = files_of(tmp_path / "there")
+    assert json.loads(there.pop(JOURNAL_NAME).splitlines()[-1]) == {"is_complete": True}
+    assert files_of(tmp_path / "here") == there == whole("mds", tmp_path / "expected")
+
+
 def test_a_store_that_fails_ends_the_writing_which_then_goes_on(tmp_path: Path) -> None:
     expected = whole("mds", tmp_path / "expected")
     failing = {"shard.00002.mds"}

@@ -167,8 +167,12 @@ class FsspecStorage:
             file_system.invalidate_cache()
             found = file_system.find(path, detail=True)
         for name in sorted(found):
-            url = file_system.unstrip_protocol(name) if is_remote(prefix) else name
-            yield _object_info(url, found[name])
+            if is_remote(prefix):
+                yield _object_info(file_system.unstrip_protocol(name), found[name])
+            else:
+                with _mapped(name):
+                    details = _with_version(found[name], name)
+                yield _object_info(name, details)
 
     def put(self, url: str, path: Path) -> None:
         """Store a local file as an object; what is no object store gets it under another name first."""
@@ -274,9 +278,12 @@ def _details(url: str, file_system: Any, path: str, deadline: float) -> Mapping[
         if scheme(url) in ("s3", "s3a") and not isinstance(map_error(error, url), TransientStorageError):
             _bounded(file_system, "cat_file", deadline)(path, start=0, end=1)
         raise
-    if not is_remote(url):  # as an index names the version of a local file: fsspec gives a float, of fewer digits
-        return {**details, "mtime": os.stat(path).st_mtime_ns}
-    return details
+    return details if is_remote(url) else _with_version(details, path)
+
+
+def _with_version(details: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """Return what fsspec knows of a local file, with its version as an index names it: fsspec gives a float, of fewer digits."""
+    return {**details, "mtime": os.stat(path).st_mtime_ns}
 
 
 def _blocks(file_system: Any, path: str, part: BodyRange, deadline: float) -> Iterator[bytes]:
