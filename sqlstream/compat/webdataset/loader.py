@@ -79,7 +79,8 @@ class WebLoader(DataPipeline, FluidInterface):
         else:
             batch = self._rebatched or cast(Batched, plan.batch)
             batch_size, drop_last = batch.batchsize, not batch.partial
-            together = Collate(partial(_collated, batch, collate), plan.batch_stages, plan.value_of)
+            made = partial(_collated, batch, collate, is_rebatched=self._rebatched is not None)
+            together = Collate(made, plan.batch_stages, plan.value_of)
         view = plan.view(dataset, batch_size=None, drop_last=drop_last, **_seed_of(self.pipeline, plan))
         return StreamingDataLoader(view, batch_size=batch_size, drop_last=drop_last, collate_fn=together, **given)
 
@@ -197,10 +198,16 @@ class WebLoader(DataPipeline, FluidInterface):
         return f"WebLoader({', '.join([repr(self._dataset), *map(name_of, self.pipeline)])})"
 
 
-def _collated(batch: Batched, collate: Callable[[Any], Any] | None, values: list[Any]) -> Any:
-    """Return the batch of values; a loader's own function takes what the dataset has made."""
+def _collated(batch: Batched, collate: Callable[[Any], Any] | None, values: list[Any], *, is_rebatched: bool) -> Any:
+    """Return the batch of values; a loader's own function takes what the dataset has made.
+
+    torch makes a list of a tuple as a loader converts it; a batch that was made behind the loader stays what it is.
+    """
     made = batch.collated(values)
-    return default_convert(made) if collate is None else collate(made)
+    if collate is not None:
+        return collate(made)
+    converted = default_convert(made)
+    return type(made)(converted) if is_rebatched and type(made) is tuple else converted
 
 
 def _seed_of(stages: Sequence[Any], plan: Plan) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from sqlstream import StreamingDataset
 from sqlstream.compat.webdataset.handlers import Handler, ignore_and_stop, is_known, reraise_exception, warn_and_stop
 from sqlstream.compat.webdataset.stages.base import EachSample, Outcome, PipelineStage
-from sqlstream.storage.base.urls import is_remote
+from sqlstream.storage.base.urls import is_remote, without_file
 from sqlstream.transforms.rng import PRIVATE_FIELDS
 
 _ADDED = ("__shard__", "__source__", "__sample_key__", "__row__", "__epoch__", *PRIVATE_FIELDS)
@@ -154,6 +154,7 @@ def open_shards(urls: list[str], reader: TarfileToSamples, **options: Any) -> St
         "max_failure_ratio": 1.0 if reader.goes_on else 0.1,
         "source_options": {"new_parts": "take", "damaged_shards": "until_damage" if reader.goes_on else "raise"},
     }
+    urls = [without_file(url) for url in urls]
     src = urls if any("::" in url or _IS_SPECIAL.search(url) for url in urls) else "::".join(urls)
     return StreamingDataset(src, options.pop("dst", None), **(given | options))
 

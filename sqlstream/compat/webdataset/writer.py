@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from sqlstream.errors import ConfigError, EncodeError
-from sqlstream.storage.base.urls import is_remote, local_path
+from sqlstream.storage.base.urls import is_remote, local_path, without_file
 from sqlstream.write.formats.parts import KEY, PartEncoder
 from sqlstream.write.formats.tar_stream import TarStream
 
@@ -71,7 +71,7 @@ class TarWriter:
                 f"TarWriter({text!r}) writes to local paths and open files: a store is written to by "
                 "sqlstream.write.TarWriter, with retries and the index last"
             )
-        self._path = None if text is None else Path(local_path(text))
+        self._path = None if text is None else Path(local_path(without_file(text)))
         self._owned: list[Any] = []
         if self._path is None:
             file = fileobj

@@ -282,7 +282,7 @@ def _details(url: str, file_system: Any, path: str, deadline: float) -> Mapping[
 
 
 def _with_version(details: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """Return what fsspec knows of a local file, with its version as an index names it: fsspec gives a float, of fewer digits."""
+    """Return what fsspec knows of a local file, with its version as an index names it: fsspec gives a float of fewer digits."""
     return {**details, "mtime": os.stat(path).st_mtime_ns}
 
 

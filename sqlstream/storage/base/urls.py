@@ -97,6 +97,16 @@ def is_remote(url: str) -> bool:
     return _REMOTE.match(url) is not None
 
 
+def without_file(url: str) -> str:
+    """Return the path of `file:path`, as scripts of WebDataset write it; all else, `file:///path` too, as it is.
+
+    Example:
+        >>> without_file("file:/data/x.tar"), without_file("file:x.tar"), without_file("file:///data/x.tar")
+        ('/data/x.tar', 'x.tar', 'file:///data/x.tar')
+    """
+    return url[5:] if url[:5].lower() == "file:" and url[5:7] != "//" else url
+
+
 def local_path(url: str) -> Path:
     """Return the path of a plain path or a `file://` URL (percent escapes of the latter are decoded).
 

@@ -74,6 +74,8 @@ def test_a_loader_that_mixes_batches_again_makes_other_batches_of_the_same_order
         assert "·" not in again.explain()
         assert [*itertools.chain(*numbers(again))] == [*itertools.chain(*numbers(loader))]
         assert [len(batch) for batch in numbers(again)] == [6, 6, 6, 6, 6, 2]
+        made = (next(iter(some)) for some in (loader, again))
+        assert [type(batch) for batch in made] == [list, tuple]  # torch makes a list of it, and theirs behind it a tuple
     with loader_of(tmp_path, shardshuffle=False) as loader:
         again = loader.unbatched().shuffle(1000).batched(6)
         assert sorted(itertools.chain(*numbers(again))) == list(range(NUM_ROWS))

@@ -120,6 +120,16 @@ def test_parts_that_only_later_shards_have_are_in_their_samples(tmp_path: Path) 
         assert {*list(dataset)[1]} == {"__key__", "__url__", "__local_path__", "png", "json"}
 
 
+def test_a_file_url_without_slashes_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, number in (("file:a.tar", 1), (f"file:{tmp_path}/b.tar", 2)):
+        with wds.TarWriter(name) as writer:
+            writer.write({"__key__": str(number), "cls": number})
+    assert {path.name for path in tmp_path.iterdir()} == {"a.tar", "b.tar"}
+    with opened([f"file:{tmp_path}/a.tar", "file:b.tar"], tmp_path) as dataset:
+        assert list(dataset.to_tuple("cls", "__local_path__")) == [(b"1", f"{tmp_path}/a.tar"), (b"2", f"{tmp_path}/b.tar")]
+
+
 def test_files_are_renamed_within_their_sample(tmp_path: Path) -> None:
     def renamed(name: str) -> str:
         return "x/" + name.replace(".cls", ".label.cls")
