@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from sqlstream.errors import ObjectChangedError, SourceChangedError
-from sqlstream.index.sources.base.access import local_file, named_errors
+from sqlstream.index.sources.base.access import indexed_file, named_errors
 from sqlstream.index.sources.base.byte_source import ByteSource, LocalBytes, Pieces, Span, bytes_of
 from sqlstream.index.types.models import Column, SourceFile
 from sqlstream.order.permute import Int64Array
@@ -67,7 +67,7 @@ class ChunkPlace:
             with contextlib.closing(Pieces(self.spans, files, self.file.size_bytes)) as pieces:
                 yield pieces
             return
-        if local_file(Path(self.file.url)) != self.file:
+        if indexed_file(self.file.url) != self.file:
             raise SourceChangedError(f"{urls.redact(self.file.url)} changed since its footer was read: open the dataset again")
         yield LocalBytes(Path(self.file.url))
 

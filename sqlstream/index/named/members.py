@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from sqlstream.errors import SourceChangedError
 from sqlstream.index.file.connection import damaged
 from sqlstream.index.file.index import Index
-from sqlstream.index.sources.base.access import local_file
+from sqlstream.index.sources.base.access import indexed_file
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base.protocols import ZipRecord
 
@@ -113,7 +112,7 @@ class NamedMembers:
         Raises:
             SourceChangedError: It is another version.
         """
-        if not archive.is_version(local_file(Path(path))):
+        if not archive.is_version(indexed_file(path)):
             raise SourceChangedError(f"{path} changed since its members were found: open the dataset again")
 
     def hold(self) -> None:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from sqlstream.cache.session import AnyHold, CacheSession, ObjectParts, ObjectRef
 from sqlstream.config import MemberForm, SampleOptions, ShardUnit
-from sqlstream.errors import DamagedMemberError, MissingFieldError, SourceChangedError, SourceError
+from sqlstream.errors import DamagedMemberError, MissingFieldError, SourceChangedError, SourceError, StorageError
 from sqlstream.index.build.shards import SamplePlace, Shard
+from sqlstream.index.sources.base.access import indexed_status, lost_file
 from sqlstream.index.sources.shards.layout import ReadPart
 from sqlstream.index.sources.shards.samples import SAMPLE
 from sqlstream.index.types.models import Column
@@ -201,7 +202,10 @@ class MemberReader:
             if slot.error is None:
                 number, place = prepared[slot.place]
                 parts = self._wanted(slot.sample, place.parts, names)
-                self._locate(slot, self._shards.get(number) or self._shard(number), place.entries, parts)
+                try:
+                    self._locate(slot, self._shards.get(number) or self._shard(number), place.entries, parts)
+                except StorageError as error:  # of a local shard: `on_error` says what becomes of the sample
+                    slot.error = error
         copies = [slot.content for slot in slots if isinstance(slot.content, PartCopies)] if self._gives_paths else []
         if copies:
             look_up(copies, self._session)
@@ -291,6 +295,7 @@ class MemberReader:
 
         Raises:
             SourceChangedError: It is local, and not what was indexed.
+            StorageError: It is local, and cannot be read.
         """
         if (known := self._shards.get(number)) is not None:
             return known
@@ -299,7 +304,7 @@ class MemberReader:
         parts: ObjectParts | None = None
         if is_remote or unpack is not None or self._gives_paths:
             if not is_remote:
-                check_unchanged(file, os.stat(file.url))
+                check_unchanged(file, indexed_status(file.url))
             parts = parts_of(file, self._dataset, self._identity)
         if len(self._shards) >= _MAX_KNOWN:
             self._shards.clear()
@@ -326,6 +331,12 @@ class MemberReader:
         except SourceError as error:
             which = f"row {sample.get('__row__')}, sample {sample.get('__sample_key__')!r}"
             raise DamagedMemberError(f"{error} ({which})", url=shard.name) from error
+        except OSError as error:
+            if content.refs or isinstance(error, StorageError):  # of the cache, or named already
+                raise
+            if (found := self._open.get(shard.number)) is not None:
+                check_unchanged(shard.file, os.fstat(found.descriptor))
+            raise lost_file(shard.name, error) from error
 
     def _read_held(self, content: MemberContent, hold: AnyHold, first: int) -> list[ReadPart]:
         """Return the parts of a sample with their bytes, from the objects that a hold has."""

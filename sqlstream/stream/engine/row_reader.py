@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlstream.cache.session import ListedObject, ObjectParts, ObjectRef
 from sqlstream.config import SampleOptions
-from sqlstream.errors import AccessDeniedError, MissingFieldError, SampleError
+from sqlstream.errors import MissingFieldError, SampleError, StorageError
 from sqlstream.index.named.members import NamedMember, NamedMembers
 from sqlstream.index.types.origins import RowJudge
 from sqlstream.storage.base import urls
@@ -115,7 +115,7 @@ class RowReader:
                 for sample in (outcome,) if isinstance(outcome, dict) else outcome:
                     refs = self._refs(sample, row_id, entries.get(row_id), members.get(row_id, _NO_MEMBERS))
                     planned.append(PlannedSample(epoch, position, row_id, sample, refs, recipe, (*refs.values(),), None, place))
-            except (SampleError, AccessDeniedError) as error:
+            except (SampleError, StorageError) as error:
                 planned.append(PlannedSample(epoch, position, row_id, row, {}, recipe, (), error, place))
             if len(planned) - num_before > 1:
                 for slot in planned[num_before:-1]:

@@ -32,7 +32,7 @@ class OpenShard:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe in its place is never waited for
 
     def __del__(self) -> None:
         if (descriptor := getattr(self, "descriptor", None)) is not None:

@@ -23,7 +23,7 @@ from sqlstream.index.file.connection import damaged
 from sqlstream.index.file.found import Found, FoundChunks
 from sqlstream.index.file.room import IndexRoom, RoomyReader
 from sqlstream.index.file.workplace import workplace
-from sqlstream.index.sources.base.access import local_file, named_errors, stat_file
+from sqlstream.index.sources.base.access import indexed_file, named_errors, stat_file
 from sqlstream.index.sources.base.byte_source import RemoteBytes
 from sqlstream.index.sources.plan.parts import ShardPart, SourcePart, innermost, over
 from sqlstream.index.sources.shards.by_name import says_compressed
@@ -192,7 +192,7 @@ class ShardChunks:
             return files[0]
         if urls.is_remote(file.url):  # it was not fetched, since its table was there
             raise damaged(self.found(store).path, f"the table of shard {number} is gone")
-        if local_file(Path(file.url)) != file:
+        if indexed_file(file.url) != file:
             raise SourceChangedError(f"{file.url} changed since it was found: open the dataset again")
         return Path(file.url)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -16,6 +18,12 @@ from sqlstream.storage.base.protocols import RemoteReader, has_own_version
 
 _PROBED_BYTES = 64 << 10
 """Of either end of a file: the whole of a small table, and the footer of most of the large ones. Arbitrary."""
+
+
+_OF_A_FILE = frozenset(
+    {errno.EISDIR, errno.ELOOP, errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENOTCONN, errno.ETIMEDOUT, errno.ENAMETOOLONG}
+)
+"""Errors of a path or the disk below it; those of room and of memory have errors of their own."""
 
 
 @contextlib.contextmanager
@@ -35,11 +43,47 @@ def named_errors(src: str) -> Iterator[None]:
         ) from error
     except StorageError as error:
         raise type(error)(f"the source {name} cannot be read: {error}", **{**error.context, "url": name}) from error
+    except OSError as error:
+        if error.errno not in _OF_A_FILE:
+            raise
+        raise StorageError(
+            f"the source {name} cannot be read ({error}): check the path, and the disk or mount", url=name
+        ) from error
+
+
+def lost_file(path: str, error: OSError) -> StorageError:
+    """Return the error of a local file that was there when it was indexed, and cannot be read now."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        cure = "put it back (is its disk mounted?), or open a dataset of what is left"
+        return ObjectNotFoundError(f"{path} is gone since it was indexed: {cure}", url=path)
+    if isinstance(error, PermissionError):
+        return AccessDeniedError(f"{path} may not be read since it was indexed: check its permissions", url=path)
+    return StorageError(f"{path} cannot be read since it was indexed ({error}): check its disk or mount", url=path)
+
+
+def indexed_status(path: str) -> os.stat_result:
+    """Return what the disk says now of a local file that was indexed.
+
+    Raises:
+        StorageError: It is gone, or may not be read.
+    """
+    try:
+        return os.stat(path)
+    except OSError as error:
+        raise lost_file(path, error) from error
+
+
+def indexed_file(path: str) -> SourceFile:
+    """Return a local file that was indexed, with the version that it has now; see `indexed_status`."""
+    return _versioned(Path(path), indexed_status(path))
 
 
 def local_file(path: Path) -> SourceFile:
     """Return a local file with its version."""
-    status = path.stat()
+    return _versioned(path, path.stat())
+
+
+def _versioned(path: Path, status: os.stat_result) -> SourceFile:
     return SourceFile(url=str(path), size_bytes=status.st_size, etag=str(status.st_mtime_ns))
 
 
@@ -58,6 +102,8 @@ def stat_file(url: str, remote: RemoteReader, access: Access = OWN) -> SourceFil
     with named_errors(url):
         if not urls.is_remote(url):
             path = urls.local_path(url).absolute()
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise StorageError("it is a directory, a pipe or a device, and no file", url=url)
             os.close(os.open(path, os.O_RDONLY))  # a file that may not be read is refused here, by name
             return local_file(path)
         reader = reader_for(remote, access)
