@@ -238,7 +238,10 @@ class StreamingDataLoader(DataLoader[Sample]):
             self._mixed("load_state_dict(streams=)").load_state_dict(state, strict=strict, streams=streams)
 
     def counts(self, step: int) -> dict[str, int]:
-        """Return how many samples of each stream of a mixture the whole job has taken before a step of the run."""
+        """Return how many samples of each stream of a mixture the whole job has taken before a step of the run.
+
+        With `drop_last` this counts what the ends of epochs left out, too: the next epoch goes on behind it.
+        """
         return self._mixed("counts").counts(step)
 
     def plan(self, first: int, stop: int) -> Iterator[PlannedStep]:

@@ -206,6 +206,8 @@ class MixedDataset(IteratedDataset):
     def counts(self, step: int) -> dict[str, int]:
         """Return how many samples of each stream the whole job has taken before a step, counted from the start of the run.
 
+        With `drop_last` this counts what the ends of epochs left out, too: the next epoch goes on behind it.
+
         Raises:
             ConfigError: The batch size is not known.
         """

@@ -200,18 +200,25 @@ class MixtureRun:
         return JobPosition(epoch, step_in_epoch * partition.step_size)
 
     def counts(self, step: int) -> dict[str, int]:
-        """Return how many samples of each stream the whole job has taken before a step."""
+        """Return how many samples of each stream the whole job has taken before a step, and left out at ends of epochs."""
         check_at_least("step", step, 0)
         self.check_settled()
-        place = self.place_of(step)
-        return dict(zip(self.streams, self.order.counts(place.epoch, place.consumed), strict=True))
+        return self._counts_at(self.place_of(step))
 
     def steps(self, first: int, stop: int) -> Iterator[PlannedStep]:
         """Yield what the steps `[first, stop)` of the run take of each stream."""
-        before = self.counts(first)
+        check_at_least("step", first, 0)
         check_at_least("stop", stop, first)
+        self.check_settled()
         for step in range(first, stop):
-            epoch, after = self.place_of(step).epoch, self.counts(step + 1)
+            begin, schedule = self.place_of(step), self.schedule
+            end = begin.consumed + schedule.step_size
+            if schedule.has_end:  # with drop_last the next step begins behind some that are left out
+                end = min(end, schedule.steps.partition(begin.epoch, schedule.world).num_positions)
+            before, after = self._counts_at(begin), self._counts_at(JobPosition(begin.epoch, end))
             given = {name: number - before[name] for name, number in after.items() if number > before[name]}
-            yield PlannedStep(step=step, epoch=epoch, num_samples=given)
-            before = after
+            yield PlannedStep(step=step, epoch=begin.epoch, num_samples=given)
+
+    def _counts_at(self, place: JobPosition) -> dict[str, int]:
+        """Return how many draws of each stream come before a position."""
+        return dict(zip(self.streams, self.order.counts(place.epoch, place.consumed), strict=True))
