@@ -7,7 +7,7 @@ columns, or other rows, of one shard find each other's bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 Span = tuple[int, int]
 """Bytes of a shard, half open."""
@@ -35,12 +35,11 @@ def cut(samples: Sequence[Sequence[Span]]) -> list[list[Span]]:
     """
     starts = sorted(start for parts in samples for start, _ in parts)
     follows = dict(pairwise(starts))
-    pieces = sorted({piece for parts in samples for piece in _pieces(sorted(parts), follows)})
+    pieces_of = [[*_pieces(sorted(parts), follows)] for parts in samples]
     entry_of: dict[Span, Span] = {}
-    for run in _joined(pieces):
-        entry = (run[0][0], run[-1][1])
-        entry_of.update(dict.fromkeys(run, entry))
-    return [list(dict.fromkeys(entry_of[piece] for piece in _pieces(sorted(parts), follows))) for parts in samples]
+    for run in _joined(sorted(set(chain.from_iterable(pieces_of)))):
+        entry_of.update(dict.fromkeys(run, (run[0][0], run[-1][1])))
+    return [list(dict.fromkeys(map(entry_of.__getitem__, pieces))) for pieces in pieces_of]
 
 
 def are_in_order(samples: Iterable[Sequence[Span]]) -> bool:
