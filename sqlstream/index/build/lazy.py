@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sqlstream.errors import ConfigError, SourceError, UnknownLengthError
+from sqlstream.errors import ConfigError, UnknownLengthError
 from sqlstream.index.build.chunks import ChunkPlace, ChunkSource
 from sqlstream.index.file.found import FoundRows
 from sqlstream.index.file.index import Index
@@ -35,8 +35,6 @@ from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader
 
 _ROWS_AT_A_TIME = 65_536
-_MOST_KEPT_ROWS = 1 << 12
-"""Rows of a chunk whose values are kept as an index file has them; arbitrary: more than most shards of samples have."""
 
 
 class ChunkRows:
@@ -68,28 +66,11 @@ class ChunkRows:
         return list(zip(*(values for (column, _, _), values in columns if not column.is_in_place), strict=True))
 
     def _stored(self, row_ids: Int64Array) -> list[list[Any]]:
-        at = np.searchsorted(self.row_ids, row_ids).astype(np.int64)  # [m]
-        if (kept := self._kept) is not None:
-            places: list[int] = at.tolist()
-            return [[None] * len(places) if values is None else [values[place] for place in places] for values in kept]
-        taken = _as_arrow(at)
+        at = _as_arrow(np.searchsorted(self.row_ids, row_ids).astype(np.int64))
         return [
-            [None] * len(row_ids) if array is None else encode_named(array.take(taken), column.field, self._name).values
+            [None] * len(row_ids) if array is None else encode_named(array.take(at), column.field, self._name).values
             for column, array, _ in self._arrays
         ]
-
-    @cached_property
-    def _kept(self) -> list[Sequence[Any] | None] | None:
-        """All values, by columns; None: of too many rows, or one that has no exact form, which is the fault of its row alone.
-
-        Where the rows of many chunks are mixed, they are asked for one by one, and Arrow takes as long for one as for hundreds.
-        """
-        if len(self.row_ids) > _MOST_KEPT_ROWS:
-            return None
-        try:
-            return [a if a is None else encode_named(a, column.field, self._name).values for column, a, _ in self._arrays]
-        except SourceError:
-            return None
 
 
 def _as_arrow(numbers: Int64Array) -> Any:
