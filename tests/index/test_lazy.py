@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlstream.errors import ConfigError, QueryError, SchemaError, SourceChangedError, SourceError, UnknownLengthError
+from sqlstream.index.build.chunks import drop_oldest
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.parquet_chunks import together
 from sqlstream.index.build.row_groups import group_spans, parse_footer, read_footer
@@ -386,3 +388,22 @@ def test_killed_anywhere_it_leaves_nothing_that_opens_and_the_next_run_goes_on(w
         assert [left.name for left in directory.glob("*") if left.suffix in (".tmp", ".lock")] == []
     assert code == 0
     assert number > 5, "nothing was killed"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_least", "kept"),
+    [
+        ([10, 10, 10], 1, [0, 1, 2]),
+        ([10, 20, 10, 10], 1, [2, 3]),
+        ([10, 20, 10, 10], 3, [1, 2, 3]),
+        ([50, 50], 2, [0, 1]),
+        ([5, 50], 1, [1]),
+        ([], 0, []),
+    ],
+)
+def test_what_was_used_longest_ago_is_dropped_down_to_a_size_and_never_below_a_number(
+    sizes: list[int], num_least: int, kept: list[int]
+) -> None:
+    tables = OrderedDict((number, np.zeros(size, np.uint8)) for number, size in enumerate(sizes))
+    drop_oldest(tables, num_least=num_least, max_bytes=30)
+    assert list(tables) == kept

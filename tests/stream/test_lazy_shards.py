@@ -162,6 +162,24 @@ def test_random_access_reads_no_further_than_it_must(
         assert [content(sample) for sample in dataset[0:3]] == expected[:3]
 
 
+def test_accesses_that_alternate_between_shards_read_the_table_of_each_once(
+    local: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lazily(local, tmp_path, shuffle_seed=None) as dataset:
+        assert len(list(dataset)) == NUM_ROWS
+        read, chunks = dataset.index.read, list[int]()  # type: ignore[attr-defined]  # of a lazy index
+
+        def counted(number: int, files: Any) -> Any:
+            chunks.append(number)
+            return read(number, files)
+
+        monkeypatch.setattr(dataset.index, "read", counted)
+        for number in [*range(0, NUM_ROWS, 7), *range(NUM_ROWS - 1, -1, -7)]:
+            shard, place = divmod(number, NUM_SAMPLES)
+            assert dataset[number]["__key__"] == samples(shard, NUM_SAMPLES, 700)[place][0]
+        assert sorted(chunks) == list(range(NUM_SHARDS))
+
+
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("unit", ["whole", "members"])
 def test_a_filter_judges_samples_as_shards_come(

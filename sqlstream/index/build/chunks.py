@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,9 @@ from sqlstream.index.types.models import Column, SourceFile
 from sqlstream.order.permute import Int64Array
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader, Unpack
+
+KEPT_BYTES = 64 << 20
+"""Rows of chunks that a process keeps in memory, those of two windows in any case: 110 bytes a sample of TAR shards (m)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,34 @@ class ChunkPlace:
         if indexed_file(self.file.url) != self.file:
             raise SourceChangedError(f"{urls.redact(self.file.url)} changed since its footer was read: open the dataset again")
         yield LocalBytes(Path(self.file.url))
+
+
+class Sized(Protocol):
+    """What a process keeps in memory."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        ...
+
+
+def drop_oldest(kept: OrderedDict[int, Any], *, num_least: int, max_bytes: int = KEPT_BYTES) -> None:
+    """Drop what was used longest ago, until the rest has a size; other threads may do the same.
+
+    Args:
+        kept: Values with a size (`Sized`), the one used last at the end.
+        num_least: So many stay, whatever they have.
+        max_bytes: The size.
+    """
+    if len(kept) <= num_least:
+        return
+    values: list[Sized] = [*kept.values()]
+    excess = sum(value.nbytes for value in values) - max_bytes
+    while excess > 0 and len(kept) > num_least:
+        try:
+            excess -= kept.popitem(last=False)[1].nbytes
+        except KeyError:  # another thread has dropped it
+            return
 
 
 class ChunkStore(Protocol):

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,7 @@ from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sql.sandbox import Sandbox, SharedProcess
 from sqlstream.index.types.content import Content, named_query
 from sqlstream.index.types.models import ROW, Column, fingerprint
-from sqlstream.index.types.values import decoder, encode_named
+from sqlstream.index.types.values import Decode, Encoded, decoder, encoder
 from sqlstream.order.permute import Int64Array
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader
@@ -49,28 +49,57 @@ class ChunkRows:
 
     def __init__(self, columns: Sequence[Column], batch: pa.RecordBatch, row_ids: Int64Array, name: str) -> None:
         self.row_ids = row_ids
-        self._name = name
+        self.nbytes: int = batch.nbytes
+        """Bytes of it in memory."""
         own = set(batch.schema.names)
-        self._arrays = [(c, batch.column(c.name) if c.name in own else None, decoder(c)) for c in columns]
+        arrays = [batch.column(column.name) if column.name in own else None for column in columns]
+        self._columns = [_ChunkColumn.of(column, array, name) for column, array in zip(columns, arrays, strict=True)]
+        self._names = [column.name for column in columns]
 
-    def rows(self, row_ids: Int64Array) -> list[dict[str, object]]:
+    def rows(self, row_ids: Sequence[int] | Int64Array) -> list[dict[str, object]]:
         """Return the rows with these ids, as a built index gives them."""
-        columns: dict[str, list[Any]] = {}
-        for (column, _, decode), values in zip(self._arrays, self._stored(row_ids), strict=True):
-            columns[column.name] = values if decode is None else [None if value is None else decode(value) for value in values]
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        columns: list[list[Any]] = []
+        for column, values in zip(self._columns, self._stored(row_ids), strict=True):
+            decode = column.decode
+            columns.append(values if decode is None else [None if value is None else decode(value) for value in values])
+        return [dict(zip(self._names, row, strict=True)) for row in zip(*columns, strict=True)]
 
-    def stored_rows(self, row_ids: Int64Array) -> list[tuple[Any, ...]]:
+    def stored_rows(self, row_ids: Sequence[int] | Int64Array) -> list[tuple[Any, ...]]:
         """Return the same as a built index has them in its file: without what stays in shards."""
-        columns = zip(self._arrays, self._stored(row_ids), strict=True)
-        return list(zip(*(values for (column, _, _), values in columns if not column.is_in_place), strict=True))
+        columns = zip(self._columns, self._stored(row_ids), strict=True)
+        return list(zip(*(values for column, values in columns if not column.is_in_place), strict=True))
 
-    def _stored(self, row_ids: Int64Array) -> list[list[Any]]:
-        at = _as_arrow(np.searchsorted(self.row_ids, row_ids).astype(np.int64))
+    def _stored(self, row_ids: Sequence[int] | Int64Array) -> list[list[Any]]:
+        at = self.row_ids.searchsorted(row_ids)  # [n]
+        if len(at) == 1:  # `take` takes ten times as long as to cut one value out (m)
+            start, indices = int(at[0]), None
+        else:
+            start, indices = 0, _as_arrow(at.astype(np.int64))
         return [
-            [None] * len(row_ids) if array is None else encode_named(array.take(at), column.field, self._name).values
-            for column, array, _ in self._arrays
+            [None] * len(at)
+            if column.array is None
+            else column.encode(column.array.slice(start, 1) if indices is None else column.array.take(indices)).values
+            for column in self._columns
         ]
+
+
+class _ChunkColumn(NamedTuple):
+    """A column of a chunk."""
+
+    array: pa.Array[Any] | None
+    """Its values; None: the file has none."""
+    encode: Callable[[pa.Array[Any]], Encoded]
+    """Returns what a built index has in its file for some of them."""
+    decode: Decode | None
+    """Turns that back; None: it is the value itself."""
+    is_in_place: bool
+    """Its values stay in their shard."""
+
+    @classmethod
+    def of(cls, column: Column, array: pa.Array[Any] | None, name: str) -> Self:
+        """Return a column of an index in a chunk."""
+        encode = encoder(pa.nulls(0) if array is None else array, column.field, name)
+        return cls(array, encode, decoder(column), column.is_in_place)
 
 
 def _as_arrow(numbers: Int64Array) -> Any:

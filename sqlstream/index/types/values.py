@@ -130,21 +130,31 @@ def declared(field: pa.Field[Any]) -> str:
     return "BLOB" if affinity(field) == "REAL" else affinity(field)  # a REAL column makes 0.0 of -0.0
 
 
-def encode(array: pa.Array[Any], field: pa.Field[Any]) -> Encoded:
-    """Return the values of `array` as SQLite takes them.
+def encoder(column: pa.Array[Any], field: pa.Field[Any], source: str) -> Callable[[pa.Array[Any]], Encoded]:
+    """Return what returns values of a column as SQLite takes them: some of its values, or others of their type.
 
     Args:
-        array: One column of a batch, as its source gives it.
+        column: One column of a batch, as its source gives it.
         field: The column as the table has it; of a normal type.
-
-    Raises:
-        ValueError: A value has no exact form, e.g. nanoseconds within a list.
+        source: Where it is from, for errors: the function raises SourceError where a value has no exact form, e.g. nanoseconds
+            within a list.
     """
-    plain = _plain(array)
-    if types.is_floating(field.type) and types.is_integer(plain.type):
-        check_floats_hold(plain)
-    own = next(known for known in _CODECS if known.accepts(plain.type))  # its own type: the table's may be wider
-    return own.encode(plain, field.type)
+    own, wanted = _plain(column.slice(0, 0)).type, field.type
+    codec_of_own = next(known for known in _CODECS if known.accepts(own))  # its own type: the table's may be wider
+    is_plain, is_widened = own.equals(column.type), types.is_floating(wanted) and types.is_integer(own)
+
+    def encode(array: pa.Array[Any]) -> Encoded:
+        try:
+            plain = array if is_plain else _plain(array)
+            if is_widened:
+                check_floats_hold(plain)
+            return codec_of_own.encode(plain, wanted)
+        except (ValueError, OverflowError, TypeError) as error:  # pa.ArrowInvalid is a ValueError
+            raise SourceError(
+                f"{source}, column {field.name!r}: a value has no exact form in the index ({error}): leave it out or round it"
+            ) from error
+
+    return encode
 
 
 def check_floats_hold(integers: pa.Array[Any]) -> None:
@@ -161,7 +171,7 @@ def check_floats_hold(integers: pa.Array[Any]) -> None:
 
 
 def encode_named(array: pa.Array[Any], field: pa.Field[Any], source: str) -> Encoded:
-    """Return `encode` of a column.
+    """Return all values of a column as SQLite takes them; see `encoder`.
 
     Args:
         array: One column of a batch.
@@ -171,12 +181,7 @@ def encode_named(array: pa.Array[Any], field: pa.Field[Any], source: str) -> Enc
     Raises:
         SourceError: A value has no exact form.
     """
-    try:
-        return encode(array, field)
-    except (ValueError, OverflowError, TypeError) as error:  # pa.ArrowInvalid is a ValueError
-        raise SourceError(
-            f"{source}, column {field.name!r}: a value has no exact form in the index ({error}): leave it out or round it"
-        ) from error
+    return encoder(array, field, source)(array)
 
 
 def decoder(column: Column) -> Decode | None:

@@ -1,7 +1,8 @@
 """Rows of a lazy index: downloads chunks through the cache like any other object, some of them before they are needed.
 
 A chunk is pinned while it is read into memory, and evictable afterwards; its bytes obey the cache's limit. The chunks of two
-windows are in memory: those of the current window of an epoch, and of the next one.
+windows are in memory, those of the current window of an epoch and of the next one, and of others those that were used last, for
+accesses by number: together `KEPT_BYTES`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from sqlstream.cache import Cache
 from sqlstream.cache.session import AnyHold, ObjectRef
 from sqlstream.config import LazyOptions
 from sqlstream.errors import EmptySelectionError, FetchCancelledError, SourceError, StorageError
+from sqlstream.index.build.chunks import drop_oldest
 from sqlstream.index.build.lazy import ChunkRows, LazyIndex
 from sqlstream.order import Int64Array
 from sqlstream.stream.engine.chunk_objects import ChunkObjects
@@ -66,12 +68,15 @@ class LazyRows:
         self._ahead: dict[int, AnyHold] = {}
         self._num_ahead: int | None = None
         """What `num_ahead` is once all chunks are counted."""
-        self.ids_are_numbers = False
+        self._starts: Int64Array | None = None
+        """What `_counted` returns once all chunks are counted."""
+        self.ids_are_numbers = not index.learns_sizes
 
     @property
     def known_length(self) -> int | None:
         """Selected rows; None while a filter has not been run on all chunks."""
-        return self._index.known_length
+        starts = self._counted()
+        return None if self._starts is None else int(starts[-1])
 
     def __len__(self) -> int:
         return len(self._index)
@@ -132,7 +137,7 @@ class LazyRows:
             found: list[int] = numbers.tolist()
             return found
         row_ids = np.empty(len(numbers), np.int64)  # [n]
-        chunks = self._places(numbers)
+        chunks = np.array(self._places(numbers))  # [n]
         for chunk in self._chunks_of(numbers):
             mine = chunks == chunk
             row_ids[mine] = self._load(chunk).row_ids[numbers[mine] - self._index.bounds[chunk]]
@@ -144,18 +149,24 @@ class LazyRows:
         Raises:
             IndexError: There are not so many.
         """
-        wanted = np.array(selected, dtype=np.int64)  # [n]
-        while True:
-            sizes = self._index.sizes()
-            num_known = int(np.argmax(sizes < 0)) if (sizes < 0).any() else len(sizes)
-            starts = np.concatenate(([0], np.cumsum(sizes[:num_known])))  # [num_known + 1]
-            if not wanted.size or wanted.max() < starts[-1]:
-                break
-            if num_known == len(sizes):
-                raise IndexError(f"index {wanted.max()} is out of range: the dataset has {starts[-1]} samples")
-            self._load(num_known)
-        chunks = np.searchsorted(starts, wanted, side="right") - 1  # [n]
-        return self.ids_of(self._index.bounds[chunks] + wanted - starts[chunks])
+        while len(selected) and max(selected) >= (starts := self._counted())[-1]:
+            if self._starts is not None:
+                raise IndexError(f"index {max(selected)} is out of range: the dataset has {starts[-1]} samples")
+            self._load(len(starts) - 1)
+        starts = self._counted()
+        chunks = starts.searchsorted(selected, side="right") - 1  # [n]
+        return self.ids_of(self._index.bounds[chunks] + selected - starts[chunks])
+
+    def _counted(self) -> Int64Array:
+        """Return how many selected rows are before each chunk of those that are counted, from the first on: [num_known + 1]."""
+        if self._starts is not None:
+            return self._starts
+        sizes = self._index.sizes()
+        num_known = int(np.argmax(sizes < 0)) if (sizes < 0).any() else len(sizes)
+        starts = np.concatenate(([0], np.cumsum(sizes[:num_known])))  # [num_known + 1]
+        if num_known == len(sizes):
+            self._starts = starts
+        return starts
 
     def rows(self, row_ids: Sequence[int]) -> list[dict[str, object]]:
         """Return rows, in the order asked."""
@@ -165,16 +176,16 @@ class LazyRows:
         """Return rows as an index file has them, in the order asked."""
         return self._read_rows(row_ids, ChunkRows.stored_rows)
 
-    def _read_rows(self, row_ids: Sequence[int], read: Callable[[ChunkRows, Int64Array], list[R]]) -> list[R]:
-        wanted = np.array(row_ids, dtype=np.int64)  # [n]
-        places = self._places(wanted)
+    def _read_rows(self, row_ids: Sequence[int], read: Callable[[ChunkRows, Sequence[int]], list[R]]) -> list[R]:
+        by_chunk: dict[int, list[int]] = {}
+        for at, chunk in enumerate(self._places(row_ids)):
+            by_chunk.setdefault(chunk, []).append(at)
         found: dict[int, R] = {}
-        chunks = self._chunks_of(wanted)
-        for number, chunk in enumerate(chunks):
+        chunks = [*by_chunk]
+        for number, (chunk, mine) in enumerate(by_chunk.items()):
             self._fetch(chunks[number:])
-            mine = np.flatnonzero(places == chunk)  # [m]
-            found.update(zip(mine.tolist(), read(self._load(chunk), wanted[mine]), strict=True))
-        return [found[at] for at in range(len(wanted))]
+            found.update(zip(mine, read(self._load(chunk), [row_ids[at] for at in mine]), strict=True))
+        return [found[at] for at in range(len(row_ids))]
 
     def close(self) -> None:
         """Release what was fetched for later."""
@@ -184,14 +195,14 @@ class LazyRows:
 
     # -- chunks -------------------------------------------------------------------------------------------------------
 
-    def _places(self, numbers: Int64Array) -> Int64Array:
-        return np.searchsorted(self._index.bounds, numbers, side="right").astype(np.int64) - 1
+    def _places(self, numbers: Sequence[int] | Int64Array) -> list[int]:
+        """Return the chunk of each row."""
+        found: list[int] = (self._index.bounds.searchsorted(numbers, side="right") - 1).tolist()
+        return found
 
     def _chunks_of(self, numbers: Int64Array) -> list[int]:
         """Return the chunks that rows lie in, each once, in the order of their first row."""
-        places, first = np.unique(self._places(numbers), return_index=True)
-        found: list[int] = places[np.argsort(first)].tolist()
-        return found
+        return [*dict.fromkeys(self._places(numbers))]
 
     def _refs(self, chunk: int) -> list[ObjectRef]:
         return self._objects.refs(self._index.place_of(chunk))
@@ -230,8 +241,7 @@ class LazyRows:
         """Return a chunk, in memory."""
         if (rows := self._loaded.get(chunk)) is None:
             rows = self._loaded[chunk] = self._read(chunk)
-            while len(self._loaded) > 2 * self._walk.window:
-                self._loaded.popitem(last=False)
+            drop_oldest(self._loaded, num_least=2 * self._walk.window)
         with contextlib.suppress(KeyError):  # another thread has dropped it
             self._loaded.move_to_end(chunk)
         return rows

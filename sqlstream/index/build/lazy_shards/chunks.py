@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sqlstream.config import DamagedShards
 from sqlstream.errors import SourceChangedError, SourceError
-from sqlstream.index.build.chunks import ChunkPlace, ChunkStore
+from sqlstream.index.build.chunks import ChunkPlace, ChunkStore, drop_oldest
 from sqlstream.index.build.lazy_shards.table import ShardTable, decoded, encoded, rows_as, schema_of, table_of
 from sqlstream.index.file.connection import damaged
 from sqlstream.index.file.found import Found, FoundChunks
@@ -41,7 +41,7 @@ ROOM_ROWS = 1 << 24
 """Numbers that a shard has whose samples are not counted: with 2^24 shards they are below the 2^48 that orders take."""
 _LOOKS_AT_A_TIME = 16
 _KEPT_TABLES = 128
-"""Tables that a process keeps in memory, those of two default windows; of wider windows more (`keep_tables`)."""
+"""Tables that a process keeps in memory whatever their size: those of two default windows; of wider windows `keep_tables`."""
 
 
 class FirstShard(NamedTuple):
@@ -84,7 +84,7 @@ class ShardChunks:
         return self._shards[number]
 
     def keep_tables(self, num_tables: int) -> None:
-        """Keep so many tables in memory."""
+        """Keep so many tables in memory, whatever their size."""
         self._num_kept = max(_KEPT_TABLES, num_tables)
 
     # -- as chunks ----------------------------------------------------------------------------------------------------
@@ -170,9 +170,11 @@ class ShardChunks:
             store: The file of the index.
             files: What of it was fetched (`place_of`).
         """
-        if (table := self._tables.pop(number, None)) is None:
-            table = self._known(number, store)
-        if table is None:
+        if (table := self._tables.get(number)) is not None:
+            with contextlib.suppress(KeyError):  # another thread has dropped it
+                self._tables.move_to_end(number)
+            return table
+        if (table := self._known(number, store)) is None:
             table = self._read_once(number, store, NO_REQUESTS, self._path(number, store, files))
         self._keep(number, table)
         return table
@@ -198,9 +200,7 @@ class ShardChunks:
 
     def _keep(self, number: int, table: ShardTable) -> None:
         self._tables[number] = table
-        with contextlib.suppress(KeyError):  # another thread has removed it
-            while len(self._tables) > self._num_kept:
-                self._tables.popitem(last=False)
+        drop_oldest(self._tables, num_least=self._num_kept)
 
     def _known(self, number: int, store: ChunkStore) -> ShardTable | None:
         tables = self.found(store)

@@ -10,8 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sqlstream.errors import IndexDatabaseError, SchemaError
 from sqlstream.index.build.lazy import ChunkRows, LazyIndex
 from sqlstream.index.build.lazy_shards.chunks import ShardChunks, members_path
@@ -24,6 +22,7 @@ from sqlstream.index.types.models import Column, fingerprint
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import Unpack
 from sqlstream.storage.members import places
+from sqlstream.storage.members.places import SamplePart
 
 logger = logging.getLogger(__name__)
 
@@ -94,20 +93,22 @@ class LazyShardIndex(LazyIndex):
         Raises:
             IndexDatabaseError: The tables that were found are damaged.
         """
-        wanted = np.asarray(row_ids, np.int64)  # [n]
-        numbers = np.searchsorted(self.bounds, wanted, side="right") - 1  # [n]
-        offsets = wanted - self.bounds[numbers]  # [n]
-        tables = {number: self._chunks.table(number, self) for number in set(numbers.tolist())}
-        columns = {number: [self._number_of(name) for name in table.names] for number, table in tables.items()}
-        self.unpacks.update({number: table.unpack for number, table in tables.items() if table.unpack is not None})
+        known: dict[int, tuple[ShardTable, int, list[int]]] = {}
         found = list[SamplePlace]()
-        for number, offset in zip(numbers.tolist(), offsets.tolist(), strict=True):
+        numbers: list[int] = (self.bounds.searchsorted(row_ids, side="right") - 1).tolist()
+        for row_id, number in zip(row_ids, numbers, strict=True):
+            if number not in known:
+                table = self._chunks.table(number, self)
+                if table.unpack is not None:
+                    self.unpacks[number] = table.unpack
+                known[number] = table, int(self.bounds[number]), [*map(self._number_of, table.names)]
+            table, first_row, columns = known[number]
             try:
-                entries, parts = places.unpack(tables[number].places[offset].as_py())
-                numbered = tuple(part._replace(column=columns[number][part.column]) for part in parts)
+                entries, parts = places.unpack(table.places[row_id - first_row].as_py())
+                parts = tuple([SamplePart(columns[column], offset, size, facts) for column, offset, size, facts in parts])
             except (ValueError, LookupError) as error:
                 raise self._damaged(error) from error
-            found.append(SamplePlace(number, places.Place(entries, numbered)))
+            found.append(SamplePlace(number, places.Place(entries, parts)))
         return found
 
     def read(self, number: int, files: Sequence[Path]) -> ChunkRows:

@@ -45,6 +45,8 @@ class ShardTable(NamedTuple):
     """The encoding of each column of `rows`, whose Arrow type does not say it; None: an earlier version wrote the table."""
     version: tuple[int | None, str | None, str]
     """Size, ETag and digest of the file that was read."""
+    nbytes: int
+    """Bytes of it in memory."""
 
     def file_of(self, named: SourceFile) -> SourceFile:
         """Return a file, as the source names it, in the version that was read."""
@@ -65,8 +67,9 @@ def table_of(samples: ShardSamples, whole: TableFile, file: SourceFile) -> Shard
     empty = pa.RecordBatch.from_arrays([pa.nulls(0, whole.schema().field(name).type) for name in own], names=own)
     rows = together(whole.batches(own), urls.redact(file.url)) if samples.parts else empty
     places = arrays.blobs(packed_places(samples, {name: number for number, name in enumerate(names)}))
+    rows = _with_url(rows, file)
     return ShardTable(
-        rows=_with_url(rows, file),
+        rows=rows,
         places=places,
         names=names,
         typed=tuple(samples.typed),
@@ -74,6 +77,7 @@ def table_of(samples: ShardSamples, whole: TableFile, file: SourceFile) -> Shard
         unpack=samples.unpack,
         encodings=tuple(encoding(field).decode() for field in map(schema_of(whole).field, own)),
         version=(file.size_bytes, file.etag, file.content),
+        nbytes=rows.nbytes + places.nbytes,
     )
 
 
@@ -152,4 +156,5 @@ def decoded(data: bytes) -> ShardTable:
         unpack=None if about["unpack"] is None else unpack_of(about["unpack"]),
         encodings=None if about.get("encodings") is None else tuple(about["encodings"]),
         version=tuple(about["version"]),
+        nbytes=batch.nbytes,
     )
