@@ -292,6 +292,7 @@ def test_a_function_that_does_not_return_is_an_error_at_the_end_of_credentials(
     with pytest.raises(TransientStorageError, match="has not returned"):
         silent.source.after_refusal(first)
     assert silent.num_asked == 2  # one thread waits for it, however often it is wanted
+    assert caplog.text.count("no request is made before it does") == 1
     silent.may_return.set()
 
 

@@ -31,6 +31,7 @@ _logger = logging.getLogger(__name__)
 _MOST_EARLY_SECONDS = 300.0  # before their end, as object_store renews; of short ones a tenth of their time
 _MOST_RENEWALS = 3  # of one request; more than one, since tokens may be good for few requests and threads share them
 _PATIENCE_SECONDS = 30.0  # for the function; arbitrary, a login service answers within a few
+_SAID_SECONDS = 10.0  # silence of the function that is logged, as that of a host is
 _END_OF_DATES = 253_402_300_800  # seconds from 1970 to the year 10000: milliseconds, from 1978 on, are more
 _AGAIN_SECONDS = 30.0  # after the function failed while what it gave before is still good; arbitrary
 
@@ -56,6 +57,8 @@ class _Question:
         self.is_over = threading.Event()
         self.granted: Granted | None = None
         self.error: ConfigError | TransientStorageError | None = None
+        self.is_said = False
+        """The log says that it takes long."""
 
 
 class CredentialSource:
@@ -135,7 +138,10 @@ class CredentialSource:
                 except RuntimeError as error:  # no more threads for this user, or container
                     self._question = None
                     raise TransientStorageError(f"{self.name} cannot be asked: {error}") from error
-        if not question.is_over.wait(self._patience_seconds):
+        soon = min(_SAID_SECONDS, self._patience_seconds)
+        if not question.is_over.wait(soon):
+            self._say(question, soon)
+        if not question.is_over.wait(self._patience_seconds - soon):
             raise TransientStorageError(
                 f"{self.name} has not returned for {self._patience_seconds:.0f} s: have it give up after a time, with an error"
             )
@@ -143,6 +149,13 @@ class CredentialSource:
             raise type(question.error)(str(question.error)) from question.error  # of each thread that waits, its own
         assert question.granted is not None, "a question ends with an answer or an error"
         return question.granted
+
+    def _say(self, question: _Question, seconds: float) -> None:
+        """Log once that the function takes long: else the hosts that wait for it look silent."""
+        with self._lock:
+            is_said, question.is_said = question.is_said, True
+        if not is_said:
+            _logger.warning("%s has not returned for %.0f s: no request is made before it does", self.name, seconds)
 
     def _answer(self, question: _Question) -> None:
         """Ask the function, and end the question."""
