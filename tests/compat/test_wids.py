@@ -108,6 +108,17 @@ def test_an_index_may_name_a_base_and_options_replace_what_it_says(tmp_path: Pat
         some.close()
 
 
+@pytest.mark.parametrize("form", ["list", "index"])
+def test_a_file_url_without_slashes_is_a_path(form: str, tmp_path: Path) -> None:
+    numbered(tmp_path / "s")
+    shards = [{"url": f"file:{tmp_path}/s/s-{shard}.tar", "nsamples": NUM_SAMPLES} for shard in range(4)]
+    (tmp_path / "some.json").write_text(json.dumps({"wids_version": 1, "shardlist": shards}))
+    named = shards if form == "list" else str(tmp_path / "some.json")
+    dataset = opened(named, tmp_path, transformations=class_of)
+    assert [dataset[number] for number in (0, 31)] == [0, 31]
+    dataset.close()
+
+
 def test_remote_shards_come_once(server: FaultyHttpServer, tmp_path: Path) -> None:
     serve(server, 3, 8)
     shards = [{"url": f"s-{shard:03}.tar", "nsamples": 8} for shard in range(3)]

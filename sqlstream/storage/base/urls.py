@@ -98,7 +98,7 @@ def is_remote(url: str) -> bool:
 
 
 def without_file(url: str) -> str:
-    """Return the path of `file:path`, as scripts of WebDataset write it; all else, `file:///path` too, as it is.
+    """Return the path of `file:path`, as WebDataset and wids write it; all else, `file:///path` too, as it is.
 
     Example:
         >>> without_file("file:/data/x.tar"), without_file("file:x.tar"), without_file("file:///data/x.tar")

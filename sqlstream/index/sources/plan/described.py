@@ -129,14 +129,16 @@ def command_file(command: str, version: str | None) -> SourceFile:
 
 
 def _named_shard(shard: MdsShard | WidsShard, listed: SourceFile, options: IndexOptions) -> MdsShard | WidsShard:
-    """Return a shard with the URL that its command names, if one names it.
+    """Return a shard with the URL that its command names, if one names it, and with the path of `file:path`.
 
     Raises:
         AccessDeniedError: A remote index names a command.
         ConfigError: A local one does, and it is not to be run.
     """
-    if not isinstance(shard, WidsShard) or not urls.is_command(shard.url):
+    if not isinstance(shard, WidsShard):
         return shard
+    if not urls.is_command(shard.url):  # a remote index names no file of this machine, however that is spelled
+        return shard if urls.is_remote(listed.url) else shard._replace(url=urls.without_file(shard.url))
     if urls.is_remote(listed.url):
         raise command_denied(shard.url, listed.url)
     return shard._replace(url=url_of(shard.url, allow_pipes=options.allow_pipes))
