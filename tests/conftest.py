@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.starters import keep_starter, leave_starter
+from tests.starters import keep_starter, leave_out_name_of_test, leave_starter
 
 TESTS = Path(__file__).parent
 
@@ -45,6 +45,13 @@ def pytest_collection_finish() -> None:
     """Leave what collection made out of later searches for garbage: some tests look for theirs hundreds of times."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(request: pytest.FixtureRequest) -> None:
+    """Have helpers of fixtures forked, too: pytest names the test in the environment once more before each of its parts."""
+    if "starts_anew" not in request.fixturenames:
+        leave_out_name_of_test()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -22,10 +22,15 @@ _TESTS = _Tests()
 
 def keep_starter() -> None:
     """Have a starter in this process, and in those that are forked from it, until `leave_starter`."""
-    os.environ.pop("PYTEST_CURRENT_TEST", None)  # a helper is forked only where the environment is that of the starter
+    leave_out_name_of_test()
     if (pid := STARTER.pid) is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
         leave_starter()  # it ends by itself when no helper was wanted for ten minutes
     STARTER.keep(_TESTS, child_environment())
+
+
+def leave_out_name_of_test() -> None:
+    """Take out of the environment what pytest put there: a helper is forked only where the environment is the starter's."""
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
 
 
 def leave_starter() -> None:
