@@ -16,6 +16,7 @@ from sqlstream.index.file.index import Index
 from sqlstream.index.sql.expressions import condition_of, given_names, judges_rows, keeps_rows, one_expression, one_select
 from sqlstream.index.sql.sandbox import run_query
 from sqlstream.index.sql.sqlite_engine import SqliteEngine
+from sqlstream.index.sql.table import QueriedTable
 from sqlstream.index.weights import open_weights
 from tests.index.sources import all_rows, build, write_csv
 
@@ -151,7 +152,7 @@ def test_no_text_that_is_taken_leaves_its_brackets(index: Index, words: list[str
     except QueryError:
         return
     with contextlib.suppress(QueryError):
-        engine = SqliteEngine(index, f"SELECT row, ({text}) AS weight FROM dataframe", budget_seconds=600)
+        engine = SqliteEngine(QueriedTable.of(index), f"SELECT row, ({text}) AS weight FROM dataframe", budget_seconds=600)
         with contextlib.closing(engine):
             names, batches = engine.run(engine.statement, 100)
             rows = [row for batch in batches for (row, _) in batch]

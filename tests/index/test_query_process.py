@@ -183,6 +183,28 @@ def test_a_query_that_its_owner_forgets_has_no_more_of_the_processor_than_its_ti
             sandbox.close(is_over=True)
 
 
+def has_loaded_arrow(sandbox: Sandbox) -> bool:
+    return "libarrow" in Path(f"/proc/{sandbox.process_id}/maps").read_text()
+
+
+def test_arrow_is_loaded_by_a_process_once_a_query_needs_it_and_beside_the_memory_of_the_query(index: Index) -> None:
+    limits = QueryLimits(memory_bytes=64 * MIB)  # less than the address space that Arrow takes
+    with contextlib.closing(SharedProcess()) as shared:
+        seen, processes = [], set()
+        for query in (
+            "SELECT count(*) FROM dataframe",
+            "SELECT count(*) FROM dataframe WHERE regexp_matches(index, '^k1')",
+            "SELECT count(*) FROM dataframe WHERE index ILIKE 'K1%'",
+        ):
+            sandbox = Sandbox(index, query, limits=limits, shared=shared)
+            rows = [row for batch in sandbox.run(sandbox.statement, 10)[1] for row in batch]
+            processes.add(sandbox.process_id)
+            seen.append((rows[0][0], has_loaded_arrow(sandbox)))
+            sandbox.close(is_over=True)
+    assert len(processes) == 1
+    assert seen == [(ROWS, False), (111, True), (111, True)]
+
+
 # -- memory and disk --------------------------------------------------------------------------------------------------
 
 

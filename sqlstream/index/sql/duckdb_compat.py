@@ -24,13 +24,16 @@ from functools import lru_cache
 from typing import Any, ClassVar
 from urllib.parse import quote, unquote, unquote_plus
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 _PATTERN_LENGTH = 1_000
 _TEXT_LENGTH = 1 << 20
 _RESULT_LENGTH = 16 << 20
+_PATTERN_WORDS = re.compile("regexp|match", re.IGNORECASE)
 _SEPARATOR = re.compile(r"[/\\]")
+
+
+def has_patterns(statement: str) -> bool:
+    """Return False if a statement for SQLite certainly calls no function that matches patterns, which Arrow does."""
+    return _PATTERN_WORDS.search(statement) is not None
 
 
 def regexp_matches(text: str | None, pattern: str | None) -> int | None:
@@ -45,7 +48,7 @@ def regexp_matches(text: str | None, pattern: str | None) -> int | None:
     if pattern is None or text is None:
         return None
     _check_lengths(text, pattern)
-    return int(pc.get_function("match_substring_regex").call([pa.scalar(str(text))], _options(pattern)).as_py())
+    return int(_called("match_substring_regex", text, _options(pattern)))
 
 
 def regexp_full_match(text: str | None, pattern: str | None) -> int | None:
@@ -81,8 +84,17 @@ def ilike(pattern: str | None, text: str | None) -> int | None:
 
 
 def _replaced(text: str, pattern: str, replacement: str, count: int | None) -> Any:
-    options = pc.ReplaceSubstringOptions(pattern, replacement, max_replacements=count)
-    return pc.get_function("replace_substring_regex").call([pa.scalar(str(text))], options).as_py()
+    import pyarrow.compute as pc
+
+    return _called("replace_substring_regex", text, pc.ReplaceSubstringOptions(pattern, replacement, max_replacements=count))
+
+
+def _called(function: str, text: str, options: Any) -> Any:
+    """Return what a function of Arrow makes of a text; Arrow is not imported where no pattern is (`has_patterns`)."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.get_function(function).call([pa.scalar(str(text))], options).as_py()
 
 
 def _check_lengths(text: str, pattern: str) -> None:
@@ -96,7 +108,7 @@ def _check_growth(text: str, pattern: str, replacement: str) -> None:
     """Raise ValueError for a result that Arrow could not allocate: it would end the process."""
     if len(text) * len(replacement) <= _RESULT_LENGTH:
         return
-    count = int(pc.get_function("count_substring_regex").call([pa.scalar(str(text))], _options(pattern)).as_py())
+    count = int(_called("count_substring_regex", text, _options(pattern)))
     most = len(text) * (1 + replacement.count("\\")) + (count + 1) * len(replacement)
     if most > _RESULT_LENGTH:
         raise ValueError(f"the result may have {most} characters, and {_RESULT_LENGTH} are the most")
@@ -104,6 +116,8 @@ def _check_growth(text: str, pattern: str, replacement: str) -> None:
 
 @lru_cache(maxsize=64)
 def _options(pattern: str) -> Any:
+    import pyarrow.compute as pc
+
     return pc.MatchSubstringOptions(pattern)
 
 

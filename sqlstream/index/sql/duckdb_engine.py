@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from sqlstream.errors import MissingDependencyError, QueryError, SchemaError
 from sqlstream.index.file.connection import connect
-from sqlstream.index.file.index import Index
 from sqlstream.index.sql.dialect import does_not_run, shortened
 from sqlstream.index.sql.duckdb_compat import MACROS
 from sqlstream.index.sql.expressions import without_end
+from sqlstream.index.sql.table import QueriedTable
 from sqlstream.index.types import values
 from sqlstream.index.types.arrow import arrays_of, schema_of
 from sqlstream.index.types.models import ROW, VIEWS, quote
@@ -70,7 +70,7 @@ class DuckdbEngine:
     """A DuckDB with the rows of an index, for one user query.
 
     Args:
-        index: Whose file is queried; all rows of it, selected or not.
+        table: What is queried.
         query: The user's SQL, in DuckDB's dialect.
         statement: What `duckdb_select` made of it.
         scratch: A path for DuckDB's file; its temporary files are in a directory of this name with `.d`.
@@ -78,9 +78,11 @@ class DuckdbEngine:
         spill_bytes: What its temporary files may take.
     """
 
-    def __init__(self, index: Index, query: str, statement: str, scratch: Path, *, memory_bytes: int, spill_bytes: int) -> None:
+    def __init__(
+        self, table: QueriedTable, query: str, statement: str, scratch: Path, *, memory_bytes: int, spill_bytes: int
+    ) -> None:
         self._query, self.statement = query, statement
-        self._columns = index.columns
+        self._columns = table.columns
         self._duckdb: Any = importlib.import_module("duckdb")
         settings = {
             "memory_limit": f"{memory_bytes}B",
@@ -91,7 +93,7 @@ class DuckdbEngine:
         self._connection = self._duckdb.connect(str(scratch), config=settings)
         try:
             with self._errors():
-                self._load(index)
+                self._load(table)
         except BaseException:
             self._connection.close()
             raise
@@ -137,9 +139,9 @@ class DuckdbEngine:
         """Close the connection."""
         self._connection.close()
 
-    def _load(self, index: Index) -> None:
+    def _load(self, table: QueriedTable) -> None:
         db = self._connection
-        db.register("incoming", _read(index))
+        db.register("incoming", _read(table))
         db.execute(f"CREATE TABLE {VIEWS[0]} AS SELECT * FROM incoming")
         db.unregister("incoming")
         db.execute(f"CREATE VIEW {VIEWS[1]} AS SELECT * FROM {VIEWS[0]}")
@@ -181,14 +183,14 @@ def _uuids(texts: Sequence[str | None]) -> list[bytes | None]:
     return [None if text is None else uuid.UUID(text).bytes for text in texts]
 
 
-def _read(index: Index) -> pa.RecordBatchReader:
+def _read(table: QueriedTable) -> pa.RecordBatchReader:
     """Return all rows of the index file."""
-    columns = index.sql_columns
+    columns = table.sql_columns
     schema = schema_of(columns, physical=True)
     names = ", ".join([ROW, *(column.expression for column in columns)])
 
     def batches() -> Iterator[pa.RecordBatch]:
-        with contextlib.closing(connect(index.path)) as connection:
+        with contextlib.closing(connect(table.path)) as connection:
             cursor = connection.execute(f"SELECT {names} FROM rows ORDER BY {ROW}")
             while rows := cursor.fetchmany(_ROWS_AT_A_TIME):
                 ids = pa.array([row[0] for row in rows], pa.int64())

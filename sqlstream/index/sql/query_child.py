@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import math
 import os
 import pickle
@@ -13,11 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sqlstream.index.sql.duckdb_engine import DuckdbEngine
+from sqlstream.index.sql.duckdb_compat import has_patterns
 from sqlstream.index.sql.query_process import _HEADER_BYTES, Job
 from sqlstream.index.sql.sqlite_engine import SqliteEngine
+
+if TYPE_CHECKING:
+    from sqlstream.index.sql.duckdb_engine import DuckdbEngine
 
 _LOOK_SECONDS = 1.0  # after which an orphan ends at the latest
 _IDLE_SECONDS = 10.0  # between two chunks of a lazy index; a start costs 0.3 s
@@ -43,25 +48,31 @@ class _QueryServer:
 
     def _open(self, job: Job) -> None:
         if self._engine is None:
+            _import_needs(job)
             _set_limits(job)
         else:
             self._engine.close()
+            with _unlimited_memory():
+                _import_needs(job)
         _limit_processor(job)
         if job.engine == "duckdb":
+            from sqlstream.index.sql.duckdb_engine import DuckdbEngine
+
             assert job.scratch is not None
             memory, spill = job.limits.memory_bytes // 2, job.limits.result_bytes
             self._engine = DuckdbEngine(
-                job.index, job.query, job.statement, job.scratch, memory_bytes=memory, spill_bytes=spill
+                job.table, job.query, job.statement, job.scratch, memory_bytes=memory, spill_bytes=spill
             )
         else:
-            self._engine = SqliteEngine(job.index, job.query, budget_seconds=math.inf, statement=job.statement)
+            self._engine = SqliteEngine(job.table, job.query, budget_seconds=math.inf, statement=job.statement)
 
     def _describe(self) -> list[str]:
         assert self._engine is not None
         return self._engine.describe()
 
     def _result_fields(self) -> dict[str, Any]:
-        assert isinstance(self._engine, DuckdbEngine)
+        assert self._engine is not None
+        assert not isinstance(self._engine, SqliteEngine)
         return self._engine.result_fields()
 
     def _run(self, statement: str, count: int) -> list[str]:
@@ -94,10 +105,32 @@ class _QueryServer:
         return pickle.loads(self._file.read(int.from_bytes(header, "little")))
 
 
+def _import_needs(job: Job) -> None:
+    """Import what this query needs before its memory is bounded; Arrow and numpy are most of a start, and few need them."""
+    if job.engine == "duckdb":
+        importlib.import_module("sqlstream.index.sql.duckdb_engine")
+    elif has_patterns(job.statement):
+        importlib.import_module("pyarrow.compute")
+
+
+def _used_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+@contextlib.contextmanager
+def _unlimited_memory() -> Iterator[None]:
+    """Take what is imported within for no use of the query; its limit is as far away after it as before."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = _used_bytes()
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    yield
+    _set_limit(resource.RLIMIT_AS, soft + _used_bytes() - used)
+
+
 def _set_limits(job: Job) -> None:
     """Bound memory and files from here on."""
-    with open("/proc/self/statm") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
+    used = _used_bytes()
     for kind, limit in (
         (resource.RLIMIT_AS, used + job.limits.memory_bytes),
         (resource.RLIMIT_FSIZE, job.limits.result_bytes),

@@ -20,8 +20,8 @@ from typing import Any
 from sqlstream.environment import child_environment
 from sqlstream.errors import QueryError
 from sqlstream.index.file.connection import size_of
-from sqlstream.index.file.index import Index
 from sqlstream.index.sql.dialect import does_not_run
+from sqlstream.index.sql.table import QueriedTable
 from sqlstream.process import fork, locks
 from sqlstream.process.children import forget_child, start_child
 
@@ -43,10 +43,10 @@ class QueryLimits:
     result_bytes: int = 0
     """Its result, and its temporary files; 0: four times the index file, and 1 GiB."""
 
-    def of(self, index: Index) -> QueryLimits:
+    def of(self, table: QueriedTable) -> QueryLimits:
         """Return the limits in numbers."""
         memory = max(1 << 30, _memory_bytes() // 4)
-        result = (1 << 30) + 4 * size_of(index.path)
+        result = (1 << 30) + 4 * size_of(table.path)
         return QueryLimits(
             seconds=self.seconds, memory_bytes=self.memory_bytes or memory, result_bytes=self.result_bytes or result
         )
@@ -64,7 +64,7 @@ def _memory_bytes() -> int:
 class Job:
     """What the process is started for."""
 
-    index: Index
+    table: QueriedTable
     query: str
     """As the user wrote it, for errors."""
     statement: str
@@ -106,7 +106,7 @@ class QueryProcess:
         """
         self._job, self._seconds_left, self._bytes_left = job, job.limits.seconds, job.limits.result_bytes
         self._send(("open", (job,)))
-        self._receive("the start of", _START_SECONDS + job.index.num_rows / _LEAST_ROWS_A_SECOND)
+        self._receive("the start of", _START_SECONDS + job.table.num_rows / _LEAST_ROWS_A_SECOND)
 
     def is_alive(self) -> bool:
         """Return False once it has ended."""
@@ -223,7 +223,7 @@ class QueryProcess:
 
     def _error(self, why: str) -> QueryError:
         engine = " in DuckDB" if self._job.engine == "duckdb" else ""
-        return does_not_run(self._job.query, why, self._job.index.columns, engine)
+        return does_not_run(self._job.query, why, self._job.table.columns, engine)
 
 
 def remove_scratch(scratch: Path) -> None:

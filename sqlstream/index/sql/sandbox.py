@@ -21,6 +21,7 @@ from sqlstream.index.sql.duckdb_engine import duckdb_select
 from sqlstream.index.sql.expressions import judges_rows
 from sqlstream.index.sql.query_process import Job, QueryLimits, QueryProcess
 from sqlstream.index.sql.sqlite_engine import SqliteEngine
+from sqlstream.index.sql.table import QueriedTable
 
 DEFAULT_LIMITS = QueryLimits()
 BUDGET_SECONDS = DEFAULT_LIMITS.seconds
@@ -84,20 +85,21 @@ class Sandbox:
         self._shared, self._is_shared = shared or SharedProcess(), shared is not None
         self._process: QueryProcess | None = None
         self._here: SqliteEngine | None = None
-        self.columns = [column.physical for column in index.sql_columns]
+        table = QueriedTable.of(index)
+        self.columns = [column.physical for column in table.sql_columns]
         if engine == "duckdb":
             self.statement = duckdb_select(query)
-        check_repeatable(query, [column.name for column in index.columns], engine)
+        check_repeatable(query, [column.name for column in table.columns], engine)
         if engine == "sqlite":
-            self._here = SqliteEngine(index, query, budget_seconds=budget_seconds)
+            self._here = SqliteEngine(table, query, budget_seconds=budget_seconds)
             self.statement = self._here.statement
             try:
                 self._here.prepare()
             except BaseException:
                 self._here.close()
                 raise
-        limits = replace(limits, seconds=budget_seconds).of(index)
-        self._job = Job(index=index, query=query, statement=self.statement, engine=engine, scratch=scratch, limits=limits)
+        limits = replace(limits, seconds=budget_seconds).of(table)
+        self._job = Job(table=table, query=query, statement=self.statement, engine=engine, scratch=scratch, limits=limits)
 
     @property
     def process_id(self) -> int | None:

@@ -16,11 +16,11 @@ from itertools import chain
 from typing import Any
 
 from sqlstream.index.file.connection import connect, damage_named, size_of
-from sqlstream.index.file.index import Index
 from sqlstream.index.sql import functions
 from sqlstream.index.sql.dialect import MAX_SQL_LENGTH, does_not_run, to_sqlite
 from sqlstream.index.sql.moments import with_whole_moments
 from sqlstream.index.sql.numbers import computed_with, stored_as
+from sqlstream.index.sql.table import QueriedTable
 from sqlstream.index.types.models import ROW, VIEWS, quote
 
 _OPERATIONS = 20_000  # of SQLite's machine between two looks at the clock: about a millisecond
@@ -48,7 +48,7 @@ class SqliteEngine:
     """A connection for one user query.
 
     Args:
-        index: Whose file is queried; all rows of it, selected or not.
+        table: What is queried.
         query: The user's SQL.
         budget_seconds: The query is stopped after this time; within one function of it, nothing stops it.
         statement: The query as SQLite must read it, where that is known: its translation imports sqlglot.
@@ -57,15 +57,15 @@ class SqliteEngine:
         QueryError: No single SELECT.
     """
 
-    def __init__(self, index: Index, query: str, *, budget_seconds: float, statement: str | None = None) -> None:
-        self._index, self._query, self._budget = index, query, budget_seconds
-        self.columns = [column.physical for column in index.sql_columns]
-        self.statement = statement or with_whole_moments(to_sqlite(query, self.columns), index.columns)
+    def __init__(self, table: QueriedTable, query: str, *, budget_seconds: float, statement: str | None = None) -> None:
+        self._table, self._query, self._budget = table, query, budget_seconds
+        self.columns = [column.physical for column in table.sql_columns]
+        self.statement = statement or with_whole_moments(to_sqlite(query, self.columns), table.columns)
         self.functions: set[str] = set()
         """Functions that the statements so far call, in lower case."""
         self.columns_read: set[str] = set()
         """Columns that the statements so far look at, as SQL spells them."""
-        self._length = min(max(_LEAST_LENGTH, size_of(index.path)), _MOST_LENGTH)
+        self._length = min(max(_LEAST_LENGTH, size_of(table.path)), _MOST_LENGTH)
         self._denied: str | None = None
         self._failed: list[Exception] = []
         self._raised: BaseException | None = None
@@ -80,7 +80,7 @@ class SqliteEngine:
 
     def _check_numbers(self) -> None:
         """Raise QueryError for a query that computes with values for which SQLite has no number, if there are some."""
-        read = [column for column in self._index.columns if column.physical in self.columns_read]
+        read = [column for column in self._table.columns if column.physical in self.columns_read]
         for column in computed_with(self.statement, read):
             name = quote(column.physical)
             first = f"SELECT {ROW} FROM {VIEWS[0]} WHERE typeof({name}) = '{stored_as(column)}' LIMIT 1"
@@ -93,7 +93,7 @@ class SqliteEngine:
                     f"it compares or computes with {column.name!r}, of which row {found[0]} is no number to SQLite "
                     f"({column.type}), so that rows would be wrong: use sql_engine='duckdb', or {way}"
                 )
-                raise does_not_run(self._query, why, self._index.columns)
+                raise does_not_run(self._query, why, self._table.columns)
 
     def describe(self) -> list[str]:
         """Return the names of the query's result columns (doubles get a number); runs nothing."""
@@ -134,10 +134,10 @@ class SqliteEngine:
             return cursor.fetchmany(count)
 
     def _locked_down(self) -> sqlite3.Connection:
-        connection = connect(self._index.path)
+        connection = connect(self._table.path)
         connection.execute("PRAGMA case_sensitive_like=ON")  # as in DuckDB
         functions.register(connection, self._failed.append)
-        with damage_named(self._index.path):  # the schema is read before the guard stands
+        with damage_named(self._table.path):  # the schema is read before the guard stands
             connection.execute("SELECT 1 FROM dataframe, json_each('[]'), json_tree('[]') LIMIT 0")
         for limit, value in _LIMITS.items():
             connection.setlimit(limit, value)
@@ -199,7 +199,7 @@ class SqliteEngine:
                 why += ": its temporary files, for what it sorts or groups, have no room"
             elif "syntax error" in why or "no such function" in why or "unrecognized token" in why:
                 why += " (what only DuckDB knows needs sql_engine='duckdb')"
-            raise does_not_run(self._query, why, self._index.columns) from error
+            raise does_not_run(self._query, why, self._table.columns) from error
 
 
 def _num_bytes(rows: list[tuple[Any, ...]]) -> int:
