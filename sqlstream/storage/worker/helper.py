@@ -62,6 +62,9 @@ _HANG_SECONDS = 60.0  # beyond every timeout: a storage client that takes longer
 _NUM_CALL_THREADS = (
     16  # for listings and footers; threads of their own, so that downloads that wait for a grant do not stop them
 )
+_SWITCH_SECONDS = 0.05
+"""How long a thread waits for the interpreter before it asks for it; Python's 5 ms. Each downloads, and lets it go by itself at
+its next request, read or write: who asks sooner wakes for nothing, and takes it from a thread that the system has stopped."""
 _PAGE = 1000  # objects of one page of a listing, as S3 has it
 
 _logger = logging.getLogger(__name__)
@@ -242,6 +245,7 @@ def serve(channel: Channel, has_reader: Callable[[], bool]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; our end is the end of the socket
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    sys.setswitchinterval(_SWITCH_SECONDS)
     helper: Helper | None = None
     alive_at = 0.0
     look_seconds = USUAL_TIMING.look_seconds
