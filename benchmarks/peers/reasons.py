@@ -26,6 +26,11 @@ _FILE = (
 )
 _HELPER = "each worker has a helper process of its own, forked at its first miss from one that has imported"
 _HTTP = f"{_HELPER}; then urllib3 and http.client take most of a sample, in Python, and check each answer"
+_SHARDS = (
+    "archives without an index are brought, and their headers walked, by the process that opens the dataset, before workers "
+    "begin: more than half of the CPU of a cold epoch; with few samples the start of helpers is most of the rest "
+    "(`benchmarks/results/profiles/shards-cold-http-20.txt`)"
+)
 _FIRST = [(latency, num) for num in COLD_SAMPLES for latency in (20, 50)]
 REASONS: dict[tuple[str, str], str] = {
     ("users-warm-bytes-2", "1.5 times the best with loose samples"): _ENGINE,
@@ -42,6 +47,10 @@ REASONS: dict[tuple[str, str], str] = {
         "p99 at most 5 times plain torch's",
     ): f"{_LOOKUP}; the ledger's uses are written in a thread",
     ("users-cpu", "at most 1.6 times plain torch's"): _ENGINE,
+    **{
+        (f"shards-cold-{latency}", "1.2 times the best of MosaicML and WebDataset, by sqlstream_tar"): _SHARDS
+        for latency in (20, 50)
+    },
     ("cold-s3-20", "1.5 times the best with loose files"): _FILE,
     ("cold-s3-50", "1.5 times the best with loose files"): _FILE,
     (
