@@ -28,6 +28,7 @@ from sqlstream.storage.members.names import group
 from sqlstream.storage.members.packed import check_hashes, decompress
 from sqlstream.storage.members.split import RowDecoder
 from sqlstream.storage.members.tar import TarMember, read_members
+from sqlstream.write.base.disk import temporary_disk
 from sqlstream.write.formats.whole_files import little_endian
 
 INDEX_NAME = "index.json"
@@ -189,9 +190,10 @@ class ShardReader:
                 raise StorageError(f"there is no file {path}: write it again, or correct the index")
             yield path
             return
-        with tempfile.TemporaryDirectory(prefix="sqlstream-shards-") as folder:
-            copy = Path(folder, "shard")
-            self._reader(url).download(url, copy)
+        with contextlib.ExitStack() as exit_:
+            with temporary_disk(f"{urls.redact(url)} is read there"):
+                copy = Path(exit_.enter_context(tempfile.TemporaryDirectory(prefix="sqlstream-shards-")), "shard")
+                self._reader(url).download(url, copy)
             yield copy
 
     def _reader(self, url: str) -> RemoteReader:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import shutil
@@ -66,6 +67,7 @@ def write_energon(tars: Iterable[tuple[str, Path]], folder: Path) -> int:
 
     Raises:
         SourceError: A key comes twice, or a tar is damaged.
+        OSError: The disk takes no more.
     """
     counts: dict[str, int] = {}
     digest = hashlib.sha256()
@@ -77,6 +79,9 @@ def write_energon(tars: Iterable[tuple[str, Path]], folder: Path) -> int:
             counts[name] = _add(connection, number, name, path)
         connection.executescript(_INDEXES)
         connection.commit()
+    except sqlite3.OperationalError as error:
+        code = errno.ENOSPC if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL else errno.EIO
+        raise OSError(code, f"SQLite: {error}", str(folder)) from error
     finally:
         connection.close()
     (folder / ".info.json").write_text(json.dumps({"energon_version": _VERSION, "shard_counts": counts}, indent=2))

@@ -34,7 +34,13 @@ def run(options: argparse.Namespace) -> int:
 
     if not (options.wids or options.idx or options.energon):
         raise ConfigError("what is to be written? give --wids OUT, --idx, --energon, or several")
-    with shard_reader(options, options.tars) as reader, tempfile.TemporaryDirectory(prefix="sqlstream-shards-") as folder:
+    from sqlstream.write.base.disk import temporary_disk
+
+    with (
+        shard_reader(options, options.tars) as reader,
+        temporary_disk("what is made of the tars lies there first"),
+        tempfile.TemporaryDirectory(prefix="sqlstream-shards-") as folder,
+    ):
         shards = [shard for place in options.tars for shard in reader.find(place)]
         for shard in shards:
             if shard.kind != "tar":

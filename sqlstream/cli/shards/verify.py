@@ -35,6 +35,8 @@ def run(options: argparse.Namespace) -> int:
                     counted = reader.check(shard)
                     samples, size = samples + counted.num_samples, size + counted.size_bytes
                 except (SourceError, StorageError) as error:
+                    if error.context.get("is_temporary"):  # of this machine's disk: it says nothing of the shard
+                        raise
                     damaged.append({"shard": redact(shard.url), "problem": str(error)})
                 bar.update(1)
     if options.json:

@@ -16,6 +16,7 @@ unless the source has a name. An object store has no appending: there it is stor
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -29,6 +30,7 @@ from sqlstream.errors import ConfigError, ObjectNotFoundError, OutputExistsError
 from sqlstream.process import locks
 from sqlstream.storage.base.protocols import RemoteReader, RemoteWriter
 from sqlstream.storage.base.urls import is_remote, local_path, redact
+from sqlstream.write.base.disk import named_disk, temporary_disk
 from sqlstream.write.base.options import ReaderWriter
 
 JOURNAL_NAME = ".sqlstream-write.jsonl"
@@ -282,15 +284,19 @@ def put_bytes(remote: RemoteWriter | None, url: str, content: bytes) -> None:
     """Store a few bytes as an object; or as a file of this disk, for which nothing remote is needed."""
     if not is_remote(url):
         path = local_path(url)
-        path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
-        part.write_bytes(content)
-        part.replace(path)
+        with named_disk(str(path)), contextlib.ExitStack() as exit_:
+            exit_.callback(part.unlink, missing_ok=True)  # a part of it would be in the way of what makes room
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(content)
+            part.replace(path)
         return
     assert remote is not None, redact(url)
-    with tempfile.NamedTemporaryFile(prefix="sqlstream-write-") as file:
-        file.write(content)
-        file.flush()
+    with contextlib.ExitStack() as exit_:
+        with temporary_disk(f"{redact(url)} waits there for its upload"):
+            file = exit_.enter_context(tempfile.NamedTemporaryFile(prefix="sqlstream-write-"))
+            file.write(content)
+            file.flush()
         remote.upload(Path(file.name), url)
 
 

@@ -28,6 +28,7 @@ from sqlstream.storage.base import urls
 from sqlstream.storage.base.checksum import md5_of
 from sqlstream.storage.base.protocols import ObjectInfo
 from sqlstream.storage.fetcher import Fetcher
+from sqlstream.write.base.disk import temporary_disk
 from sqlstream.write.base.journal import (
     JOURNAL_NAME,
     LocalJournal,
@@ -100,7 +101,8 @@ class Output:
             ConfigError: What is there cannot be resumed.
         """
         if self._directory is None:
-            self._directory = Path(tempfile.mkdtemp(prefix="sqlstream-write-"))
+            with temporary_disk(f"shards of {self.place} wait there for their upload"):
+                self._directory = Path(tempfile.mkdtemp(prefix="sqlstream-write-"))
         else:
             self._directory.mkdir(parents=True, exist_ok=True)
         if self._remote is None:  # first of all: who is refused takes nothing away from the process that writes there

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from sqlstream.errors import ConfigError, SqlStreamError, StorageError
+from sqlstream.errors import ConfigError, StorageError
 from sqlstream.progress import progress
+from sqlstream.write.base.disk import is_of_the_disk, temporary_error
 from sqlstream.write.base.journal import SourcePoint, StoredShard
 from sqlstream.write.base.options import Out, WriteOptions
 from sqlstream.write.base.output import FinishedShard, Output
@@ -18,7 +18,6 @@ from sqlstream.write.base.output import FinishedShard, Output
 Item = TypeVar("Item")
 """An encoded sample, as a format has it."""
 Item_contra = TypeVar("Item_contra", contravariant=True)
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
 
 class PartFiles(Protocol):
@@ -190,7 +189,8 @@ class SampleWriter(Generic[Item]):
         self._is_open = False
         try:
             if self._draft is not None:
-                self._draft.discard()
+                with contextlib.suppress(OSError):  # what it still has in memory is thrown away: the disk may be full
+                    self._draft.discard()
                 self._draft = None
         finally:
             self._exit.close()
@@ -207,7 +207,9 @@ class SampleWriter(Generic[Item]):
 
     def _check_disk(self, error: BaseException) -> None:
         """Raise StorageError where an error is one of the disk: it says where that is, and that what is there is not lost."""
-        if isinstance(error, OSError) and not isinstance(error, SqlStreamError) and error.errno in _OF_THE_DISK:
+        if isinstance(error, OSError) and is_of_the_disk(error):
+            if self._output.place.local is None:
+                raise temporary_error(f"shards of {self.place} wait there for their upload", error) from error
             raise StorageError(
                 f"{self.place} cannot be written ({error}): free space there, or look at that disk's health and rights, and "
                 "resume; full shards are stored",
