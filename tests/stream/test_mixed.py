@@ -405,10 +405,9 @@ def test_a_plain_loader_takes_a_mixture(tmp_path: Path, context: str) -> None:
 def test_a_plan_takes_of_an_epochs_last_step_what_its_batch_has(tmp_path: Path, options: dict[str, Any]) -> None:
     with mixed(tmp_path, epoch_size=46, **options) as dataset:
         loader = StreamingDataLoader(dataset, batch_size=10, drop_last=True, collate_fn=list)
-        num_steps = 8  # of two epochs
-        batches = [*islice(chain(loader, loader), num_steps)]
-        given = [dict(Counter(sample["__stream__"] for sample in batch)) for batch in batches]
-        assert [dict(step.num_samples) for step in loader.plan(0, num_steps)] == given
+        batches = islice(chain(loader, loader), 8)  # two epochs
+        given = [Counter(sample["__stream__"] for sample in batch) for batch in batches]
+        assert [dict(step.num_samples) for step in loader.plan(0, 8)] == given
         assert [sum(loader.counts(step).values()) for step in (3, 4)] == [30, 46]  # six are left out
 
 
