@@ -249,6 +249,23 @@ def test_a_remote_shard_that_changed_is_an_error_and_nothing_is_mixed(
         list(dataset)
 
 
+def test_shards_without_versions_are_named_once_since_another_one_would_not_be_noticed(
+    server: FaultyHttpServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    serve(server, num_shards=2, num_samples=3)
+    url = server.url + "/data/s-{000..001}.tar"
+    server.names_versions, server.last_modified = False, None
+    with opened(url, tmp_path):
+        pass
+    warnings = [record.message for record in caplog.records if "Last-Modified" in record.message]
+    assert len(warnings) == 1
+    assert "of 2 of 2 shards, such as" in warnings[0]
+    caplog.clear()
+    server.last_modified = "Mon, 01 Jan 2024 00:00:00 GMT"
+    with opened(url, tmp_path):
+        assert "neither ETag" not in caplog.text
+
+
 def test_s4_an_archive_that_ends_early_is_never_taken_for_a_short_one(folder: Path) -> None:
     (folder / "cut.tar").write_bytes(tar_of(samples(0, 8))[:9000])
     with pytest.raises(SourceError, match=r"cut\.tar"):

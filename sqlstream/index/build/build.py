@@ -93,6 +93,7 @@ def open_index(
     index = with_content(index, plan)
     if isinstance(index, ShardIndex):
         index.warn_of_damage()
+        index.warn_of_missing_versions()
     check_key(index, options)
     check_downloads(index, options)
     index.hold()

@@ -170,6 +170,16 @@ class ShardIndex(ContentIndex):
             f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else "",
         )
 
+    def warn_of_missing_versions(self) -> None:
+        """Log of which remote shards nothing tells versions apart: what is read of them later is not compared."""
+        files = [shard.file for shard in self._files.shards if shard is not None and urls.is_remote(shard.file.url)]
+        if found := [urls.redact(file.url) for file in files if file.content]:
+            logger.warning(
+                "%s: the server names neither ETag nor Last-Modified of %d of %d shards, such as %s: one that is replaced at "
+                "its size while the dataset is open is not noticed, but for members of ZIP; serve them with ETags",
+                *(self.src, len(found), len(files), found[0]),
+            )
+
     def _name_of(self, number: int) -> str:
         shard = self._files.shards[number]
         return f"shard {number}" if shard is None else urls.redact(shard.file.url)
