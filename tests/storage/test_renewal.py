@@ -263,6 +263,29 @@ class Silent:
         return {"token": str(self.num_asked), "expires_at": self.now + 3600}
 
 
+def test_a_function_that_never_returns_is_waited_for_by_few_tries_and_by_the_others_no_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float | None] = []
+    wait, thread = threading.Event.wait, threading.current_thread()
+
+    def noted(event: threading.Event, timeout: float | None = None) -> bool:
+        if threading.current_thread() is thread:
+            waits.append(timeout)
+        return wait(event, timeout)
+
+    silent = Silent(0.05)
+    silent.now = silent.source.current().ends_at
+    for _ in range(5):
+        with pytest.raises(TransientStorageError, match="has not returned"):
+            silent.source.current()
+    monkeypatch.setattr(threading.Event, "wait", noted)
+    with pytest.raises(TransientStorageError, match="has not returned"):
+        silent.source.current()
+    silent.may_return.set()
+    assert waits == [0, 0]
+
+
 def test_a_function_that_does_not_return_holds_up_no_thread_with_good_credentials() -> None:
     silent = Silent(1000.0)
     first = silent.source.current()

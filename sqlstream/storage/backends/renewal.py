@@ -30,7 +30,8 @@ _logger = logging.getLogger(__name__)
 
 _MOST_EARLY_SECONDS = 300.0  # before their end, as object_store renews; of short ones a tenth of their time
 _MOST_RENEWALS = 3  # of one request; more than one, since tokens may be good for few requests and threads share them
-_PATIENCE_SECONDS = 30.0  # for the function; arbitrary, a login service answers within a few
+_PATIENCE_SECONDS = 30.0  # of a try for the function; arbitrary, a login service answers within a few
+_MOST_WAITS = 4  # so many times that, one call of it is waited for at the longest, by all tries together
 _SAID_SECONDS = 10.0  # silence of the function that is logged, as that of a host is
 _END_OF_DATES = 253_402_300_800  # seconds from 1970 to the year 10000: milliseconds, from 1978 on, are more
 _AGAIN_SECONDS = 30.0  # after the function failed while what it gave before is still good; arbitrary
@@ -53,12 +54,17 @@ class Granted:
 class _Question:
     """One call of the user's function, and how it ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
         self.is_over = threading.Event()
         self.granted: Granted | None = None
         self.error: ConfigError | TransientStorageError | None = None
         self.is_said = False
         """The log says that it takes long."""
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether it is over; wait for that, but no longer than to the deadline of all who wait."""
+        return self.is_over.wait(max(0.0, min(seconds, self._deadline - time.monotonic())))
 
 
 class CredentialSource:
@@ -132,16 +138,16 @@ class CredentialSource:
             if self._granted is not None and (before is None or self._granted.number > before.number):
                 return self._granted
             if (question := self._question) is None:
-                question = self._question = _Question()
+                question = self._question = _Question(time.monotonic() + _MOST_WAITS * self._patience_seconds)
                 try:
                     threading.Thread(target=self._answer, args=(question,), name="credentials", daemon=True).start()
                 except RuntimeError as error:  # no more threads for this user, or container
                     self._question = None
                     raise TransientStorageError(f"{self.name} cannot be asked: {error}") from error
         soon = min(_SAID_SECONDS, self._patience_seconds)
-        if not question.is_over.wait(soon):
+        if not question.wait(soon):
             self._say(question, soon)
-        if not question.is_over.wait(self._patience_seconds - soon):
+        if not question.wait(self._patience_seconds - soon):
             raise TransientStorageError(
                 f"{self.name} has not returned for {self._patience_seconds:.0f} s: have it give up after a time, with an error"
             )
