@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -13,6 +14,7 @@ import pytest
 from sqlstream.cache import Cache
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.model.refs import ObjectRef, charged_bytes, object_key
+from sqlstream.cache.recovery import recover
 from sqlstream.testing.disk import cached_files
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
@@ -92,6 +94,37 @@ def test_a_kill_between_unlink_and_commit_is_not_said_to_be_a_strangers(
         assert cache.statistics().quarantined == 0
     assert "another program" not in caplog.text
     check_invariants(filled, at_rest=True)
+
+
+class _DiedError(Exception):
+    """Ends a transaction before its COMMIT."""
+
+
+def unlink_and_die(cache: Cache, *removed: list[str]) -> None:
+    """Remove files, one after the other of `removed`, in a transaction that comes to no COMMIT."""
+    session = Session(cache)
+    with contextlib.suppress(_DiedError), session.transaction() as tx:
+        for urls in removed:
+            keys = [object_key(url) for url in urls]
+            assert len(recover.remove(tx, session.directory.disk, [*tx.find(keys).values()])) == len(urls)
+        raise _DiedError
+
+
+def test_files_that_one_transaction_removes_in_two_steps_are_uncounted_after_its_death(filled: Path, urls: list[str]) -> None:
+    with Cache(filled) as cache:
+        unlink_and_die(cache, urls[:2], urls[2:3])
+        assert cache.verify() == []
+        assert cache.statistics().entries == 3
+
+
+def test_files_of_a_death_are_uncounted_by_the_next_who_removes_others(filled: Path, urls: list[str]) -> None:
+    with Cache(filled) as cache:
+        unlink_and_die(cache, urls[:2])
+        unlink_and_die(cache, urls[2:3])
+        with Session(cache).transaction() as tx:
+            recover.remove(tx, Disk(filled), [*tx.find([object_key(urls[3])]).values()])
+        assert cache.statistics().entries == 2, "the rows of the three are gone with the fourth"
+        assert cache.verify() == []
 
 
 def test_pins_and_downloads_of_a_killed_process_are_given_back(

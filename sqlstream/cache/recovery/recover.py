@@ -63,7 +63,11 @@ def remove(
         num_files: The same, of files.
         at_most: Stop after so many files.
     """
-    disk.announce_removal([row.key for row in rows])
+    if tx.unlinked is None:  # the note that is replaced may be of a transaction that came to no COMMIT
+        ghosts = _ghosts(tx, disk)
+        tx.unlinked = [row.key for row in ghosts]
+        _uncount(tx, ghosts)
+    disk.announce_removal([*tx.unlinked, *(row.key for row in rows)])
     gone: list[EntryRow] = []
     freed = 0
     for row in rows:
@@ -73,6 +77,7 @@ def remove(
             gone.append(row)
             freed += row.charged_bytes
     tx.remove([row.key for row in gone])
+    tx.unlinked += [row.key for row in gone]
     return gone
 
 
@@ -100,11 +105,21 @@ def quarantine(tx: LedgerTransaction, disk: Disk, key: bytes, owner: str | None)
 
 def settle_removal(tx: LedgerTransaction, disk: Disk) -> int:
     """Uncount files that a process unlinked before it died; return how many."""
+    return _uncount(tx, _ghosts(tx, disk))
+
+
+def _ghosts(tx: LedgerTransaction, disk: Disk) -> list[EntryRow]:
+    """Return the rows of files that were unlinked by a transaction without a COMMIT."""
     rows = tx.find(disk.read_removal()).values()
-    pinned = tx.pinned()
-    ghosts = [row.key for row in rows if row.is_ready and row.key not in pinned and disk.data_size(row.key, row.ext) is None]
-    tx.remove(ghosts)
-    return len(ghosts)
+    return [row for row in rows if row.is_ready and disk.data_size(row.key, row.ext) is None]
+
+
+def _uncount(tx: LedgerTransaction, ghosts: Sequence[EntryRow]) -> int:
+    """Remove those of the rows that no process pins; return how many."""
+    pinned = tx.pinned() if ghosts else set()
+    free = [row.key for row in ghosts if row.key not in pinned]
+    tx.remove(free)
+    return len(free)
 
 
 def reap_owners(tx: LedgerTransaction, disk: Disk) -> int:
