@@ -20,7 +20,8 @@ from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader, Unpack
 
 KEPT_BYTES = 64 << 20
-"""Rows of chunks that a process keeps in memory, those of two windows in any case: 110 bytes a sample of TAR shards (m)."""
+"""Rows of chunks that a process keeps in memory, those of two windows in any case: some 500 bytes a sample of TAR
+shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

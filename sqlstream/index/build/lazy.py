@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from sqlstream.errors import ConfigError, UnknownLengthError
+from sqlstream.errors import ConfigError, SourceError, UnknownLengthError
 from sqlstream.index.build.chunks import ChunkPlace, ChunkSource
 from sqlstream.index.file.found import FoundRows
 from sqlstream.index.file.index import Index
@@ -35,6 +35,9 @@ from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader
 
 _ROWS_AT_A_TIME = 65_536
+_MOST_KEPT_ROWS = 1 << 12
+"""Rows of a chunk whose values are kept as an index file has them; arbitrary: more than most shards of samples have."""
+_OBJECT_BYTES = 50  # of one of Python's, without its content
 
 
 class ChunkRows:
@@ -49,12 +52,25 @@ class ChunkRows:
 
     def __init__(self, columns: Sequence[Column], batch: pa.RecordBatch, row_ids: Int64Array, name: str) -> None:
         self.row_ids = row_ids
-        self.nbytes: int = batch.nbytes
-        """Bytes of it in memory."""
         own = set(batch.schema.names)
         arrays = [batch.column(column.name) if column.name in own else None for column in columns]
         self._columns = [_ChunkColumn.of(column, array, name) for column, array in zip(columns, arrays, strict=True)]
         self._names = [column.name for column in columns]
+        self._values = self._all_values() if len(row_ids) <= _MOST_KEPT_ROWS else None
+        self.nbytes: int = batch.nbytes
+        """Bytes of it in memory."""
+        if self._values is not None:  # their contents, and a header each
+            self.nbytes += batch.nbytes + _OBJECT_BYTES * len(row_ids) * len(own)
+
+    def _all_values(self) -> list[Sequence[Any] | None] | None:
+        """Return all values, by columns; None: one has no exact form, which is the fault of its row alone.
+
+        Where the rows of many chunks are mixed, they are asked for one by one, and Arrow takes as long for one as for many.
+        """
+        try:
+            return [None if column.array is None else column.encode(column.array).values for column in self._columns]
+        except SourceError:
+            return None
 
     def rows(self, row_ids: Sequence[int] | Int64Array) -> list[dict[str, object]]:
         """Return the rows with these ids, as a built index gives them."""
@@ -71,16 +87,10 @@ class ChunkRows:
 
     def _stored(self, row_ids: Sequence[int] | Int64Array) -> list[list[Any]]:
         at = self.row_ids.searchsorted(row_ids)  # [n]
-        if len(at) == 1:  # `take` takes ten times as long as to cut one value out (m)
-            start, indices = int(at[0]), None
-        else:
-            start, indices = 0, _as_arrow(at.astype(np.int64))
-        return [
-            [None] * len(at)
-            if column.array is None
-            else column.encode(column.array.slice(start, 1) if indices is None else column.array.take(indices)).values
-            for column in self._columns
-        ]
+        if (kept := self._values) is not None:
+            places: list[int] = at.tolist()
+            return [[None] * len(places) if values is None else [values[place] for place in places] for values in kept]
+        return [[None] * len(at) if c.array is None else c.encode(_taken(c.array, at)).values for c in self._columns]
 
 
 class _ChunkColumn(NamedTuple):
@@ -100,6 +110,13 @@ class _ChunkColumn(NamedTuple):
         """Return a column of an index in a chunk."""
         encode = encoder(pa.nulls(0) if array is None else array, column.field, name)
         return cls(array, encode, decoder(column), column.is_in_place)
+
+
+def _taken(array: pa.Array[Any], at: Any) -> pa.Array[Any]:
+    """Return values by their places; `take` takes ten times as long as to cut one out (m)."""
+    if len(at) == 1 and not pa.types.is_nested(array.type):  # a part of a nested array is cast with all that lies below it
+        return array.slice(int(at[0]), 1)
+    return array.take(_as_arrow(at.astype(np.int64)))
 
 
 def _as_arrow(numbers: Int64Array) -> Any:
