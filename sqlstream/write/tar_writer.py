@@ -43,7 +43,8 @@ class TarWriter(SampleWriter[SampleFiles]):
         OutputExistsError: Something is there.
 
     Example:
-        >>>         >>> with TarWriter(tempfile.mkdtemp()) as writer:
+        >>> import tempfile
+        >>> with TarWriter(tempfile.mkdtemp()) as writer:
         ...     writer.write({"__key__": "0001", "txt": "a cat", "json": {"score": 0.5}})
     """
 

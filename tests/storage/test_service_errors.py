@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import doctest
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from sqlstream.config import StorageOptions
 from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, StorageError
 from sqlstream.index.sources.base.access import stat_file
-from sqlstream.storage.base import service_errors
 from sqlstream.storage.base.retry import error_for_status
 from sqlstream.storage.base.service_errors import read_error
 from sqlstream.storage.fetcher import Fetcher
@@ -35,10 +33,6 @@ def reader(server: FaultyHttpServer, backend: str) -> Iterator[Fetcher]:
         yield fetcher
     finally:
         fetcher.stop()
-
-
-def test_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(service_errors).failed == 0
 
 
 @pytest.mark.parametrize("backend", ["obstore", "fsspec"])

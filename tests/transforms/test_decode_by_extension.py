@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import gzip
 import io
 import pickle
@@ -18,7 +17,6 @@ import torch
 from PIL import Image
 
 from sqlstream.errors import ConfigError, DecodeError, MissingDependencyError, TransformError
-from sqlstream.transforms import decode_by_extension
 from sqlstream.transforms.cached import CacheTransform, chain_key
 from sqlstream.transforms.decode_by_extension import IMAGE_EXTENSIONS, IMAGE_FORMS
 from sqlstream.transforms.presets import DecodeByExtension
@@ -233,7 +231,3 @@ def test_images_are_whole_when_they_leave() -> None:
     assert DecodeByExtension("wids-pil")({"png": png})["png"].getpixel((0, 0)) == Image.open(io.BytesIO(png)).getpixel((0, 0))
     with pytest.raises((DecodeError, TransformError)):
         DecodeByExtension("wids-pil")({"png": png[:-40]})
-
-
-def test_examples_of_docstrings_hold() -> None:
-    assert doctest.testmod(decode_by_extension) == (0, 2)

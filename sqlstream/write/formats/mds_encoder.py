@@ -44,7 +44,7 @@ class MdsEncoder:
         ConfigError: An encoding is unknown, or `pkl` is not allowed.
 
     Example:
-        >>> b"".join(MdsEncoder({"b": "str", "a": "int"}).encode({"a": -2, "b": "hé"})[0]).hex(" ", 4)
+        >>> b"".join(MdsEncoder({"b": "str", "a": "int"}).encode({"a": -2, "b": "hé"})[0]).hex(" ", -4)
         '03000000 feffffff ffffffff 68c3a9'
     """
 

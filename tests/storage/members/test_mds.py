@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import doctest
 import json
 import pickle
 import random
@@ -18,7 +17,6 @@ import numpy as np
 import pytest
 
 from sqlstream.errors import DecodeError, SourceError
-from sqlstream.storage.members import mds, mds_decoder
 from sqlstream.storage.members.mds import (
     MdsColumn,
     MdsShard,
@@ -447,10 +445,3 @@ def test_files_are_those_that_the_index_names() -> None:
 
 def size(path: Path) -> int:
     return path.stat().st_size
-
-
-def test_examples_of_docstrings_hold() -> None:
-    for module in (mds, mds_decoder):
-        result = doctest.testmod(module)
-        assert result.attempted > 0
-        assert result.failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import random
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ import msgpack
 import pytest
 
 from sqlstream.errors import DecodeError, MissingDependencyError, SourceError
-from sqlstream.storage.members import records
 from sqlstream.storage.members.records import EXTENSIONS, RecordDecoder, RecordFormat, record_places
 
 ROWS: list[dict[str, Any]] = [
@@ -162,7 +160,3 @@ def test_a_missing_package_is_named(layout: RecordFormat, monkeypatch: pytest.Mo
 
 def test_extensions_name_formats() -> None:
     assert {EXTENSIONS[".mp"], EXTENSIONS[".cbor"]} == set(RecordFormat)
-
-
-def test_examples_of_docstrings_hold() -> None:
-    assert doctest.testmod(records) == (0, 1)
