@@ -27,7 +27,7 @@ _FILE = (
 _HELPER = "each worker has a helper process of its own, forked at its first miss from one that has imported"
 _HTTP = f"{_HELPER}; then urllib3 and http.client take most of a sample, in Python, and check each answer"
 _SHARDS = (
-    "archives without an index are brought, and their headers walked, by the process that opens the dataset, before workers "
+    "archives without an index are fetched, and their headers walked, by the process that opens the dataset, before workers "
     "begin: more than half of the CPU of a cold epoch; with few samples the start of helpers is most of the rest "
     "(`benchmarks/results/profiles/shards-cold-http-20.txt`)"
 )
