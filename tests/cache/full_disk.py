@@ -28,6 +28,27 @@ NUM_OF_SIZE = {500_000: 60, 50_000: 600}
 FLOOR_BYTES = 8 << 20
 
 
+def brings(cache: Cache, url: str) -> bool:
+    """Return whether the cache brings the right bytes."""
+    with cache.pinned(url) as path:
+        return is_right(path, url)
+
+
+def open_stranger(directory: Path) -> int:
+    """Return the descriptor of a file on the same disk that is not the cache's."""
+    return os.open(directory / "stranger", os.O_WRONLY | os.O_CREAT, 0o600)
+
+
+def fill(stranger: int) -> str | None:
+    """Write until the disk is full; return what it says then."""
+    block = bytes(4096)
+    try:
+        while True:
+            os.write(stranger, block)
+    except OSError as error:
+        return error.strerror
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--directory", type=Path, required=True, help="an empty directory")
@@ -41,21 +62,15 @@ def main() -> None:
         urls = [f"{server.url}/o/{i}.bin" for i in range(num)]
         num_right = 0
         for url in urls:  # more than the disk holds: eviction makes the room that the limit does not ask for
-            with cache.pinned(url) as path:
-                num_right += is_right(path, url)
+            num_right += brings(cache, url)
         report["num_right"] = num_right
         report["evictions"] = cache.statistics().evictions
 
         # All of it pinned, and the rest of the disk taken by somebody else: nothing can be freed.
-        stranger = os.open(options.directory / "stranger", os.O_WRONLY | os.O_CREAT, 0o600)
+        stranger = open_stranger(options.directory)
         held = [cache.hold([ObjectRef.of(url)]) for url in urls[-num // 8 :]]
         cache.clear()
-        block = bytes(4096)
-        try:
-            while True:
-                os.write(stranger, block)
-        except OSError as error:
-            report["stranger"] = error.strerror
+        report["stranger"] = fill(stranger)
         try:
             for url in urls[: num * 2 // 3]:  # the first few may find the room that the ballast has left
                 held.append(cache.hold([ObjectRef.of(url)]))  # noqa: PERF401 - those before the error are held
@@ -65,13 +80,27 @@ def main() -> None:
         report["pinned_are_there"] = all(cache.path_of(hold.refs[0]).stat().st_size == size for hold in held)
 
         # Room again: it works without repair.
-        os.ftruncate(stranger, 0)
         os.close(stranger)
+        os.unlink(options.directory / "stranger")
         for hold in held:
             Session(cache).release(hold)
-        with cache.pinned(urls[num * 3 // 4]) as path:
-            report["works_again"] = is_right(path, urls[num * 3 // 4])
+        report["works_again"] = brings(cache, urls[num * 3 // 4])
         report["findings"] = [str(finding) for finding in cache.verify()]
+        cache.clear()
+
+        # The ballast is used up, the WAL has given its room back, and the disk is full: evictions need room in the ledger.
+        for url in urls[: num // 4]:
+            with cache.pinned(url):
+                pass
+        session = Session(cache)
+        session.flush()
+        fill(stranger := open_stranger(options.directory))
+        session.disk.drop_ballast()
+        session.database.read("PRAGMA wal_checkpoint(TRUNCATE)")
+        fill(stranger)
+        report["num_right_without_ballast"] = sum(brings(cache, url) for url in urls[num // 4 : num // 2])
+        os.close(stranger)
+        os.unlink(options.directory / "stranger")
         cache.clear()
 
         # With a floor, which the limit does not know of either.

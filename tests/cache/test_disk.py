@@ -32,7 +32,7 @@ def test_a_cache_directory_is_private_and_says_what_it_is(directory: Path) -> No
     assert json.loads((directory / "FORMAT").read_text())["format"] == 1
     assert (directory / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")
     assert sorted(path.name for path in directory.iterdir()) == sorted(
-        "FORMAT CACHEDIR.TAG ballast data gate index ledger.sqlite lock owners part".split()
+        "FORMAT CACHEDIR.TAG ballast data gate index ledger.sqlite lock owners part removing".split()
     )
 
 

@@ -35,6 +35,7 @@ def test_on_a_full_disk_eviction_goes_on_errors_are_clear_and_nothing_is_left_br
         "troubles_when_full": [],
         "pinned_are_there": True,
         "works_again": True,
+        "num_right_without_ballast": num // 4,
         "findings": [],
         "has_ballast": True,
         "troubles_at_rest": [],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import sqlite3
 from collections.abc import Callable, Iterator, Set
 from enum import Enum, auto
 from typing import NamedTuple
@@ -136,22 +137,32 @@ def evict(
 
 
 def make_space(owner: Owner, disk: Disk, need_bytes: int, num_files: int) -> None:
-    """Give a full disk bytes and inodes back, and some more: by eviction, whatever the limit says."""
-    account = owner.run(lambda tx: tx.account())
-    left = Freed(max(need_bytes, int((1 - HYSTERESIS) * account.charged_bytes)), num_files)
-    while left.num_bytes > 0 or left.num_files > 0:
-        freed = owner.run(lambda tx, left=left: evict(tx, disk, left.num_bytes, num_files=left.num_files))  # type: ignore[misc]  # default of a lambda
+    """Give a full disk bytes and inodes back, and some more: by eviction, whatever the limit says.
+
+    Each transaction removes files before its COMMIT needs room in the ledger: so it finds some without the ballast, too.
+    """
+    left: Freed | None = None
+
+    def evict_some(tx: LedgerTransaction) -> Freed:
+        nonlocal left
+        left = left or Freed(max(need_bytes, int((1 - HYSTERESIS) * tx.account().charged_bytes)), num_files)
+        return evict(tx, disk, left.num_bytes, num_files=left.num_files)
+
+    while left is None or left.num_bytes > 0 or left.num_files > 0:
+        freed = owner.run(evict_some)
         if not freed.num_files:
             return
+        assert left is not None
         left = Freed(left.num_bytes - freed.num_bytes, left.num_files - freed.num_files)
 
 
 def make_space_after(error: Exception, owner: Owner, disk: Disk, *, need_bytes: int = 0, num_files: int = 1) -> bool:
     """Give a disk room if `error` says that it has none, bytes or inodes; return whether it says so."""
     cause = error if isinstance(error, OSError) else error.__cause__
-    if not isinstance(cause, OSError) or cause.errno not in FULL:
+    is_full = isinstance(cause, OSError) and cause.errno in FULL
+    if not is_full and getattr(cause, "sqlite_errorcode", None) != sqlite3.SQLITE_FULL:
         return False
-    logger.warning("the disk below the cache at %s has no room (%s): evicting to go on", disk.root, cause.strerror)
+    logger.warning("the disk below the cache at %s has no room (%s): evicting to go on", disk.root, str(cause))
     with contextlib.suppress(CacheError):  # the next try tells what is wrong
         make_space(owner, disk, need_bytes, num_files)
     return True

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 BALLAST_BYTES = 8 << 20
 """Given up on a full disk, so that SQLite can write the deletes that free it: a dozen WAL truncations' worth."""
+_NOTE_BYTES = 4096  # of the note of removals: more keys than one eviction looks at first
 _LENGTH = struct.Struct("<Q")
 _NOTE = struct.Struct("<qqQ")
 _DATA_NAME = re.compile(r"([0-9a-f]{32})(\.[a-z0-9.]*)?")
@@ -100,6 +101,7 @@ class Disk:
         """Check the directory, and make it a cache if it is empty or absent; see `layout`."""
         layout.open_directory(self.root, create=create, allow_network_fs=self._allow_network_fs)
         self.restore_ballast()
+        locked_files.create_note(f"{self.root}/removing", _NOTE_BYTES)
 
     # -- data ---------------------------------------------------------------------------------------------------------
 
@@ -158,7 +160,7 @@ class Disk:
         body = b"".join(removed)
         fd = locked_files.open_note(f"{self.root}/removing", self.drop_ballast)
         try:
-            os.pwrite(fd, _LENGTH.pack(len(body)) + body, 0)
+            locked_files.write_note(fd, _LENGTH.pack(len(body)) + body, self.drop_ballast)
         finally:
             os.close(fd)
 
@@ -306,7 +308,8 @@ class Disk:
     def write_note(self, fd: int, note: OwnerNote) -> None:
         """Write down what a rebuild of the ledger must know of an owner."""
         body = b"".join(note.pinned)
-        os.pwrite(fd, _NOTE.pack(note.pid, -1 if note.limit_bytes is None else note.limit_bytes, len(body)) + body, 0)
+        head = _NOTE.pack(note.pid, -1 if note.limit_bytes is None else note.limit_bytes, len(body))
+        locked_files.write_note(fd, head + body, self.drop_ballast)
 
     def read_note(self, owner: str) -> OwnerNote | None:
         """Return what an owner wrote down last; None when it has not yet."""

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 from sqlstream.process import locks
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 def create_locked(path: str) -> int | None:
     """Return a descriptor on a new file, locked; None when another process locked or took the file in between."""
@@ -26,16 +28,40 @@ def create_locked(path: str) -> int | None:
     return None
 
 
+def create_note(path: str, num_bytes: int) -> None:
+    """Have a small file of ours with room for so many bytes, before the disk is full, if it is not there already."""
+    with contextlib.suppress(OSError):  # it is there, or the disk is full now: writing it says so
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, num_bytes)
+        finally:
+            os.close(fd)
+
+
 def open_note(path: str, on_full: Callable[[], None]) -> int:
     """Return a descriptor on a small file of ours; a disk without inodes is given some by `on_full`."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, flags, 0o600)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in _FULL:
             raise
         on_full()
         return os.open(path, flags, 0o600)
+
+
+def write_note(fd: int, body: bytes, on_full: Callable[[], None]) -> None:
+    """Write a small file of ours from its start, all of it; a full disk is given room by `on_full`."""
+    num_written = 0
+    try:
+        num_written = os.pwrite(fd, body, 0)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+    if num_written < len(body):  # a disk that becomes full takes a part, and says so at the next write only
+        on_full()
+    while num_written < len(body):
+        num_written += os.pwrite(fd, body[num_written:], num_written)
 
 
 def unlink_unlocked(path: str) -> bool:
