@@ -15,11 +15,12 @@ import pytest
 
 from sqlstream import StreamingDataset
 from sqlstream.errors import ConfigError, OutputExistsError, StorageError, TransientStorageError
+from sqlstream.storage.base.unfinished import JOURNAL_NAME
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.servers import LocalS3
 from sqlstream.testing.storage import MemoryStore
 from sqlstream.write import MdsWriter, TarWriter, WriteOptions
-from sqlstream.write.base.journal import JOURNAL_NAME, LocalJournal, SourcePoint, StoredShard, parse_journal
+from sqlstream.write.base.journal import LocalJournal, SourcePoint, StoredShard, parse_journal
 from tests.processes import FORKSERVER
 from tests.write.goldens import files_of
 from tests.write.programs import NUM_SAMPLES, die_at, die_at_each_side_effect, open_writer, samples, write

@@ -29,11 +29,11 @@ from typing import Any, NamedTuple, Protocol
 from sqlstream.errors import ConfigError, ObjectNotFoundError, OutputExistsError
 from sqlstream.process import locks
 from sqlstream.storage.base.protocols import RemoteReader, RemoteWriter
+from sqlstream.storage.base.unfinished import END, JOURNAL_NAME
 from sqlstream.storage.base.urls import is_remote, local_path, redact
 from sqlstream.write.base.disk import named_disk, temporary_disk
 from sqlstream.write.base.options import ReaderWriter
 
-JOURNAL_NAME = ".sqlstream-write.jsonl"
 _VERSION = 1
 _NEW_SHARE = 32
 """A remote journal is stored anew when more than 1/32 of its shards are new: so its bytes are sent 33 times in all at most."""
@@ -201,7 +201,7 @@ class LocalJournal:
     def complete(self) -> None:
         """Remove it, since the index says what is there; or say that it is complete."""
         if self._is_kept:
-            self._write(f"{json.dumps({'is_complete': True})}\n")
+            self._write(END.decode())
         else:
             self._path.unlink(missing_ok=True)
 
@@ -265,7 +265,7 @@ class RemoteJournal:
 
     def complete(self) -> None:
         """Say that the index is stored; the shards are in that."""
-        self._lines = [self._lines[0], json.dumps({"is_complete": True})]
+        self._lines = [self._lines[0], END.decode().rstrip()]
         self._send()
 
     def close(self) -> None:

@@ -27,10 +27,10 @@ from sqlstream.errors import OutputExistsError, SqlStreamError, StorageError
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.checksum import md5_of
 from sqlstream.storage.base.protocols import ObjectInfo
+from sqlstream.storage.base.unfinished import JOURNAL_NAME
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.write.base.disk import temporary_disk
 from sqlstream.write.base.journal import (
-    JOURNAL_NAME,
     LocalJournal,
     Progressed,
     RemoteJournal,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.access import local_file, named_errors
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.protocols import RemoteReader
+from sqlstream.storage.base.protocols import ObjectInfo, RemoteReader
+from sqlstream.storage.base.unfinished import END, JOURNAL_NAME
+
+logger = logging.getLogger(__name__)
 
 _TOKEN = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\]|.", re.DOTALL)
 
@@ -45,32 +48,55 @@ def matcher(pattern: str) -> re.Pattern[str]:
 
 
 def match_files(src: str, remote: RemoteReader) -> list[SourceFile]:
-    """Return the files of a wildcard, sorted by name.
+    """Return the files of a wildcard, sorted by name; a writing of ours beside them that has not ended is a warning.
 
     Raises:
         SourceError: There is none.
     """
-    files = sorted(_remote_matches(src, remote) if urls.is_remote(src) else _local_matches(src), key=lambda file: file.url)
+    found, journals = _remote_matches(src, remote) if urls.is_remote(src) else _local_matches(src)
+    files = sorted(found, key=lambda file: file.url)
     if not files:
         raise SourceError(
             f"no file matches {urls.redact(src)}: check the spelling; '*' stays within one directory, '**' does not"
         )
+    folders = {urls.parent(file.url) for file in files}
+    for folder in sorted(urls.parent(url) for url in journals):
+        if folder in folders:
+            logger.warning(
+                "the writing of shards in %s has not ended (%s is there): %s lacks what was not written; resume the writing, "
+                "or remove that file if it has been given up",
+                urls.redact(folder),
+                JOURNAL_NAME,
+                urls.redact(src),
+            )
     return files
 
 
-def _remote_matches(src: str, remote: RemoteReader) -> Iterator[SourceFile]:
-    wanted = matcher(src)
+def _remote_matches(src: str, remote: RemoteReader) -> tuple[list[SourceFile], list[str]]:
+    """Return the files, and the journals of writings that have not ended."""
+    wanted, found, journals = matcher(src), [], []
     with named_errors(src):
         for info in remote.list(fixed_part(src)):
             if wanted.fullmatch(info.url):
-                yield SourceFile(url=info.url, size_bytes=info.size_bytes, etag=info.version)
+                found.append(SourceFile(url=info.url, size_bytes=info.size_bytes, etag=info.version))
+            elif info.url.endswith(f"/{JOURNAL_NAME}"):
+                journals.append(info)
+        return found, [info.url for info in journals if not _has_ended(info, remote)]
 
 
-def _local_matches(src: str) -> Iterator[SourceFile]:
-    pattern = os.path.abspath(urls.local_path(src))
-    for path in glob.iglob(pattern, recursive=True):
-        if os.path.isfile(path):
-            yield local_file(Path(path))
+def _has_ended(journal: ObjectInfo, remote: RemoteReader) -> bool:
+    size_bytes = journal.size_bytes or 0
+    if size_bytes < len(END):
+        return False
+    return remote.get_ranges(journal.url, [(size_bytes - len(END), size_bytes)])[0] == END
+
+
+def _local_matches(src: str) -> tuple[list[SourceFile], list[str]]:
+    """Return the files, and the journals of writings that have not ended."""
+    found = [Path(path) for path in glob.iglob(os.path.abspath(urls.local_path(src)), recursive=True) if os.path.isfile(path)]
+    beside = [folder / JOURNAL_NAME for folder in {path.parent for path in found}]
+    journals = [str(path) for path in beside if path.is_file() and not path.read_bytes().endswith(END)]
+    return [local_file(path) for path in found], journals
 
 
 def _translate(token: str) -> str:
