@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import logging
 import os
 import re
 from pathlib import Path
 
-from sqlstream.errors import SourceError
+from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, SourceError
 from sqlstream.index.sources.base.access import local_file, named_errors
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
@@ -81,21 +82,25 @@ def _remote_matches(src: str, remote: RemoteReader) -> tuple[list[SourceFile], l
                 found.append(SourceFile(url=info.url, size_bytes=info.size_bytes, etag=info.version))
             elif info.url.endswith(f"/{JOURNAL_NAME}"):
                 journals.append(info)
-        return found, [info.url for info in journals if not _has_ended(info, remote)]
+        return found, [info.url for info in journals if _is_open(info, remote)]
 
 
-def _has_ended(journal: ObjectInfo, remote: RemoteReader) -> bool:
+def _is_open(journal: ObjectInfo, remote: RemoteReader) -> bool:
+    """Return whether a writing has not ended; a journal that may not be read, or has gone just now, says nothing of it."""
     size_bytes = journal.size_bytes or 0
-    if size_bytes < len(END):
-        return False
-    return remote.get_ranges(journal.url, [(size_bytes - len(END), size_bytes)])[0] == END
+    with contextlib.suppress(ObjectNotFoundError, AccessDeniedError):
+        return size_bytes < len(END) or remote.get_ranges(journal.url, [(size_bytes - len(END), size_bytes)])[0] != END
+    return False
 
 
 def _local_matches(src: str) -> tuple[list[SourceFile], list[str]]:
     """Return the files, and the journals of writings that have not ended."""
     found = [Path(path) for path in glob.iglob(os.path.abspath(urls.local_path(src)), recursive=True) if os.path.isfile(path)]
-    beside = [folder / JOURNAL_NAME for folder in {path.parent for path in found}]
-    journals = [str(path) for path in beside if path.is_file() and not path.read_bytes().endswith(END)]
+    journals = []
+    for folder in {path.parent for path in found}:
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # as `_is_open`
+            if not (folder / JOURNAL_NAME).read_bytes().endswith(END):
+                journals.append(str(folder / JOURNAL_NAME))
     return [local_file(path) for path in found], journals
 
 
