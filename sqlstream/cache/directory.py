@@ -27,7 +27,7 @@ from sqlstream.cache.files.read_hold import KeptLocks
 from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.ledger.ledger import Ledger
 from sqlstream.cache.model.tuning import CacheTuning
-from sqlstream.cache.recovery import rebuild, recover
+from sqlstream.cache.recovery import emergency, rebuild, recover
 from sqlstream.errors import CacheDamagedError, CacheDiskError, CacheError
 from sqlstream.process import locks
 
@@ -40,7 +40,9 @@ class CacheDirectory:
     def __init__(self, disk: Disk, tuning: CacheTuning | None = None) -> None:
         self.disk = disk
         database = Database(
-            disk.root / "ledger.sqlite", refill=lambda connection: rebuild.refill(connection, disk), on_full=disk.drop_ballast
+            disk.root / "ledger.sqlite",
+            refill=lambda connection: rebuild.refill(connection, disk),
+            on_full=lambda: emergency.give_room(disk),
         )
         self.ledger = Ledger(database)
         self.tuning = tuning or CacheTuning()

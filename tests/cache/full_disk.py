@@ -49,6 +49,22 @@ def fill(stranger: int) -> str | None:
         return error.strerror
 
 
+def open_when_full(directory: Path, size: int, num: int) -> dict[str, object]:
+    """Open a cache when its disk has nothing left, not even the ballast: no ledger opens, although all of it may be evicted."""
+    with FaultyHttpServer(objects([size] * num)) as server:
+        urls = [f"{server.url}/o/{i}.bin" for i in range(num)]
+        with Cache(directory, limit=1 << 40) as cache:
+            for url in urls[: num // 4]:
+                brings(cache, url)
+        (directory / "ballast").unlink(missing_ok=True)
+        fill(stranger := open_stranger(directory.parent))
+        with Cache(directory, limit=1 << 40) as cache:
+            num_right = sum(brings(cache, url) for url in urls[: num // 2])
+            findings = [str(finding) for finding in cache.verify()]
+        os.close(stranger)
+    return {"num_right": num_right, "findings": findings, "troubles": violations(directory, at_rest=True)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--directory", type=Path, required=True, help="an empty directory")
@@ -114,6 +130,7 @@ def main() -> None:
                     least_free_bytes = min(least_free_bytes, status.f_bavail * status.f_frsize)
         report["least_free_bytes"] = least_free_bytes
     report["troubles_at_rest"] = violations(directory, at_rest=True)
+    report["opened_when_full"] = open_when_full(directory, size, num)
     json.dump(report, sys.stdout)
 
 

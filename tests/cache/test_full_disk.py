@@ -39,4 +39,5 @@ def test_on_a_full_disk_eviction_goes_on_errors_are_clear_and_nothing_is_left_br
         "findings": [],
         "has_ballast": True,
         "troubles_at_rest": [],
+        "opened_when_full": {"num_right": num // 2, "findings": [], "troubles": []},
     }

@@ -15,6 +15,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -23,7 +24,7 @@ from sqlstream.cache.ledger import damage
 from sqlstream.cache.ledger.eviction import choose, eviction_state
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
 from sqlstream.cache.model.rows import NO_LIMIT
-from sqlstream.cache.recovery import recover
+from sqlstream.cache.recovery import emergency, recover
 from sqlstream.cache.recovery.free_space import take_first_limit
 from sqlstream.config import AS_IT_IS, Limit
 from sqlstream.errors import CacheClosedError, CacheDamagedError, CacheDiskError
@@ -124,18 +125,19 @@ class Owner:
         with self.state:
             self.limit_bytes = min(self._limits.values(), default=None)
         if self.id is not None or (registers and self.limit_bytes is not None):
-            with self.transaction() as tx:
-                assert self.id is not None
-                self._write_note(self._pinned())
-                tx.set_limit(self.id, self.limit_bytes)
+            self.run(self._write_limit)
+
+    def _write_limit(self, tx: LedgerTransaction) -> None:
+        assert self.id is not None
+        self._write_note(self._pinned())
+        tx.set_limit(self.id, self.limit_bytes)
 
     def ask_for_policy(self, name: str) -> None:
         """Put an eviction policy in force, unless a living process, or another user in this one, holds to a different one."""
         with self.state:
             if self._policy is None:
                 self._policy, self._generation = name, -1  # asked for with the next transaction, which registers us anew
-        with self.transaction() as tx:
-            current = eviction_state(tx).policy.name
+        current = self.run(lambda tx: eviction_state(tx).policy.name)
         if current != name:
             logger.warning(
                 "the cache %s evicts by %s, which another user of it asked for: eviction_policy=%r takes effect when it is "
@@ -290,7 +292,7 @@ class Owner:
             if self._fd is not None:
                 old, self._fd = self._fd, None  # first: if no other one can be made, its number may soon be another file's
                 locks.close_descriptor(old)
-            self._fd = self._disk.create_owner(self.id)
+            self._fd = emergency.despite_full_disk(self._disk, partial(self._disk.create_owner, self.id))
             self._generation = -1
         if self._generation != self._ledger.database.generation:
             self._write_note(self._pinned())  # before the row: the file may say too much, never too little
@@ -318,7 +320,8 @@ class Owner:
 
     def _write_note(self, pinned: Collection[bytes]) -> None:
         assert self._fd is not None
-        self._disk.write_note(self._fd, OwnerNote(os.getpid(), self.limit_bytes, pinned))
+        note = OwnerNote(os.getpid(), self.limit_bytes, pinned)
+        emergency.despite_full_disk(self._disk, partial(self._disk.write_note, self._fd, note))
 
 
 def _program() -> str:

@@ -239,6 +239,10 @@ class Disk:
             os.rename(f"{self._part}/{part.name}", path)
         self._published[key.hex()] = os.getpid()
 
+    def published_keys(self) -> set[str]:
+        """Return the keys, as hex, of files in data/ whose row this process has not made ready yet."""
+        return {key for key, pid in list(self._published.items()) if pid == os.getpid()}
+
     def close_part(self, part: Part) -> None:
         """Give the part's lock back; waiters wake."""
         self._published.pop(part.name.partition(".")[0], None)
@@ -380,6 +384,12 @@ class Disk:
     def free_bytes(self) -> int:
         """Return what this user may still write to the file system."""
         return (status := os.statvfs(self.root)).f_bavail * status.f_frsize
+
+    def has_room(self, num_bytes: int, num_files: int) -> bool:
+        """Return whether so many bytes and inodes are free."""
+        status = os.statvfs(self.root)
+        has_inodes = not status.f_files or status.f_favail >= num_files  # some file systems do not count them
+        return has_inodes and status.f_bavail * status.f_frsize >= num_bytes
 
 
 def changed_files(disk: Disk, rows: Iterable[ReadyRow]) -> list[bytes]:

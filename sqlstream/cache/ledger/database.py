@@ -50,7 +50,7 @@ SCHEMA_DIGEST = "52235f2dc2bafa7ff19178306fcf0e21"
 """`damage.schema_digest` of a ledger of that version."""
 WAL_LIMIT_BYTES = 4 << 20
 """The WAL is truncated above this; it is overhead that users did not ask for."""
-_OPENING_BYTES = 1 << 20
+_OPENING_BYTES, _OPENING_FILES = 1 << 20, 4
 """What SQLite takes as it opens a ledger (32 KiB of -shm, and the -wal), generously: with less the disk counts as full."""
 _PRAGMAS = (
     "journal_mode=WAL",
@@ -255,12 +255,11 @@ class Database:
         return self._inode is not None and same_file(self._name, self._inode)
 
     def _connect_with_room(self) -> None:
-        """Open what is at the path now; on a full disk once more without the ballast: SQLite's own files need room, too."""
+        """Open what is at the path now; on a full disk once more after `on_full`: SQLite's own files need room, too."""
         try:
             self._connect()
-        except sqlite3.OperationalError:
-            status = os.statvfs(self.path.parent)
-            if self._on_full is None or status.f_bavail * status.f_frsize >= _OPENING_BYTES:
+        except (sqlite3.OperationalError, OSError):
+            if self._on_full is None or not _is_full(self.path.parent):
                 raise
             self._reopen_later()
             self._on_full()
@@ -369,6 +368,12 @@ class Database:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
             self._connection = None
+
+
+def _is_full(directory: Path) -> bool:
+    status = os.statvfs(directory)
+    has_inodes = not status.f_files or status.f_favail >= _OPENING_FILES  # some file systems do not count them
+    return status.f_bavail * status.f_frsize < _OPENING_BYTES or not has_inodes
 
 
 def _stored_version(path: Path) -> int | None:

@@ -1,0 +1,72 @@
+"""Room on a full disk for the ledger itself, whose own tables cannot be asked then: the ballast, then objects by their files.
+
+SQLite opens no ledger without room for its -shm and -wal, a process registers with a file of its own, and each COMMIT needs
+room in the WAL. Without the ballast nothing of that is to be had, although the whole cache might be evicted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import heapq
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from sqlstream.cache.files.disk import Disk
+from sqlstream.errors import CacheError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ROOM_BYTES, ROOM_INODES = 2 << 20, 16
+"""What the next steps find: -shm and -wal of a ledger that is opened, an owner file, a transaction. Generously."""
+_MAX_FILES = 200  # their keys fit into the note of removals, which has its block from the start
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def give_room(disk: Disk) -> None:
+    """Give the ballast up; where that is not enough, remove objects that no process pins or reads, the longest unused first.
+
+    Under the write lock. Their rows go as those of any process that dies between unlink and COMMIT: by the note of removals.
+    The policy is not asked, for it is in the ledger.
+    """
+    disk.drop_ballast()
+    if disk.has_room(ROOM_BYTES, ROOM_INODES):
+        return
+    with contextlib.suppress(OSError, CacheError):  # what cannot be given is named by the step that needs it
+        removed = _remove_objects(disk)
+        logger.warning(
+            "the disk below the cache at %s has no room for its ledger: removed %d objects to go on", disk.root, removed
+        )
+
+
+def despite_full_disk(disk: Disk, act: Callable[[], T]) -> T:
+    """Return what `act` does; on a full disk once more, after room was given. Under the write lock."""
+    try:
+        return act()
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        give_room(disk)
+        return act()
+
+
+def _remove_objects(disk: Disk) -> int:
+    files = list(disk.scan_data())
+    there = {file.key for file in files}
+    kept = disk.published_keys() | {name.partition(".")[0] for name in disk.scan_parts()}
+    for owner in disk.scan_owners():
+        if (note := disk.read_note(owner)) is not None and disk.owner_is_live(owner):
+            kept |= {key.hex() for key in note.pinned}
+    free = [file for file in files if file.key.hex() not in kept]
+    oldest = heapq.nsmallest(_MAX_FILES, free, key=lambda file: file.used_at)
+    # Those of the note that is replaced may have their rows still.
+    disk.announce_removal([*(key for key in disk.read_removal() if key not in there), *(file.key for file in oldest)])
+    num_removed = 0
+    for file in oldest:
+        if disk.has_room(ROOM_BYTES, ROOM_INODES):
+            break
+        num_removed += disk.remove_data(file.key, file.ext)
+    return num_removed
