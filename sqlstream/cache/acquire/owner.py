@@ -321,7 +321,7 @@ class Owner:
     def _write_note(self, pinned: Collection[bytes]) -> None:
         assert self._fd is not None
         note = OwnerNote(os.getpid(), self.limit_bytes, pinned)
-        emergency.despite_full_disk(self._disk, partial(self._disk.write_note, self._fd, note))
+        emergency.despite_full_disk(self._disk, partial(self._disk.write_note, self._fd, note), keep=pinned)
 
 
 def _program() -> str:

@@ -53,8 +53,8 @@ class LedgerTransaction:
         self.connection = connection
         self._execute = connection.execute
         self._before_pins_are_read = before_pins_are_read
-        self.unlinked: list[bytes] | None = None
-        """Keys whose files went before its COMMIT, or that of one which came to none; None: it has not looked (`recover`)."""
+        self.unlinked: set[bytes] = set()
+        """Keys whose files went before its COMMIT, or that of one which came to none (`recover.remove`)."""
 
     # -- the account --------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import heapq
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from sqlstream.cache.files.disk import Disk
@@ -26,37 +26,41 @@ _MAX_FILES = 200  # their keys fit into the note of removals, which has its bloc
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def give_room(disk: Disk) -> None:
+def give_room(disk: Disk, keep: Collection[bytes] = ()) -> None:
     """Give the ballast up; where that is not enough, remove objects that no process pins or reads, the longest unused first.
 
     Under the write lock. Their rows go as those of any process that dies between unlink and COMMIT: by the note of removals.
     The policy is not asked, for it is in the ledger.
+
+    Args:
+        disk: Where the files are.
+        keep: Keys that the transaction under way pins, beside those in the notes of owners.
     """
     disk.drop_ballast()
     if disk.has_room(ROOM_BYTES, ROOM_INODES):
         return
     with contextlib.suppress(OSError, CacheError):  # what cannot be given is named by the step that needs it
-        removed = _remove_objects(disk)
+        removed = _remove_objects(disk, keep)
         logger.warning(
             "the disk below the cache at %s has no room for its ledger: removed %d objects to go on", disk.root, removed
         )
 
 
-def despite_full_disk(disk: Disk, act: Callable[[], T]) -> T:
-    """Return what `act` does; on a full disk once more, after room was given. Under the write lock."""
+def despite_full_disk(disk: Disk, act: Callable[[], T], keep: Collection[bytes] = ()) -> T:
+    """Return what `act` does; on a full disk once more, after room was given (`give_room`). Under the write lock."""
     try:
         return act()
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        give_room(disk)
+        give_room(disk, keep)
         return act()
 
 
-def _remove_objects(disk: Disk) -> int:
+def _remove_objects(disk: Disk, keep: Collection[bytes]) -> int:
     files = list(disk.scan_data())
     there = {file.key for file in files}
-    kept = disk.published_keys() | {name.partition(".")[0] for name in disk.scan_parts()}
+    kept = {key.hex() for key in keep} | disk.published_keys() | {name.partition(".")[0] for name in disk.scan_parts()}
     for owner in disk.scan_owners():
         if (note := disk.read_note(owner)) is not None and disk.owner_is_live(owner):
             kept |= {key.hex() for key in note.pinned}

@@ -63,10 +63,9 @@ def remove(
         num_files: The same, of files.
         at_most: Stop after so many files.
     """
-    if tx.unlinked is None:  # the note that is replaced may be of a transaction that came to no COMMIT
-        ghosts = _ghosts(tx, disk)
-        tx.unlinked = [row.key for row in ghosts]
-        _uncount(tx, ghosts)
+    ghosts = _ghosts(tx, disk)  # the note that is replaced may be of a transaction that came to no COMMIT, or of an emergency
+    tx.unlinked |= {row.key for row in ghosts}
+    _uncount(tx, ghosts)
     disk.announce_removal([*tx.unlinked, *(row.key for row in rows)])
     gone: list[EntryRow] = []
     freed = 0
@@ -77,7 +76,7 @@ def remove(
             gone.append(row)
             freed += row.charged_bytes
     tx.remove([row.key for row in gone])
-    tx.unlinked += [row.key for row in gone]
+    tx.unlinked |= {row.key for row in gone}
     return gone
 
 
