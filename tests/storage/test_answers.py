@@ -261,6 +261,17 @@ def test_an_answer_without_content_leaves_nothing_on_its_connection(storage: Htt
         assert read(storage, server.url)[1] == b"right"
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [b"<html>" + b"x" * 60_000, b"\x00\xff" * 40 + b"\r\n", b"HTTP/1.1 2000 OK\r\n\r\n"],
+    ids=["long", "binary", "no status"],
+)
+def test_an_answer_that_is_no_http_is_shown_by_its_beginning_alone(storage: HttpStorage, sent: bytes) -> None:
+    with RawServer(sent + b"\n") as server, pytest.raises(TransientStorageError, match="check scheme and port") as caught:
+        read(storage, server.url)
+    assert len(str(caught.value)) < 600
+
+
 # -- codings -----------------------------------------------------------------------------------------------------------
 
 GZIP = gzip.compress(LARGE, mtime=0)

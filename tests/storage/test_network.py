@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,6 +59,37 @@ class TestCertificates:
         with pytest.raises(StorageError, match=r"(?i)certificate"):
             read(make(), tls.url + path, tmp_path)
         assert tls.requests() == []
+
+    def test_its_error_names_the_cure(self, tls: FaultyHttpServer) -> None:
+        with pytest.raises(StorageError, match=r"bucket/x: .*certificate.*root_certificate") as caught:
+            HttpStorage(StorageOptions()).get(tls.url + "/bucket/x")
+        assert type(caught.value) is StorageError  # not tried again
+
+    @pytest.mark.parametrize(
+        ("sent", "kind", "said"),
+        [
+            (b"", TransientStorageError, "127.0.0.1"),
+            (b"\x16\x03\x03\x00\x40\x02", TransientStorageError, "ended while it was being encrypted"),
+            (b"HTTP/1.1 400 Bad Request\r\n\r\n", StorageError, "does not encrypt: check the port"),
+        ],
+        ids=["nothing", "a part of the handshake", "http"],
+    )
+    def test_a_handshake_that_breaks_off_is_tried_again_and_one_that_is_none_is_not(
+        self, sent: bytes, kind: type[StorageError], said: str
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+
+            def answer() -> None:
+                with listener.accept()[0] as connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(sent)
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            with pytest.raises(StorageError, match=said) as caught:
+                HttpStorage(StorageOptions()).get(f"https://127.0.0.1:{listener.getsockname()[1]}/x")
+            thread.join()
+        assert type(caught.value) is kind
 
     def test_on_s3_too(self, make: Make, tls: FaultyHttpServer, tmp_path: Path) -> None:
         with pytest.raises(StorageError, match="certificate is not valid") as caught:

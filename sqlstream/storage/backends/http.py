@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -58,8 +59,19 @@ def map_error(error: Exception, url: str) -> SqlStreamError:
     if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason is not None:
         error = error.reason
     where = redact(url)
+    cause = error.args[0] if isinstance(error, urllib3.exceptions.SSLError) and error.args else None
+    if isinstance(cause, ssl.SSLEOFError):  # the server, or what is before it, closed the connection
+        return TransientStorageError(f"{where}: the connection ended while it was being encrypted: {cause}", url=where)
     kind = next((ours for theirs, ours in ERRORS.items() if isinstance(error, theirs)), StorageError)
-    return kind(f"{where}: {redact_text(str(error))}", url=where)
+    return kind(f"{where}: {redact_text(str(error))}{_tls_cure(cause)}", url=where)
+
+
+def _tls_cure(cause: object) -> str:
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return "; check the host's name and this machine's clock, or trust its authority by storage_options['root_certificate']"
+    if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
+        return "; what answers at this port does not encrypt: check the port, or use http://"
+    return ""
 
 
 class HttpStorage:

@@ -20,6 +20,7 @@ from sqlstream.storage.backends.http_head import reading_heads
 
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?\r?\n")  # RFC 9112, 7.1: blanks before extensions are to be read
 _BUFFER_BYTES = 1 << 16  # a small object comes with its head, in one read and one write
+_SHOWN_CHARACTERS = 40  # arbitrary: of an answer that is no HTTP
 _MAX_INTERIM = 16  # arbitrary: answers 1xx before the answer
 
 deadline_of_request: ContextVar[float] = ContextVar("deadline", default=math.inf)
@@ -88,7 +89,16 @@ class HttpResponse(http.client.HTTPResponse):
 
     def _read_status(self) -> tuple[str, int, str]:
         for _ in range(_MAX_INTERIM):
-            version, status, reason = super()._read_status()  # type: ignore[misc]  # not in typeshed
+            try:
+                version, status, reason = super()._read_status()  # type: ignore[misc]  # not in typeshed
+            except http.client.RemoteDisconnected:
+                raise
+            except http.client.BadStatusLine as error:  # its text is the whole line: up to 64 KiB of whatever the server sent
+                begun = str(error.args[0])[:_SHOWN_CHARACTERS].encode("latin-1")
+                text = (
+                    f"the server does not answer with HTTP: its answer begins with {begun!r}; check scheme and port of the URL"
+                )
+                raise http.client.HTTPException(text) from None
             if not 100 < status < 200 or status == http.client.SWITCHING_PROTOCOLS:
                 return version, status, reason
             http.client.parse_headers(self.fp)
