@@ -15,7 +15,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -129,7 +128,7 @@ class Owner:
 
     def _write_limit(self, tx: LedgerTransaction) -> None:
         assert self.id is not None
-        self._write_note(self._pinned())
+        self._write_note(tx, self._pinned())
         tx.set_limit(self.id, self.limit_bytes)
 
     def ask_for_policy(self, name: str) -> None:
@@ -292,10 +291,15 @@ class Owner:
             if self._fd is not None:
                 old, self._fd = self._fd, None  # first: if no other one can be made, its number may soon be another file's
                 locks.close_descriptor(old)
-            self._fd = emergency.despite_full_disk(self._disk, partial(self._disk.create_owner, self.id))
+            try:
+                self._fd = self._disk.create_owner(self.id)
+            except OSError as error:
+                if not emergency.give_room_after(error, self._disk):
+                    raise
+                self._fd = self._disk.create_owner(self.id)
             self._generation = -1
         if self._generation != self._ledger.database.generation:
-            self._write_note(self._pinned())  # before the row: the file may say too much, never too little
+            self._write_note(tx, self._pinned())  # before the row: the file may say too much, never too little
             recover.reap_owners(tx, self._disk)  # workers of an earlier epoch, say: their pins would count as company
             tx.add_owner(self.id, pid=os.getpid(), host=socket.gethostname(), name=_program(), limit_bytes=self.limit_bytes)
             choose(tx, self.id, self._policy)
@@ -314,14 +318,20 @@ class Owner:
             pinned, num_changes, is_note_short = list(self._counts), self.num_changes, self._is_note_short
             self._is_note_short = False
         if is_note_short:
-            self._write_note(pinned)  # before COMMIT: the file may name too many keys, never too few
+            self._write_note(tx, pinned)  # before COMMIT: the file may name too many keys, never too few
         tx.set_pins(self.id, pinned)
         self._num_written = num_changes
 
-    def _write_note(self, pinned: Collection[bytes]) -> None:
+    def _write_note(self, tx: LedgerTransaction, pinned: Collection[bytes]) -> None:
         assert self._fd is not None
         note = OwnerNote(os.getpid(), self.limit_bytes, pinned)
-        emergency.despite_full_disk(self._disk, partial(self._disk.write_note, self._fd, note), keep=pinned)
+        try:
+            self._disk.write_note(self._fd, note)
+        except OSError as error:
+            if not emergency.give_room_after(error, self._disk, keep=pinned):
+                raise
+            tx.is_removal_read = False  # it has written another one
+            self._disk.write_note(self._fd, note)
 
 
 def _program() -> str:

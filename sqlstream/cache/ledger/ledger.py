@@ -55,6 +55,8 @@ class LedgerTransaction:
         self._before_pins_are_read = before_pins_are_read
         self.unlinked: set[bytes] = set()
         """Keys whose files went before its COMMIT, or that of one which came to none (`recover.remove`)."""
+        self.is_removal_read = False
+        """The note of files that go holds nothing that is not in `unlinked`, or uncounted."""
 
     # -- the account --------------------------------------------------------------------------------------------------
 

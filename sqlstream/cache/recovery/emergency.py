@@ -10,15 +10,12 @@ import contextlib
 import errno
 import heapq
 import logging
-from collections.abc import Callable, Collection
-from typing import TypeVar
+from collections.abc import Collection
 
 from sqlstream.cache.files.disk import Disk
 from sqlstream.errors import CacheError
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 ROOM_BYTES, ROOM_INODES = 2 << 20, 16
 """What the next steps find: -shm and -wal of a ledger that is opened, an owner file, a transaction. Generously."""
@@ -46,15 +43,12 @@ def give_room(disk: Disk, keep: Collection[bytes] = ()) -> None:
         )
 
 
-def despite_full_disk(disk: Disk, act: Callable[[], T], keep: Collection[bytes] = ()) -> T:
-    """Return what `act` does; on a full disk once more, after room was given (`give_room`). Under the write lock."""
-    try:
-        return act()
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        give_room(disk, keep)
-        return act()
+def give_room_after(error: OSError, disk: Disk, keep: Collection[bytes] = ()) -> bool:
+    """Give room (`give_room`) if `error` says that the disk is full; return whether it says so. Under the write lock."""
+    if error.errno not in _FULL:
+        return False
+    give_room(disk, keep)
+    return True
 
 
 def _remove_objects(disk: Disk, keep: Collection[bytes]) -> int:

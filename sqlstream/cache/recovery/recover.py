@@ -63,9 +63,11 @@ def remove(
         num_files: The same, of files.
         at_most: Stop after so many files.
     """
-    ghosts = _ghosts(tx, disk)  # the note that is replaced may be of a transaction that came to no COMMIT, or of an emergency
-    tx.unlinked |= {row.key for row in ghosts}
-    _uncount(tx, ghosts)
+    if not tx.is_removal_read:  # the note that is replaced may be of a transaction that came to no COMMIT, or of an emergency
+        ghosts = _ghosts(tx, disk)
+        tx.unlinked |= {row.key for row in ghosts}
+        _uncount(tx, ghosts)
+        tx.is_removal_read = True
     disk.announce_removal([*tx.unlinked, *(row.key for row in rows)])
     gone: list[EntryRow] = []
     freed = 0
