@@ -53,12 +53,18 @@ def is_there(path: Path) -> bool:
     """Return whether a file is there and, as far as its checksum tells, as it was written; that it is damaged is logged.
 
     Raises:
-        IndexDatabaseError: Something else is there, that we never make.
+        IndexDatabaseError: Something else is there, that we never make; or it may not be read.
     """
     check_plain(path)
     if not path.exists():
         return False
-    if is_intact(path) is False:
+    try:
+        found = is_intact(path)
+    except PermissionError as error:
+        raise IndexDatabaseError(
+            f"{path} may not be read ({error.strerror}): give each user a dst of their own, or the file the rights that it had"
+        ) from error
+    if found is False:
         logger.warning("the index file %s is damaged: building it again", path)
         return False
     return True

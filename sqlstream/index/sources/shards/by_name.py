@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-from pathlib import Path
 
 from sqlstream.errors import ConfigError
 from sqlstream.index.sources.shards.layout import ShardLayout
@@ -61,7 +61,7 @@ def shard_urls(text: str, *, allow_pipes: bool = False) -> list[str] | None:
         >>> shard_urls("s-{00..02}.tar"), shard_urls("table.csv")
         (['s-00.tar', 's-01.tar', 's-02.tar'], None)
     """
-    if not urls.is_remote(text) and Path(urls.local_path(text)).exists():
+    if not urls.is_remote(text) and os.path.exists(urls.local_path(text)):  # unlike Path.exists, no error
         return [text] if layout_of(text) is not None else None
     if layout_of(text) is None and f"::{urls.COMMAND}" not in text:
         return None
