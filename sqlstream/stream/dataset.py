@@ -78,7 +78,7 @@ class StreamingDataset(SelectedRows, IteratedDataset):
             `AS_IT_IS`: the limit in force in `dst`, which is then not changed; of a new directory half of the free space.
         max_size: At most this many samples.
         allow_missing_columns: Rows (or an index) without a downloaded column have None there, instead of failing.
-        num_random_access_retries: Tries of `dataset[i]` after the first one when storage fails.
+        num_random_access_retries: Tries of `dataset[i]` after the first one when storage fails in a way that may pass.
         print_exceptions, print_traceback: Log every failed sample, and its traceback.
         unaligned_worker_index: Every worker draws its samples from a shuffle of its own (samples may repeat in an epoch).
         infinite_iteration: One iteration goes on over epochs without end.

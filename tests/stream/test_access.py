@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sqlstream import StreamingDataset
-from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, SampleError
+from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, SampleError, StorageError
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.cache.session import Session
 
@@ -338,3 +338,16 @@ def test_failures_that_are_written_down_hold_no_password(tmp_path: Path) -> None
         (found,) = failures(Session(cache).ledger)
     assert "hid" not in found.url + found.error
     assert "den" not in found.url + found.error
+
+
+@pytest.mark.parametrize(("status", "num_tries"), [(400, 1), (403, 1), (503, 3)])
+def test_an_access_is_tried_again_only_where_that_may_mend_it(
+    server: FaultyHttpServer, tmp_path: Path, status: int, num_tries: int
+) -> None:
+    server.script("/a.jpg", always=FaultyAnswer(fault=Fault.STATUS, status=status))
+    table = tmp_path / "rows.jsonl"
+    table.write_bytes(rows_of(f"{server.url}/a.jpg"))
+    options = {"num_downloading_retries": 0, "num_random_access_retries": 2}
+    with opened(table, tmp_path, **options) as dataset, pytest.raises(StorageError):
+        dataset[0]
+    assert len(server.requests("/a.jpg")) == num_tries

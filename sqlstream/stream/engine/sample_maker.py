@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from sqlstream.cache.session import AnyHold, CacheSession
-from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, StorageError
+from sqlstream.errors import FetchCancelledError, ObjectChangedError, TransientStorageError
 from sqlstream.stream.engine.slots import PlannedSample
 from sqlstream.transforms.base import Sample
 
@@ -97,13 +97,13 @@ class SampleMaker:
         return outcome
 
     def make_all(self, slot: PlannedSample, num_retries: int = 0) -> list[Sample]:
-        """Return all samples of a slot, trying again where storage fails."""
+        """Return all samples of a slot, trying again where storage fails in a way that another try may mend."""
         for num_left in range(num_retries, -1, -1):
             try:
                 outcome = self.make(slot)
                 return [outcome] if isinstance(outcome, dict) else list(outcome)
-            except StorageError as error:
-                if not num_left or isinstance(error, ObjectNotFoundError | AccessDeniedError):
+            except (TransientStorageError, ObjectChangedError, FetchCancelledError):
+                if not num_left:
                     raise
         raise AssertionError("the loop returns or raises")
 
