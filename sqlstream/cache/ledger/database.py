@@ -95,7 +95,7 @@ class Database:
     Args:
         path: The SQLite file; its directory holds `lock` and `gate`.
         refill: Fills an empty ledger from what else is known, after the old one was found damaged; called under the write lock.
-        on_full: Called when SQLite finds the disk full; frees what it can, so that the next transaction goes through.
+        on_full: Called under the write lock when SQLite finds the disk full; frees what it can for the next transaction.
         busy_seconds: How long to wait for a program that uses the file without our lock.
 
     Raises:
@@ -169,6 +169,8 @@ class Database:
                 self._reopen_later()
             self.num_transactions += 1
         except (sqlite3.DatabaseError, OSError) as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL and self._on_full is not None:
+                self._on_full()  # here, and not after a read: it removes files, under the write lock
             self._raise_named(error)
         finally:
             # The connection is asked, not a flag: SQLITE_FULL has rolled back already.
@@ -344,8 +346,6 @@ class Database:
         if code in _DISK:
             if code != sqlite3.SQLITE_FULL:
                 self._reopen_later()
-            elif self._on_full is not None:
-                self._on_full()
             cure = "free space on that disk, or look at its health and its rights"
             if code in _BUSY:
                 cure = "another program has it locked, with SQLite's own locks: find out which, and end it"
