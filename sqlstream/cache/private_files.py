@@ -19,8 +19,8 @@ from typing import ClassVar
 from sqlstream.cache.acquire.outcomes import DownloadSource
 from sqlstream.cache.acquire.put import Memory, PutItem
 from sqlstream.cache.acquire.reserve import NextUses
-from sqlstream.cache.acquire.room import FULL
 from sqlstream.cache.directory import remove_directory
+from sqlstream.cache.files.locked_files import FULL
 from sqlstream.cache.files.read_hold import ReadLock
 from sqlstream.cache.ledger.reports import Failure
 from sqlstream.cache.ledger.shard_units import ChosenUnit, ShardWish

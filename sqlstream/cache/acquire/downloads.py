@@ -20,9 +20,10 @@ from functools import partial
 from sqlstream.cache.acquire.holds import Hold, Holds
 from sqlstream.cache.acquire.outcomes import DownloadSource, Lead, Outcomes, Sizes
 from sqlstream.cache.acquire.owner import Owner
-from sqlstream.cache.acquire.room import FULL, Room, despite_full_disk, forget_limit_of_the_dead, make_room
+from sqlstream.cache.acquire.room import Room, despite_full_disk, forget_limit_of_the_dead, make_room
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.files.layout import AllocationUnit
+from sqlstream.cache.files.locked_files import FULL
 from sqlstream.cache.ledger.ledger import LedgerTransaction
 from sqlstream.cache.model.rows import Publication
 from sqlstream.cache.recovery.free_space import FreeSpace

@@ -7,7 +7,6 @@ users gave holds; a user who gives none takes what is in force and changes nothi
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Set
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.files.locked_files import FULL
 from sqlstream.cache.ledger.eviction import drain_touches, unpinned_in_order
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
 from sqlstream.cache.model.rows import EntryRow
@@ -37,8 +37,6 @@ HYSTERESIS = 0.95
 """Evict down to this share of the limit where possible, so that not every reservation has to."""
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""How a disk says that it has no room: neither bytes nor, to the same errors, inodes."""
 NUM_TRIES = 3
 """How often a file is written while other processes take what eviction gives back. Arbitrary."""
 

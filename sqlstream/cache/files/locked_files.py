@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from sqlstream.process import locks
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""How a disk says that it has no room: neither bytes nor, to the same errors, inodes."""
 
 
 def create_locked(path: str) -> int | None:
@@ -44,7 +45,7 @@ def open_note(path: str, on_full: Callable[[], None]) -> int:
     try:
         return os.open(path, flags, 0o600)
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in FULL:
             raise
         on_full()
         return os.open(path, flags, 0o600)
@@ -56,7 +57,7 @@ def write_note(fd: int, body: bytes, on_full: Callable[[], None]) -> None:
     try:
         num_written = os.pwrite(fd, body, 0)
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in FULL:
             raise
     if num_written < len(body):  # a disk that becomes full takes a part, and says so at the next write only
         on_full()

@@ -7,12 +7,12 @@ room in the WAL. Without the ballast nothing of that is to be had, although the 
 from __future__ import annotations
 
 import contextlib
-import errno
 import heapq
 import logging
 from collections.abc import Collection
 
 from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.files.locked_files import FULL
 from sqlstream.errors import CacheError
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 ROOM_BYTES, ROOM_INODES = 2 << 20, 16
 """What the next steps find: -shm and -wal of a ledger that is opened, an owner file, a transaction. Generously."""
 _MAX_FILES = 200  # their keys fit into the note of removals, which has its block from the start
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def give_room(disk: Disk, keep: Collection[bytes] = ()) -> None:
@@ -45,7 +44,7 @@ def give_room(disk: Disk, keep: Collection[bytes] = ()) -> None:
 
 def give_room_after(error: OSError, disk: Disk, keep: Collection[bytes] = ()) -> bool:
     """Give room (`give_room`) if `error` says that the disk is full; return whether it says so. Under the write lock."""
-    if error.errno not in _FULL:
+    if error.errno not in FULL:
         return False
     give_room(disk, keep)
     return True
