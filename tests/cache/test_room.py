@@ -62,6 +62,24 @@ def test_uses_far_from_the_limit_are_not_written(directory: Path, urls: list[str
         assert Session(cache).read("SELECT count(*) > 0 FROM touch") == [(1,)]
 
 
+@pytest.mark.parametrize("num_objects", [2, 80])
+def test_room_is_asked_for_once_a_window_while_there_is_enough(directory: Path, urls: list[str], num_objects: int) -> None:
+    seen: list[str] = []
+    with Cache(directory, limit="1gb") as cache:
+        session = Session(cache)
+        session.database.read("SELECT 1")
+        assert session.database._connection is not None
+        session.database._connection.set_trace_callback(seen.append)
+        holds = session.acquire([[ObjectRef.of(url)] for url in urls[:num_objects]])
+        session.database._connection.set_trace_callback(None)
+        for hold in holds:
+            session.wait(hold)
+            session.release(hold)
+    assert len(holds) == num_objects
+    assert sum("waiting_tick" in sql for sql in seen) == 1, "who waits before us"
+    check_invariants(directory, at_rest=True)
+
+
 def test_a_touch_log_longer_than_one_transaction_is_drained_before_anybody_goes(directory: Path, urls: list[str]) -> None:
     with Cache(directory, limit=10 * CHARGE) as cache:
         use(cache, *urls[:10])

@@ -218,3 +218,11 @@ def test_a_whole_whose_members_are_in_use_is_not_there_for_who_knows_none_of_the
     Session(cache).release(hold)
     Session(cache).flush()
     assert bring(cache, [shard.whole()]) == [(0, len(DATA))]
+
+
+def test_members_that_cannot_be_here_together_fail_at_once_with_what_they_need(tmp_path: Path, shard: ObjectParts) -> None:
+    with Cache(tmp_path / "small", limit=2 * 8192) as cache:
+        hold = Session(cache).acquire_one([shard.member(span) for span in SPANS[:3]])
+        assert "needs 24576 bytes on disk, the cache limit is 16384 bytes" in str(hold.error)
+        Session(cache).release(hold)
+        assert bring(cache, [shard.member(span) for span in SPANS[:2]]) == SPANS[:2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -11,7 +12,7 @@ from typing import TypeAlias
 from sqlstream.cache.acquire.downloads import Downloads, cannot_fit
 from sqlstream.cache.acquire.holds import NOTHING, Hold, Holds
 from sqlstream.cache.acquire.outcomes import DownloadSource, Lead
-from sqlstream.cache.acquire.room import Room, forget_limit_of_the_dead, make_room
+from sqlstream.cache.acquire.room import Room, claims_before, forget_limit_of_the_dead, make_room
 from sqlstream.cache.acquire.shard_units import give_up_members, wholes_of
 from sqlstream.cache.acquire.uses import UsageLog, UseRules
 from sqlstream.cache.files.disk import Disk, Part
@@ -73,6 +74,10 @@ class AcquireTransaction:
     _eviction: EvictionState | None = None
     _ranks: dict[bytes, int | None] = field(default_factory=dict)
     """What the policy makes of the uses so far, by key."""
+    _spare_bytes: float = 0
+    """What may still be reserved without asking the ledger again: under the write lock only our reservations take of it."""
+    _unwritten: list[Reservation] = field(default_factory=list)
+    """Reservations whose rows go into the ledger together, at the end, or before it is asked again."""
 
     def run(self, tx: LedgerTransaction, groups: Sequence[Sequence[ObjectRef]]) -> None:
         """Acquire the longest prefix of `groups` (the objects of one sample each) that finds room."""
@@ -86,10 +91,12 @@ class AcquireTransaction:
         if num_held < len(groups):
             self.window = self.window | wholes_of(groups)
             self.found = tx.find(self.window)
+            self._spare_bytes = self._spare(tx)
             for number in range(num_held, len(groups)):
                 group = self._in_one_unit(tx, groups[number])
                 if group is None or not self._add(tx, group, number):
                     break
+            self._write_reservations(tx)
         if self._eviction is not None and self._eviction.policy.looks_ahead:
             advance(tx, len(self._ranks))
 
@@ -149,17 +156,19 @@ class AcquireTransaction:
             self._append_bare(hold)
             return True
         new = [ref for ref in refs if rows[ref.key] is None]
-        hold.outstanding = frozenset(key for key, row in rows.items() if row is None or not row.is_ready)
+        hold.outstanding = frozenset([key for key, row in rows.items() if row is None or not row.is_ready])
         hold.charges = {key: row.charged_bytes for key, row in rows.items() if row is not None}
-        least = {ref.key: self.downloads.sizes.reservation_bytes(ref, is_least=True) for ref in new}
-        guess = {ref.key: self.downloads.sizes.reservation_bytes(ref) for ref in new}
+        reservation_bytes = self.downloads.sizes.reservation_bytes
+        least = {ref.key: reservation_bytes(ref, is_least=True) for ref in new}
+        guess = {ref.key: reservation_bytes(ref) for ref in new}
         self.need_bytes = sum(least.values())
-        here = {ref.key: row.charged_bytes for ref in refs if (row := rows[ref.key]) is not None and row.is_ready}
-        together_bytes = self.need_bytes + (sum(here.values()) if new else 0)
-        if self._limit is not None and together_bytes > self._limit and forget_limit_of_the_dead(tx, self.disk, self.owner):
-            self.room = Room.AGAIN
-            return False
-        hold.error = self._refusal(tx, new, {ref.url: (here | least)[ref.key] for ref in refs if ref.key in here or ref in new})
+        if new:
+            together = least | {key: row.charged_bytes for key, row in rows.items() if row is not None and row.is_ready}
+            exceeds_limit = self._limit is not None and sum(together.values()) > self._limit
+            if exceeds_limit and forget_limit_of_the_dead(tx, self.disk, self.owner):
+                self.room = Room.AGAIN
+                return False
+            hold.error = self._cannot_fit(refs, together) if exceeds_limit else self._cannot_stay_free(tx, new[0])
         if hold.error is not None:
             self._append_bare(hold)
             return True
@@ -173,7 +182,7 @@ class AcquireTransaction:
         hold.charges |= charges
         self._rank(refs, number)
         for ref in new:
-            self._reserve(tx, ref, hold.charges[ref.key])
+            self._reserve(ref, hold.charges[ref.key])
         self.holdings.add([hold])
         self.downloads.join(hold)
         self.holds.append(hold)
@@ -189,6 +198,7 @@ class AcquireTransaction:
             elif ref.key != shard.key:
                 found.append(whole if self._row(tx, whole := shard.whole()) is not None else ref)
             else:
+                self._write_reservations(tx)
                 given = give_up_members(tx, self.disk, ref.key)
                 for row in given.gone:
                     self.found.pop(row.key, None)
@@ -215,27 +225,32 @@ class AcquireTransaction:
         row = self.found.get(ref.key)
         if row is None or row.is_ready or ref.key in self.downloads.leads:
             return row
+        self._write_reservations(tx)
         if recover.settle_filling(tx, self.disk, row):
+            self._spare_bytes = 0
             self.found.pop(ref.key)
             self.found.update(tx.find([ref.key]))
         return self.found.get(ref.key)
 
-    def _refusal(self, tx: LedgerTransaction, new: Sequence[ObjectRef], charges: Mapping[str, int]) -> CacheFullError | None:
-        """Return why a sample can never fit, if so: it fails by itself, and the others of the window go on.
+    def _cannot_fit(self, refs: Sequence[ObjectRef], charges: Mapping[bytes, int]) -> CacheFullError:
+        """Return why a sample can never fit under the limit: it fails by itself, and the others of the window go on.
 
         Args:
-            tx: The transaction.
-            new: Its objects that have no row yet.
-            charges: What its objects that are here count, and what the new ones count at least, by URL.
+            refs: Its objects.
+            charges: What those that are here count, and what the new ones count at least, by key.
         """
-        if not new:
-            return None
-        if self._limit is not None and sum(charges.values()) > self._limit:
-            return cannot_fit(charges, self._limit)
+        assert self._limit is not None
+        by_url = Counter[str]()
+        for ref in refs:
+            by_url[ref.url] += charges.get(ref.key, 0)
+        return cannot_fit(by_url, self._limit)
+
+    def _cannot_stay_free(self, tx: LedgerTransaction, ref: ObjectRef) -> CacheFullError | None:
+        """Return why a sample can never come because so much of the disk must stay free, if so; `ref` is new."""
         free_space = self.downloads.free_space
         if free_space.can_ever_hold(tx, self.need_bytes):
             return None
-        url = urls.redact(new[0].url)
+        url = urls.redact(ref.url)
         return CacheFullError(
             f"{url} needs {self.need_bytes} bytes on disk: {free_space.describe()}, and the whole cache is too little to "
             "give up. Free space there, or lower min_free_bytes",
@@ -256,7 +271,8 @@ class AcquireTransaction:
         is_beyond_share = share_bytes is not None and held_bytes and new_bytes and held_bytes + new_bytes > share_bytes
         if (self._limit is not None and need_bytes > self._limit) or (is_beyond_share and not self.must_fit):
             self.room = Room.NONE
-        elif need_bytes:
+        elif need_bytes and need_bytes > self._spare_bytes:
+            self._write_reservations(tx)
             self.uses.write_now(tx)
             self.room = make_room(
                 tx,
@@ -269,7 +285,19 @@ class AcquireTransaction:
             )
         return self.room is Room.ENOUGH
 
-    def _reserve(self, tx: LedgerTransaction, ref: ObjectRef, charge: int) -> None:
+    def _spare(self, tx: LedgerTransaction) -> float:
+        """Return how many bytes are free for us, whatever others wait for; 0 where each sample must ask."""
+        if self._account is None or self.downloads.free_space.min_bytes:
+            return 0
+        claims = claims_before(tx, self.disk, self.owner) if self.in_line and self._limit is not None else 0
+        return self._account.spare_bytes - claims
+
+    def _write_reservations(self, tx: LedgerTransaction) -> None:
+        if self._unwritten:
+            tx.reserve(self._unwritten)
+            self._unwritten = []
+
+    def _reserve(self, ref: ObjectRef, charge: int) -> None:
         """Count an object before its first byte; its part file is locked already."""
         part = self.parts.pop(ref.key, None) or self.disk.create_part(ref.key)
         lead = Lead(ref=ref, part=part, charged_bytes=charge, source=self.source)
@@ -286,7 +314,8 @@ class AcquireTransaction:
             rank=self._ranks[ref.key],
             shard=ref.shard_key,
         )
-        tx.reserve([reservation])
+        self._unwritten.append(reservation)
+        self._spare_bytes -= charge
         self.found[ref.key] = EntryRow(ref.key, "filling", None, charge, part.name, ref.ext, url)
 
     def _rank(self, refs: Sequence[ObjectRef], number: int) -> None:

@@ -80,7 +80,7 @@ def make_room(
         free_space: What must stay free; None: nothing.
     """
     account = tx.account()
-    wanted = need_bytes + (_claims_before(tx, disk, owner) if in_line and account.limit_bytes is not None else 0)
+    wanted = need_bytes + (claims_before(tx, disk, owner) if in_line and account.limit_bytes is not None else 0)
     short_bytes = 0 if free_space is None else free_space.missing_bytes(tx, need_bytes)
     if account.has_room(wanted):
         return Room.ENOUGH if not short_bytes else _make_free(tx, disk, short_bytes, keep)
@@ -177,7 +177,7 @@ def despite_full_disk(owner: Owner, disk: Disk, write: Callable[[], None], *, ne
     return None
 
 
-def _claims_before(tx: LedgerTransaction, disk: Disk, owner: str) -> int:
+def claims_before(tx: LedgerTransaction, disk: Disk, owner: str) -> int:
     """Return the bytes that living owners wait for since longer than `owner`: the oldest waiter goes first."""
     claims = 0
     for waiter, waiting_bytes in tx.waits_before(owner).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -77,9 +78,14 @@ class Account(NamedTuple):
         """Bytes that count: ready and on their way."""
         return self.ready_bytes + self.filling_bytes
 
+    @property
+    def spare_bytes(self) -> float:
+        """Return how many bytes more keep the limit: below 0 where it is passed, infinite without one."""
+        return math.inf if self.limit_bytes is None else self.limit_bytes - self.charged_bytes
+
     def has_room(self, need_bytes: int) -> bool:
         """Return whether `need_bytes` more keep the limit."""
-        return self.limit_bytes is None or self.charged_bytes + need_bytes <= self.limit_bytes
+        return need_bytes <= self.spare_bytes
 
 
 class LedgerSummary(NamedTuple):
