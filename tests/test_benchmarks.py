@@ -35,7 +35,17 @@ from benchmarks.peers.job import Job, Stream, names
 from benchmarks.peers.measures import first_epoch, lru_bytes, run_epoch, second_epoch
 from benchmarks.peers.profile import WORKER, counted, fold
 from benchmarks.peers.reasons import REASONS
-from benchmarks.peers.report import HEADLINE, Runs, drop_in_table, headline, judge, page, read_results, with_headline
+from benchmarks.peers.report import (
+    HEADLINE,
+    Runs,
+    drop_in_table,
+    headline,
+    judge,
+    lost_cases,
+    page,
+    read_results,
+    with_headline,
+)
 from benchmarks.peers.workloads import BARS, CASES, HEADLINES
 from sqlstream.cache import Cache
 from sqlstream.testing.nginx import find_nginx
@@ -289,6 +299,16 @@ def test_the_readme_gets_the_figures_that_were_measured() -> None:
     assert "belady" not in table, "what was not measured is not shown"
     assert with_headline(f"a\n{HEADLINE[0]}\nold\n{HEADLINE[1]}\nb", "new") == f"a\n{HEADLINE[0]}\n\nnew\n\n{HEADLINE[1]}\nb"
     assert with_headline("no marks", "new") == "no marks"
+
+
+def test_a_page_is_not_made_anew_without_what_it_has(settings: Settings, tmp_path: Path) -> None:
+    data.prepare(settings.place, settings.num_samples)
+    runs: Runs = {contender: [{"samples_per_second": 1.0, "load": 0.0}] for contender in ("sqlstream", "plain_torch")}
+    path = tmp_path / "benchmarks.md"
+    assert lost_cases(path, {}) == []
+    path.write_text(page({"warm-bytes-0": runs, "warm-bytes-2": runs}, settings, []))
+    assert lost_cases(path, {"warm-bytes-0": runs}) == ["warm-bytes-2"]
+    assert lost_cases(path, {"warm-bytes-0": runs, "warm-bytes-2": runs, "random": runs}) == []
 
 
 def test_a_drop_in_is_compared_with_its_peer_round_by_round_and_above_1_is_better() -> None:

@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--num-samples", type=int, default=5000, help="photos")
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "sqlstream-bench", help="kept between runs")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--also", type=Path, nargs="*", default=[], help="folders of other results that the page is made of")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where benchmarks.md and its plots go")
     parser.add_argument("--sds", default="", help="a checkout of sds")
     parser.add_argument("--report", action="store_true", help="only report what is measured already")
@@ -36,6 +37,7 @@ def main() -> None:
         rounds=options.rounds,
         seconds=options.seconds,
         results=options.results,
+        other_results=tuple(options.also),
         sds=options.sds,
         only=tuple(options.only),
     )

@@ -58,6 +58,8 @@ class Settings:
     rounds: int
     seconds: float
     results: Path
+    other_results: tuple[Path, ...] = ()
+    """Folders of results of earlier runs, for the page; the first that has a case shows it."""
     sds: str = ""
     only: tuple[str, ...] = ()
     """Groups or names of cases; empty: all."""

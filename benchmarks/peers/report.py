@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.peers import contenders, data
 from benchmarks.peers.case import SHORT_RUNS, Bar, Case
-from benchmarks.peers.driver import LIMIT_SECONDS, ROUNDS_BESIDE, Run, Settings
+from benchmarks.peers.driver import LIMIT_SECONDS, ROOT, ROUNDS_BESIDE, Run, Settings
 from benchmarks.peers.on_shards import DROP_INS
 from benchmarks.peers.reasons import NOT_COMPARABLE, REASONS
 from benchmarks.peers.workloads import BARS, CASES, HEADLINES
@@ -24,7 +24,7 @@ DISTRIBUTIONS = (
     "torch mosaicml-streaming litdata webdataset datasets torchvision obstore pyarrow numpy pillow simplejpeg".split()
 )
 HEADLINE = "<!-- headline: `make bench` writes what is below -->", "<!-- end of headline -->"
-DROP_IN_RESULTS = "drop_ins"
+DROP_IN_RESULTS = ROOT / "benchmarks" / "results" / "drop_ins"
 """Folder of a smaller run of the drop-ins alone."""
 Runs = Mapping[str, Sequence[Run]]
 """Runs of each contender, one a round."""
@@ -278,7 +278,7 @@ def page(results: Mapping[str, Runs], settings: Settings, plots: Sequence[str]) 
         "of two runs of one round, and above 1 the drop-in is better. Cases that this run has not measured are from "
         "`benchmarks/results/drop_ins`, whose README says on what.",
         "",
-        *drop_in_table(read_results(settings.results / DROP_IN_RESULTS) | results),
+        *drop_in_table(read_results(DROP_IN_RESULTS) | results),
         "",
         "## Run it again",
         "",
@@ -309,15 +309,28 @@ def page(results: Mapping[str, Runs], settings: Settings, plots: Sequence[str]) 
     return "\n".join(lines).rstrip() + "\n"
 
 
+def lost_cases(path: Path, results: Mapping[str, Runs]) -> list[str]:
+    """Return the cases that a page has figures of, and would have no longer."""
+    headings = set(path.read_text().splitlines()) if path.exists() else set[str]()
+    return [case.name for case in CASES if f"### {case.title}" in headings and case.name not in results]
+
+
 def write_report(settings: Settings, docs: Path) -> None:
     """Write the page, its plots, and the README's table."""
     from benchmarks.peers.plots import write_plots
 
-    results = read_results(settings.results)
-    plots = write_plots(results, docs / "benchmarks")
-    (docs / "benchmarks.md").write_text(page(results, settings, plots))
+    results: dict[str, Runs] = {}
+    for folder in (settings.results, *settings.other_results):
+        results = read_results(folder) | results
     table = headline(results)
     (settings.results / "headline.md").write_text(f"{table}\n")
+    if lost := lost_cases(docs / "benchmarks.md", results):
+        print(table, flush=True)
+        print(f"{docs / 'benchmarks.md'} is left as it is, for it has what is not in these results: {', '.join(lost)}.")
+        print("Name the folders of those with --also, or another place for the page with --docs.", flush=True)
+        return
+    plots = write_plots(results, docs / "benchmarks")
+    (docs / "benchmarks.md").write_text(page(results, settings, plots))
     readme = docs.parent / "README.md"
     if readme.exists():
         readme.write_text(with_headline(readme.read_text(), table))

@@ -175,6 +175,12 @@ def cold_shards(job: Job) -> Stream:
     return _loader(job, _remote(job))
 
 
+def cold_hundred(job: Job) -> Stream:
+    """The same from a hundred shards."""
+    dataset = _remote(job, job.shuffled_folder("mds"), kind=Transformed, transform=users.Read())
+    return _loader(job, dataset, collate=users.listed)
+
+
 def squeeze(job: Job) -> Stream:
     """The same, under a limit."""
     near = {"num_canonical_nodes": 1, "shuffle_block_size": SQUEEZE_BLOCK, "predownload": 2 * job.batch_size}

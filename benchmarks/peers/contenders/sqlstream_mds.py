@@ -69,14 +69,21 @@ def random_access(job: Job) -> Lookup:
     return Lookup(get=lambda index: dataset[index]["image"])
 
 
+def _remote(job: Job, folder: str, **options: Any) -> Stream:
+    dataset = open_shards(job, job.url(f"{folder}/{INDEX}"), job.work_path / "cache", users.Read(), **options)
+    return load(dataset, job, collate_fn=users.listed)
+
+
 def cold_shards(job: Job) -> Stream:
     """Return the photos from shards on the server."""
-    src = job.url(f"{FOLDER}/{INDEX}")
-    return load(open_shards(job, src, job.work_path / "cache", users.Read()), job, collate_fn=users.listed)
+    return _remote(job, FOLDER)
+
+
+def cold_hundred(job: Job) -> Stream:
+    """The same from a hundred shards."""
+    return _remote(job, job.shuffled_folder(FOLDER))
 
 
 def shuffled_shards(job: Job) -> Stream:
     """The same, all samples shuffled."""
-    src = job.url(f"{job.shuffled_folder(FOLDER)}/{INDEX}")
-    dataset = open_shards(job, src, job.work_path / "cache", users.Read(), shuffle_block_size=None)
-    return load(dataset, job, collate_fn=users.listed)
+    return _remote(job, job.shuffled_folder(FOLDER), shuffle_block_size=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.peers import contenders, users
 from benchmarks.peers.contenders import SHARDS
@@ -61,16 +62,22 @@ def random_access(job: Job) -> Lookup:
     return Lookup(get=lambda index: dataset[index]["jpg"])
 
 
+def _remote(job: Job, folder: str, **options: Any) -> Stream:
+    last = len(list(_tars(job).with_name(folder).glob("*.tar"))) - 1
+    src = job.url(f"{folder}/{{0000..{last:04}}}.tar")
+    return load(open_shards(job, src, job.work_path / "cache", Read(), **options), job, collate_fn=listed)
+
+
 def cold_shards(job: Job) -> Stream:
     """Return the photos from shards on the server."""
-    last = len(list(_tars(job).glob("*.tar"))) - 1
-    src = job.url(f"tar/{{0000..{last:04}}}.tar")
-    return load(open_shards(job, src, job.work_path / "cache", Read()), job, collate_fn=listed)
+    return _remote(job, "tar")
+
+
+def cold_hundred(job: Job) -> Stream:
+    """The same from a hundred shards."""
+    return _remote(job, job.shuffled_folder("tar"))
 
 
 def shuffled_shards(job: Job) -> Stream:
     """The same, all samples shuffled."""
-    folder = job.shuffled_folder("tar")
-    last = len(list(_tars(job).with_name(folder).glob("*.tar"))) - 1
-    src = job.url(f"{folder}/{{0000..{last:04}}}.tar")
-    return load(open_shards(job, src, job.work_path / "cache", Read(), shuffle_block_size=None), job, collate_fn=listed)
+    return _remote(job, job.shuffled_folder("tar"), shuffle_block_size=None)

@@ -91,10 +91,18 @@ def cold_shards(job: Job) -> Stream:
     return _stream(job, urls, _bytes_of)
 
 
+def _hundred(job: Job) -> list[str]:
+    folder = job.shuffled_folder("tar")
+    return [f"{job.endpoint}/bench/{folder}/{path.name}" for path in sorted(_shards(job).with_name(folder).glob("*.tar"))]
+
+
+def cold_hundred(job: Job) -> Stream:
+    """The same from a hundred shards."""
+    return _stream(job, _hundred(job), _transformed(users.Read()), users.listed)
+
+
 def shuffled_shards(job: Job) -> Stream:
     """The same, with its cache; its buffer of 1000 samples is no shuffle of all."""
-    folder = job.shuffled_folder("tar")
-    urls = [f"{job.endpoint}/bench/{folder}/{path.name}" for path in sorted(_shards(job).with_name(folder).glob("*.tar"))]
     cache = job.work_path / "cache"
     cache.mkdir()
-    return _stream(job, urls, _bytes_of, cache_dir=str(cache), cache_size=job.limit_bytes)
+    return _stream(job, _hundred(job), _bytes_of, cache_dir=str(cache), cache_size=job.limit_bytes)
