@@ -330,6 +330,7 @@ def write_report(settings: Settings, docs: Path) -> None:
         print("Name the folders of those with --also, or another place for the page with --docs.", flush=True)
         return
     plots = write_plots(results, docs / "benchmarks")
+    data.prepare(settings.place, settings.num_samples)  # the page describes them; cases may have had others
     (docs / "benchmarks.md").write_text(page(results, settings, plots))
     readme = docs.parent / "README.md"
     if readme.exists():

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sqlstream.errors import SourceError
-from sqlstream.order import Draws, Int64Array, Partition, is_counted
+from sqlstream.order import Draws, Int64Array, Order, Partition, is_counted
 from sqlstream.stream.engine.recipes import Recipes
 from sqlstream.stream.engine.slots import PlannedSample
 from sqlstream.stream.run.shares import MOST_TOGETHER, PLANNED_TOGETHER, EpochShare, planned_together
@@ -128,6 +128,8 @@ def walk(share: EpochShare, recipes: Recipes) -> Iterator[PlannedSpan]:
     """
     taken = share.taken
     while True:
+        # Asked before: another process may find the end of the epoch at any time, and then more positions than are left count.
+        is_known = is_counted(share.order, share.epoch)
         try:
             share = _settled(share, taken, recipes)
         except SourceError:
@@ -136,7 +138,7 @@ def walk(share: EpochShare, recipes: Recipes) -> Iterator[PlannedSpan]:
             raise
         if taken >= share.partition.num_samples:
             return
-        num_together = SHUFFLED_TOGETHER if is_counted(share.order, share.epoch) else PLANNED_TOGETHER
+        num_together = SHUFFLED_TOGETHER if is_known else PLANNED_TOGETHER
         width = planned_together(len(recipes))
         places, positions = share.planned(taken, num_together)
         fingerprint, draws = share.order.fingerprint, share.order.rows_at(share.epoch, positions)
@@ -163,13 +165,21 @@ def _known_span(share: EpochShare, taken: int) -> PlannedSpan | None:
     """Return the next positions of a share, up to the first whose row is not known; None: that is the first of them."""
     order, epoch = share.order, share.epoch
     places, positions = share.planned(taken)
-    end = order.num_positions(epoch)
-    unknown = (at for at, position in enumerate(positions.tolist()) if position >= end or order.needs(epoch, position))
-    num_known = next(unknown, len(positions))
+    num_known = next(
+        (at for at, position in enumerate(positions.tolist()) if not _is_known(order, epoch, position)), len(places)
+    )
     if not num_known:
         return None
     known = positions[:num_known]
     return PlannedSpan(share, places[:num_known], known, order.rows_at(epoch, known))
+
+
+def _is_known(order: Order, epoch: int, position: int) -> bool:
+    """Return whether a position has a row that is known.
+
+    The end is asked for last: that a position needs nothing may mean that another process has just found the end before it.
+    """
+    return not order.needs(epoch, position) and position < order.num_positions(epoch)
 
 
 def _settled(share: EpochShare, taken: int, recipes: Recipes) -> EpochShare:
@@ -207,6 +217,6 @@ def announce(share: EpochShare, taken: int, recipes: Recipes) -> None:
         needed = share.order.needs(share.epoch, int(positions[0]))
         if stream in needed:
             source.expect_chunks(needed[stream])
-        elif not needed:
+        elif not needed and int(positions[0]) < share.order.num_positions(share.epoch):  # see `_is_known`
             draws = share.order.rows_at(share.epoch, positions)
             source.expect(draws.row[draws.stream == stream])
