@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sqlstream.index.sources.shards.layout import Scratch
+from sqlstream.index.sources.shards.layout import Scratch, Walks
 from sqlstream.index.sources.shards.tar_shard import TarShard
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base.access import Access
@@ -55,3 +55,16 @@ def test_headers_of_small_members_come_in_blocks_and_those_of_large_ones_alone(
     samples = TarShard().samples(file, remote, Scratch(tmp_path.joinpath))
     assert [parts["jpg"].size for parts in samples.parts] == [num_bytes] * num_members
     assert remote.num_requests <= most
+
+
+@pytest.mark.parametrize(("num_bytes", "most"), [(44_000, 3), (3_000_000, 6)])
+def test_a_shard_is_taken_to_be_like_those_before_it_and_one_that_is_not_costs_no_more_requests(
+    num_bytes: int, most: int, tmp_path: Path
+) -> None:
+    scratch = Scratch(tmp_path.joinpath, walks=Walks())
+    small = Remote(tar_of([(f"{number:05}", {"jpg": bytes(5_000)}) for number in range(100)]))
+    TarShard().samples(SourceFile(url="http://host/a.tar", size_bytes=len(small.data), etag="1"), small, scratch)
+    other = Remote(tar_of([(f"{number:05}", {"jpg": bytes(num_bytes)}) for number in range(max(5, 9_000_000 // num_bytes))]))
+    samples = TarShard().samples(SourceFile(url="http://host/b.tar", size_bytes=len(other.data), etag="1"), other, scratch)
+    assert {parts["jpg"].size for parts in samples.parts} == {num_bytes}
+    assert other.num_requests <= most

@@ -37,7 +37,7 @@ from sqlstream.index.sources.places.directory import DirectoryTable
 from sqlstream.index.sources.plan.parts import ShardPart, innermost, parquet_part
 from sqlstream.index.sources.plan.plan import plan_sources
 from sqlstream.index.sources.plan.source_plan import SourcePlan
-from sqlstream.index.sources.shards.layout import KeepsShards, Scratch, ShardFiles
+from sqlstream.index.sources.shards.layout import KeepsShards, Scratch, ShardFiles, Walks
 from sqlstream.index.sql.expressions import with_where
 from sqlstream.index.types.models import SourceFile, ruled
 from sqlstream.index.types.pandas_import import load_pandas
@@ -217,7 +217,7 @@ def _build(
         load_pandas()
     room = IndexRoom(temporary.parent, options)
     own_room = IndexRoom(temporary.parent, options)  # that of the writer waits for what asks this one
-    scratch = Scratch(place.temporary, own_room.on_growth, reading.files(plan))
+    scratch = Scratch(place.temporary, own_room.on_growth, reading.files(plan), walks=Walks())
     num_joined = len(plan.joined_parts)
     with (
         contextlib.closing(IndexWriter(temporary, plan.key_column, room=room)) as writer,

@@ -58,6 +58,16 @@ class PartFile(NamedTuple):
     """What makes its content of its bytes in the shard; None: they are it."""
 
 
+class Walks:
+    """What the walks along the headers of a source's shards have found: those that begin later are taken to be alike.
+
+    Any thread may set it: it never goes back.
+    """
+
+    are_near = False
+    """The headers of a shard were near each other."""
+
+
 class Scratch(NamedTuple):
     """Where temporary files are written while a shard is indexed."""
 
@@ -69,6 +79,8 @@ class Scratch(NamedTuple):
     """Brings whole shards whose content is wanted as well; None: nothing does."""
     here: Path | None = None
     """The shard, or what it holds where it is compressed as a whole, on this disk; None: its bytes are asked for."""
+    walks: Walks | None = None
+    """Of the other shards of the source; None: nothing is known of them."""
 
     @property
     def folder(self) -> Path:

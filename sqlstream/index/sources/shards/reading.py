@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sqlstream.index.sources.base.access import local_copy, named_errors
 from sqlstream.index.sources.base.byte_source import RemoteBytes, Span
-from sqlstream.index.sources.shards.layout import Scratch, ShardFiles
+from sqlstream.index.sources.shards.layout import Scratch, ShardFiles, Walks
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.checksum import new_digest
@@ -66,10 +66,13 @@ class AheadBytes:
         source: The file.
         bring: Returns the whole of it, on this disk, or None: called once, as soon as headers turn out to be near each other.
             None: it comes by ranges.
+        walks: What others of its source have shown: a walk takes a request for each of its first steps otherwise.
     """
 
-    def __init__(self, source: RemoteBytes, bring: Callable[[], LocalShard | None] | None = None) -> None:
-        self._source, self._bring = source, bring
+    def __init__(
+        self, source: RemoteBytes, bring: Callable[[], LocalShard | None] | None = None, walks: Walks | None = None
+    ) -> None:
+        self._source, self._bring, self._walks = source, bring, walks or Walks()
         self._whole: LocalShard | None = None
         self.size_bytes = source.size_bytes
         self._start, self._block = 0, b""
@@ -83,12 +86,15 @@ class AheadBytes:
         self._num_reads += 1
         if not 0 <= start <= start + num_bytes <= len(self._block):
             is_near = self._num_reads > _FIRST_STEPS and offset / self._num_reads < NEAR_BYTES
-            if self._bring is not None and (is_near or self.size_bytes <= BLOCK_BYTES):  # a block would have all of it
+            self._walks.are_near |= is_near
+            may_be_near = is_near or self._walks.are_near
+            if self._bring is not None and (may_be_near or self.size_bytes <= BLOCK_BYTES):  # a block would have all of it
                 bring, self._bring = self._bring, None
                 if (whole := bring()) is not None:
                     self._whole, self._block = whole, b""
                     return whole.read_at(offset, num_bytes)
-            ahead = BLOCK_BYTES if is_near else AHEAD_BYTES
+            is_first = self._num_reads == 1  # of one that is not like the others, no more than this comes for nothing
+            ahead = BLOCK_BYTES if is_near or (may_be_near and is_first) else AHEAD_BYTES
             self._start, self._block = offset, self._source.read_at(offset, max(num_bytes, ahead))
             start = 0
         return self._block[start : start + num_bytes]
@@ -123,7 +129,11 @@ ShardBytes = LocalShard | AheadBytes
 
 @contextlib.contextmanager
 def opened(
-    file: SourceFile, remote: RemoteReader, files: ShardFiles | None = None, here: Path | None = None
+    file: SourceFile,
+    remote: RemoteReader,
+    files: ShardFiles | None = None,
+    here: Path | None = None,
+    walks: Walks | None = None,
 ) -> Iterator[ShardBytes]:
     """Give the bytes of a shard.
 
@@ -132,6 +142,7 @@ def opened(
         remote: Reads what is not local.
         files: Brings a remote one whole where its headers are near each other: reading them reads it all; None: nothing does.
         here: It, or what it holds, on this disk; None: it is read where it lies.
+        walks: Along the headers of others of its source.
     """
     with named_errors(file.url), contextlib.ExitStack() as stack:
 
@@ -142,7 +153,7 @@ def opened(
         if here is not None:
             yield stack.enter_context(contextlib.closing(LocalShard(here)))
         elif urls.is_remote(file.url):
-            yield AheadBytes(RemoteBytes(file, remote), None if files is None else bring)
+            yield AheadBytes(RemoteBytes(file, remote), None if files is None else bring, walks)
         else:
             yield stack.enter_context(contextlib.closing(LocalShard(Path(file.url))))
 

@@ -55,7 +55,7 @@ class TarShard(MembersAreBytes):
             with printed(file, remote, scratch) as (content, unpack):
                 return _samples(content, name, unpack, self.index_members, scratch.folder)
         files = None if urls.extension(file.url) in _PACKED else scratch.files
-        with opened(file, remote, files, scratch.here) as source:
+        with opened(file, remote, files, scratch.here, scratch.walks) as source:
             compression = compression_of(source.read_at(0, MAGIC_BYTES))
             if compression is None:
                 return _samples(source, name, None, self.index_members, scratch.folder)
