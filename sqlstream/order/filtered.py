@@ -42,8 +42,8 @@ class Filtered:
     """Chunks whose rows are shuffled together."""
     seed: int | None
     """Which shuffle; None: as written."""
-    _whole: dict[int, BlockOrder] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """The orders of this epoch and of the next one, once they are known to their ends."""
+    _orders: dict[int, tuple[bytes, BlockOrder]] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """The orders of this epoch and of the next one, each with the counts of which it is made."""
 
     def __post_init__(self) -> None:
         """Check the seed."""
@@ -56,8 +56,9 @@ class Filtered:
 
     def num_positions(self, epoch: int) -> int:  # noqa: ARG002 - every epoch is the same
         """Return the rows that are kept; while they are not counted, all rows."""
-        for order in list(self._whole.values()):
-            return order.num_positions
+        for _, order in list(self._orders.values()):
+            if order.is_whole:
+                return order.num_positions
         sizes = self.chunks.sizes()
         return int(self.chunks.bounds[-1]) if (sizes < 0).any() else int(sizes.sum())
 
@@ -86,11 +87,14 @@ class Filtered:
 
     def _order(self, epoch: int) -> BlockOrder:
         """Return the order of an epoch, as far as it is known now."""
-        order = self._whole.get(epoch)
-        if order is None:
-            order = shuffle_blocks(self.chunks.bounds, self.window, self.seed, epoch, self.chunks.sizes())
-            if order.is_whole:
-                while len(self._whole) > 1:
-                    self._whole.pop(next(iter(self._whole)), None)
-                self._whole[epoch] = order
+        counts, order = self._orders.get(epoch, (b"", None))
+        if order is not None and order.is_whole:
+            return order
+        sizes = self.chunks.sizes()
+        now = sizes.tobytes()  # before the order is made: others count meanwhile, and its counts must not be newer than it
+        if order is None or now != counts:
+            order = shuffle_blocks(self.chunks.bounds, self.window, self.seed, epoch, sizes)
+            while len(self._orders) > 1 and epoch not in self._orders:
+                self._orders.pop(next(iter(self._orders)), None)
+            self._orders[epoch] = now, order
         return order
