@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from sqlstream.index.sources.base.byte_source import RemoteBytes
 from sqlstream.index.sources.shards.layout import Scratch, Walks
+from sqlstream.index.sources.shards.reading import AheadBytes, LocalShard
 from sqlstream.index.sources.shards.tar_shard import TarShard
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base.access import Access
@@ -68,3 +70,16 @@ def test_a_shard_is_taken_to_be_like_those_before_it_and_one_that_is_not_costs_n
     samples = TarShard().samples(SourceFile(url="http://host/b.tar", size_bytes=len(other.data), etag="1"), other, scratch)
     assert {parts["jpg"].size for parts in samples.parts} == {num_bytes}
     assert other.num_requests <= most
+
+
+def test_a_shard_behind_one_with_near_headers_comes_whole_before_any_range_of_it(tmp_path: Path) -> None:
+    path, walks = tmp_path / "s.tar", Walks()
+    path.write_bytes(bytes(10_000_000))
+    remote = Remote(path.read_bytes())
+    file = SourceFile(url="http://host/s.tar", size_bytes=10_000_000, etag="1")
+    AheadBytes(RemoteBytes(file, remote), lambda: LocalShard(path), walks).read_at(0, 512)
+    assert remote.num_requests == 1, "nothing is known yet"
+    walks.are_near = True
+    whole = AheadBytes(RemoteBytes(file, remote), lambda: LocalShard(path), walks)
+    assert whole.read_at(0, 512) == bytes(512)
+    assert remote.num_requests == 1

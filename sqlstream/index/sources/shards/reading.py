@@ -86,8 +86,9 @@ class AheadBytes:
         self._num_reads += 1
         if not 0 <= start <= start + num_bytes <= len(self._block):
             is_near = self._num_reads > _FIRST_STEPS and offset / self._num_reads < NEAR_BYTES
-            self._walks.are_near |= is_near
-            may_be_near = is_near or self._walks.are_near
+            if is_near:
+                self._walks.are_near = True
+            may_be_near = self._walks.are_near
             if self._bring is not None and (may_be_near or self.size_bytes <= BLOCK_BYTES):  # a block would have all of it
                 bring, self._bring = self._bring, None
                 if (whole := bring()) is not None:
