@@ -248,6 +248,9 @@ class AcquireTransaction:
     def _cannot_stay_free(self, tx: LedgerTransaction, ref: ObjectRef) -> CacheFullError | None:
         """Return why a sample can never come because so much of the disk must stay free, if so; `ref` is new."""
         free_space = self.downloads.free_space
+        if not free_space.min_bytes:
+            return None
+        self._write_reservations(tx)
         if free_space.can_ever_hold(tx, self.need_bytes):
             return None
         url = urls.redact(ref.url)
