@@ -129,7 +129,7 @@ def walk(share: EpochShare, recipes: Recipes) -> Iterator[PlannedSpan]:
     taken = share.taken
     while True:
         # Asked before: another process may find the end of the epoch at any time, and then more positions than are left count.
-        is_known = is_counted(share.order, share.epoch)
+        was_counted = is_counted(share.order, share.epoch)
         try:
             share = _settled(share, taken, recipes)
         except SourceError:
@@ -138,7 +138,7 @@ def walk(share: EpochShare, recipes: Recipes) -> Iterator[PlannedSpan]:
             raise
         if taken >= share.partition.num_samples:
             return
-        num_together = SHUFFLED_TOGETHER if is_known else PLANNED_TOGETHER
+        num_together = SHUFFLED_TOGETHER if was_counted else PLANNED_TOGETHER
         width = planned_together(len(recipes))
         places, positions = share.planned(taken, num_together)
         fingerprint, draws = share.order.fingerprint, share.order.rows_at(share.epoch, positions)
