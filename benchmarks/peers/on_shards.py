@@ -16,6 +16,8 @@ HUNDRED_SAMPLES = 20_000
 it has `FEWER_SAMPLES`."""
 FEWER_SAMPLES = 5000
 """In 100 shards of 50."""
+COLD, COLD_HUNDRED = "cold-{}", f"cold-{{}}-{HUNDRED_SAMPLES}"
+"""Names of cases, by latency."""
 ZIP_MEMBERS = 20_000
 LATENCIES = (20, 50)
 
@@ -42,31 +44,22 @@ def cases() -> list[Case]:
         ],
         *[
             _case(
-                f"cold-{latency}",
-                f"cold over S3 (WebDataset: HTTP), {latency} ms, {COLD_SAMPLES} samples, 2 workers, from opening on",
-                workload="cold_shards",
+                name.format(latency),
+                f"cold over S3 (WebDataset: HTTP), {latency} ms, {samples}, 2 workers, from opening on",
                 measure="opened_epoch",
                 contenders=(*OURS, "mosaicml", "webdataset"),
                 needs_server=True,
                 latency_ms=latency,
-                num_samples=COLD_SAMPLES,
                 options={"num_workers": 2, "scheme": "s3"},
+                **fields,
             )
-            for latency in LATENCIES
-        ],
-        *[
-            _case(
-                f"cold-{latency}-{HUNDRED_SAMPLES}",
-                f"cold over S3 (WebDataset: HTTP), {latency} ms, {HUNDRED_SAMPLES} samples in shards of 200, 2 workers, from "
-                "opening on",
-                workload="cold_hundred",
-                prepares="prepare_shuffled",
-                measure="opened_epoch",
-                contenders=(*OURS, "mosaicml", "webdataset"),
-                needs_server=True,
-                latency_ms=latency,
-                num_samples=HUNDRED_SAMPLES,
-                options={"num_workers": 2, "scheme": "s3"},
+            for name, samples, fields in (
+                (COLD, f"{COLD_SAMPLES} samples", {"num_samples": COLD_SAMPLES, "workload": "cold_shards"}),
+                (
+                    COLD_HUNDRED,
+                    f"{HUNDRED_SAMPLES} samples in shards of 200",
+                    {"num_samples": HUNDRED_SAMPLES, "workload": "cold_hundred", "prepares": "prepare_shuffled"},
+                ),
             )
             for latency in LATENCIES
         ],
@@ -158,7 +151,8 @@ def _bars() -> list[Bar]:
     for latency in LATENCIES:
         for ours in OURS:
             text = f"1.2 times the best of MosaicML and WebDataset, by {ours}"
-            for case in (f"shards-cold-{latency}-{HUNDRED_SAMPLES}", f"shards-cold-{latency}"):
+            for name in (COLD_HUNDRED, COLD):
+                case = f"shards-{name.format(latency)}"
                 bars.append(Bar(case=case, text=text, contender=ours, against=("mosaicml", "webdataset"), limit=1.2))
     return bars
 

@@ -6,6 +6,7 @@ A reason is shown only where its bar fails. It says what the time goes to, never
 from __future__ import annotations
 
 from benchmarks.peers.as_users import COLD_SAMPLES
+from benchmarks.peers.on_shards import COLD_HUNDRED
 from benchmarks.peers.workloads import VIEWS
 
 _ENGINE = (
@@ -56,7 +57,7 @@ REASONS: dict[tuple[str, str], str] = {
         for latency in (20, 50)
     },
     **{
-        (f"shards-cold-{latency}-20000", "1.2 times the best of MosaicML and WebDataset, by drop_in_tar"): _LAZY_TARS
+        (f"shards-{COLD_HUNDRED.format(latency)}", "1.2 times the best of MosaicML and WebDataset, by drop_in_tar"): _LAZY_TARS
         for latency in (20, 50)
     },
     ("cold-s3-20", "1.5 times the best with loose files"): _FILE,
