@@ -19,6 +19,7 @@ import pytest
 from sqlstream.cache.files.read_hold import KeptLocks, ReadLock, ReadLocks
 from sqlstream.process import fork, locks
 from sqlstream.process.fork import Forks, Stage
+from sqlstream.process.lock_wait import lock_blocking
 from tests.cache.kit import descriptors
 from tests.processes import ROOT, answer_of_forked_child
 
@@ -52,11 +53,11 @@ def test_close_descriptor_frees_its_lock(tmp_path: Path) -> None:
 
 def test_lock_blocking_waits_until_the_holder_closes(tmp_path: Path) -> None:
     holder, waiter = (locks.open_descriptor(tmp_path / "lock", os.O_RDWR | os.O_CREAT) for _ in range(2))
-    locks.lock_blocking(holder)
+    lock_blocking(holder)
     order: list[str] = []
 
     def wait() -> None:
-        locks.lock_blocking(waiter)
+        lock_blocking(waiter)
         order.append("locked")
 
     thread = threading.Thread(target=wait)
@@ -123,7 +124,7 @@ def test_a_lock_ends_with_its_process_though_a_forked_child_lives_on(tmp_path: P
     locks.close_descriptor(fd)
     other = locks.open_descriptor(tmp_path / "owner", os.O_RDWR)
     # The child closes its copy as its first act, but we may be faster than it: blocking, under the time limit of the test.
-    locks.lock_blocking(other)
+    lock_blocking(other)
     assert os.waitpid(pid, os.WNOHANG) == (0, 0)  # it is alive, and does not hold the lock
     os.close(writing)
     os.waitpid(pid, 0)

@@ -31,10 +31,7 @@ import fcntl
 import os
 import resource
 import threading
-from functools import partial
 from types import TracebackType
-
-import portalocker
 
 from sqlstream.errors import CacheError
 from sqlstream.process import fork, interrupts
@@ -253,17 +250,6 @@ def close_descriptors(fds: list[int]) -> None:
     with uninterrupted():
         while fds:
             close_descriptor(fds.pop())
-
-
-def lock_blocking(fd: int) -> bool:
-    """Wait for the exclusive lock on `fd`; the wait is in the kernel, first come first served as far as it can be.
-
-    Returns:
-        False if a signal came in a section: then the lock may be ours or not; unlock it, and let the signal through.
-    """
-    if try_lock(fd):  # portalocker's checks cost seven times a free lock
-        return True
-    return uninterrupted().wait_in_kernel(partial(portalocker.lock, fd, portalocker.LockFlags.EXCLUSIVE))
 
 
 def unlock(fd: int) -> None:

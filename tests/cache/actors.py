@@ -22,6 +22,7 @@ from sqlstream.cache import Cache
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.process import locks
+from sqlstream.process.lock_wait import lock_blocking
 from tests.cache.session import Session
 from tests.processes import FORKSERVER
 
@@ -50,7 +51,7 @@ def nobody_at_the_write_lock(directory: Path) -> Iterator[None]:
         for name in ("gate", "lock"):
             fd = locks.open_descriptor(directory / name, os.O_RDWR | os.O_CREAT)
             stack.callback(locks.close_descriptor, fd)
-            locks.lock_blocking(fd)
+            lock_blocking(fd)
         yield
 
 

@@ -19,7 +19,7 @@ import pytest
 from sqlstream.cache.ledger import database as db
 from sqlstream.cache.ledger.database import Database
 from sqlstream.errors import CacheDamagedError, CacheDirectoryError, CacheDiskError, MigrationError
-from sqlstream.process import locks
+from sqlstream.process.lock_wait import lock_blocking
 from tests.cache.actors import Stage
 from tests.interrupts import interrupted
 from tests.processes import answer_of_forked_child
@@ -335,7 +335,7 @@ def test_ctrl_c_ends_the_wait_at_the_write_lock(path: Path) -> None:
     database = Database(path)
     add(database, "x")
     fd = os.open(path.parent / "lock", os.O_RDWR)
-    locks.lock_blocking(fd)
+    lock_blocking(fd)
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
 
     def wait_at_the_write_lock() -> None:

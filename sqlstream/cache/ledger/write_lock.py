@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sqlstream.errors import CacheDirectoryError
 from sqlstream.process import locks
+from sqlstream.process.lock_wait import lock_blocking
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class WriteLock:
         section = locks.uninterrupted()
         while not self.turn.take():
             section.let_through()
-        while self._lock is not None and not locks.lock_blocking(self._lock):
+        while self._lock is not None and not lock_blocking(self._lock):
             locks.unlock(self._lock)
             section.let_through()
 
@@ -95,7 +96,7 @@ class WriteLock:
             self._inode = os.fstat(self._lock)
         is_entered = False
         try:
-            is_entered = locks.lock_blocking(self._gate) and self._wait_lock(self._lock)
+            is_entered = lock_blocking(self._gate) and self._wait_lock(self._lock)
         finally:
             locks.unlock(self._gate)
             if not is_entered:
@@ -145,7 +146,7 @@ class WriteLock:
         with contextlib.suppress(RuntimeError, MemoryError):  # no more threads: then nothing is said
             timer.start()
         try:
-            return locks.lock_blocking(fd)
+            return lock_blocking(fd)
         finally:
             timer.cancel()
 

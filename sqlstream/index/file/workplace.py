@@ -21,6 +21,7 @@ from typing import TypeVar
 from sqlstream.errors import CacheDiskError, IndexDatabaseError, SqlStreamError
 from sqlstream.index.file.intact import check_plain
 from sqlstream.process import locks
+from sqlstream.process.lock_wait import lock_blocking
 from sqlstream.progress import Progress, progress
 
 logger = logging.getLogger(__name__)
@@ -185,7 +186,7 @@ def sync(path: Path) -> None:
 def _wait_for(fd: int) -> bool:
     """Wait for the process that has the lock; signals are handed over meanwhile."""
     section = locks.uninterrupted()
-    while not locks.lock_blocking(fd):
+    while not lock_blocking(fd):
         locks.unlock(fd)
         section.let_through()
     return True
