@@ -43,8 +43,10 @@ class Rows:
     def __init__(self, chunks: CountedElsewhere) -> None:
         self._chunks = chunks
         self.num_expected = 0
+        self.first_counted: list[int] = []
 
     def count(self, chunks: Int64Array) -> None:
+        self.first_counted = self.first_counted or chunks.tolist()
         self._chunks.known = self._chunks.known.copy()
         self._chunks.known[chunks] = self._chunks.kept[chunks]
 
@@ -70,10 +72,15 @@ ORDERS: dict[str, Callable[[Order], Order]] = {
 }
 
 
+def share_of(chunks: CountedElsewhere, world: World, kind: str) -> EpochShare:
+    """What a process takes in an epoch."""
+    steps = Steps(order=ORDERS[kind](Filtered(chunks=chunks, window=WINDOW, seed=3)), batch_size=8)
+    return EpochShare(epoch=2, steps=steps, partition=steps.partition(2, world), fingerprint=steps.order.fingerprint)
+
+
 def walked(chunks: CountedElsewhere, world: World, kind: str) -> list[int]:
     """The rows that a process takes in an epoch, while it announces what is behind them."""
-    steps = Steps(order=ORDERS[kind](Filtered(chunks=chunks, window=WINDOW, seed=3)), batch_size=8)
-    share = EpochShare(epoch=2, steps=steps, partition=steps.partition(2, world), fingerprint=steps.order.fingerprint)
+    share = share_of(chunks, world, kind)
     recipe = Recipe(Rows(chunks))
     recipes = Recipes([lambda: cast("Any", recipe)] * (2 if kind == "a mixture" else 1))
     assert recipes[0].rows.num_ahead
@@ -96,3 +103,19 @@ def test_an_end_that_another_process_finds_at_any_moment_changes_no_row(kind: st
         assert walked(alone, world, kind) == expected
         for at in range(alone.num_looks):
             assert walked(CountedElsewhere(at=at), world, kind) == expected, at
+
+
+def test_the_processes_of_a_node_begin_a_window_with_chunks_of_their_own() -> None:
+    worlds = [
+        World(rank=rank, local_rank=rank, world_size=2, local_world_size=2, num_workers=2, worker=worker)
+        for rank in range(2)
+        for worker in range(2)
+    ]
+    found = []
+    for world in worlds:
+        chunks = CountedElsewhere(at=1 << 30)
+        recipe = Recipe(Rows(chunks))
+        next(walk(share_of(chunks, world, "rows"), Recipes([lambda: cast("Any", recipe)])))  # noqa: B023 - within the turn
+        found.append(recipe.rows.first_counted)
+    assert len({some[0] for some in found}) == len(worlds) == WINDOW
+    assert {tuple(sorted(some)) for some in found} == {tuple(sorted(found[0]))}

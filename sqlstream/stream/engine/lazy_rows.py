@@ -103,7 +103,8 @@ class LazyRows:
         """Begin to fetch chunks, and those that follow where they come in order; what has come is read, and released."""
         wanted: list[int] = chunks.tolist()
         if self._walk.is_in_order and wanted:
-            wanted = [*range(wanted[0], min(wanted[0] + self._num_ahead_chunks, len(self._index.bounds) - 1))]
+            first = min(wanted)
+            wanted = [*range(first, min(first + self._num_ahead_chunks, len(self._index.bounds) - 1))]
         if self._walk.window > WINDOW_CHUNKS:
             self._read_settled()
         self._fetch(wanted)

@@ -16,6 +16,7 @@ from sqlstream.order import Draws, Int64Array, Order, Partition, is_counted
 from sqlstream.stream.engine.recipes import Recipes
 from sqlstream.stream.engine.slots import PlannedSample
 from sqlstream.stream.run.shares import MOST_TOGETHER, PLANNED_TOGETHER, EpochShare, planned_together
+from sqlstream.world import World
 
 SHUFFLED_TOGETHER = 1024
 """Positions that are asked of a counted order together: its hundred calls of numpy take as long for 1024 as for 64."""
@@ -192,7 +193,7 @@ def _settled(share: EpochShare, taken: int, recipes: Recipes) -> EpochShare:
             last = min(last, (int(positions.max()) // partition.step_size + 1) * partition.step_size - 1)
         while needed := order.needs(share.epoch, last):
             for stream, chunks in needed.items():
-                recipes[stream].rows.count(chunks)
+                recipes[stream].rows.count(_own_first(chunks, partition.world))
     num_positions = order.num_positions(share.epoch)
     if not num_positions:
         for stream in range(len(recipes)):
@@ -200,6 +201,16 @@ def _settled(share: EpochShare, taken: int, recipes: Recipes) -> EpochShare:
     if partition.num_positions == num_positions or not isinstance(partition, Partition):  # others have no end
         return share
     return replace(share, partition=replace(partition, num_positions=num_positions))
+
+
+def _own_first(chunks: Int64Array, world: World) -> Int64Array:
+    """Return the chunks of a window as one process of a node reads them: each begins with others, and helps out from the end.
+
+    Else all fetch and read the same chunk, where one reads and the others wait for it.
+    """
+    num_processes = world.local_world_size * world.num_workers
+    is_own = np.arange(len(chunks)) % num_processes == world.local_rank * world.num_workers + world.worker  # [n]
+    return np.concatenate((chunks[is_own], chunks[~is_own][::-1]))
 
 
 def announce(share: EpochShare, taken: int, recipes: Recipes) -> None:
@@ -216,7 +227,7 @@ def announce(share: EpochShare, taken: int, recipes: Recipes) -> None:
             continue
         needed = share.order.needs(share.epoch, int(positions[0]))
         if stream in needed:
-            source.expect_chunks(needed[stream])
+            source.expect_chunks(_own_first(needed[stream], world))
         elif not needed and int(positions[0]) < share.order.num_positions(share.epoch):  # see `_is_known`
             draws = share.order.rows_at(share.epoch, positions)
             source.expect(draws.row[draws.stream == stream])
