@@ -10,8 +10,8 @@ import pytest
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import CacheFullError, FetchCancelledError, SourceError
-from sqlstream.index.sources.base.ahead import MOST_AT_A_TIME, ReadsAhead
-from sqlstream.storage.base.protocols import RemoteReader
+from sqlstream.index.sources.base.ahead import ReadsAhead
+from sqlstream.storage.base.protocols import CALLS_AT_A_TIME, RemoteReader
 from sqlstream.storage.fetcher import Fetcher
 
 REMOTE = Fetcher(StorageOptions())
@@ -67,12 +67,12 @@ def test_what_is_found_comes_in_order_and_reads_grow_to_sixteen_at_a_time() -> N
         assert [next(found), next(found)] == [10, 20]
         taker = threading.Thread(target=lambda: gated.begun.append(next(found)))
         taker.start()
-        wait_until_begun(gated, 3 + MOST_AT_A_TIME)
-        assert gated.under_way == set(range(3, 3 + MOST_AT_A_TIME))
+        wait_until_begun(gated, 3 + CALLS_AT_A_TIME)
+        assert gated.under_way == set(range(3, 3 + CALLS_AT_A_TIME))
         gated.gate.set()
         taker.join()
         assert list(found) == [10 * thing for thing in range(4, 40)]
-    assert gated.most == MOST_AT_A_TIME
+    assert gated.most == CALLS_AT_A_TIME
 
 
 def test_the_first_error_in_order_is_raised_though_a_later_read_fails_first() -> None:

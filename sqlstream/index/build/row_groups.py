@@ -20,7 +20,7 @@ from sqlstream.index.sources.base.unfold import parquet_batches
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.coalesce import plan_reads
-from sqlstream.storage.base.protocols import RemoteReader
+from sqlstream.storage.base.protocols import CALLS_AT_A_TIME, RemoteReader
 
 _FIRST_GUESS_BYTES = 256 << 10  # footer of some 100 row groups of 20 columns; costs less than a second request
 _TAIL_BYTES = 8  # length of the footer, PAR1
@@ -29,7 +29,6 @@ _WHOLE_SHARE = 0.5  # a group of which more is wanted is fetched as it is: one r
 _MAX_GAP_BYTES = 1 << 20  # between two columns: cheaper than one more request (100 ms at 10 MB/s)
 _GROUPS_AT_A_TIME = 64
 _BYTES_AT_A_TIME = 64 << 20  # of some columns of row groups, in memory; arbitrary: some row groups of captions
-_REQUESTS_AT_A_TIME = 16
 _MEDIA = frozenset(("Image", "Audio", "Video"))
 """Features of Hugging Face's `datasets` that are files."""
 _CURE = "If it was cut short while it was written or copied, write it again"
@@ -140,7 +139,7 @@ class RangedTable:
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows; the column chunks of some row groups are in memory at a time."""
-        with ThreadPoolExecutor(_REQUESTS_AT_A_TIME, thread_name_prefix="columns") as pool:
+        with ThreadPoolExecutor(CALLS_AT_A_TIME, thread_name_prefix="columns") as pool:
             for groups in self._rounds(names):
                 for group, pieces in zip(groups, pool.map(partial(self._pieces, names), groups), strict=True):
                     yield from RowGroupTable(self._metadata, self._name, pieces, range(group, group + 1)).batches(names)

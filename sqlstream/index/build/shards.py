@@ -20,14 +20,14 @@ from sqlstream.index.build.join import JoinedTables
 from sqlstream.index.file.connection import damaged
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.writer import IndexWriter
-from sqlstream.index.sources.base.ahead import MOST_AT_A_TIME, ReadsAhead
+from sqlstream.index.sources.base.ahead import ReadsAhead
 from sqlstream.index.sources.plan.parts import ShardPart, SourcePart, innermost
 from sqlstream.index.sources.shards.layout import Scratch, ShardLayout
 from sqlstream.index.sources.shards.samples import SAMPLE, ShardSamples
 from sqlstream.index.types.models import Column, SourceFile
 from sqlstream.order.permute import Int64Array
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.protocols import RemoteReader, Unpack
+from sqlstream.storage.base.protocols import CALLS_AT_A_TIME, RemoteReader, Unpack
 from sqlstream.storage.members import places
 from sqlstream.storage.members.places import Place
 
@@ -106,7 +106,7 @@ def shards_ahead(parts: Sequence[SourcePart], scratch: Scratch, remote: RemoteRe
         read,
         [shard for shard in map(innermost, parts) if isinstance(shard, ShardPart)],
         remote,
-        most_at_a_time=lambda shard: MOST_AT_A_TIME if urls.is_remote(shard.source.url) else 1,  # which takes the interpreter
+        most_at_a_time=lambda shard: CALLS_AT_A_TIME if urls.is_remote(shard.source.url) else 1,  # which takes the interpreter
         size_of=lambda samples: len(samples.parts),
         most_waiting=_MOST_WAITING,
     )

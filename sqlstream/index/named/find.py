@@ -33,7 +33,7 @@ from sqlstream.index.types.origins import RowJudge
 from sqlstream.progress import progress
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import Origin
-from sqlstream.storage.base.protocols import RemoteReader
+from sqlstream.storage.base.protocols import CALLS_AT_A_TIME, RemoteReader
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +41,6 @@ _CHAINED = "chained"
 """Key in `meta` of an index file: columns to download of which some value is a chain (JSON)."""
 _ANY_CHAIN = "SELECT 1 FROM rows WHERE instr({0}, '::') AND ({0} LIKE '%zip://%' OR {0} LIKE '%tar://%') LIMIT 1"
 _ROWS_AT_A_TIME = 8_192
-_AT_A_TIME = 16
-"""Archives that are looked at side by side. Arbitrary."""
 _OTHER_CHAIN = re.compile(r"[a-z][a-z0-9+.-]*::", re.IGNORECASE)
 _INSERT = f"INSERT OR IGNORE INTO named_members VALUES ({', '.join('?' * 11)})"
 
@@ -274,8 +272,8 @@ _ARCHIVES = pa.schema(_FIELDS)
 def _in_order(items: Iterable[Any], work: Callable[[Any], Any]) -> Iterator[Any]:
     """Yield the results of work, which is done side by side, in the order of the items."""
     left = iter(items)
-    with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="archive") as pool:
-        while some := list(islice(left, _AT_A_TIME)):
+    with ThreadPoolExecutor(CALLS_AT_A_TIME, thread_name_prefix="archive") as pool:
+        while some := list(islice(left, CALLS_AT_A_TIME)):
             yield from pool.map(work, some)
 
 

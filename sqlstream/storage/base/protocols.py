@@ -120,6 +120,10 @@ class DownloadRoom(Protocol):
         """Make room for so many bytes more, or raise."""
 
 
+CALLS_AT_A_TIME = 16
+"""Requests for versions, lists and small parts that a reader has under way; more of them wait. Arbitrary."""
+
+
 class RemoteReader(Protocol):
     """Reads objects by URL; local paths and `file://` work too."""
 

@@ -27,7 +27,7 @@ from sqlstream.errors import SqlStreamError, StorageError, TransientStorageError
 from sqlstream.storage.backends.provider import Providers
 from sqlstream.storage.backends.renewal import credential_source
 from sqlstream.storage.base.access import OWN
-from sqlstream.storage.base.protocols import read_ranges, writer_of
+from sqlstream.storage.base.protocols import CALLS_AT_A_TIME, read_ranges, writer_of
 from sqlstream.storage.base.urls import redact, redact_text
 from sqlstream.storage.protocol.channel import Channel, ChannelClosedError
 from sqlstream.storage.protocol.messages import (
@@ -59,9 +59,6 @@ from sqlstream.storage.worker.users import ServedUser, Users
 from sqlstream.storage.worker.workers import Job, Workers
 
 _HANG_SECONDS = 60.0  # beyond every timeout: a storage client that takes longer has broken down
-_NUM_CALL_THREADS = (
-    16  # for listings and footers; threads of their own, so that downloads that wait for a grant do not stop them
-)
 _SWITCH_SECONDS = 0.05
 """How long a thread waits for the interpreter before it asks for it; Python's 5 ms. Each downloads, and lets it go by itself at
 its next request, read or write: who asks sooner wakes for nothing, and takes it from a thread that the system has stopped."""
@@ -82,7 +79,8 @@ class Helper:
         credentials = credential_source(start.options.storage_options.get("credentials"), start.search_path)
         self._providers = Providers(start.options.providers, start.search_path)
         self._users = Users(start.options, self._workers, self._report, credentials, self._providers)
-        self._calls = ThreadPoolExecutor(_NUM_CALL_THREADS, thread_name_prefix="call")
+        # Threads of their own, so that downloads that wait for a grant do not stop them.
+        self._calls = ThreadPoolExecutor(CALLS_AT_A_TIME, thread_name_prefix="call")
         self._transfers: dict[str, Transfer] = {}
         self._outbox = Outbox(channel.send, lambda: bool(self._transfers))
         threading.Thread(target=self._send_loop, name="send", daemon=True).start()

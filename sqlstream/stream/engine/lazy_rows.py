@@ -22,12 +22,11 @@ from sqlstream.errors import EmptySelectionError, FetchCancelledError, SourceErr
 from sqlstream.index.build.chunks import drop_oldest
 from sqlstream.index.build.lazy import ChunkRows, LazyIndex
 from sqlstream.order import Int64Array
+from sqlstream.storage.base.protocols import CALLS_AT_A_TIME
 from sqlstream.stream.engine.chunk_objects import ChunkObjects
 
 WINDOW_CHUNKS = 4
 """Row groups whose rows are shuffled together: the first sample waits for all of them, and each process holds two windows."""
-_LOOKED_AT_TOGETHER = 16
-"""Chunks of which it is asked together what must be known before they are fetched."""
 R = TypeVar("R")
 
 
@@ -119,8 +118,8 @@ class LazyRows:
         for number, chunk in enumerate(unknown):
             if not self._walk.in_ranges:
                 self._fetch(unknown[number:])
-            elif number % _LOOKED_AT_TOGETHER == 0:
-                self._look_up(unknown[number : number + _LOOKED_AT_TOGETHER])
+            elif number % CALLS_AT_A_TIME == 0:
+                self._look_up(unknown[number : number + CALLS_AT_A_TIME])
             self._load(chunk)
 
     def check_rows(self) -> None:
@@ -217,8 +216,8 @@ class LazyRows:
             num_under_way = sum(not hold.is_settled for hold in list(self._ahead.values()))
             if num_under_way >= self._options.num_threads or len(self._ahead) >= WINDOW_CHUNKS + self._options.num_ahead:
                 return
-            if number % _LOOKED_AT_TOGETHER == 0:
-                self._look_up(wanted[number : number + _LOOKED_AT_TOGETHER])
+            if number % CALLS_AT_A_TIME == 0:
+                self._look_up(wanted[number : number + CALLS_AT_A_TIME])
             if not (refs := self._refs(chunk)):
                 continue
             for hold in self._session.acquire([refs]):

@@ -32,14 +32,13 @@ from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.types.models import SourceFile, fingerprint
 from sqlstream.order.permute import Int64Array
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.protocols import NO_REQUESTS, RemoteReader, Unpack
+from sqlstream.storage.base.protocols import CALLS_AT_A_TIME, NO_REQUESTS, RemoteReader, Unpack
 from sqlstream.storage.members.unpack import MAGIC_BYTES, compression_of
 
 logger = logging.getLogger(__name__)
 
 ROOM_ROWS = 1 << 24
 """Numbers that a shard has whose samples are not counted: with 2^24 shards they are below the 2^48 that orders take."""
-_LOOKS_AT_A_TIME = 16
 _KEPT_TABLES = 128
 """Tables that a process keeps in memory whatever their size: those of two default windows; of wider windows `keep_tables`."""
 
@@ -125,7 +124,7 @@ class ShardChunks:
             for number in unknown:
                 look(number)
             return
-        with ThreadPoolExecutor(_LOOKS_AT_A_TIME, thread_name_prefix="shard") as pool:
+        with ThreadPoolExecutor(CALLS_AT_A_TIME, thread_name_prefix="shard") as pool:
             for _ in pool.map(look, unknown):
                 pass
 

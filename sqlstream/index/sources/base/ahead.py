@@ -13,13 +13,11 @@ from typing import Generic, Self, TypeVar
 
 from sqlstream.errors import CacheFullError, FetchCancelledError
 from sqlstream.storage.base.access import Access
-from sqlstream.storage.base.protocols import DownloadRoom, ObjectInfo, RemoteReader
+from sqlstream.storage.base.protocols import CALLS_AT_A_TIME, DownloadRoom, ObjectInfo, RemoteReader
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-MOST_AT_A_TIME = 16
-"""Reads of remote files under way: as many calls as a helper process works on."""
 _FIRST_AT_A_TIME = 2
 """Reads under way at first; twice as many after each that was taken, since `max_size` may end it soon."""
 
@@ -46,7 +44,7 @@ class ReadsAhead(Generic[T, R]):
         things: Sequence[T],
         remote: RemoteReader,
         *,
-        most_at_a_time: Callable[[T], int] = lambda _: MOST_AT_A_TIME,
+        most_at_a_time: Callable[[T], int] = lambda _: CALLS_AT_A_TIME,
         size_of: Callable[[R], int] = lambda _: 0,
         most_waiting: int = 0,
     ) -> None:
@@ -90,7 +88,7 @@ class ReadsAhead(Generic[T, R]):
                 found = self._read(thing, self._remote)
             self._begun.popleft()
         self._num_taken += 1
-        self._num_wanted = min(2 * self._num_wanted, MOST_AT_A_TIME)
+        self._num_wanted = min(2 * self._num_wanted, CALLS_AT_A_TIME)
         self._largest = max(self._largest, self._size_of(found))
         return found
 
@@ -111,7 +109,7 @@ class ReadsAhead(Generic[T, R]):
             if len(self._begun) >= self._most(thing):
                 return
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(MOST_AT_A_TIME, thread_name_prefix="ahead")
+                self._pool = ThreadPoolExecutor(CALLS_AT_A_TIME, thread_name_prefix="ahead")
             self._begun.append(self._pool.submit(self._read, thing, self._remote))
 
 

@@ -11,9 +11,7 @@ from sqlstream.index.sources.formats.by_extension import check_table
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import Allowed, Rules, origin_at
-from sqlstream.storage.base.protocols import RemoteReader
-
-_REQUESTS_AT_A_TIME = 16  # as many as a helper process works on
+from sqlstream.storage.base.protocols import CALLS_AT_A_TIME, RemoteReader
 
 
 def read_paths(file: SourceFile, temporary: Path, remote: RemoteReader) -> list[str]:
@@ -62,5 +60,5 @@ def list_files(
             return SourceFile(url=url, size_bytes=None, etag=None, access=access)
         return stat_file(url, remote, access)
 
-    with ThreadPoolExecutor(_REQUESTS_AT_A_TIME, thread_name_prefix="sqlstream-index") as pool:
+    with ThreadPoolExecutor(CALLS_AT_A_TIME, thread_name_prefix="sqlstream-index") as pool:
         return list(pool.map(find, enumerate(allowed)))

@@ -42,10 +42,7 @@ from sqlstream.sample_types import DataSampleType
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import OWN_ROWS, Origin, Rules, origin_at
 from sqlstream.storage.base.credentials import place_of
-from sqlstream.storage.base.protocols import RemoteReader
-
-_LOOKS_AT_A_TIME = 16
-"""Shards whose versions are asked for side by side. Arbitrary."""
+from sqlstream.storage.base.protocols import CALLS_AT_A_TIME, RemoteReader
 
 
 def as_named(item: Any) -> Any:
@@ -171,7 +168,7 @@ def _shard_files(
     are_looked_at = [num_looked_at is None or number < num_looked_at for number in range(len(named))]
     if num_looked_at is not None or len(named) == 1:
         return [file for url, is_one in zip(named, are_looked_at, strict=True) for file in find(url, is_looked_at=is_one)]
-    with ThreadPoolExecutor(_LOOKS_AT_A_TIME, thread_name_prefix="shard") as pool:
+    with ThreadPoolExecutor(CALLS_AT_A_TIME, thread_name_prefix="shard") as pool:
         return [file for files in pool.map(partial(find, is_looked_at=True), named) for file in files]
 
 

@@ -16,7 +16,7 @@ from sqlstream.index.sources.shards.layout import Scratch, ShardFiles, Walks
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.checksum import new_digest
-from sqlstream.storage.base.protocols import PRINTED, RemoteReader, Unpack
+from sqlstream.storage.base.protocols import CALLS_AT_A_TIME, PRINTED, RemoteReader, Unpack
 from sqlstream.storage.members.unpack import MAGIC_BYTES, compression_of
 from sqlstream.storage.members.unpacked import unpacked
 
@@ -28,8 +28,8 @@ NEAR_BYTES = 1 << 20
 """Headers nearer than this are read with all that lies between: a request costs as long as so many bytes, 20 ms at 50 MB/s."""
 _SPANS_AT_A_TIME = 256
 """Parts of a shard that one call asks for. Arbitrary."""
-_CALLS_AT_A_TIME = 8
-"""Such calls under way for one shard: half of what a helper process works on."""
+_CALLS_OF_A_SHARD = CALLS_AT_A_TIME // 2
+"""Such calls under way for one shard."""
 _PIECE_BYTES = 1 << 20
 _FIRST_STEPS = 8
 """Steps from header to header that are seen before whole blocks are read. Arbitrary."""
@@ -112,7 +112,7 @@ class AheadBytes:
         some = [spans[start : start + _SPANS_AT_A_TIME] for start in range(0, len(spans), _SPANS_AT_A_TIME)]
         if len(some) < 2:
             return self._source.read_spans(spans)
-        with ThreadPoolExecutor(_CALLS_AT_A_TIME, thread_name_prefix="members") as pool:
+        with ThreadPoolExecutor(_CALLS_OF_A_SHARD, thread_name_prefix="members") as pool:
             return list(chain.from_iterable(pool.map(self._source.read_spans, some)))
 
 
