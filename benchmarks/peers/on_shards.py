@@ -158,3 +158,36 @@ def _bars() -> list[Bar]:
 
 
 BARS = _bars()
+
+
+HEADLINES = [
+    *[
+        (
+            f"{kind} shards as they lie: a first epoch of {HUNDRED_SAMPLES} samples over S3, 20 and 50 ms of latency",
+            "{:.2f} and {:.2f} times the best of MosaicML and WebDataset",
+            tuple(
+                (f"shards-{COLD_HUNDRED.format(latency)}", f"1.2 times the best of MosaicML and WebDataset, by {ours}")
+                for latency in LATENCIES
+            ),
+        )
+        for kind, ours in (("MosaicML's MDS", "sqlstream_mds"), ("WebDataset's TAR", "sqlstream_tar"))
+    ],
+    (
+        "shards as they lie: a second epoch of bytes, 2 workers",
+        "MDS {:.2f} times MosaicML, {:.2f} times LitData's chunks of the same photos; TAR {:.2f} times WebDataset",
+        (
+            ("shards-warm-2", "2.0 times MosaicML on its own shards"),
+            ("shards-warm-2", "1.0 of LitData's chunks, by sqlstream_mds"),
+            ("shards-warm-2", "2.0 times WebDataset on its own shards"),
+        ),
+    ),
+    (
+        "shards under a limit of 30 % of the data, all rows shuffled: bytes of an epoch, to those of the data",
+        "{:.2f} by members of MDS, {:.2f} of TAR",
+        tuple(
+            ("shards-shuffled", f"a whole shuffle: at most 1.02 of the data, by {ours}")
+            for ours in ("sqlstream_mds", "sqlstream_tar")
+        ),
+    ),
+]
+"""Lines of the README, as `workloads.HEADLINES` has them."""

@@ -255,6 +255,7 @@ _PEERS_LOOSE, _DECODED = "1.5 times the best with loose files", "1.4 times the b
 _OWN = "with `LoadFromDiskTransform` and no collate function of one's own"
 HEADLINES = [
     *as_users.HEADLINES,
+    *on_shards.HEADLINES,
     (
         "cold over S3, 20 and 50 ms of latency, with `LoadFromDiskTransform`, after the first batch",
         "{:.1f} and {:.1f} times the best peer with loose objects",
