@@ -141,28 +141,23 @@ class Networks:
     """Permutations of as many rounds each, by number, stacked: their images are worked out together. It does not change.
 
     Args:
-        keys: Keys of each round, of each permutation: [rounds, p].
-        radices: The two radices of each: [2, p].
-        sizes: Size of each, none of them 0: [p].
+        columns: Of each permutation its size, which is not 0, its two radices, and the keys of its rounds: [3 + rounds, p].
     """
 
-    def __init__(self, keys: _UInt64Array, radices: _UInt64Array, sizes: _UInt64Array) -> None:
-        self._keys, self._radices, self._sizes = keys, radices, sizes
+    def __init__(self, columns: _UInt64Array) -> None:
+        self._columns = columns
 
     @classmethod
     def of(cls, permutations: Sequence[Permutation]) -> Networks:
         """Return permutations of as many rounds each, stacked."""
-        sizes = [permutation.size for permutation in permutations]
-        keys = np.array([permutation.keys for permutation in permutations], np.uint64).T  # [rounds, p]
-        radices = np.array([_radices(size) for size in sizes], np.uint64).T  # [2, p]
-        return cls(keys, radices, np.array(sizes, np.uint64))
+        columns = [(one.size, *_radices(one.size), *one.keys) for one in permutations]
+        return cls(np.array(columns, np.uint64).T.copy())  # [3 + rounds, p]
 
     def changed(self, numbers: Sequence[int], permutations: Sequence[Permutation]) -> Networks:
         """Return these with others, of as many rounds, in the place of some."""
-        new, there = Networks.of(permutations), list(numbers)
-        keys, radices, sizes = self._keys.copy(), self._radices.copy(), self._sizes.copy()  # [rounds, p], [2, p], [p]
-        keys[:, there], radices[:, there], sizes[there] = new._keys, new._radices, new._sizes
-        return Networks(keys, radices, sizes)
+        columns = self._columns.copy()  # [3 + rounds, p]
+        columns[:, list(numbers)] = Networks.of(permutations)._columns
+        return Networks(columns)
 
     def forward(self, which: Int64Array, numbers: Int64Array) -> Int64Array:
         """Return the image of each number under a permutation of its own, as `Permutation.forward` gives it.
@@ -171,15 +166,15 @@ class Networks:
             which: Permutation of each number: [n].
             numbers: Numbers below the size of their permutation: [n].
         """
-        rounds = _Rounds(tuple(self._keys[:, which]), (self._radices[0, which], self._radices[1, which]))
-        bounds = self._sizes[which]  # [n]
+        bounds, left, right, *keys = self._columns.take(which, axis=1)  # [n] each
+        rounds = _Rounds(tuple(keys), (left, right))
         found = _network(rounds, numbers.astype(np.uint64), None, is_inverse=False)  # [n]
         outside = np.flatnonzero(found >= bounds)  # [o]
         while outside.size > _FEW:
             found[outside] = _network(rounds.of(outside), found[outside], None, is_inverse=False)
             outside = outside[found[outside] >= bounds[outside]]  # [o]
         for at in outside.tolist():
-            own = Permutation(size=int(bounds[at]), keys=tuple(self._keys[:, which[at]].tolist()))
+            own = Permutation(size=int(bounds[at]), keys=tuple(self._columns[3:, which[at]].tolist()))
             found[at] = own.image(int(found[at]))
         return found.view(np.int64)
 

@@ -134,11 +134,12 @@ class Even:
         period, count = np.divmod(np.asarray(numbers, np.int64), total)  # [n]: every period is alike
         node = np.full(len(count), tree.root, np.int64)  # [n]
         split = _split_wide if total >= _NARROW else _split
-        while node.size and node.min() < tree.num_inner:
+        while node.size and np.minimum.reduce(node) < tree.num_inner:
             for _ in range(_LEVELS):
                 left, is_left = split(tree, node, count)
-                count = np.where(is_left, left, count - left)  # [n]
-                node = tree.children.take(node + is_left)  # [n]
+                count = count - left  # [n]
+                np.copyto(count, left, where=is_left)
+                node = tree.children[node + is_left]  # [n]
         stream = (node - tree.num_inner) >> 1  # [n]
         return Turns(stream, count + period * tree.of_period[stream])
 
@@ -166,15 +167,13 @@ class _Split(NamedTuple):
 
 def _split(tree: _Tree, node: Int64Array, turns: Int64Array) -> _Split:
     """Return round(turns * left / weight), halves up, for weights below 2**31 and fewer turns than the weight."""
-    left, remainder = np.divmod(turns * tree.left_weight.take(node) + tree.half.take(node), tree.weight.take(node))  # [n]
-    return _Split(left, remainder >= tree.right_weight.take(node))
+    left, remainder = np.divmod(turns * tree.left_weight[node] + tree.half[node], tree.weight[node])  # [n]
+    return _Split(left, remainder >= tree.right_weight[node])
 
 
 def _split_wide(tree: _Tree, node: Int64Array, turns: Int64Array) -> _Split:
     """Return the same for weights below 2**47, by Horner's rule in limbs of 16 bits."""
-    wide, part, rest = (
-        array.astype(np.uint64) for array in (tree.weight.take(node), tree.left_weight.take(node), turns)
-    )  # [n]
+    wide, part, rest = (array.astype(np.uint64) for array in (tree.weight[node], tree.left_weight[node], turns))  # [n]
     left, remainder = np.zeros_like(rest), np.zeros_like(rest)  # [n]
     for shift in (32, 16, 0):
         limb = (rest >> np.uint64(shift)) & np.uint64(0xFFFF)  # [n]

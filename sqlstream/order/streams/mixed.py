@@ -74,7 +74,7 @@ class TurnLayout:
         of_part = positions if self.num_parts == 1 else positions // self.num_parts  # [n]
         of_part = epoch * (self.epoch_size // self.num_parts) + of_part  # [n]
         if self.part_turn == 1:
-            return TurnPlaces(of_part, np.zeros_like(of_part))
+            return TurnPlaces(of_part, np.zeros(len(of_part), np.int64))
         return TurnPlaces(*np.divmod(of_part, self.part_turn))
 
     def turn_of(self, epoch: int, position: int) -> int:
@@ -141,8 +141,10 @@ class Mixed:
         turn, place = self.turns.places(epoch, positions)
         since = self.weights.since(self.turns)
         turns = since.mixture.at(turn - since.turn)
-        before = np.array(since.before, dtype=np.int64)  # [S]
-        return turns.stream, before[turns.stream] + turns.draw * self.turns.part_turn + place
+        draw = turns.draw if self.turns.part_turn == 1 else turns.draw * self.turns.part_turn + place  # [n]
+        if any(since.before):
+            draw = draw + np.array(since.before, dtype=np.int64)[turns.stream]  # [n]
+        return turns.stream, draw
 
     def counts(self, epoch: int, position: int) -> tuple[int, ...]:
         """Return how many draws of each stream the run has before a position, in all parts together: [S]."""

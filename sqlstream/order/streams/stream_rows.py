@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sqlstream.order.order import Draws, Order, UnevenEpochs, is_counted
+from sqlstream.order.order import Draws, Order, UnevenEpochs, is_counted, one_each
 from sqlstream.order.permute import Int64Array, Permutation, forward_each
 from sqlstream.order.streams.epoch_networks import EpochNetworks
 
@@ -67,8 +67,7 @@ class StreamRows:
         """
         own_epoch, own_position = self._places_of(stream, draw, part, num_parts)
         row, packs = self._rows_at(stream, own_epoch, own_position)  # [n]
-        starts = np.arange(len(draw) + 1)  # [n + 1]
-        draws = Draws(starts=starts, stream=stream, epoch=own_epoch, position=own_position, row=row)
+        draws = Draws(starts=one_each(len(draw)).starts, stream=stream, epoch=own_epoch, position=own_position, row=row)
         return _with_packs(draws, packs) if packs else draws
 
     def _rows_at(self, stream: Int64Array, own_epoch: Int64Array, own_position: Int64Array) -> tuple[Int64Array, list[_Packs]]:
