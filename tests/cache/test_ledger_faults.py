@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,7 +17,7 @@ from sqlstream.errors import MissingDependencyError, SqlStreamError
 from sqlstream.testing.faults import SideEffects
 from sqlstream.testing.system_calls import sqlite_system_calls
 from tests.cache.actors import Stage
-from tests.cache.deaths import DIED, Act, check, clear, download, filled, name_of
+from tests.cache.deaths import DIED, URLS, Act, check, clear, download, filled, name_of, opened, read
 from tests.processes import in_child, open_files
 
 WRITES = frozenset({"open", "write", "pwrite64", "ftruncate", "unlink"})
@@ -120,3 +121,25 @@ def test_a_death_at_any_write_of_sqlite_breaks_no_promise(memory_path: Path, sta
     """In the middle of a transaction's frames, of a checkpoint, of the files that come and go with it."""
     num_calls = stage.start(die_everywhere, memory_path, act).hear(PATIENCE_SECONDS)
     assert num_calls >= 5
+
+
+@pytest.mark.parametrize("at", [2, 9, 40], ids=["empty file", "journal and wal", "tables"])
+def test_a_ledger_whose_maker_was_killed_is_made_anew_and_not_called_damaged(
+    tmp_path: Path, at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make() -> None:
+        effects = SideEffects(at, lambda name: os.kill(os.getpid(), signal.SIGKILL), only=WRITES)
+        with sqlite_system_calls(effects.note):
+            opened(tmp_path / "cache").close()
+
+    (tmp_path / "cache").mkdir()
+    evidence = tmp_path / "cache" / "ledger.sqlite.bad"
+    assert in_child(make) == -signal.SIGKILL
+    assert (tmp_path / "cache" / "ledger.sqlite").exists()
+    evidence.write_bytes(b"what was damaged before")
+    with opened(tmp_path / "cache") as cache:
+        read(cache, *URLS[:2])
+        assert cache.verify() == []
+    assert caplog.messages == []
+    assert evidence.read_bytes() == b"what was damaged before"
+    assert not (tmp_path / "cache" / "REBUILD").exists()

@@ -86,6 +86,12 @@ def remove_stray_journal(path: Path) -> None:
         journal.unlink()
 
 
+def remove(path: Path) -> None:
+    """Remove a ledger that no process has used yet."""
+    for suffix in ("-journal", "-wal", "-shm", ""):
+        path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
+
+
 def move_aside(path: Path) -> None:
     """Rename a damaged ledger, its -wal before it: a database must never meet the -wal of another one."""
     path.with_name(f"{path.name}-journal").unlink(missing_ok=True)

@@ -10,7 +10,8 @@ Promises:
 - The same lock keeps commits and checkpoints apart, which avoids SQLite's WAL-reset bug (before 3.51.3).
 - A connection is never carried over a fork: the child leaks it on purpose and opens its own (and inherits `shared_locks`).
 - A damaged file is renamed aside and filled anew by its owner, under the write lock and the marker REBUILD: while that file
-  exists, the next process that opens the ledger starts the rebuild again.
+  exists, the next process that opens the ledger starts the rebuild again. A new ledger is made under the same marker, which
+  then says so: what a killed maker leaves is removed, neither called damaged nor put in the place of an earlier damaged file.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ _IMPOSSIBLE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT_CHECK, _CONSTRAIN
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 _DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, *_BUSY)
 _MARKER = "REBUILD"
+_MAKING = b"making"
+"""What the marker holds once no damaged ledger is left at the path: what lies there is new, and no process has used it."""
 _ALEMBIC_VERSION = """
     CREATE TABLE alembic_version (
         version_num VARCHAR(32) NOT NULL,
@@ -271,8 +274,11 @@ class Database:
         """Open what is at the path now; a damaged file, and one whose rebuild was cut short, is replaced first."""
         self._leak_connection()
         marker = self.path.parent / _MARKER
-        damage.remove_stray_journal(self.path)
         is_damaged = self._damaged is not None and same_file(self.path, self._damaged)
+        if self._refill is not None and not is_damaged and _is_being_made(marker):
+            logger.info("the cache ledger %s was not finished by the process that made it: making it anew", self.path)
+            damage.remove(self.path)
+        damage.remove_stray_journal(self.path)
         is_new = not self.path.exists()
         # A migration commits its number with its tables: at 0 the file is empty, or another program's.
         is_strange = not is_damaged and _stored_version(self.path) == 0
@@ -281,8 +287,9 @@ class Database:
         else:
             if not is_new:
                 logger.warning("the cache ledger %s is damaged: rebuilding it from the files of the cache", self.path)
-            write_durably(marker)
+                write_durably(marker)
             damage.move_aside(self.path)
+            write_durably(marker, _MAKING)
             self._connection = self._opened()
             try:
                 self._refill(self._connection)
@@ -374,6 +381,12 @@ def _is_full(directory: Path) -> bool:
     status = os.statvfs(directory)
     has_inodes = not status.f_files or status.f_favail >= _OPENING_FILES  # some file systems do not count them
     return status.f_bavail * status.f_frsize < _OPENING_BYTES or not has_inodes
+
+
+def _is_being_made(marker: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return marker.read_bytes() == _MAKING
+    return False
 
 
 def _stored_version(path: Path) -> int | None:

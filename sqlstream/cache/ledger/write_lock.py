@@ -170,10 +170,11 @@ def same_file(path: str | Path, status: os.stat_result) -> bool:
     return (now.st_dev, now.st_ino) == (status.st_dev, status.st_ino)
 
 
-def write_durably(path: Path) -> None:
+def write_durably(path: Path, content: bytes = b"") -> None:
     """Make a file that is there after a loss of power."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
+        os.pwrite(fd, content, 0)
         os.fsync(fd)
     finally:
         os.close(fd)
