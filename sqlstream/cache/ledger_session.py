@@ -276,8 +276,7 @@ class LedgerSession:
 
     def register(self, name: str, src: str, fingerprint: str) -> int | None:
         """See `CacheSession`."""
-        with self._directory.ledger.transaction() as tx:
-            return tx.add_dataset(name, src, fingerprint)
+        return self._directory.ledger.run(lambda tx: tx.add_dataset(name, src, fingerprint))
 
     def limit_in_force(self) -> int | None:
         """See `CacheSession`."""
@@ -289,5 +288,4 @@ class LedgerSession:
 
     def note_failures(self, failed: Sequence[Failure]) -> None:
         """See `CacheSession`."""
-        with self._directory.ledger.transaction() as tx:
-            record_failures(tx, failed)
+        self._directory.ledger.run(lambda tx: record_failures(tx, failed))

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from sqlstream.cache import Cache
+from sqlstream.cache.admin.clear import clear
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.files.read_hold import ReadHold
+from sqlstream.cache.ledger.reports import Failure
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.recovery import emergency
+from sqlstream.cache.recovery.recover import verify
+from sqlstream.errors import MissingDependencyError
+from sqlstream.testing.faults import SideEffects
 from sqlstream.testing.invariants import violations
 from sqlstream.testing.servers import FaultyHttpServer
+from sqlstream.testing.system_calls import sqlite_system_calls
 from tests.cache.actors import is_right, objects
+from tests.cache.deaths import URLS, opened, read
 from tests.cache.session import Session
 
 
@@ -49,3 +61,54 @@ def test_pinned_and_read_objects_stay_and_the_rows_of_those_that_go_are_uncounte
             with cache.pinned(url) as path:
                 assert is_right(path, url)
     assert violations(tmp_path / "cache", at_rest=True) == []
+
+
+Act = Callable[[Session], None]
+
+
+def register(session: Session) -> None:
+    assert session.primary.register("of a worker", "t.csv", "") is not None
+
+
+def note_failures(session: Session) -> None:
+    session.primary.note_failures([Failure(url=URLS[0], error="gone")])
+    assert session.read("SELECT url FROM failure") == [(URLS[0],)]
+
+
+def clear_all(session: Session) -> None:
+    removed = clear(session.ledger, session.disk, dataset=None, older_than_seconds=None, index=False)
+    assert (removed.removed_entries, removed.kept_pinned_entries) == (3, 1)
+
+
+def repair(session: Session) -> None:
+    (lost,) = (file for file in session.disk.scan_data() if file.key == ObjectRef.of(URLS[3]).key)
+    session.disk.remove_data(lost.key, lost.ext)
+    assert [finding.repaired for finding in verify(session.ledger, session.disk, repair=True)] == [True]
+
+
+def hand_over(session: Session) -> None:
+    kept: list[int] = []
+    session.hand_over(lambda fd: kept.append(os.dup(fd)))
+    assert len(kept) == 1
+    os.close(kept[0])
+
+
+@pytest.mark.parametrize("act", [register, note_failures, clear_all, repair, hand_over])
+def test_a_write_of_the_ledger_on_a_full_disk_is_tried_again_once_room_was_made(tmp_path: Path, act: Act) -> None:
+    def fail(_: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with opened(tmp_path / "cache") as cache:
+        read(cache, *URLS[:4])
+        session = Session(cache)
+        pinned = session.acquire_one([ObjectRef.of(URLS[0])])
+        session.claim(pinned)
+        session.retain(pinned)
+        session.flush()
+        effects = SideEffects(1, fail, only=frozenset({"write", "pwrite64"}))
+        try:
+            with sqlite_system_calls(effects.note):
+                act(session)
+        except MissingDependencyError as error:
+            pytest.skip(str(error))
+        assert effects.num_seen > 1

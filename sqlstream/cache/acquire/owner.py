@@ -247,10 +247,7 @@ class Owner:
             if self.is_closed or self.id is None or self._fd is None:
                 return
             try:
-                with self.transaction(is_flush=True) as tx:
-                    tx.end_process(self.id)
-                    self._write_pins(tx)
-                    self._disk.write_note(self._fd, OwnerNote(0, None, self._counts))  # what a rebuild takes up
+                self.run(self._end_process, is_flush=True)
                 give(self._fd)
             finally:
                 self.is_closed = True
@@ -261,6 +258,13 @@ class Owner:
                 self.id, self._fd = None, None
                 self._forget()
 
+    def _end_process(self, tx: LedgerTransaction) -> None:
+        assert self.id is not None
+        assert self._fd is not None
+        tx.end_process(self.id)
+        self._write_pins(tx)
+        self._disk.write_note(self._fd, OwnerNote(0, None, self._counts))  # what a rebuild takes up
+
     def close(self) -> None:
         """Give back everything: pins, row, file; who only looked has nothing."""
         with locks.uninterrupted():
@@ -268,12 +272,7 @@ class Owner:
             if self.id is None:
                 return
             try:
-                with self._ledger.transaction() as tx:
-                    for work in self._deferred:
-                        work.write(tx, is_flush=True)
-                    recover.reap_owners(tx, self._disk)  # else the limit that stays with the last row would be one of the dead
-                    self._disk.remove_owner(self.id)
-                    tx.remove_owners([self.id])
+                self._ledger.run(self._leave)
             finally:  # without its file locked, the next process reaps what is left of this one
                 for work in self._deferred:
                     work.give_up()
@@ -281,6 +280,14 @@ class Owner:
                     locks.close_descriptor(self._fd)
                 self.id, self._fd = None, None
                 self._forget()
+
+    def _leave(self, tx: LedgerTransaction) -> None:
+        assert self.id is not None
+        for work in self._deferred:
+            work.write(tx, is_flush=True)
+        recover.reap_owners(tx, self._disk)  # else the limit that stays with the last row would be one of the dead
+        self._disk.remove_owner(self.id)
+        tx.remove_owners([self.id])
 
     def _enter(self, tx: LedgerTransaction, *, is_flush: bool) -> None:
         """Register where needed, and write what was deferred."""

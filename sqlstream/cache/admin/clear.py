@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from sqlstream.cache.acquire.room import MAX_EVICTIONS
 from sqlstream.cache.files import locked_files
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.ledger.last_uses import RecentUses
-from sqlstream.cache.ledger.ledger import Ledger
+from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
 from sqlstream.cache.model.rows import EntryRow
 from sqlstream.cache.recovery import recover
 from sqlstream.errors import ConfigError
@@ -46,30 +49,17 @@ def clear(ledger: Ledger, disk: Disk, *, dataset: str | None, older_than_seconds
     """
     from sqlstream.cache.ledger import queries
 
-    dataset_id: int | None = None
-    with ledger.transaction() as tx:
-        recover.reap(tx, disk)
-        if dataset is not None:
-            ids = queries.dataset_ids(tx.connection)
-            if dataset not in ids:
-                raise ConfigError(f"no dataset {dataset!r} in this cache: it has {', '.join(sorted(ids)) or 'none'}")
-            dataset_id = ids[dataset]
+    dataset_id = ledger.run(lambda tx: _begin(tx, disk, dataset))
     removed_entries = removed_bytes = 0
     read: list[EntryRow] = []
     recent = RecentUses(time.time() - older_than_seconds) if older_than_seconds else None
     after = b""
     while rows := ledger.ready_after(after, MAX_EVICTIONS, dataset_id):
         after = rows[-1].key
-        with ledger.transaction() as tx:
-            keys = [row.key for row in rows]
-            left = tx.pinned()
-            if recent is not None:
-                left |= recent.among(tx, keys)
-            free = [row for row in tx.find(keys).values() if row.is_ready and row.key not in left]
-            gone = recover.remove(tx, disk, free)
-        read += set(free).difference(gone)
-        removed_entries += len(gone)
-        removed_bytes += sum(row.charged_bytes for row in gone)
+        removed = ledger.run(partial(_remove, disk=disk, keys=[row.key for row in rows], recent=recent))
+        read += removed.read
+        removed_entries += len(removed.gone)
+        removed_bytes += sum(row.charged_bytes for row in removed.gone)
     with ledger.transaction() as tx:
         pinned = queries.ready_and_pinned(tx.connection, dataset_id)
         num_filling = queries.num_filling(tx.connection, dataset_id)
@@ -81,6 +71,35 @@ def clear(ledger: Ledger, disk: Disk, *, dataset: str | None, older_than_seconds
         kept_filling_entries=num_filling,
         removed_index_files=_clear_index(disk) if index else 0,
     )
+
+
+class _Removed(NamedTuple):
+    """What one transaction removed, and what a process reads under a lock."""
+
+    gone: list[EntryRow]
+    read: set[EntryRow]
+
+
+def _begin(tx: LedgerTransaction, disk: Disk, dataset: str | None) -> int | None:
+    """Give back what the dead held, and return the number of a dataset; None: all of them."""
+    from sqlstream.cache.ledger import queries
+
+    recover.reap(tx, disk)
+    if dataset is None:
+        return None
+    ids = queries.dataset_ids(tx.connection)
+    if dataset not in ids:
+        raise ConfigError(f"no dataset {dataset!r} in this cache: it has {', '.join(sorted(ids)) or 'none'}")
+    return ids[dataset]
+
+
+def _remove(tx: LedgerTransaction, *, disk: Disk, keys: Sequence[bytes], recent: RecentUses | None) -> _Removed:
+    left = tx.pinned()
+    if recent is not None:
+        left |= recent.among(tx, keys)
+    free = [row for row in tx.find(keys).values() if row.is_ready and row.key not in left]
+    gone = recover.remove(tx, disk, free)
+    return _Removed(gone, set(free).difference(gone))
 
 
 def _clear_index(disk: Disk) -> int:

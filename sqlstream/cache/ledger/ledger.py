@@ -19,6 +19,7 @@ from sqlstream.cache.ledger import damage
 from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.model.refs import KEY_BYTES, split_keys
 from sqlstream.cache.model.rows import NO_LIMIT, Account, EntryRow, LedgerSummary, Publication, ReadyRow, Reservation
+from sqlstream.errors import CacheDamagedError, CacheDiskError
 
 T = TypeVar("T")
 ENTRY_COLUMNS = "entry.key, state, size, charged_bytes, part, ext, url"
@@ -311,6 +312,15 @@ class Ledger:
                 yield LedgerTransaction(connection)
             except sqlite3.IntegrityError as error:
                 raise damage.met_by_own_statement(error) from error
+
+    def run(self, work: Callable[[LedgerTransaction], T]) -> T:
+        """Return what `work` returns in a transaction; if the ledger fails, once more: it may be mended by then."""
+        try:
+            with self.transaction() as tx:
+                return work(tx)
+        except (CacheDamagedError, CacheDiskError):
+            with self.transaction() as tx:
+                return work(tx)
 
     def find(self, keys: Collection[bytes]) -> dict[bytes, EntryRow]:
         """Return rows of the last committed state, without the write lock: a hint, to be checked again under it."""

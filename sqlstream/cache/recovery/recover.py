@@ -180,16 +180,14 @@ def verify(ledger: Ledger, disk: Disk, *, repair: bool) -> list[Finding]:
     """Return what differs between ledger and disk, mended when `repair`; live readers and downloads go on meanwhile."""
     findings: list[Finding] = []
     _check_pages(ledger)
-    with ledger.transaction() as tx:
-        reap(tx, disk)  # the dead are ordinary, and no finding
+    ledger.run(lambda tx: reap(tx, disk))  # the dead are ordinary, and no finding
     last = b""
     while rows := ledger.ready_after(last, VERIFY_BATCH):
         last = rows[-1].key
         findings += _verify_entries(ledger, disk, rows, repair=repair)
     for files in batched(disk.scan_data(), VERIFY_BATCH):
         findings += _verify_files(ledger, disk, files, repair=repair)
-    with ledger.transaction() as tx:
-        return findings + _verify_totals(tx, repair=repair)
+    return findings + ledger.run(lambda tx: _verify_totals(tx, repair=repair))
 
 
 def _check_pages(ledger: Ledger) -> None:
@@ -203,26 +201,26 @@ def _check_pages(ledger: Ledger) -> None:
 def _verify_entries(ledger: Ledger, disk: Disk, rows: Sequence[EntryRow], *, repair: bool) -> list[Finding]:
     """Compare ready rows with their files: first without the write lock, then those that differ once more under it."""
     suspects = [row.key for row in rows if disk.data_size(row.key, row.ext) != row.size_bytes]
-    if not suspects:
-        return []
+    return ledger.run(lambda tx: _compare_entries(tx, disk, suspects, repair=repair)) if suspects else []
+
+
+def _compare_entries(tx: LedgerTransaction, disk: Disk, keys: Sequence[bytes], *, repair: bool) -> list[Finding]:
     findings = []
-    with ledger.transaction() as tx:
-        pinned = tx.pinned()
-        for row in tx.find(suspects).values():
-            size_bytes = disk.data_size(row.key, row.ext)
-            if row.is_ready and size_bytes != row.size_bytes:
-                kind = "missing file" if size_bytes is None else "wrong size"
-                is_free = size_bytes is None or not (row.key in pinned or disk.is_read(row.key, row.ext))
-                repaired = repair and is_free and bool(remove(tx, disk, [row]))
-                finding = Finding(
-                    kind=kind,
-                    key=row.key.hex(),
-                    url=row.url,
-                    bytes=row.charged_bytes,
-                    explanation=_explanation(row, size_bytes, is_free=is_free),
-                    repaired=repaired,
-                )
-                findings.append(finding)
+    pinned = tx.pinned()
+    for row in tx.find(keys).values():
+        size_bytes = disk.data_size(row.key, row.ext)
+        if row.is_ready and size_bytes != row.size_bytes:
+            is_free = size_bytes is None or not (row.key in pinned or disk.is_read(row.key, row.ext))
+            repaired = repair and is_free and bool(remove(tx, disk, [row]))
+            finding = Finding(
+                kind="missing file" if size_bytes is None else "wrong size",
+                key=row.key.hex(),
+                url=row.url,
+                bytes=row.charged_bytes,
+                explanation=_explanation(row, size_bytes, is_free=is_free),
+                repaired=repaired,
+            )
+            findings.append(finding)
     return findings
 
 
@@ -239,26 +237,26 @@ def _verify_files(ledger: Ledger, disk: Disk, files: Sequence[DataFile], *, repa
     """Look for files in data/ that no row counts."""
     known = ledger.find([file.key for file in files])
     strangers = [file for file in files if file.key not in known or known[file.key].ext != file.ext]
-    if not strangers:
-        return []
+    return ledger.run(lambda tx: _compare_files(tx, disk, strangers, repair=repair)) if strangers else []
+
+
+def _compare_files(tx: LedgerTransaction, disk: Disk, files: Sequence[DataFile], *, repair: bool) -> list[Finding]:
     findings = []
-    with ledger.transaction() as tx:
-        known = tx.find([file.key for file in strangers])
-        for file in strangers:
-            size_bytes = disk.data_size(file.key, file.ext)
-            if size_bytes is None or (file.key in known and known[file.key].ext == file.ext):
-                continue
-            repaired = repair and disk.remove_data(file.key, file.ext)
-            finding = Finding(
-                kind="unknown file",
-                key=file.key.hex(),
-                url="",
-                bytes=disk.unit.charge(size_bytes),
-                explanation="the file is named as ours, but the ledger does not count it: another program put it there, or put "
-                "an old ledger back; a repair deletes it",
-                repaired=repaired,
-            )
-            findings.append(finding)
+    known = tx.find([file.key for file in files])
+    for file in files:
+        size_bytes = disk.data_size(file.key, file.ext)
+        if size_bytes is None or (file.key in known and known[file.key].ext == file.ext):
+            continue
+        finding = Finding(
+            kind="unknown file",
+            key=file.key.hex(),
+            url="",
+            bytes=disk.unit.charge(size_bytes),
+            explanation="the file is named as ours, but the ledger does not count it: another program put it there, or put "
+            "an old ledger back; a repair deletes it",
+            repaired=repair and disk.remove_data(file.key, file.ext),
+        )
+        findings.append(finding)
     return findings
 
 
