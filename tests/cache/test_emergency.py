@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from sqlstream.cache import Cache
 from sqlstream.cache.admin.clear import clear
-from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.files.disk import DataFile, Disk
 from sqlstream.cache.files.read_hold import ReadHold
 from sqlstream.cache.ledger.reports import Failure
 from sqlstream.cache.model.refs import ObjectRef
@@ -32,6 +32,55 @@ class FullDisk(Disk):
 
     def has_room(self, num_bytes: int, num_files: int) -> bool:
         return False
+
+
+class LargeDisk(FullDisk):
+    """Holds 307 200 files, of which one in a hundred is old; nothing of it is on the real disk."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.num_seen = 0
+        self.removed: list[bytes] = []
+
+    def scan_data(self, only: str = "") -> Iterator[DataFile]:
+        for folder in [only] if only else (f"{number:02x}" for number in range(256)):
+            for number in range(1200):
+                self.num_seen += 1
+                key = bytes.fromhex(folder) + number.to_bytes(15, "big")
+                yield DataFile(key=key, ext="", size_bytes=1, allocated_bytes=4096, used_at=float(number % 100 != 7))
+
+    def remove_data(self, key: bytes, ext: str) -> bool:
+        self.removed.append(key)
+        return True
+
+
+def test_of_a_large_cache_some_files_are_looked_at_and_the_longest_unused_of_them_go(tmp_path: Path) -> None:
+    Cache(tmp_path / "cache", limit=None).close()
+    disk = LargeDisk(tmp_path / "cache")
+    emergency.give_room(disk)
+    assert disk.num_seen < 10_000
+    assert len(disk.removed) == 200
+    num_old = disk.num_seen // 100
+    assert {int.from_bytes(key[1:], "big") % 100 for key in disk.removed[:num_old]} == {7}
+
+
+def test_the_note_of_removals_never_grows_and_the_next_transaction_empties_it(tmp_path: Path) -> None:
+    with opened(tmp_path / "cache") as cache:
+        session = Session(cache)
+        session.flush()
+        note = tmp_path / "cache" / "removing"
+        size = note.stat().st_size
+        disk = LargeDisk(tmp_path / "cache")
+        while len(disk.removed) < disk.num_removals_noted():
+            emergency.give_room(disk)
+            assert len(disk.read_removal()) == len(set(disk.removed))
+        emergency.give_room(disk)
+        assert note.stat().st_size == size
+        session.disk.drop_ballast()
+        read(cache, URLS[0])
+        assert disk.read_removal() == []
+        emergency.give_room(disk)
+        assert len(disk.read_removal()) == 200
 
 
 def test_pinned_and_read_objects_stay_and_the_rows_of_those_that_go_are_uncounted(tmp_path: Path) -> None:

@@ -312,6 +312,8 @@ class Owner:
             choose(tx, self.id, self._policy)
             _take_first_limit(tx, self._disk)
             self._generation, self._num_written = self._ledger.database.generation, -1
+        if self._disk.is_ballast_dropped:  # files have gone without their rows
+            recover.settle_removal(tx, self._disk)
         for work in self._deferred:
             work.write(tx, is_flush=is_flush)
 

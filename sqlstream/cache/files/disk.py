@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 BALLAST_BYTES = 8 << 20
 """Given up on a full disk, so that SQLite can write the deletes that free it: a dozen WAL truncations' worth."""
-_NOTE_BYTES = 4096  # of the note of removals: more keys than one eviction looks at first
+_NOTE_BYTES = 16384  # of the note of removals: the keys of five emergencies, and far more than one eviction looks at first
 _LENGTH = struct.Struct("<Q")
 _NOTE = struct.Struct("<qqQ")
 _DATA_NAME = re.compile(r"([0-9a-f]{32})(\.[a-z0-9.]*)?")
@@ -171,6 +171,12 @@ class Disk:
             if len(raw) >= _LENGTH.size:
                 return refs.split_keys(raw[_LENGTH.size : _LENGTH.size + _LENGTH.unpack_from(raw)[0]])
         return []
+
+    def num_removals_noted(self) -> int:
+        """Return how many keys may be announced without room on the disk."""
+        with contextlib.suppress(FileNotFoundError):
+            return (os.stat(f"{self.root}/removing").st_size - _LENGTH.size) // refs.KEY_BYTES
+        return 0
 
     def scan_data(self, only: str = "") -> Iterator[DataFile]:
         """Yield every file in data/, or in one folder of it, that is named as ours; others are not touched by anyone."""

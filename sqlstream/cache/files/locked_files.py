@@ -30,11 +30,12 @@ def create_locked(path: str) -> int | None:
 
 
 def create_note(path: str, num_bytes: int) -> None:
-    """Have a small file of ours with room for so many bytes, before the disk is full, if it is not there already."""
-    with contextlib.suppress(OSError):  # it is there, or the disk is full now: writing it says so
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    """Have a small file of ours with room for so many bytes, before the disk is full; what is in it stays."""
+    with contextlib.suppress(OSError):  # the disk is full now, or this is no file: writing it says so
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         try:
-            os.posix_fallocate(fd, 0, num_bytes)
+            if os.fstat(fd).st_size < num_bytes:
+                os.posix_fallocate(fd, 0, num_bytes)
         finally:
             os.close(fd)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import heapq
 import logging
+import secrets
 from collections.abc import Collection
 
-from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.files.disk import DataFile, Disk
 from sqlstream.cache.files.locked_files import FULL
 from sqlstream.errors import CacheError
 
@@ -19,11 +20,16 @@ logger = logging.getLogger(__name__)
 
 ROOM_BYTES, ROOM_INODES = 2 << 20, 16
 """What the next steps find: -shm and -wal of a ledger that is opened, an owner file, a transaction. Generously."""
-_MAX_FILES = 200  # their keys fit into the note of removals, which has its block from the start
+_MAX_FILES = 200  # a few bytes each of the note of removals, which has its blocks from the start
+_LOOKED_AT = 4096
+"""Files among which the longest unused are sought, where there are more: hundredths of a second, for other processes wait.
+
+300 000 took seven seconds. The number is arbitrary."""
+_NUM_FOLDERS = 256
 
 
 def give_room(disk: Disk, keep: Collection[bytes] = ()) -> None:
-    """Give the ballast up; where that is not enough, remove objects that no process pins or reads, the longest unused first.
+    """Give the ballast up; where that is not enough, remove objects that no process pins or reads, the longest unused of some.
 
     Under the write lock. Their rows go as those of any process that dies between unlink and COMMIT: by the note of removals.
     The policy is not asked, for it is in the ledger.
@@ -51,19 +57,29 @@ def give_room_after(error: OSError, disk: Disk, keep: Collection[bytes] = ()) ->
 
 
 def _remove_objects(disk: Disk, keep: Collection[bytes]) -> int:
-    files = list(disk.scan_data())
-    there = {file.key for file in files}
+    noted = disk.read_removal()  # their rows may be there still
     kept = {key.hex() for key in keep} | disk.published_keys() | {name.partition(".")[0] for name in disk.scan_parts()}
     for owner in disk.scan_owners():
         if (note := disk.read_note(owner)) is not None and disk.owner_is_live(owner):
             kept |= {key.hex() for key in note.pinned}
-    free = [file for file in files if file.key.hex() not in kept]
-    oldest = heapq.nsmallest(_MAX_FILES, free, key=lambda file: file.used_at)
-    # Those of the note that is replaced may have their rows still.
-    disk.announce_removal([*(key for key in disk.read_removal() if key not in there), *(file.key for file in oldest)])
+    # A note that would grow takes the room that is sought; where it is full, the next transaction of an owner empties it.
+    num_files = min(_MAX_FILES, disk.num_removals_noted() - len(noted))
+    oldest = heapq.nsmallest(num_files, _some_files(disk, kept), key=lambda file: file.used_at)
+    disk.announce_removal([*dict.fromkeys([*noted, *(file.key for file in oldest)])])
     num_removed = 0
     for file in oldest:
         if disk.has_room(ROOM_BYTES, ROOM_INODES):
             break
         num_removed += disk.remove_data(file.key, file.ext)
     return num_removed
+
+
+def _some_files(disk: Disk, kept: Collection[str]) -> list[DataFile]:
+    """Return files that may go: all of a small cache, and of a large one those of some folders, which hashes fill alike."""
+    found: list[DataFile] = []
+    start = secrets.randbelow(_NUM_FOLDERS)
+    for number in range(start, start + _NUM_FOLDERS):
+        found += [file for file in disk.scan_data(f"{number % _NUM_FOLDERS:02x}") if file.key.hex() not in kept]
+        if len(found) >= _LOOKED_AT:
+            break
+    return found

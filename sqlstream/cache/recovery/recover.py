@@ -64,7 +64,7 @@ def remove(
         at_most: Stop after so many files.
     """
     if not tx.is_removal_read:  # the note that is replaced may be of a transaction that came to no COMMIT, or of an emergency
-        ghosts = _ghosts(tx, disk)
+        ghosts = _ghosts(tx, disk, disk.read_removal())
         tx.unlinked |= {row.key for row in ghosts}
         _uncount(tx, ghosts)
         tx.is_removal_read = True
@@ -105,13 +105,24 @@ def quarantine(tx: LedgerTransaction, disk: Disk, key: bytes, owner: str | None)
 
 
 def settle_removal(tx: LedgerTransaction, disk: Disk) -> int:
-    """Uncount files that a process unlinked before it died; return how many."""
-    return _uncount(tx, _ghosts(tx, disk))
+    """Uncount files that a process unlinked before it died, or for room in an emergency; return how many.
+
+    The note then names no others: it has room for so many keys, and on a full disk it cannot grow.
+    """
+    noted = disk.read_removal()
+    ghosts = _ghosts(tx, disk, noted)
+    num_uncounted = _uncount(tx, ghosts)
+    if not tx.is_removal_read:
+        tx.unlinked |= {row.key for row in ghosts}
+        tx.is_removal_read = True
+        if len(noted) > len(tx.unlinked):
+            disk.announce_removal([*tx.unlinked])
+    return num_uncounted
 
 
-def _ghosts(tx: LedgerTransaction, disk: Disk) -> list[EntryRow]:
+def _ghosts(tx: LedgerTransaction, disk: Disk, noted: Sequence[bytes]) -> list[EntryRow]:
     """Return the rows of files that were unlinked by a transaction without a COMMIT."""
-    rows = tx.find(disk.read_removal()).values()
+    rows = tx.find(noted).values()
     return [row for row in rows if row.is_ready and disk.data_size(row.key, row.ext) is None]
 
 
