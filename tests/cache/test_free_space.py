@@ -91,6 +91,28 @@ def test_a_window_counts_what_is_reserved_and_not_yet_allocated(cache: Cache, fi
     assert file_system.least_free_bytes >= FLOOR
 
 
+def test_each_sample_of_a_window_is_judged_by_an_account_that_has_those_before_it(
+    cache: Cache, file_system: FileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(cache)
+    session.flush()
+    asked: list[int] = []
+
+    def free_bytes() -> int:
+        connection = session.database._connection
+        assert connection is not None
+        if connection.in_transaction:  # on the thread that reserves, whose own rows it sees
+            asked.append(connection.execute("SELECT filling_bytes FROM totals").fetchone()[0])
+        return file_system.free_bytes()
+
+    monkeypatch.setattr(session.disk, "free_bytes", free_bytes)
+    holds = session.acquire([[ObjectRef.of(url, size_bytes=SIZE)] for url in URLS[:4]])
+    assert asked == [0, 0, CHARGE, CHARGE, 2 * CHARGE, 2 * CHARGE, 3 * CHARGE, 3 * CHARGE]  # can it ever fit, and does it now
+    for hold in holds:
+        assert session.wait(hold)
+        session.release(hold)
+
+
 def test_what_others_write_is_made_room_for(cache: Cache, file_system: FileSystem) -> None:
     read(cache, *URLS[:15])
     file_system.foreign_bytes = 10 * CHARGE
