@@ -80,7 +80,10 @@ def _of_account(tx: LedgerTransaction, disk: Disk) -> Iterator[str]:
 
 
 def _of_entries(tx: LedgerTransaction, disk: Disk) -> Iterator[str]:
-    pinned = {row[0] for row in tx.connection.execute("SELECT key FROM pin").fetchall()}
+    # Pins of a process that has died are none, though its row stays until it is reaped: an emergency asks the files alone.
+    pins = tx.connection.execute("SELECT key, owner FROM pin").fetchall()
+    live = {owner for owner in {owner for _, owner in pins} if disk.owner_is_live(owner)}
+    pinned = {key for key, owner in pins if owner in live}
     for row in _rows(tx):
         if not row.is_ready:
             continue

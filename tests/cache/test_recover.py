@@ -127,6 +127,51 @@ def test_files_of_a_death_are_uncounted_by_the_next_who_removes_others(filled: P
         assert cache.verify() == []
 
 
+def test_a_row_that_a_dead_process_pins_and_whose_file_is_gone_goes_as_that_process_is_reaped(
+    filled: Path, urls: list[str]
+) -> None:
+    keys = [object_key(url) for url in urls]
+    disk = Disk(filled)
+    with Cache(filled) as cache:
+        session = Session(cache)
+        with session.transaction() as tx:  # its row, and no file that it has locked
+            tx.add_owner("0" * 32, pid=1, host="", name="dead", limit_bytes=None)
+            tx.set_pins("0" * 32, keys[:2])
+        disk.announce_removal(keys[:2])  # an emergency asks no ledger
+        assert all(disk.remove_data(key, ".bin") for key in keys[:2])
+        check_invariants(filled)
+        with session.transaction() as tx:
+            recover.remove(tx, disk, [*tx.find(keys[2:3]).values()])
+            assert tx.find(keys).keys() == {*keys} - {keys[2]}
+            assert {*disk.read_removal()} == {*keys[:3]}, "the note keeps them until they are uncounted"
+        with session.transaction() as tx:
+            assert recover.reap(tx, disk) == 3
+            assert tx.find(keys).keys() == {*keys[3:]}
+        assert cache.verify() == []
+    check_invariants(filled, at_rest=True)
+
+
+def test_a_row_that_a_living_process_pins_and_whose_file_is_gone_is_fetched_again(
+    server: FaultyHttpServer, filled: Path, urls: list[str], stage: Stage
+) -> None:
+    reader = stage.start(pin_until_told, filled, 1 << 20, urls[:1])
+    reader.hear()
+    disk = Disk(filled)
+    assert disk.remove_data(object_key(urls[0]), ".bin")
+    disk.announce_removal([object_key(urls[0])])
+    with Cache(filled) as cache:
+        with Session(cache).transaction() as tx:
+            assert recover.reap(tx, disk) == 0, "what a living process pins stays counted"
+        assert cache.statistics().entries == 6
+        with cache.pinned(urls[0]) as path:
+            assert path.read_bytes() == server.objects["/o/0.bin"]
+        assert cache.verify() == []
+    reader.tell()
+    reader.process.join(WAIT_SECONDS)
+    assert reader.process.exitcode == 0
+    check_invariants(filled, at_rest=True)
+
+
 def test_pins_and_downloads_of_a_killed_process_are_given_back(
     server: FaultyHttpServer, directory: Path, urls: list[str], stage: Stage
 ) -> None:
