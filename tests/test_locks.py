@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import resource
+import subprocess
 import sys
 import threading
 import weakref
@@ -373,3 +374,14 @@ def test_a_file_is_open_once_until_its_last_user_drops_it(tmp_path: Path) -> Non
     Path(path).write_bytes(b"longer")
     assert not shared.lock(path, 4, {})
     assert shared.lock(path, 6, users[0]), "what was open is forgotten"
+
+
+def test_no_temporary_directory_is_needed_for_locks() -> None:
+    program = (
+        "import resource, tempfile\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))\n"  # as on a disk that is full
+        "import sqlstream.process.lock_wait as lock_wait\n"
+        "print(lock_wait.portalocker.LockFlags.EXCLUSIVE.name, tempfile.tempdir)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("EXCLUSIVE None\n", "")

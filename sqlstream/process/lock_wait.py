@@ -5,9 +5,18 @@ Apart from `locks`: portalocker imports for a fifth of the time in which a proce
 
 from __future__ import annotations
 
+import os
+import tempfile
 from functools import partial
 
-import portalocker
+try:
+    import portalocker
+except FileNotFoundError:  # its module asks for a temporary directory, which it does not use here: /tmp is full, or read-only
+    tempfile.tempdir = os.sep
+    try:
+        import portalocker
+    finally:
+        tempfile.tempdir = None  # who needs one asks anew
 
 from sqlstream.process import locks
 
