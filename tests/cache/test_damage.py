@@ -18,10 +18,11 @@ from sqlstream.cache.ledger import damage
 from sqlstream.cache.ledger.database import SCHEMA_DIGEST, SCHEMA_VERSION, Database
 from sqlstream.cache.ledger.ledger import Ledger
 from sqlstream.cache.model.rows import Reservation
-from sqlstream.errors import CacheDamagedError, CacheDirectoryError, MigrationError, SqlStreamError
+from sqlstream.errors import CacheDamagedError, CacheDirectoryError, CacheDiskError, MigrationError, SqlStreamError
 from sqlstream.testing.invariants import violations
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import objects
+from tests.cache.deaths import URLS, filled, opened, read
 
 NUM, SIZE = 12, 100
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
@@ -170,6 +171,22 @@ def test_a_version_that_may_exist_one_day_is_refused_and_both_cures_are_named(sp
         plain.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 2}")
     with pytest.raises(MigrationError, match=r"upgrade sqlstream, or use another directory .*it is damaged: remove it"):
         Cache(directory)
+
+
+@pytest.mark.parametrize("name", ["ledger.sqlite", "REBUILD", "removing"])
+def test_a_pipe_in_the_place_of_a_file_of_the_cache_is_waited_for_by_no_process(tmp_path: Path, name: str) -> None:
+    filled(tmp_path / "cache")
+    path = tmp_path / "cache" / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with contextlib.suppress(CacheDiskError), opened(tmp_path / "cache") as cache:
+        read(cache, *URLS)  # evicts
+        assert cache.verify() == []
+    if path.is_fifo():
+        path.unlink()
+    with opened(tmp_path / "cache") as cache:
+        read(cache, *URLS)
+    assert violations(tmp_path / "cache", at_rest=True) == []
 
 
 def test_the_digest_is_that_of_the_newest_schema(tmp_path: Path) -> None:

@@ -166,8 +166,8 @@ class Disk:
 
     def read_removal(self) -> list[bytes]:
         """Return the keys that were announced last."""
-        with contextlib.suppress(FileNotFoundError), open(f"{self.root}/removing", "rb") as file:
-            raw = file.read()
+        with contextlib.suppress(FileNotFoundError):
+            raw = locked_files.read_note(f"{self.root}/removing")
             if len(raw) >= _LENGTH.size:
                 return refs.split_keys(raw[_LENGTH.size : _LENGTH.size + _LENGTH.unpack_from(raw)[0]])
         return []
@@ -323,8 +323,8 @@ class Disk:
 
     def read_note(self, owner: str) -> OwnerNote | None:
         """Return what an owner wrote down last; None when it has not yet."""
-        with contextlib.suppress(FileNotFoundError), open(f"{self._owners}/{owner}", "rb") as file:
-            raw = file.read()
+        with contextlib.suppress(FileNotFoundError):
+            raw = locked_files.read_note(f"{self._owners}/{owner}")
             if len(raw) >= _NOTE.size:
                 pid, limit_bytes, length = _NOTE.unpack_from(raw)
                 pinned = refs.split_keys(raw[_NOTE.size : _NOTE.size + length])

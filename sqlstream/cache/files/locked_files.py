@@ -40,9 +40,19 @@ def create_note(path: str, num_bytes: int) -> None:
             os.close(fd)
 
 
+def read_note(path: str) -> bytes:
+    """Return what a small file of ours holds; of a pipe in its place, for whose writer all would wait, nothing.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
+        return file.read() or b""
+
+
 def open_note(path: str, on_full: Callable[[], None]) -> int:
     """Return a descriptor on a small file of ours; a disk without inodes is given some by `on_full`."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         return os.open(path, flags, 0o600)
     except OSError as error:

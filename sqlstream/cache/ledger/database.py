@@ -384,9 +384,7 @@ def _is_full(directory: Path) -> bool:
 
 
 def _is_being_made(marker: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return marker.read_bytes() == _MAKING
-    return False
+    return marker.is_file() and marker.read_bytes() == _MAKING
 
 
 def _stored_version(path: Path) -> int | None:
@@ -395,6 +393,8 @@ def _stored_version(path: Path) -> int | None:
         raise CacheDirectoryError(f"{path} is a symbolic link, which we never make: give another directory")
     if not path.exists():
         return None
+    if not (path.is_file() or path.is_dir()):  # a pipe: SQLite would wait for its other end
+        return 0
     with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
         version = damage.stored_version(connection, known=SCHEMA_VERSION)
     if version > SCHEMA_VERSION:

@@ -172,7 +172,7 @@ def same_file(path: str | Path, status: os.stat_result) -> bool:
 
 def write_durably(path: Path, content: bytes = b"") -> None:
     """Make a file that is there after a loss of power."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     try:
         os.pwrite(fd, content, 0)
         os.fsync(fd)
