@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gc
 import os
 import re
@@ -385,3 +386,14 @@ def test_no_temporary_directory_is_needed_for_locks() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("EXCLUSIVE None\n", "")
+
+
+def test_the_holder_of_a_lock_is_not_one_of_a_file_with_its_inode_number_elsewhere(tmp_path: Path) -> None:
+    with open(tmp_path / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        status = os.fstat(file.fileno())
+        assert locks.lock_holder(file.name) == os.getpid()
+        stranger = f"1: FLOCK  ADVISORY  WRITE {os.getppid()} fe:ff:{status.st_ino} 0 EOF"
+        assert locks.holder_among([stranger], status) is None
+        subvolume = f"2: FLOCK  ADVISORY  WRITE {os.getpid()} fe:fe:{status.st_ino} 0 EOF"
+        assert locks.holder_among([stranger, subvolume], status) == os.getpid()

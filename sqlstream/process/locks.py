@@ -31,6 +31,7 @@ import fcntl
 import os
 import resource
 import threading
+from collections.abc import Iterable
 from types import TracebackType
 
 from sqlstream.errors import CacheError
@@ -289,12 +290,33 @@ def open_shared(path: str | os.PathLike[str]) -> int | None:
 def lock_holder(path: str | os.PathLike[str]) -> int | None:
     """Return the pid of a process that holds the lock of the file at `path`; None where the system does not tell."""
     with contextlib.suppress(OSError):
-        inode = os.stat(path).st_ino
+        status = os.stat(path)
         with open("/proc/locks", encoding="ascii") as lines:
-            for fields in map(str.split, lines):
-                if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):
-                    return int(fields[4])
+            return holder_among(lines, status)
     return None
+
+
+def holder_among(lines: Iterable[str], status: os.stat_result) -> int | None:
+    """Return the pid of a process that holds the lock of a file, by the lines of /proc/locks; None: none of them does.
+
+    Files of several file systems have one inode number: to name another process would have a user end it.
+    """
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    for fields in map(str.split, lines):
+        place, _, inode = fields[5].rpartition(":")
+        if fields[1] == "FLOCK" and inode == str(status.st_ino) and (place == device or _has_open(int(fields[4]), status)):
+            return int(fields[4])
+    return None
+
+
+def _has_open(pid: int, status: os.stat_result) -> bool:
+    """Return whether a process has a file open: a subvolume of btrfs has another device here than in /proc/locks."""
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):  # closed since
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), status):
+                    return True
+    return False
 
 
 def _try(fd: int, kind: int) -> bool:
