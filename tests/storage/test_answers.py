@@ -372,6 +372,27 @@ def test_objects_of_a_store_come_as_they_are_stored(tmp_path: Path, scheme: str,
     assert f"accept-encoding: {accepted}\r\n" in server.requests[-1].lower()
 
 
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [("a\tb", "a%09b"), ("a\nb?c=\rd", "a%0Ab?c=%0Dd"), ("a b\x00ü#c", "a%20b%00%C3%BC"), ("a%0Ab", "a%0Ab")],
+)
+def test_no_character_of_a_name_is_left_out(storage: HttpStorage, name: str, asked: str) -> None:
+    with RawServer(answer(b"right", "Content-Length: 5")) as server:
+        assert read(storage, server.url.removesuffix("x") + name)[1] == b"right"
+        assert server.requests[0].split(" ")[1] == f"/bucket/{asked}"
+
+
+@pytest.mark.parametrize("host", ["[::1", "h\u2100", "us\udc80er:hidden@h"])
+def test_what_is_no_url_is_an_error_of_ours_without_its_password(storage: HttpStorage, host: str) -> None:
+    with pytest.raises(StorageError, match="is no URL") as caught:
+        storage.head(f"http://me:hidden@{host}/x")
+    assert "hidden" not in str(caught.value)
+    assert caught.value.__suppress_context__  # that of the standard library shows the whole host with its user
+
+
 # -- redirects ---------------------------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,8 @@ _PLAIN_URL = re.compile(
 )
 _ASCII = "".join(map(chr, range(32, 127)))
 _PARTS = "multipart/byteranges"  # in answers to several ranges alone (RFC 9110, 15.3.7.2)
+_LEFT_OUT = str.maketrans({"\t": "%09", "\n": "%0A", "\r": "%0D"})
+"""What `urllib.parse` leaves out of a URL, as browsers do: the name of another object would be left."""
 _LENGTH = re.compile(r"[0-9]{1,18}")  # of one number: a list, a sign or an exponent is read in several ways
 
 
@@ -71,17 +73,24 @@ def plain_url(url: str) -> PlainUrl | None:
 def without_user(url: str) -> tuple[str, dict[str, str]]:
     """Return the URL without `user:password@` and fragment, and the header that says them instead.
 
+    Raises:
+        StorageError: It is no URL.
+
     Example:
         >>> without_user("http://me:secret@host/x#part")
         ('http://host/x', {'Authorization': 'Basic bWU6c2VjcmV0'})
     """
     if _PLAIN_URL.fullmatch(url):
         return url, {}
-    parts = urlsplit(url)
     headers = {}
-    if parts.username is not None:
-        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+    try:
+        parts = urlsplit(url.translate(_LEFT_OUT))
+        if parts.username is not None:
+            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+    except ValueError:  # its text may hold the password
+        where = redact(url)
+        raise StorageError(f"{where} is no URL that can be read: check its user, host and port", url=where) from None
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl(), headers
 
 
