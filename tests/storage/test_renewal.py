@@ -223,11 +223,17 @@ def test_an_end_is_taken_in_each_form(end: object) -> None:
         ({"expires_at": 1_900_000_000_000}, r"expires_at=1900000000000, .*: give seconds \(divide milliseconds by 1000\)"),
         ("token", "gave a str"),
         ({"endpoint_url": "http://h"}, "gave 'endpoint_url', which is no credential"),
+        ({"headers": {"Authorization": 5}}, r"'a:b' gave headers\['Authorization'\] as a int: return a text"),
+        ({"headers": {"Authorization": None}}, r"gave headers\['Authorization'\] as a NoneType: return a text"),
+        ({"headers": {"Authorization": b"hidden"}}, r"gave headers\['Authorization'\] as a bytes: return a text"),
+        ({"headers": {b"hidden": "x"}}, "gave a header whose name is a bytes: return names as texts"),
+        ({"headers": ["hidden"]}, "gave headers as a list: return a dict"),
     ],
 )
 def test_what_is_no_answer_of_such_a_function_is_refused(given: object, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=said) as caught:
         CredentialSource("a:b", lambda: given).current()
+    assert "hidden" not in str(caught.value)
 
 
 def test_credentials_that_have_ended_by_our_clock_are_tried_and_said(caplog: pytest.LogCaptureFixture) -> None:

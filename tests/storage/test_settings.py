@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -144,6 +145,38 @@ def test_a_value_that_obstore_does_not_take_is_named() -> None:
     assert (settings.config, settings.client) == ({"access_key_id": "5", "region": "eu"}, {"pool_max_idle_per_host": "7"})
     with pytest.raises(ConfigError, match=r"storage_options\['token'\] is a list: give a text"):
         store_settings("s3", {"token": ["x"]})
+    with pytest.raises(ConfigError, match=r"storage_options\['secret'\] is a bool: give a text"):
+        store_settings("s3", {"secret": True})  # obstore takes it for "true"
+
+
+LOGIN = SimpleNamespace(token="hidden")
+"""An object that holds a token and shows it, as login libraries give."""
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "said"),
+    [
+        ("gs", {"token": LOGIN}, r"storage_options\['token'\] is a SimpleNamespace: give the path"),
+        ("gs", {"token": b"hidden"}, r"storage_options\['token'\] is a bytes: give the path"),
+        ("gs", {"token": True}, r"storage_options\['token'\] is a bool: give the path"),
+        ("gs", {"token": {"a": LOGIN}}, r"storage_options\['token'\] is a dict that is no JSON"),
+        ("gs", {"token": "hidden"}, r"key cannot be opened: give its path .* an access token as \['bearer_token'\]"),
+        ("gs", {"service_account_key": "{}"}, "missing field .*: check storage_options"),
+        ("az", {"account_name": "a", "account_key": "!"}, "Invalid Access Key.*: check storage_options"),
+        ("s3", {"token": LOGIN, "backend": "fsspec"}, r"storage_options\['token'\] is a SimpleNamespace: give a text"),
+        ("s3", {"token": b"hidden", "backend": "fsspec"}, r"storage_options\['token'\] is a bytes: give a text"),
+    ],
+)
+def test_credentials_of_a_wrong_kind_are_named_at_once_and_not_shown(
+    scheme: str, options: dict[str, object], said: str
+) -> None:
+    fetcher = Fetcher(StorageOptions(storage_options=options))
+    try:
+        with pytest.raises(ConfigError, match=said) as caught:
+            fetcher.head(f"{scheme}://bucket/x")
+    finally:
+        fetcher.stop()
+    assert "hidden" not in str(caught.value)
 
 
 def test_no_error_and_no_repr_shows_a_secret() -> None:

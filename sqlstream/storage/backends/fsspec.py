@@ -240,6 +240,9 @@ def _constructor_options(kind: str, options: StorageOptions) -> dict[str, Any]:
     if not options.is_signed:
         given |= _UNSIGNED.get(kind, {})
     if kind in ("s3", "s3a"):
+        for key in ("key", "secret", "token"):
+            if not isinstance(given.get(key), str | None):  # botocore's own errors name none of them
+                raise ConfigError(f"storage_options[{key!r}] is a {type(given[key]).__name__}: give a text")
         region = given.pop("region", None)
         if region is not None:
             nested = given.get("client_kwargs")

@@ -71,6 +71,11 @@ ERRORS: dict[type[BaseException], type[SqlStreamError]] = {
 _SAID: dict[str, tuple[type[SqlStreamError], str]] = {
     "Content-Length Header missing": (StorageError, "the server does not say the length; storage_options backend='fsspec' can"),
     "redirect without LOCATION": (StorageError, "the bucket is in another region: set storage_options['region']"),
+    "Unable to open service account file": (  # its name is not shown: as `token` it may be an access token
+        ConfigError,
+        "the file of its key cannot be opened: give its path as storage_options['token'] or ['service_account'] (or in "
+        "GOOGLE_APPLICATION_CREDENTIALS), and an access token as ['bearer_token']",
+    ),
     "Account must be specified": (
         ConfigError,
         "no storage account is named: set storage_options['account_name'] or AZURE_STORAGE_ACCOUNT_NAME, or write "
@@ -237,8 +242,11 @@ class ObstoreStorage:
         with self._lock:
             store = self._stores.get((kind, authority))
             if store is None:
-                with _mapped(url):
-                    store = self._stores[kind, authority] = self._open(kind, authority)
+                try:
+                    with _mapped(url):
+                        store = self._stores[kind, authority] = self._open(kind, authority)
+                except TransientStorageError as error:  # nothing was asked yet: the options are at fault, and stay so
+                    raise ConfigError(f"{error}: check storage_options", **error.context) from error
                 while len(self._stores) > _MAX_STORES:
                     self._stores.popitem(last=False)  # its client ends with the last answer that is read from it
             self._stores.move_to_end((kind, authority))

@@ -194,6 +194,7 @@ class CredentialSource:
         for key in options:
             if key != "headers" and not is_credential_option(key):  # it could lead to another server: then objects are others
                 raise ConfigError(f"{self.name} gave {key!r}, which is no credential: give it in storage_options")
+        self._check_headers(options.get("headers") or {})
         ends_at = self._seconds(given.get("expires_at"))
         if ends_at <= asked_at:
             text = "%s gave credentials that ended %.0f s ago: check the clock, and that expires_at is a time, not a duration"
@@ -201,6 +202,16 @@ class CredentialSource:
             ends_at = math.inf  # by the server's clock they may be good, and when it refuses them others are asked for
         renew_at = ends_at - min(_MOST_EARLY_SECONDS, (ends_at - asked_at) / 10)
         return Granted(number=0, options=options, ends_at=ends_at, renew_at=renew_at)
+
+    def _check_headers(self, headers: object) -> None:
+        """Raise for headers that are no text: the client would send what Python shows of a value, or say where it was given."""
+        if not isinstance(headers, Mapping):
+            raise ConfigError(f"{self.name} gave headers as a {type(headers).__name__}: return a dict of names and texts")
+        for name, value in headers.items():
+            if not isinstance(name, str):
+                raise ConfigError(f"{self.name} gave a header whose name is a {type(name).__name__}: return names as texts")
+            if not isinstance(value, str):
+                raise ConfigError(f"{self.name} gave headers[{name!r}] as a {type(value).__name__}: return a text")
 
     def _seconds(self, end: object) -> float:
         """Return the time that an end of credentials stands for: seconds, a datetime or its text; infinity for None."""

@@ -53,6 +53,11 @@ _OWN = {
     ),
     "http": frozenset[str](),
 }
+_TEXTS = frozenset(
+    "access_key_id secret_access_key session_token service_account service_account_key bearer_token application_credentials "
+    "account_key client_id client_secret tenant_id sas_key sse_customer_key_base64".split()
+)
+"""Options that obstore would take `True` for the text "true" of, and send it."""
 _ALIASES = {
     "s3": {
         "key": "access_key_id",
@@ -107,7 +112,7 @@ def store_settings(scheme: str, options: Mapping[str, object]) -> StoreSettings:
         if value is None:
             continue
         if name in _OWN[family]:
-            config[name] = _taken(key, value)
+            config[name] = _taken(key, value, is_text=name in _TEXTS)
         elif key in _CLIENT:
             client[key] = _taken(key, value)
     if flat.get("verify") is False:
@@ -124,15 +129,15 @@ def store_settings(scheme: str, options: Mapping[str, object]) -> StoreSettings:
     return StoreSettings(config=config, client=client)
 
 
-def _taken(key: str, value: object) -> object:
+def _taken(key: str, value: object, *, is_text: bool = False) -> object:
     """Return the value of an option as obstore takes it; its own error would not name the option.
 
     Raises:
-        ConfigError: It takes no such value.
+        ConfigError: It takes no such value, or it `is_text` and the value says yes or no.
     """
-    if isinstance(value, str | bool | datetime.timedelta):
+    if isinstance(value, str) or (isinstance(value, bool | datetime.timedelta) and not is_text):
         return value
-    if isinstance(value, int | float | PurePath):
+    if isinstance(value, int | float | PurePath) and not isinstance(value, bool):
         return str(value)
     raise ConfigError(f"storage_options[{key!r}] is a {type(value).__name__}: give a text")
 
@@ -357,13 +362,25 @@ def http_headers(options: Mapping[str, object]) -> dict[str, str]:
 
 
 def _gcs_token(token: object) -> dict[str, object]:
-    """Return what gcsfs's `token` means: 'anon', a path to a key file, a key as a dict, or one of the default ways."""
+    """Return what gcsfs's `token` means: 'anon', a path to a key file, a key as a dict, or one of the default ways.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
     if token == "anon":  # noqa: S105 - gcsfs's word for no token
         return {"skip_signature": True}
     if isinstance(token, Mapping):
-        return {"service_account_key": json.dumps(dict(token))}
+        try:
+            return {"service_account_key": json.dumps(dict(token))}
+        except TypeError as error:
+            raise ConfigError(
+                f"storage_options['token'] is a dict that is no JSON ({error}): give a key as Google wrote it"
+            ) from None
     if token in ("google_default", "cloud"):
         return {}  # obstore's own way: environment, well-known file, metadata server
+    if not isinstance(token, str | PurePath):
+        kind = type(token).__name__
+        raise ConfigError(f"storage_options['token'] is a {kind}: give the path or dict of a key, or a text as 'bearer_token'")
     return {"service_account": str(token)}
 
 
