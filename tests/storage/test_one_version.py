@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -85,6 +86,7 @@ REPLACED = {
     "never-an-etag": ((), (), SECOND),
     "empty-etag": (('ETag: ""',), ('ETag: ""',), SECOND),
     "star": (("ETag: *",), ("ETag: *",), SECOND),
+    "no-quotes": (("ETag: 1",), ("ETag: 1",), SECOND),
     "always-weak": (('ETag: W/"1"',), ('ETag: W/"2"',), SECOND),
 }
 
@@ -210,7 +212,32 @@ def test_ranges_of_two_versions_are_an_error_where_the_first_answer_does_not_say
 
 
 def test_parts_are_not_joined_by_a_weak_etag_however_its_mark_is_written() -> None:
-    for etag, strong in (('W/"a"', None), ('w/"a"', None), ('"W/a"', '"W/a"'), ("a", "a")):
+    strong = {'"W/a"', '"a,b"', '"\xe4"'}
+    for etag in ('W/"a"', 'w/"a"', "a", "a b", '"a", "b"', '"a" ', '"a b"', *strong):
         info = ObjectInfo(url="http://h/x", size_bytes=1, etag=etag)
-        assert (info.strong_etag, info.is_surely(info)) == (strong, strong is not None)
+        assert (info.strong_etag, info.is_surely(info)) == ((etag, True) if etag in strong else (None, False))
+    for etag, kept in (("a", "a"), ("W/a", None)):
+        assert ObjectInfo(url="gs://b/x", size_bytes=1, etag=etag, is_of_file_system=True).strong_etag == kept
     assert same_version('w/"a"', '"a"')
+
+
+def by_the_grammar(request: str) -> bytes:
+    """Serve an object as Go's `net/http` does for a handler that sets its ETag without quotes."""
+    fields = dict(line.lower().split(": ", 1) for line in request.split("\r\n")[1:] if line)
+    if not re.fullmatch(r'"[^"]*"', fields.get("if-match", '"v1"')):
+        return head("412 Precondition Failed", 0)
+    return not_cut(("ETag: v1",))(request)
+
+
+@pytest.mark.parametrize("client", ["http", "s3"])
+def test_an_etag_without_quotes_names_a_version_and_is_no_condition(made: list[Fetcher], tmp_path: Path, client: str) -> None:
+    with RawServer(always=by_the_grammar) as server:
+        downloads, bucket = downloads_from(server, client, made, tmp_path)
+        span = FetchRequest(ticket="", url="", fd=-1, granted_bytes=PLENTY, span=(3, 8), whole_bytes=len(FIRST))
+        for etag in ("v1", '"v1"', "v2"):
+            downloads.submit(f"{bucket}x", like=span._replace(expected_etag=etag))
+        assert read(downloads, "0") == FIRST[3:8]
+        assert read(downloads, "1") == FIRST[3:8]  # named by a listing, which has other quotes
+        assert read(downloads, "2") == "ObjectChangedError"
+        far = [(0, 3), (1_400_000, 1_400_003)]
+        assert made[-1].get_ranges(f"{bucket}x", far) == [FIRST[start:stop] for start, stop in far]

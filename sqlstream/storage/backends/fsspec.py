@@ -375,6 +375,7 @@ def _object_info(url: str, details: Mapping[str, Any]) -> ObjectInfo:
         size_bytes=details.get("size"),
         etag=None if etag is None else str(etag),
         last_modified=None if changed is None else str(changed),
+        is_of_file_system=True,
     )
 
 

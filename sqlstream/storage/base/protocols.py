@@ -7,6 +7,7 @@ in the helper process. Both are synchronous; concurrency is threads inside the h
 from __future__ import annotations
 
 import builtins
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +20,26 @@ from sqlstream.storage.base.urls import redact
 
 RANGE_BEYOND_END = 416
 """Status of an answer to a range that begins behind the object's end."""
+_STRONG = re.compile(r'"[^\x00-\x20"\x7f]+"')
 _BY_TIME = 'W/"modified '  # two changes within a second have one time (RFC 9110, 8.8.2)
 
 
 def is_weak(etag: str) -> bool:
     """Return whether an ETag is marked as the name of several sequences of bytes; some servers write the mark in lower case."""
     return etag[:2].upper() == "W/"
+
+
+def is_strong(etag: str) -> bool:
+    """Return whether an ETag is written as the name of one sequence of bytes (RFC 9110, 8.8.3): what If-Match takes.
+
+    One without its quotes names a version as any other, but servers that read If-Match by its grammar (Go's `net/http`) find no
+    name there, and answer 412 to the very version that they serve.
+
+    Example:
+        >>> [is_strong(etag) for etag in ('"a"', 'W/"a"', "a", '"a", "b"')]
+        [True, False, False, False]
+    """
+    return _STRONG.fullmatch(etag) is not None
 
 
 def _bare(etag: str) -> str:
@@ -51,6 +66,8 @@ class ObjectInfo:
     """Time of its last change in the server's own spelling: to be compared, not to be read."""
     is_private: bool = field(default=False, compare=False)
     """True: the connection led to this machine or a private network; known for http(s) only."""
+    is_of_file_system: bool = field(default=False, compare=False)
+    """True: `etag` is what a file system says, which leaves the quotes of a header out."""
 
     def __post_init__(self) -> None:
         """Drop names that are the same for all versions: else they would stand for the version, before the time of change."""
@@ -75,7 +92,9 @@ class ObjectInfo:
     @property
     def strong_etag(self) -> str | None:
         """The ETag, if it names one sequence of bytes (If-Match takes no other)."""
-        return None if self.etag is None or is_weak(self.etag) else self.etag
+        if self.etag is None or is_weak(self.etag):
+            return None
+        return self.etag if self.is_of_file_system or is_strong(self.etag) else None
 
     def may_be(self, other: ObjectInfo) -> bool:
         """Return False if two answers are known to be of different versions of an object."""

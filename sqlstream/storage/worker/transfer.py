@@ -22,7 +22,7 @@ from sqlstream.storage.base.protocols import (
     changed,
     check_length,
     check_size,
-    is_weak,
+    is_strong,
     range_of,
 )
 from sqlstream.storage.base.retry import RequestCounts, RetryPolicy, with_retries
@@ -250,7 +250,7 @@ class Transfer:
                 stream.close()
                 self._counts.num_requests += stream.num_extra_requests
             self._counts.num_requests += 1
-        strong = None if stop is None or expected is None or is_weak(expected) else expected
+        strong = expected if stop is not None and expected is not None and is_strong(expected) else None
         return storage.get(url, start=start, stop=stop, etag=strong)
 
     def _keep(self, num_bytes: int, info: ObjectInfo) -> None:
