@@ -31,11 +31,11 @@ class Tree:
         self.asked: list[str] = []
         self.threads: set[threading.Thread] = set()  # not their numbers: those of the ended are used again
 
-    def listed(self, prefix: str) -> Iterator[ObjectInfo]:
+    def listed(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         self.asked.append(prefix)
         for url in self.urls:
             self.threads.add(threading.current_thread())
-            if url.startswith(prefix):
+            if url.startswith(prefix) and url > after:
                 yield ObjectInfo(url=url, size_bytes=1, etag=None)
 
     def level_of(self, prefix: str) -> Level:
@@ -51,6 +51,21 @@ SMALL = ListingBounds(page=3, max_pages_ahead=1)
 def test_every_object_comes_once_in_the_order_of_names(names: list[str]) -> None:
     tree = Tree([name.replace("//", "/") for name in names])
     assert [info.url for info in spread("s3://b/", tree.listed, tree.level_of, SMALL)] == tree.urls
+
+
+@given(names=NAMES, data=st.data())
+def test_a_listing_goes_on_behind_any_of_its_objects(names: list[str], data: st.DataObject) -> None:
+    tree = Tree([name.replace("//", "/") for name in names])
+    place = data.draw(st.integers(0, len(tree.urls)))
+    after = tree.urls[place - 1] if place else ""
+    given = [info.url for info in spread("s3://b/", tree.listed, tree.level_of, SMALL, after=after)]
+    assert given == tree.urls[place:]
+
+
+def test_folders_before_that_object_are_not_listed_again() -> None:
+    tree = Tree([f"{folder}/{number}" for folder in "abcd" for number in range(10)])
+    assert len(list(spread("s3://b/", tree.listed, tree.level_of, SMALL, after="s3://b/c/4"))) == 15
+    assert sorted(tree.asked) == ["s3://b/", "s3://b/c/", "s3://b/d/"]
 
 
 def test_a_small_or_flat_prefix_costs_one_listing_and_a_nested_one_a_listing_a_folder() -> None:
@@ -77,8 +92,8 @@ def test_a_listing_that_is_left_early_ends_its_threads() -> None:
 def test_what_a_folder_raises_comes_out_in_its_place() -> None:
     tree = Tree([f"{folder}/{number}" for folder in "abc" for number in range(10)])
 
-    def failing(prefix: str) -> Iterator[ObjectInfo]:
-        yield from tree.listed(prefix)
+    def failing(prefix: str, after: str) -> Iterator[ObjectInfo]:
+        yield from tree.listed(prefix, after)
         if prefix.endswith("b/") and prefix != "s3://b/":
             raise TransientStorageError("broken off")
 
@@ -118,6 +133,16 @@ def test_a_listing_without_a_token_goes_on_behind_its_last_name() -> None:
     with RawServer(always=answer) as server:
         assert names_of(server) == NAMED
         assert len(server.requests) == 3
+
+
+def test_a_directory_bucket_which_has_no_order_goes_on_behind_that_object() -> None:
+    prefix, names = "s3://b--use1-az1--x-s3/p/", ["p/c", "p/a", "p/b"]
+    with RawServer(always=lambda request: page([]) if "start-after" in request else page(names)) as server:
+        options = {"endpoint_url": server.url.removesuffix("/bucket/x"), "region": "r", "anon": True}
+        storage = ObstoreStorage(StorageOptions(storage_options=options))
+        assert [info.url[-1] for info in storage.list(prefix, after=f"{prefix}c")] == ["a", "b"]
+        with pytest.raises(StorageError, match="p/gone, behind which it goes on, is gone"):
+            list(storage.list(prefix, after=f"{prefix}gone"))
 
 
 def test_a_whole_page_is_the_last_one_if_nothing_follows() -> None:

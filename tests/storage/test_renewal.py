@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
+from urllib.parse import unquote
 
 import pytest
 
@@ -23,7 +25,8 @@ from sqlstream.storage.base.retry import error_for_status
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.faulty import Fault, FaultyAnswer
 from tests.storage.downloads import Downloads
-from tests.storage.tokens import PLACE, TokenServer
+from tests.storage.raw import RawServer
+from tests.storage.tokens import EXPIRED, PLACE, TokenServer
 
 NUM_OBJECTS, NUM_USES = 200, 20
 URL = "s3://bucket/x"
@@ -389,8 +392,9 @@ class Refusing:
             raise error
         return ObjectInfo(url=url, size_bytes=self.number, etag=None)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        yield ObjectInfo(url=f"{prefix}a", size_bytes=0, etag=None)
+    def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+        if not after:
+            yield ObjectInfo(url=f"{prefix}a", size_bytes=0, etag=None)
         yield self.head(f"{prefix}b")
 
 
@@ -427,3 +431,68 @@ def test_a_listing_that_is_refused_in_the_middle_can_be_begun_again() -> None:
     with pytest.raises(TransientStorageError, match="ExpiredToken"):
         next(listing)
     assert [info.size_bytes for info in storage.list("s3://bucket/")] == [0, 2]
+    assert [info.size_bytes for info in storage.list("s3://bucket/", after="s3://bucket/a")] == [2]
+
+
+class PagedStore:
+    """Lists names in pages of 1000 to those who send a token, each of which is good for two of them.
+
+    Args:
+        names: Keys in `s3://bucket/`, in order.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+        self.num_tokens = self.num_pages = 0
+        self._num_left: dict[str, int] = {}
+
+    def __call__(self, request: str) -> bytes:
+        if request.startswith("GET /token "):
+            self.num_tokens += 1
+            self._num_left[f"token-{self.num_tokens}"] = 2
+            return answer("200 OK", f"token-{self.num_tokens}")
+        token = re.search(r"x-amz-security-token: (\S+)", request, re.IGNORECASE)
+        if token is None or not self._num_left[token[1]]:
+            return answer("400 Bad Request", EXPIRED.decode())
+        self._num_left[token[1]] -= 1
+        self.num_pages += 1
+        after = re.search(r"[?&](?:start-after|continuation-token)=([^& ]+)", request)
+        start = self._names.index(unquote(after[1])) + 1 if after else 0
+        page = self._names[start : start + 1000]
+        is_cut = start + 1000 < len(self._names)
+        following = f"<NextContinuationToken>{page[-1]}</NextContinuationToken>" if is_cut else ""
+        dated = "<LastModified>2024-01-01T00:00:00.000Z</LastModified><ETag>&quot;1&quot;</ETag><Size>1</Size>"
+        objects = "".join(f"<Contents><Key>{name}</Key>{dated}</Contents>" for name in page)
+        return answer(
+            "200 OK",
+            f"<ListBucketResult><IsTruncated>{str(is_cut).lower()}</IsTruncated>{following}{objects}</ListBucketResult>",
+        )
+
+
+def answer(status: str, body: str) -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def test_a_listing_may_outlive_any_number_of_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"{number:05}" for number in range(12_500)]
+    store = PagedStore(names)
+    with RawServer(always=store) as server:
+        endpoint = server.url.removesuffix("/bucket/x")
+        monkeypatch.setenv(PLACE, endpoint)
+        given = {"credentials": "tests.storage.tokens:keys", "endpoint_url": endpoint, "region": "us-east-1"}
+        fetcher = Fetcher(StorageOptions(storage_options=given, num_retries=1))
+        try:
+            assert [info.url.removeprefix("s3://bucket/") for info in fetcher.list("s3://bucket/")] == names
+        finally:
+            fetcher.stop()
+    assert (store.num_pages, store.num_tokens) == (13, 7)  # no page twice
+
+
+def test_a_right_that_is_missing_once_credentials_have_ended_is_renewed() -> None:
+    """S3 that answers 403 without a code: in the middle of a listing, which keeps the credentials that it began with."""
+    vault = Vault(3600)
+    listing = renewed(vault, refused(403)).list("s3://bucket/")
+    next(listing)
+    vault.now += 3600
+    with pytest.raises(TransientStorageError, match="they were renewed"):
+        next(listing)

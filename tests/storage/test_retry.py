@@ -104,24 +104,34 @@ def test_each_status_has_its_error(status: int, kind: type[StorageError]) -> Non
 
 
 class BreakingListing:
-    """Lists 10 names; the first two listings break after 4 of them."""
+    """Lists names; each of the first listings breaks after some of them."""
 
-    def __init__(self) -> None:
-        self.num_listings = 0
+    def __init__(self, num_objects: int, num_breaks: int, each: int) -> None:
+        self._num_objects, self._num_breaks, self._each = num_objects, num_breaks, each
+        self.afters: list[str] = []
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        self.num_listings += 1
-        for i in range(10):
-            if i == 4 and self.num_listings <= 2:
+    def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+        self.afters.append(after.removeprefix(prefix))
+        start = int(self.afters[-1]) + 1 if after else 0
+        for i in range(start, self._num_objects):
+            if i == start + self._each and len(self.afters) <= self._num_breaks:
                 raise TransientStorageError("reset")
             yield ObjectInfo(url=f"{prefix}{i}", size_bytes=i, etag=None)
 
 
 def test_a_listing_that_breaks_goes_on_where_it_was() -> None:
-    storage = BreakingListing()
+    storage = BreakingListing(10, num_breaks=2, each=4)
     found = list(list_with_retries(cast(Storage, storage), "s3://b/", RetryPolicy(), Pauses()))
     assert [info.size_bytes for info in found] == list(range(10))
-    assert storage.num_listings == 3
+    assert storage.afters == ["", "3", "7"]
+
+
+def test_a_long_listing_may_break_more_often_than_there_are_retries_and_one_that_gets_nowhere_may_not() -> None:
+    storage = BreakingListing(20_000, num_breaks=18, each=1000)
+    assert len(list(list_with_retries(cast(Storage, storage), "s3://b/", RetryPolicy(), Pauses()))) == 20_000
+    storage = BreakingListing(20_000, num_breaks=18, each=0)
+    with pytest.raises(TransientStorageError, match=r"reset \(gave up after 4 tries\)"):
+        list(list_with_retries(cast(Storage, storage), "s3://b/", RetryPolicy(), Pauses()))
 
 
 @pytest.mark.parametrize("seconds", [0, 7, 3600])

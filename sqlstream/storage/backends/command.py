@@ -68,8 +68,9 @@ class CommandStorage:
         del start, stop, etag
         raise StorageError(f"{redact(url)} prints a whole object, and a part of it is asked for", url=redact(url), status=501)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """Raise: a command prints one object."""
+        del after
         raise ConfigError(f"{redact(prefix)} is a command, which prints one object: name a command for each shard")
 
 

@@ -160,15 +160,18 @@ class FsspecStorage:
         """Return exactly the bytes `[start, stop)`; also from a server that ignores ranges."""
         return read_range(self, url, start, stop, etag)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """Yield every object below `prefix`, sorted by name; fsspec gives the listing whole."""
         with _mapped(prefix):
             file_system, path = self._locate(prefix)
             file_system.invalidate_cache()
             found = file_system.find(path, detail=True)
         for name in sorted(found):
+            url = file_system.unstrip_protocol(name) if is_remote(prefix) else name
+            if after and url <= after:
+                continue
             if is_remote(prefix):
-                yield _object_info(file_system.unstrip_protocol(name), found[name])
+                yield _object_info(url, found[name])
             else:
                 with _mapped(name):
                     details = _with_version(found[name], name)

@@ -131,8 +131,9 @@ class HttpStorage:
         """Return exactly the bytes `[start, stop)`; also from a server that ignores ranges."""
         return read_range(self, url, start, stop, etag)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """Raise: HTTP has no listing."""
+        del after
         where = redact(prefix)
         raise StorageError(f"{where}: an HTTP server has no listing: give a text file of URLs as the source", url=where)
 

@@ -21,8 +21,10 @@ PAGE = 1000
 """Objects of one answer, as S3 has it."""
 _LOOK_SECONDS = 0.2
 
-Listed: TypeAlias = Callable[[str], Iterator[ObjectInfo]]
-"""Lists a prefix, in order."""
+Listed: TypeAlias = Callable[[str, str], Iterator[ObjectInfo]]
+"""Lists a prefix, in order, behind a URL; `''`: all of it."""
+
+_ListedFolders: TypeAlias = Callable[[str], Iterator[ObjectInfo]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,12 @@ class ListingBounds:
 
 
 def spread(
-    prefix: str, listed: Listed, level_of: Callable[[str], Level], bounds: ListingBounds = ListingBounds()
+    prefix: str,
+    listed: Listed,
+    level_of: Callable[[str], Level],
+    bounds: ListingBounds = ListingBounds(),
+    *,
+    after: str = "",
 ) -> Iterator[ObjectInfo]:
     """Yield the objects below `prefix`, by name, its folders listed side by side.
 
@@ -56,8 +63,9 @@ def spread(
         listed: Lists a prefix, in order.
         level_of: Looks up what is directly below a prefix; only asked where there are folders.
         bounds: How much is listed ahead.
+        after: The objects up to this URL are left out, and folders before it not listed.
     """
-    listing = listed(prefix)
+    listing = listed(prefix, after)
     first = list(islice(listing, bounds.page + 1))  # one more: a server that cannot go on shows it here, for folders as well
     if len(first) <= bounds.page or not _is_nested(first, prefix):
         yield from first
@@ -65,10 +73,12 @@ def spread(
         return
     level = level_of(prefix)
     if len(level.folders) == 1 and not level.objects:
-        yield from spread(level.folders[0], listed, level_of, bounds)
+        yield from spread(level.folders[0], listed, level_of, bounds, after=after)
         return
-    places: list[ObjectInfo | str] = sorted((*level.objects, *level.folders), key=lambda p: p if isinstance(p, str) else p.url)
-    yield from _side_by_side(places, listed, bounds)
+    places: list[ObjectInfo | str] = [info for info in level.objects if info.url > after]
+    places += [folder for folder in level.folders if folder > after or after.startswith(folder)]
+    places.sort(key=lambda place: place if isinstance(place, str) else place.url)
+    yield from _side_by_side(places, lambda folder: listed(folder, after if after.startswith(folder) else ""), bounds)
 
 
 def once(prefix: str, pages: Iterable[Sequence[ObjectInfo]]) -> Iterator[ObjectInfo]:
@@ -95,11 +105,27 @@ def once(prefix: str, pages: Iterable[Sequence[ObjectInfo]]) -> Iterator[ObjectI
         yield from (info for info in new.values() if info.url.startswith(prefix))
 
 
+def behind(prefix: str, after: str, objects: Iterable[ObjectInfo]) -> Iterator[ObjectInfo]:
+    """Yield what follows the object `after` in a listing that has no order of names.
+
+    Raises:
+        StorageError: It is not there any more.
+    """
+    is_behind = False
+    for info in objects:
+        if is_behind:
+            yield info
+        is_behind = is_behind or info.url == after
+    if not is_behind:
+        where = redact(prefix)
+        raise StorageError(f"{where}: its listing broke off, and {redact(after)}, behind which it goes on, is gone: list again")
+
+
 def _is_nested(first: list[ObjectInfo], prefix: str) -> bool:
     return any("/" in info.url.removeprefix(prefix) for info in first)
 
 
-def _side_by_side(places: list[ObjectInfo | str], listed: Listed, bounds: ListingBounds) -> Iterator[ObjectInfo]:
+def _side_by_side(places: list[ObjectInfo | str], listed: _ListedFolders, bounds: ListingBounds) -> Iterator[ObjectInfo]:
     is_over = threading.Event()
     folders = (_ListedFolder(place, listed, is_over, bounds) for place in places if isinstance(place, str))
     started = list(islice(folders, bounds.folders_at_a_time))
@@ -120,7 +146,7 @@ def _side_by_side(places: list[ObjectInfo | str], listed: Listed, bounds: Listin
 class _ListedFolder:
     """A folder that a thread of its own lists."""
 
-    def __init__(self, url: str, listed: Listed, is_over: threading.Event, bounds: ListingBounds) -> None:
+    def __init__(self, url: str, listed: _ListedFolders, is_over: threading.Event, bounds: ListingBounds) -> None:
         self._pages: queue.Queue[list[ObjectInfo] | BaseException] = queue.Queue(bounds.max_pages_ahead)
         self._is_over = is_over
         self._page = bounds.page
@@ -134,7 +160,7 @@ class _ListedFolder:
                 raise page
             yield from page
 
-    def _list(self, url: str, listed: Listed) -> None:
+    def _list(self, url: str, listed: _ListedFolders) -> None:
         try:
             listing = listed(url)
             while page := list(islice(listing, self._page)):

@@ -202,8 +202,9 @@ class ProvidedStorage:
         """Return exactly the bytes `[start, stop)`, where the object is at another URL."""
         return read_range(self, url, start, stop, etag)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """Raise: a provider is asked for one object at a time."""
+        del after
         raise ConfigError(f"{redact(prefix)}: {self._provider.name} cannot list objects: name them in a table")
 
     def _opened(self, url: str, given: Any) -> ObjectStream:

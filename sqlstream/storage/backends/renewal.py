@@ -116,6 +116,10 @@ class CredentialSource:
         """Return whether there are newer credentials than these already."""
         return self._granted is not None and self._granted.number > granted.number
 
+    def may_have_ended(self, granted: Granted) -> bool:
+        """Return whether credentials are at their end by the clock, or nobody knows when that is."""
+        return granted.ends_at == math.inf or self._clock() >= granted.ends_at
+
     def after_refusal(self, refused: Granted) -> Granted | None:
         """Return other credentials than those that a server refused; None: the function gives the same again."""
         granted = self._asked(refused)
@@ -277,11 +281,11 @@ class RenewedStorage:
         """Store a local file as an object."""
         self._answer(lambda storage: writer_of(storage, url).put(url, path))
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Yield every object below `prefix`; a refusal in the middle can pass, so that the listing is begun again."""
+    def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+        """Yield every object below `prefix`; a refusal in the middle can pass, so that the listing goes on."""
         granted = self._source.current()
         try:
-            yield from self._backend(granted).list(prefix)
+            yield from self._backend(granted).list(prefix, after=after)
         except AccessDeniedError as error:
             if _is_renewed(error, self._source, granted):
                 raise TransientStorageError(f"{error} (they were renewed)", **error.context) from error
@@ -297,7 +301,7 @@ class RenewedStorage:
                 num_refused += 1
                 if self._source.has_newer(granted):  # another request has renewed them, which ends by itself
                     continue
-                if num_renewed >= _num_renewals(error, granted) or self._source.after_refusal(granted) is None:
+                if num_renewed >= _num_renewals(error, self._source, granted) or self._source.after_refusal(granted) is None:
                     raise
                 num_renewed += 1
 
@@ -337,14 +341,14 @@ class _RenewedStream:
         self._answer.result.close()
 
 
-def _num_renewals(error: StorageError, granted: Granted) -> int:
+def _num_renewals(error: StorageError, source: CredentialSource, granted: Granted) -> int:
     """Return how many times other credentials are worth a try after a refusal: none where these are good, and lack a right."""
     status, code = error.context.get("status"), error.context.get("code")
     if status == 401 or code in BAD_CREDENTIALS:
         return _MOST_RENEWALS
-    return 1 if status == 403 and granted.ends_at == math.inf else 0
+    return 1 if status == 403 and source.may_have_ended(granted) else 0
 
 
 def _is_renewed(error: AccessDeniedError, source: CredentialSource, granted: Granted) -> bool:
     """Return whether there are other credentials now after a refusal in the middle of an answer."""
-    return _num_renewals(error, granted) > 0 and source.after_refusal(granted) is not None
+    return _num_renewals(error, source, granted) > 0 and source.after_refusal(granted) is not None

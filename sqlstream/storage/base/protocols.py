@@ -259,8 +259,13 @@ class Storage(Protocol):
     def get_range(self, url: str, start: int, stop: int, *, etag: str | None = None) -> RangeBytes:
         """Return exactly the bytes `[start, stop)`, of the version `etag` if that is given; or raise."""
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Yield every object below `prefix` (ends in '/'), at any depth, page by page."""
+    def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+        """Yield every object below `prefix` (ends in '/'), at any depth, page by page, always in the same order.
+
+        Args:
+            prefix: Where.
+            after: URL of an object that an earlier listing gave: those up to it are left out.
+        """
 
 
 @runtime_checkable

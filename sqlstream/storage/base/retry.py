@@ -5,7 +5,6 @@ Backends make one attempt and have their own retries off, so that tries are coun
 
 from __future__ import annotations
 
-import itertools
 import logging
 import random
 import re
@@ -24,6 +23,7 @@ Result = TypeVar("Result")
 _logger = logging.getLogger(__name__)
 
 PROGRESS_BYTES = 1 << 20  # arbitrary: no server gets more than one try for each MiB of an object
+PROGRESS_OBJECTS = 1000  # the same of a listing: a page, as S3 has it
 _SECONDS = re.compile(r"[0-9]{1,9}")  # digits of other scripts are not meant, and longer numbers are no time
 _RETRYABLE_STATUS = frozenset({408, 429})  # beside every 5xx: the server says "later"
 
@@ -120,31 +120,28 @@ def _counted(attempt: Callable[[], Result], counts: RequestCounts) -> Result:
 def list_with_retries(
     storage: Storage, prefix: str, policy: RetryPolicy, wait: Callable[[float], None]
 ) -> Iterator[ObjectInfo]:
-    """Yield what `Storage.list` yields; a listing that breaks is begun again and the objects already given are passed over.
+    """Yield what `Storage.list` yields; a listing that breaks goes on behind the last object that it gave.
 
-    Relies on stable order (object stores list by name). An object that appears or goes meanwhile may be missed or given twice,
-    as in any listing of a changing prefix.
+    As with objects, progress starts the count of retries anew: a long one may break often, or outlive its credentials.
+
+    Raises:
+        TransientStorageError: The last failure, when the retries are spent.
     """
-    num_given, counts = 0, RequestCounts()
-
-    def reopen() -> Iterator[ObjectInfo]:
-        listing = storage.list(prefix)
-        for _ in itertools.islice(listing, num_given):
-            pass
-        return listing
-
+    last, num_given, num_failures, num_before = "", 0, 0, 0
     while True:
-        listing = with_retries(reopen, policy=policy, counts=counts, wait=wait)
         try:
-            for info in listing:
-                num_given += 1
+            for info in storage.list(prefix, after=last):
+                last, num_given = info.url, num_given + 1
                 yield info
         except TransientStorageError as error:
-            if counts.num_retries >= policy.num_retries:
-                raise
-            counts.num_retries += 1
-            pause_seconds = policy.pause_seconds(counts.num_retries, error, random.random())
-            _log_retry(error, counts.num_retries, policy, pause_seconds)
+            if num_given >= num_before + PROGRESS_OBJECTS:
+                num_failures = 0
+            num_before = num_given
+            if num_failures >= policy.num_retries:
+                raise TransientStorageError(f"{error} (gave up after {num_failures + 1} tries)", **error.context) from error
+            num_failures += 1
+            pause_seconds = policy.pause_seconds(num_failures, error, random.random())
+            _log_retry(error, num_failures, policy, pause_seconds)
             wait(pause_seconds)
         else:
             return
