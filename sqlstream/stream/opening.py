@@ -11,6 +11,7 @@ from sqlstream.config import (
     SampleOptions,
     ShardUnit,
 )
+from sqlstream.errors import ConfigError
 from sqlstream.index.build.build import open_index
 from sqlstream.index.build.lazy_build import open_lazy_index
 from sqlstream.index.build.lazy_shards.index import LazyShardIndex
@@ -28,7 +29,24 @@ from sqlstream.stream.options import DatasetOptions, default_name
 
 
 def open_any(options: DatasetOptions, cache: Cache) -> Index:
-    """Return the index of a source: lazy if `options` say so."""
+    """Return the index of a source: lazy if `options` say so.
+
+    Raises:
+        ConfigError: The source has not what the options ask for.
+    """
+    index = _open(options, cache)
+    try:
+        gives_paths = options.samples.members is MemberForm.PATH and options.samples.content_columns != ()
+        if gives_paths and isinstance(index, ShardIndex | LazyShardIndex) and index.holds_values:
+            where = urls.redact(index.src)
+            raise ConfigError(f"members='path': {where} has shards of values, in which there are no files: leave it out")
+    except BaseException:
+        index.close()
+        raise
+    return index
+
+
+def _open(options: DatasetOptions, cache: Cache) -> Index:
     directory, show_progress = cache.path / "index", options.show_progress
     store = None if options.index_store is None else IndexStore(options.index_store, cache.fetcher)
     if options.index.lazy is None:

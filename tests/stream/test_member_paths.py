@@ -174,10 +174,14 @@ def test_a_copy_that_is_gone_is_made_again_and_a_cache_that_fails_gives_private_
 
 
 def test_shards_without_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a shard of values"):
-        opened(FIXTURES / "mds/plain", tmp_path, members="path")[0]
-    with pytest.raises(ConfigError, match="a shard of values"):
-        opened(FIXTURES / "mds/zstd", tmp_path, members="path")[0]
+    for name in ("plain", "zstd"):
+        for lazy in (None, 1):
+            with pytest.raises(ConfigError, match=r"mds/.* has shards of values"):
+                opened(FIXTURES / f"mds/{name}", tmp_path, members="path", lazy_index_chunk_size=lazy)
+            dataset = opened(
+                FIXTURES / f"mds/{name}", tmp_path, members="path", lazy_index_chunk_size=lazy, columns_to_download=[]
+            )
+            assert dataset[0]["__sample_key__"] == "0"  # no part of it is asked for
     (tmp_path / "s.tar.gz").write_bytes(gzip.compress(tar_of(shards.samples(0, 3))))
     with pytest.raises(ConfigError, match="shards='whole'"):
         opened(tmp_path / "s.tar.gz", tmp_path, members="path", shards="whole")

@@ -22,7 +22,7 @@ from sqlstream.index.file.index import Index
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.ahead import ReadsAhead
 from sqlstream.index.sources.plan.parts import ShardPart, SourcePart, innermost
-from sqlstream.index.sources.shards.layout import Scratch, ShardLayout
+from sqlstream.index.sources.shards.layout import PartsAreValues, Scratch, ShardLayout
 from sqlstream.index.sources.shards.samples import SAMPLE, ShardSamples
 from sqlstream.index.types.models import Column, SourceFile
 from sqlstream.order.permute import Int64Array
@@ -142,6 +142,11 @@ class ShardIndex(ContentIndex):
     def has_commands(self) -> bool:
         """Some shards are what commands print."""
         return any(shard is not None and urls.is_command(shard.file.url) for shard in self._files.shards)
+
+    @property
+    def holds_values(self) -> bool:
+        """No shard has parts that are files."""
+        return all(isinstance(shard.layout, PartsAreValues) for shard in self._files.shards if shard is not None)
 
     @property
     def content_columns(self) -> tuple[Column, ...]:

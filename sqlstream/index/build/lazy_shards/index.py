@@ -17,6 +17,7 @@ from sqlstream.index.build.lazy_shards.table import ShardTable
 from sqlstream.index.build.shards import SamplePlace, Shard
 from sqlstream.index.file.connection import damaged
 from sqlstream.index.file.found import FoundChunks, FoundRows
+from sqlstream.index.sources.shards.layout import PartsAreValues
 from sqlstream.index.sources.shards.samples import SAMPLE
 from sqlstream.index.types.models import Column, fingerprint
 from sqlstream.storage.base import urls
@@ -67,6 +68,11 @@ class LazyShardIndex(LazyIndex):
     def has_commands(self) -> bool:
         """Some shards are what commands print."""
         return any(urls.is_command(self._chunks.file(number).url) for number in range(len(self._chunks)))
+
+    @property
+    def holds_values(self) -> bool:
+        """No shard has parts that are files."""
+        return all(isinstance(self._chunks.shard(number).layout, PartsAreValues) for number in range(len(self._chunks)))
 
     def shard_sizes(self) -> list[int]:
         """Return the bytes of each shard; of those of which only the names are known, as many as the first one has."""
