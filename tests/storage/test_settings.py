@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from sqlstream.config import StorageOptions
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, StorageError
 from sqlstream.storage.base.settings import (
     check_options_of_sources,
     http_headers,
@@ -120,6 +120,51 @@ def test_proxies_and_certificates_hold_for_every_client() -> None:
     assert "hush" not in repr(network)
     for scheme in ("s3", "https", "az"):
         assert store_settings(scheme, {"anon": True, "verify": False}).client == {"allow_invalid_certificates": True}
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "said"),
+    [
+        ("https://h.invalid/x", {"verify": "gone.pem"}, r"\['verify'\] names the file 'gone.pem', .*No such file"),
+        ("s3://bucket/x", {"verify": "gone.pem"}, r"\['verify'\] names the file 'gone.pem', .*No such file"),
+        ("s3://bucket/x", {"verify": "."}, r"\['verify'\] names the file '.', .*Is a directory"),
+        ("https://h.invalid/x", {"root_certificate": "hello"}, "root_certificate'.* holds no certificate"),
+        ("https://h.invalid/x", {"proxy_url": "http://me:hidden@[::1"}, r"storage_options\['proxy_url'\] is no URL of a proxy"),
+        ("https://h.invalid/x", {"proxy_url": "http://me:hidden@h:99999"}, "is no URL of a proxy"),
+        ("s3://bucket/x", {"endpoint_url": "no url"}, "the endpoint 'no url' is no address of a server"),
+        ("s3://bucket/x", {"endpoint_url": "http://[::1"}, "is no address of a server"),
+        ("s3://bucket/x", {"endpoint_url": "http://h:99999"}, "is no address of a server"),
+        ("s3://bucket/x", {"endpoint_url": "ftp://h"}, "is no address of a server"),
+        ("s3://bucket/x", {"endpoint_url": "http://me:hidden@h?a=1"}, "'http://h' is no address of a server"),
+        ("gs://bucket/x", {"endpoint_url": "http://"}, "is no address of a server"),
+        ("az://bucket/x", {"endpoint_url": "h:1", "account_name": "a"}, "is no address of a server"),
+    ],
+)
+def test_an_option_that_no_client_can_use_is_named(url: str, options: dict[str, object], said: str) -> None:
+    fetcher = Fetcher(StorageOptions(storage_options={"anon": True, **options}, num_retries=0))
+    try:
+        with pytest.raises(ConfigError, match=said) as caught:
+            fetcher.head(url)
+    finally:
+        fetcher.stop()
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [b"no section\n", b"[default]\naws_secret_access_key hidden\n", b"[default]\nregion = \xff\n"])
+def test_a_file_of_aws_that_cannot_be_read_is_named(bare_environment: Path, text: bytes) -> None:
+    (bare_environment / "config").write_bytes(text)
+    with pytest.raises(ConfigError, match=r"/config is no configuration of AWS") as caught:
+        store_settings("s3", {})
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_bucket_that_obstore_panics_at_is_an_error_of_its_object() -> None:
+    fetcher = Fetcher(StorageOptions(storage_options={"anon": True, "endpoint_url": "http://127.0.0.1:1", "region": "r"}))
+    try:
+        with pytest.raises(StorageError, match="s3://b u/x: obstore makes no request of it"):
+            fetcher.head("s3://b u/x")
+    finally:
+        fetcher.stop()
 
 
 def test_headers_of_http_are_lines_of_a_request() -> None:

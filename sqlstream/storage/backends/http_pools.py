@@ -23,9 +23,11 @@ from urllib.parse import urlsplit
 import urllib3
 import urllib3.connection
 import urllib3.exceptions
+from urllib3.util import parse_url
 from urllib3.util.connection import allowed_gai_family
 
 from sqlstream.config import StorageOptions
+from sqlstream.errors import ConfigError
 from sqlstream.storage.backends.answers import PlainUrl, plain_url
 from sqlstream.storage.backends.http_response import HttpResponse, deadline_of_request
 from sqlstream.storage.backends.judged import check_proxied, public_only
@@ -41,6 +43,9 @@ def proxy_for(network: Network, scheme: str, host: str) -> str:
 
     Both lists of exceptions are read in the same way, and as obstore reads them: `*`, names with or without a dot before them,
     in any case, addresses and their networks (10.0.0.0/8).
+
+    Raises:
+        ConfigError: It is no URL.
     """
     proxies = urllib.request.getproxies()
     of_environment = "" if network.proxy_url else proxies.get("no", "")
@@ -48,7 +53,14 @@ def proxy_for(network: Network, scheme: str, host: str) -> str:
     if "*" in excludes or _is_in(host, excludes) or any(_is_name_in(host, name) for name in excludes if name):
         return ""
     proxy = network.proxy_url or proxies.get(scheme, "")
-    return proxy if "://" in proxy or not proxy else f"http://{proxy}"
+    proxy = proxy if "://" in proxy or not proxy else f"http://{proxy}"
+    try:
+        parse_url(proxy)
+        urlsplit(proxy)
+    except (ValueError, urllib3.exceptions.HTTPError):  # it may hold a password
+        name = "storage_options['proxy_url']" if network.proxy_url else f"{scheme.upper()}_PROXY in the environment"
+        raise ConfigError(f"{name} is no URL of a proxy: give http://host:port") from None
+    return proxy
 
 
 def _is_name_in(host: str, domain: str) -> bool:
@@ -67,8 +79,16 @@ def _is_in(host: str, networks: Iterable[str]) -> bool:
 
 
 def tls_context(network: Network) -> ssl.SSLContext:
-    """Return what certificates are checked with."""
-    context = ssl.create_default_context(cadata=network.root_certificate)
+    """Return what certificates are checked with.
+
+    Raises:
+        ConfigError: The option that names another one holds none.
+    """
+    try:
+        context = ssl.create_default_context(cadata=network.root_certificate)
+    except (ssl.SSLError, ValueError):  # beyond ASCII
+        name = "storage_options['root_certificate'] (or the file of ['verify'])"
+        raise ConfigError(f"{name} holds no certificate: give it as PEM text, from BEGIN to END CERTIFICATE") from None
     if network.root_certificate:
         context.load_default_certs()
     if network.allows_invalid_certificates:

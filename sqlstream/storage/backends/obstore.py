@@ -334,5 +334,10 @@ class _mapped:  # noqa: N801 - reads as a statement
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if type(error).__name__ == "PanicException":  # of pyo3, which no module has: obstore cannot put such a URL together
+            where = redact(self._url)
+            raise StorageError(
+                f"{where}: obstore makes no request of it: check its bucket, and the endpoint", url=where
+            ) from error
         if isinstance(error, tuple(ERRORS)) and not isinstance(error, SqlStreamError) and isinstance(error, Exception):
             raise map_error(error, self._url) from error

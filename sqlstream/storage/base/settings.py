@@ -14,9 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from sqlstream.environment import environment
 from sqlstream.errors import ConfigError
+from sqlstream.storage.base.urls import redact
 
 _Value = TypeVar("_Value")
 
@@ -118,13 +120,17 @@ def store_settings(scheme: str, options: Mapping[str, object]) -> StoreSettings:
     if flat.get("verify") is False:
         client["allow_invalid_certificates"] = True
     elif isinstance(flat.get("verify"), str):
-        client["root_certificate"] = Path(str(flat["verify"])).read_text()
+        client["root_certificate"] = _read_option("verify", str(flat["verify"]))
     if family == "s3":
         _complete_s3(config, flat)
     elif family == "gs" and flat.get("token") is not None:
         config.update(_gcs_token(flat["token"]))
     endpoint = config.get("endpoint") or config.get("base_url")
-    if scheme == "http" or (isinstance(endpoint, str) and endpoint.startswith("http://")):
+    if isinstance(endpoint, str):
+        _check_endpoint(endpoint)
+        if endpoint.startswith("http://"):
+            client["allow_http"] = True
+    if scheme == "http":
         client["allow_http"] = True
     return StoreSettings(config=config, client=client)
 
@@ -140,6 +146,33 @@ def _taken(key: str, value: object, *, is_text: bool = False) -> object:
     if isinstance(value, int | float | PurePath) and not isinstance(value, bool):
         return str(value)
     raise ConfigError(f"storage_options[{key!r}] is a {type(value).__name__}: give a text")
+
+
+def _check_endpoint(endpoint: str) -> None:
+    """Raise if an endpoint is no address that a name can be put behind: obstore panics, or asks for the part before a query."""
+    cure = "give https://host, with a port or path where it has one (storage_options['endpoint_url'], AWS_ENDPOINT_URL)"
+    try:
+        parts = urlsplit(endpoint)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        is_address = False
+    if not is_address or set("?#\\ \t\r\n") & set(endpoint):
+        raise ConfigError(f"the endpoint {redact(endpoint)!r} is no address of a server: {cure}")
+
+
+def _read_option(key: str, path: str) -> str:
+    """Return the text of the file that an option names.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    try:
+        return Path(path).read_text()
+    except (OSError, ValueError) as error:  # no text, or a name that no file has
+        why = (error.strerror if isinstance(error, OSError) else None) or "it is no text"
+        raise ConfigError(
+            f"storage_options[{key!r}] names the file {path!r}, which cannot be read ({why}): correct it"
+        ) from error
 
 
 _PLACES = {
@@ -288,7 +321,7 @@ def network_settings(options: Mapping[str, object]) -> Network:
     flat = _flatten(options)
     certificate = flat.get("root_certificate")
     if isinstance(flat.get("verify"), str):
-        certificate = Path(str(flat["verify"])).read_text()
+        certificate = _read_option("verify", str(flat["verify"]))
     return Network(
         proxy_url=str(flat["proxy_url"]) if flat.get("proxy_url") else None,
         proxy_excludes=tuple(name.strip() for name in str(flat.get("proxy_excludes") or "").split(",") if name.strip()),
@@ -439,7 +472,13 @@ def read_aws_profile(name: str | None, variables: Mapping[str, str] | None = Non
     found = False
     for path, sections in files.items():
         parser = configparser.RawConfigParser(strict=False)
-        parser.read(path)
+        try:
+            parser.read(path)
+        except (configparser.Error, UnicodeDecodeError) as error:
+            why = str(error).splitlines()[0].partition(": ")[0] if isinstance(error, configparser.Error) else "it is no text"
+            raise ConfigError(
+                f"{path} is no configuration of AWS that can be read ({why}): mend it, or set AWS_CONFIG_FILE"
+            ) from None
         for section in filter(parser.has_section, sections):
             found = True
             values.update(parser.items(section))
