@@ -16,6 +16,7 @@ import torch
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError, StateError, UnknownLengthError
 from sqlstream.stream.maps import EpochBatches
+from tests.storage.raw import RawServer
 from tests.stream.tables import make_table
 
 
@@ -192,3 +193,16 @@ def test_a_state_goes_on_with_the_same_rows_from_a_function(tmp_path: Path) -> N
         pytest.raises(StateError, match=r"number of rows .it was 8, and is 5"),
     ):
         dataset.load_state_dict(state)
+
+
+@pytest.mark.parametrize("head", ['ETag: W/"v"\r\nContent-Length: 8', 'ETag: "v"', 'ETag: "v"\r\nContent-Length: 0', "X: 1"])
+def test_a_table_is_read_from_a_server_whose_answers_to_head_say_less_than_those_to_get(tmp_path: Path, head: str) -> None:
+    def answer(request: str) -> bytes:
+        if request.startswith("HEAD"):
+            return f"HTTP/1.1 200 OK\r\n{head}\r\n\r\n".encode()
+        return b'HTTP/1.1 200 OK\r\nETag: "v"\r\nContent-Length: 8\r\n\r\nnum\n1\n2\n'
+
+    with RawServer(always=answer) as server:
+        url = f"{server.url}.csv"
+        with StreamingDataset(url, tmp_path / "cache", num_downloading_retries=0, show_progress=False) as dataset:
+            assert [sample["num"] for sample in dataset] == [1, 2]

@@ -94,23 +94,28 @@ class HttpStorage:
         return headers_over(_OWN_HEADERS, http_headers(self._options.storage_options))
 
     def head(self, url: str) -> ObjectInfo:
-        """Return size and etag of one object."""
+        """Return size and etag of one object.
+
+        Where the answer to HEAD is none of an object with a size (many servers leave its length out, or say 0), the head of the
+        answer to GET holds.
+        """
         deadline = time.monotonic() + self._options.total_timeout_seconds
         answer = self._request("HEAD", url, {}, deadline, accept=NOT_FOR_HEAD)
         response = answer.response
-        if response.status in NOT_FOR_HEAD:
-            response.close()
-            stream = self.get(url)
-            stream.close()
-            return stream.info
         try:
-            if response.status != 200:
+            if response.status < 200:
                 text = f"{redact(url)}: the server answers {response.status} to HEAD"
                 raise StorageError(text, url=redact(url), status=response.status)
-            coded = content_encoding(response.headers)
-            return _info(url, None if coded else body_length(url, response.headers), answer)
+            if response.status == 200:
+                if content_encoding(response.headers):
+                    return _info(url, None, answer)
+                if size_bytes := body_length(url, response.headers):
+                    return _info(url, size_bytes, answer)
         finally:
             response.close()  # not kept: some servers send the body nevertheless, and the next answer would begin with it
+        stream = self.get(url)
+        stream.close()
+        return stream.info
 
     def get(self, url: str, *, start: int = 0, stop: int | None = None, etag: str | None = None) -> HttpStream:
         """Open the object, whole or a range."""
