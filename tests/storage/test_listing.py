@@ -176,6 +176,12 @@ def test_what_is_not_below_the_prefix_is_not_listed() -> None:
         assert names_of(server) == ["p/x"]
 
 
+@pytest.mark.parametrize("name", ["p/a//b", "p/../d", "p/a&#10;b"])
+def test_a_name_that_obstore_cannot_spell_is_an_error_with_its_cure_and_not_left_out(name: str) -> None:
+    with RawServer(always=page(["p/a", name, "p/zz"])) as server, pytest.raises(StorageError, match="to 'fsspec'"):
+        names_of(server)
+
+
 def test_a_bucket_of_folders_is_listed_whole(s3: LocalS3) -> None:
     names = [f"{folder}/{number:04}.jpg" for folder in ("a", "b", "c-d", "e") for number in range(400)]
     urls = s3.put_many("listing/top/", names)

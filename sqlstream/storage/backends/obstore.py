@@ -102,6 +102,8 @@ def map_error(error: Exception, url: str) -> SqlStreamError:
         return error_for_status(int(status[1]), url, detail=detail)
     if "non-partial response" in text:
         return StorageError(f"{where}: the server ignores ranges", url=where, status=200)
+    if "object with invalid path" in text:  # in a listing
+        return StorageError(f"{where}: {text}. obstore cannot spell it: set storage_options['backend'] to 'fsspec'", url=where)
     for words, (kind, fact) in _SAID.items():
         if words in text:
             return kind(f"{where}: {fact}", url=where)
