@@ -340,14 +340,15 @@ def test_failures_that_are_written_down_hold_no_password(tmp_path: Path) -> None
     assert "den" not in found.url + found.error
 
 
-@pytest.mark.parametrize(("status", "num_tries"), [(400, 1), (403, 1), (503, 3)])
+@pytest.mark.parametrize(("status", "num_retries", "num_tries"), [(400, 1, 1), (403, 1, 1), (503, 0, 3), (503, 1, 6)])
 def test_an_access_is_tried_again_only_where_that_may_mend_it(
-    server: FaultyHttpServer, tmp_path: Path, status: int, num_tries: int
+    server: FaultyHttpServer, tmp_path: Path, status: int, num_retries: int, num_tries: int
 ) -> None:
+    """As often as docs/storage.md says: each of its tries is a download with all of its own."""
     server.script("/a.jpg", always=FaultyAnswer(fault=Fault.STATUS, status=status))
     table = tmp_path / "rows.jsonl"
     table.write_bytes(rows_of(f"{server.url}/a.jpg"))
-    options = {"num_downloading_retries": 0, "num_random_access_retries": 2}
+    options = {"num_downloading_retries": num_retries, "num_random_access_retries": 2}
     with opened(table, tmp_path, **options) as dataset, pytest.raises(StorageError):
         dataset[0]
     assert len(server.requests("/a.jpg")) == num_tries
