@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import threading
 import urllib.request
@@ -203,6 +204,16 @@ def test_a_user_in_a_redirect_is_not_sent_to_the_proxy(make: Make, tmp_path: Pat
     with RawServer(found, always=b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nsent") as server:
         assert read(make(proxy_url=server.url.removesuffix("/bucket/x")), "http://8.8.8.8/x", tmp_path) == b"sent"
     assert server.requests[1].startswith("GET http://8.8.4.4/y HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize("url", ["http://far-away.invalid/x", "s3://bucket/x"])
+def test_escapes_in_a_password_of_the_proxy_are_undone(make: Make, server: FaultyHttpServer, tmp_path: Path, url: str) -> None:
+    server.objects |= {"/x": DATA, "/bucket/x": DATA}
+    proxy = f"http://m%40e:p%2Fa%3As%C3%A4@127.0.0.1:{server.url.rpartition(':')[2]}"
+    where = {"endpoint_url": "http://far-away.invalid", "anon": True} if url.startswith("s3") else {}
+    assert read(make(proxy_url=proxy, **where), url, tmp_path) == DATA
+    sent = server.requests()[0].headers["proxy-authorization"].removeprefix("Basic ")
+    assert base64.b64decode(sent).decode() == "m@e:p/a:sä"
 
 
 def test_a_password_of_the_proxy_is_sent_to_it_and_shown_nowhere(make: Make, server: FaultyHttpServer, tmp_path: Path) -> None:

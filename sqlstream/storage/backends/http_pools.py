@@ -28,7 +28,7 @@ from urllib3.util.connection import allowed_gai_family
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ConfigError
-from sqlstream.storage.backends.answers import PlainUrl, plain_url
+from sqlstream.storage.backends.answers import PlainUrl, plain_url, without_user
 from sqlstream.storage.backends.http_response import HttpResponse, deadline_of_request
 from sqlstream.storage.backends.judged import check_proxied, public_only
 from sqlstream.storage.base.addresses import is_public
@@ -200,9 +200,9 @@ class Pools:
 
 
 def _proxy_headers(proxy: str) -> dict[str, str]:
-    """Return the authorization that a proxy's URL carries."""
-    auth = urllib3.util.parse_url(proxy).auth
-    return dict(urllib3.util.make_headers(proxy_basic_auth=auth)) if auth else {}
+    """Return the authorization that a proxy's URL carries; its escapes stand for what a URL cannot hold."""
+    _, headers = without_user(proxy)
+    return {f"Proxy-{name}": value for name, value in headers.items()}
 
 
 class _IdleConnections:
