@@ -15,18 +15,19 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from sqlstream.cache.files.disk import Disk, OwnerNote
 from sqlstream.cache.ledger import damage
 from sqlstream.cache.ledger.eviction import choose, eviction_state
-from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
+from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction, run_in
 from sqlstream.cache.model.rows import NO_LIMIT
 from sqlstream.cache.recovery import emergency, recover
 from sqlstream.cache.recovery.free_space import take_first_limit
 from sqlstream.config import AS_IT_IS, Limit
-from sqlstream.errors import CacheClosedError, CacheDamagedError, CacheDiskError
+from sqlstream.errors import CacheClosedError
 from sqlstream.process import fork, locks
 
 logger = logging.getLogger(__name__)
@@ -219,13 +220,8 @@ class Owner:
             )
 
     def run(self, work: Callable[[LedgerTransaction], T], *, is_flush: bool = False) -> T:
-        """Return what `work` returns in a transaction; if the ledger fails, once more: by then it may have been mended."""
-        try:
-            with self.transaction(is_flush=is_flush) as tx:
-                return work(tx)
-        except (CacheDamagedError, CacheDiskError):
-            with self.transaction(is_flush=is_flush) as tx:
-                return work(tx)
+        """Return what `work` returns in a transaction; see `run_in`."""
+        return run_in(partial(self.transaction, is_flush=is_flush), work)
 
     @property
     def is_waiting(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from itertools import islice
 from typing import TypeVar
@@ -298,6 +298,16 @@ class LedgerTransaction:
         self._execute("UPDATE totals SET entries = ?, ready_bytes = ?, filling_bytes = ?", sums)
 
 
+def run_in(transaction: Callable[[], AbstractContextManager[LedgerTransaction]], work: Callable[[LedgerTransaction], T]) -> T:
+    """Return what `work` returns in a transaction; if the ledger fails, once more: by then it may have been mended."""
+    try:
+        with transaction() as tx:
+            return work(tx)
+    except (CacheDamagedError, CacheDiskError):
+        with transaction() as tx:
+            return work(tx)
+
+
 class Ledger:
     """The ledger database of one cache directory, as this process sees it."""
 
@@ -314,13 +324,8 @@ class Ledger:
                 raise damage.met_by_own_statement(error) from error
 
     def run(self, work: Callable[[LedgerTransaction], T]) -> T:
-        """Return what `work` returns in a transaction; if the ledger fails, once more: it may be mended by then."""
-        try:
-            with self.transaction() as tx:
-                return work(tx)
-        except (CacheDamagedError, CacheDiskError):
-            with self.transaction() as tx:
-                return work(tx)
+        """Return what `work` returns in a transaction; see `run_in`."""
+        return run_in(self.transaction, work)
 
     def find(self, keys: Collection[bytes]) -> dict[bytes, EntryRow]:
         """Return rows of the last committed state, without the write lock: a hint, to be checked again under it."""
