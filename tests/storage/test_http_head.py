@@ -78,7 +78,7 @@ def test_the_head_of_a_plain_answer_goes_through_no_parser_for_e_mail(monkeypatc
         raise AssertionError("the standard library's parser is asked")
 
     monkeypatch.setattr(email.parser.Parser, "parsestr", refuse)
-    with RawServer(b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 4\r\n\r\nbody') as server:
+    with RawServer(b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 4\r\n\r\nbody', cut=0) as server:  # as a whole
         stream = HttpStorage(StorageOptions()).get(server.url)
         assert b"".join(map(bytes, stream.chunks())) == b"body"
         assert stream.info.etag == '"1"'
