@@ -163,7 +163,8 @@ BARS = _bars()
 HEADLINES = [
     *[
         (
-            f"{kind} shards as they lie: a first epoch of {HUNDRED_SAMPLES} samples over S3, 20 and 50 ms of latency",
+            f"{kind} shards as they lie: a first epoch of {HUNDRED_SAMPLES} samples over S3 (WebDataset: HTTP), "
+            "20 and 50 ms of latency",
             "{:.2f} and {:.2f} times the best of MosaicML and WebDataset",
             tuple(
                 (f"shards-{COLD_HUNDRED.format(latency)}", f"1.2 times the best of MosaicML and WebDataset, by {ours}")

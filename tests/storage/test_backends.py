@@ -16,7 +16,7 @@ import pytest
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, StorageError
-from sqlstream.storage.base.protocols import same_version
+from sqlstream.storage.base.etags import same_version
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.nginx import Nginx, find_nginx
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer, LocalS3

@@ -11,7 +11,8 @@ import pytest
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ObjectChangedError, TransientStorageError
 from sqlstream.storage.backends.http import HttpStorage
-from sqlstream.storage.base.protocols import ObjectInfo, read_ranges, same_version
+from sqlstream.storage.base.etags import same_version
+from sqlstream.storage.base.protocols import ObjectInfo, read_ranges
 from sqlstream.storage.fetcher import Fetcher, FetchRequest
 from tests.storage.downloads import PLENTY, Downloads
 from tests.storage.raw import RawServer

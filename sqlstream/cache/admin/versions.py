@@ -8,7 +8,7 @@ from sqlstream.cache.directory import CacheDirectory
 from sqlstream.cache.ledger.ledger import LedgerTransaction, positions
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.recovery import recover
-from sqlstream.storage.base.protocols import same_version
+from sqlstream.storage.base.etags import same_version
 
 _READY = (
     "SELECT entry.key, size, etag FROM json_each(?2) CROSS JOIN entry ON entry.key = substr(?1, value, 16) "

@@ -33,7 +33,8 @@ from sqlstream.index.sources.base.unfold import together as as_one
 from sqlstream.index.sources.plan.parts import DerivedPart, FilePart, over, parquet_part
 from sqlstream.order.permute import Int64Array
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.protocols import RemoteReader, has_own_version
+from sqlstream.storage.base.etags import has_own_version
+from sqlstream.storage.base.protocols import RemoteReader
 
 ParquetPart: TypeAlias = FilePart | DerivedPart
 _KEPT_FOOTERS = 8  # those of the chunks that are shuffled together; a footer may take some MiB

@@ -117,7 +117,7 @@ class CredentialSource:
         return self._granted is not None and self._granted.number > granted.number
 
     def may_have_ended(self, granted: Granted) -> bool:
-        """Return whether credentials are at their end by the clock, or nobody knows when that is."""
+        """Return whether credentials are at their end by the clock, or it is not known when that is."""
         return granted.ends_at == math.inf or self._clock() >= granted.ends_at
 
     def after_refusal(self, refused: Granted) -> Granted | None:

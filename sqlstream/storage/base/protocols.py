@@ -7,7 +7,6 @@ in the helper process. Both are synchronous; concurrency is threads inside the h
 from __future__ import annotations
 
 import builtins
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,40 +15,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from sqlstream.errors import ConfigError, ObjectChangedError, StorageError, TransientStorageError
 from sqlstream.storage.base.access import Access
 from sqlstream.storage.base.coalesce import plan_reads
+from sqlstream.storage.base.etags import BY_TIME, bare, has_own_version, is_strong, is_weak
 from sqlstream.storage.base.urls import redact
 
 RANGE_BEYOND_END = 416
 """Status of an answer to a range that begins behind the object's end."""
-_STRONG = re.compile(r'"[^\x00-\x20"\x7f]+"')
-_BY_TIME = 'W/"modified '  # two changes within a second have one time (RFC 9110, 8.8.2)
-
-
-def is_weak(etag: str) -> bool:
-    """Return whether an ETag is marked as the name of several sequences of bytes; some servers write the mark in lower case."""
-    return etag[:2].upper() == "W/"
-
-
-def is_strong(etag: str) -> bool:
-    """Return whether an ETag is written as the name of one sequence of bytes (RFC 9110, 8.8.3): what If-Match takes.
-
-    One without its quotes names a version as any other, but servers that read If-Match by its grammar (Go's `net/http`) find no
-    name there, and answer 412 to the very version that they serve.
-
-    Example:
-        >>> [is_strong(etag) for etag in ('"a"', 'W/"a"', "a", '"a", "b"')]
-        [True, False, False, False]
-    """
-    return _STRONG.fullmatch(etag) is not None
-
-
-def _bare(etag: str) -> str:
-    """Return an ETag without quotes and without the mark of a weak one: servers and clients spell them differently."""
-    return etag[2 * is_weak(etag) :].strip('"')
-
-
-def has_own_version(version: str | None) -> bool:
-    """Return whether a version is one that the server gives to contents, and not their time of change or nothing."""
-    return version is not None and not version.startswith(_BY_TIME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +41,7 @@ class ObjectInfo:
 
     def __post_init__(self) -> None:
         """Drop names that are the same for all versions: else they would stand for the version, before the time of change."""
-        if self.etag is not None and _bare(self.etag.strip()).strip() in ("", "*"):
+        if self.etag is not None and bare(self.etag.strip()).strip() in ("", "*"):
             object.__setattr__(self, "etag", None)
         if self.last_modified is not None and not self.last_modified.strip():
             object.__setattr__(self, "last_modified", None)
@@ -81,13 +51,13 @@ class ObjectInfo:
         """The name of this version: the ETag, else the time of change, spelled as the weak ETag that it is."""
         if self.etag is not None or self.last_modified is None:
             return self.etag
-        return f'{_BY_TIME}{self.last_modified}"'
+        return f'{BY_TIME}{self.last_modified}"'
 
     def has_version(self, expected: str) -> bool:
         """Return False if it is known to be another version than `expected`, which is one of `version`'s."""
         if not has_own_version(expected):
-            return self.last_modified is None or expected == f'{_BY_TIME}{self.last_modified}"'
-        return self.etag is None or _bare(self.etag) == _bare(expected)
+            return self.last_modified is None or expected == f'{BY_TIME}{self.last_modified}"'
+        return self.etag is None or bare(self.etag) == bare(expected)
 
     @property
     def strong_etag(self) -> str | None:
@@ -105,18 +75,6 @@ class ObjectInfo:
         """Return True if two answers are known to be of one version: parts of both may be joined."""
         has_names = self.strong_etag is not None and self.size_bytes is not None
         return has_names and (self.etag, self.size_bytes) == (other.etag, other.size_bytes) and self.may_be(other)
-
-
-def same_version(one: str | None, two: str | None) -> bool:
-    """Return whether two ETags name one version, or one of them is not known.
-
-    Servers spell them with and without quotes, weak and strong, in listings and in answers.
-
-    Example:
-        >>> same_version('W/"a"', "a"), same_version('"a"', '"b"'), same_version(None, '"b"')
-        (True, False, True)
-    """
-    return one is None or two is None or _bare(one) == _bare(two)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from sqlstream.errors import FetchCancelledError, ObjectChangedError, SqlStreamE
 from sqlstream.storage.backends.resolve import Resolver, explained
 from sqlstream.storage.base.checksum import md5_of
 from sqlstream.storage.base.concurrency import DownloadTiming
+from sqlstream.storage.base.etags import is_strong
 from sqlstream.storage.base.protocols import (
     ObjectInfo,
     ObjectStream,
@@ -22,7 +23,6 @@ from sqlstream.storage.base.protocols import (
     changed,
     check_length,
     check_size,
-    is_strong,
     range_of,
 )
 from sqlstream.storage.base.retry import RequestCounts, RetryPolicy, with_retries

@@ -14,7 +14,8 @@ from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, SourceChang
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import OWN, Access
-from sqlstream.storage.base.protocols import RemoteReader, has_own_version, same_version
+from sqlstream.storage.base.etags import has_own_version, same_version
+from sqlstream.storage.base.protocols import RemoteReader
 
 _PROBED_BYTES = 64 << 10
 """Of either end of a file: the whole of a small table, and the footer of most of the large ones. Arbitrary."""

@@ -33,7 +33,7 @@ from sqlstream.index.sources.places.listing import Census, Listing
 from sqlstream.index.types.models import SourceFile
 from sqlstream.sample_types import DataSampleType
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.protocols import has_own_version
+from sqlstream.storage.base.etags import has_own_version
 from sqlstream.storage.base.settings import SCHEMES
 
 logger = logging.getLogger(__name__)
