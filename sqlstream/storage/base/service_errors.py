@@ -5,7 +5,6 @@ S3, GCS (in its XML interface) and Azure send `<Error><Code>â€¦</Code><Message>â
 
 from __future__ import annotations
 
-import html
 import re
 from typing import NamedTuple
 
@@ -52,6 +51,8 @@ def read_error(text: str) -> ServiceError | None:
         'ExpiredToken: It has expired'
     """
     if code := _CODE.search(text):
+        import html  # not at each start of a helper
+
         message = _MESSAGE.search(text)
         return _error(code[1], html.unescape(message[1]) if message else "")
     if sentence := _SENTENCE.search(text):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -58,6 +57,8 @@ def read_aws_profile(name: str | None, variables: Mapping[str, str] | None = Non
     Raises:
         ConfigError: A profile that was named does not exist.
     """
+    import configparser  # not at each start of a helper
+
     env = environment("AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", of=variables)
     explicit = name or env.get("AWS_PROFILE")
     profile = explicit or "default"

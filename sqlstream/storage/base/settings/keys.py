@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -101,7 +100,9 @@ def check_options_of_sources(schemes: Iterable[str], options: Mapping[str, objec
     known = known_keys()
     for key, value in flatten(options).items():
         if value is not None and key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
+            from difflib import get_close_matches  # not at each start of a helper
+
+            near = get_close_matches(key, known, n=1)
             cure = f"did you mean {near[0]!r}?" if near else "correct it, or leave it out."
             more = "Options of a file system of fsspec need backend='fsspec' beside them"
             raise ConfigError(f"storage_options[{key!r}] is not known: {cure} {more}")
