@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.peers import contenders, data
 from benchmarks.peers.case import SHORT_RUNS, Bar, Case
-from benchmarks.peers.driver import LIMIT_SECONDS, ROOT, ROUNDS_BESIDE, Run, Settings
+from benchmarks.peers.driver import LIMIT_SECONDS, ROUNDS_BESIDE, Run, Settings
 from benchmarks.peers.on_shards import DROP_INS
 from benchmarks.peers.reasons import NOT_COMPARABLE, REASONS
 from benchmarks.peers.workloads import BARS, CASES, HEADLINES
@@ -24,8 +24,6 @@ DISTRIBUTIONS = (
     "torch mosaicml-streaming litdata webdataset datasets torchvision obstore pyarrow numpy pillow simplejpeg".split()
 )
 HEADLINE = "<!-- headline: `make bench` writes what is below -->", "<!-- end of headline -->"
-DROP_IN_RESULTS = ROOT / "benchmarks" / "results" / "drop_ins"
-"""Folder of a smaller run of the drop-ins alone."""
 Runs = Mapping[str, Sequence[Run]]
 """Runs of each contender, one a round."""
 
@@ -275,10 +273,9 @@ def page(results: Mapping[str, Runs], settings: Settings, plots: Sequence[str]) 
         "## Drop-ins",
         "",
         "The script of a peer, as `benchmarks/peers/contenders` has it, and the same text with its imports changed. Ratios are "
-        "of two runs of one round, and above 1 the drop-in is better. Cases that this run has not measured are from "
-        "`benchmarks/results/drop_ins`, whose README says on what.",
+        "of two runs of one round, and above 1 the drop-in is better.",
         "",
-        *drop_in_table(read_results(DROP_IN_RESULTS) | results),
+        *drop_in_table(results),
         "",
         "## Run it again",
         "",
