@@ -443,6 +443,17 @@ def test_a_redirect_to_what_is_no_url_is_an_error_of_ours(storage: HttpStorage, 
         read(storage, server.url)
 
 
+def test_a_redirect_to_two_places_is_an_error_and_one_that_says_its_place_twice_is_none(storage: HttpStorage) -> None:
+    one, other = (
+        answer(b"", "Content-Length: 0", "Location: /x", more, status=b"HTTP/1.1 302 Found\r\n")
+        for more in ("Location: /y", "Location: /x")
+    )
+    with RawServer(one, other, answer(b"right", "Content-Length: 5")) as server:
+        with pytest.raises(StorageError, match="redirects to 2 places at once"):
+            read(storage, server.url)
+        assert read(storage, server.url)[1] == b"right"
+
+
 PIECES = [
     " ",
     "\t",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import socket
 import threading
 import urllib.request
@@ -13,10 +14,10 @@ from unittest.mock import Mock
 import pytest
 
 from sqlstream.config import StorageOptions
-from sqlstream.errors import AccessDeniedError, StorageError, TransientStorageError
+from sqlstream.errors import AccessDeniedError, ConfigError, StorageError, TransientStorageError
 from sqlstream.storage.backends.http import HttpStorage
 from sqlstream.storage.backends.http_pools import Pools, discover_region, proxy_for
-from sqlstream.storage.base.settings import network_settings
+from sqlstream.storage.base.settings import Network, network_settings
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.storage.downloads import Downloads
@@ -187,6 +188,30 @@ def test_the_exceptions_of_the_environment_are_not_those_of_the_user_s_proxy(mon
     assert proxy_for(network_settings({"proxy_url": "http://p:1"}), "http", "far.org") == "http://p:1"
     monkeypatch.setenv("http_proxy", "http://q:1")
     assert proxy_for(network_settings({"proxy_excludes": "own.org"}), "http", "own.org") == ""
+
+
+def test_a_proxy_for_all_schemes_is_that_of_those_without_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urllib.request, "getproxies", lambda: {"all": "a:1", "https": "http://b:1"})
+    assert proxy_for(Network(), "http", "far.org") == "http://a:1"
+    assert proxy_for(Network(), "https", "far.org") == "http://b:1"
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "name"),
+    [
+        ({}, {"all": "socks5://u:secret@p:1"}, "ALL_PROXY in the environment"),
+        ({}, {"http": "SOCKS5://u:secret@p:1"}, "HTTP_PROXY in the environment"),
+        ({"proxy_url": "socks5://u:secret@p:1"}, {}, "storage_options['proxy_url']"),
+    ],
+)
+def test_a_proxy_of_another_kind_is_named(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, str], environment: dict[str, str], name: str
+) -> None:
+    monkeypatch.setattr(urllib.request, "getproxies", lambda: environment)
+    with pytest.raises(ConfigError, match=rf"^{re.escape(name)} is a proxy that speaks socks5, .*http://host:port") as caught:
+        proxy_for(network_settings(options), "http", "far.org")
+    assert "secret" not in str(caught.value)
+    assert proxy_for(network_settings(options | {"proxy_excludes": "far.org"}), "http", "far.org") == ""
 
 
 def test_the_environment_is_asked_for_a_proxy_once_for_each_host(monkeypatch: pytest.MonkeyPatch) -> None:

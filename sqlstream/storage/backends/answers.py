@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urljoin, urlsplit
@@ -94,16 +94,19 @@ def without_user(url: str) -> tuple[str, dict[str, str]]:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl(), headers
 
 
-def redirect_target(url: str, location: str) -> str:
-    r"""Return where the header Location leads from `url`; bytes beyond ASCII stay what they are.
+def redirect_target(url: str, locations: Collection[str]) -> str:
+    r"""Return where the values of the header Location lead from `url`; bytes beyond ASCII stay what they are.
 
     Raises:
-        StorageError: To nothing that is a URL.
+        StorageError: To nothing that is a URL, or to more than one.
 
     Example:
-        >>> redirect_target("https://h/a/b", "../caf\xe9.jpg "), redirect_target("https://h/a", "//h2?x=%20")
+        >>> redirect_target("https://h/a/b", ["../caf\xe9.jpg "]), redirect_target("https://h/a", ["//h2?x=%20"])
         ('https://h/caf%E9.jpg', 'https://h2?x=%20')
     """
+    location, *others = locations
+    if others:  # clients differ in which one they take, or make one of them
+        raise StorageError(f"{redact(url)} redirects to {len(locations)} places at once", url=redact(url))
     try:
         return urljoin(url, quote(location.strip(" \t\r\n").encode("latin-1"), safe=_ASCII))
     except ValueError as error:

@@ -159,11 +159,11 @@ class HttpStorage:
                 reached = is_private_answer(response)
                 is_private &= is_private_literal(host_name(target)) if reached is None else reached
                 is_judged |= not is_private
-                location = response.headers.get("Location")
-                if response.status not in _REDIRECTS or not location:
+                locations = {location for location in response.headers.getlist("Location") if location}
+                if response.status not in _REDIRECTS or not locations:
                     break
                 response.close()
-                source, target = target, without_user(redirect_target(target, location))[0]
+                source, target = target, without_user(redirect_target(target, locations))[0]
                 if num_redirects == _MAX_REDIRECTS:
                     raise StorageError(f"{redact(url)}: more than {_MAX_REDIRECTS} redirects", url=redact(url))
                 check_redirect(source, target)

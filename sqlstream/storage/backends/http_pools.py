@@ -45,21 +45,27 @@ def proxy_for(network: Network, scheme: str, host: str) -> str:
     in any case, addresses and their networks (10.0.0.0/8).
 
     Raises:
-        ConfigError: It is no URL.
+        ConfigError: It is no URL, or of a proxy of another kind.
     """
     proxies = urllib.request.getproxies()
     of_environment = "" if network.proxy_url else proxies.get("no", "")
     excludes = (*network.proxy_excludes, *map(str.strip, of_environment.split(",")))
     if "*" in excludes or _is_in(host, excludes) or any(_is_name_in(host, name) for name in excludes if name):
         return ""
-    proxy = network.proxy_url or proxies.get(scheme, "")
+    kind = scheme if proxies.get(scheme) else "all"
+    proxy = network.proxy_url or proxies.get(kind, "")
     proxy = proxy if "://" in proxy or not proxy else f"http://{proxy}"
+    name = "storage_options['proxy_url']" if network.proxy_url else f"{kind.upper()}_PROXY in the environment"
     try:
         parse_url(proxy)
         urlsplit(proxy)
     except (ValueError, urllib3.exceptions.HTTPError):  # it may hold a password
-        name = "storage_options['proxy_url']" if network.proxy_url else f"{scheme.upper()}_PROXY in the environment"
         raise ConfigError(f"{name} is no URL of a proxy: give http://host:port") from None
+    if proxy and (spoken := proxy.partition("://")[0].lower()) not in ("http", "https"):
+        more = "" if network.proxy_url else f", or name {host} in NO_PROXY"
+        raise ConfigError(
+            f"{name} is a proxy that speaks {spoken}, through which http(s) is not read: give http://host:port{more}"
+        )
     return proxy
 
 
