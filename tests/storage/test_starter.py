@@ -57,6 +57,13 @@ def helper_of(fetcher: Fetcher, place: str) -> int:
     return fetcher.helper_pid
 
 
+def ask_for_helper(fetcher: Fetcher) -> None:
+    """Ask the starter, and do not wait for what comes of it."""
+    with fetcher._client._lock:
+        fetcher._client._users.add(fetcher._user)
+        fetcher._client._ensure_helper()
+
+
 def check_is_forked(fetcher: Fetcher, place: str, starter: int) -> None:
     assert parent_of(helper_of(fetcher, place)) == starter
 
@@ -150,12 +157,25 @@ def test_a_request_that_the_starter_takes_to_its_grave_is_asked_again(fetcher: F
     os.kill(starter, signal.SIGSTOP)
     with contextlib.ExitStack() as stack:
         stack.callback(os.kill, starter, signal.SIGKILL)
-        user = fetcher._user
-        fetcher._client._lock.__enter__()
-        fetcher._client._users.add(user)
-        fetcher._client._ensure_helper()
-        fetcher._client._lock.__exit__(None, None, None)
+        ask_for_helper(fetcher)
     assert parent_of(helper_of(fetcher, place)) == os.getpid()
+
+
+def test_a_forked_child_whose_request_is_lost_with_the_starter_starts_its_helper_in_silence(
+    fetcher: Fetcher, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    starter = STARTER.pid
+    assert starter is not None
+    os.kill(starter, signal.SIGSTOP)  # it is busy as the owner ends it
+
+    def work() -> None:
+        caplog.clear()
+        ask_for_helper(fetcher)
+        os.kill(starter, signal.SIGKILL)
+        assert parent_of(helper_of(fetcher, place)) == os.getpid()
+        assert caplog.messages == []
+
+    assert in_forked_child(work) == 0
 
 
 def test_a_helper_that_was_not_yet_forked_can_be_ended(fetcher: Fetcher, place: str) -> None:
@@ -164,9 +184,7 @@ def test_a_helper_that_was_not_yet_forked_can_be_ended(fetcher: Fetcher, place: 
     helper_of(fetcher, place)
     fetcher._client.end_idle()
     os.kill(starter, signal.SIGSTOP)
-    fetcher._client._lock.__enter__()
-    fetcher._client._ensure_helper()
-    fetcher._client._lock.__exit__(None, None, None)
+    ask_for_helper(fetcher)
     fetcher.stop()  # neither waits for the other
 
 

@@ -331,8 +331,9 @@ class HelperClient:
                 except SqlStreamError as error:
                     ended += self._outstanding.fail_all(error)
                 else:
-                    num_open = len(self._outstanding)
-                    _logger.warning("the helper process %d died; another one gets its %d open requests", dead.pid, num_open)
+                    if dead.pid:  # else the starter has said what there is to say
+                        num_open = len(self._outstanding)
+                        _logger.warning("the helper process %d died; another one gets its %d open requests", dead.pid, num_open)
             if self._helper is not None:
                 self._send_on(self._helper)
             told = [entry for entry, _ in ended]

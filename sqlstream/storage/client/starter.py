@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import select
 import socket
 import subprocess
 from collections.abc import Mapping
@@ -109,9 +110,15 @@ class Starter:
         return ForkedHelper(ForkedChild(), ours)
 
     def distrust(self) -> None:
-        """Note that a helper that it forked died before its first word: others are started with the interpreter."""
+        """Note that a helper that it forked died before its first word: others are started with the interpreter.
+
+        A forked child is not told when the owner ends the starter, and its request is lost with it: that is no fault.
+        """
         with self._lock:
-            self._distrust("a helper that it forked died at once")
+            if self._process is None and self._socket is not None and _is_hung_up(self._socket):
+                self._end()
+            else:
+                self._distrust("a helper that it forked died at once")
 
     def _note_refusal(self, error: OSError) -> None:
         """End a starter that takes no requests; one that has ended because it was idle may be followed by another."""
@@ -137,6 +144,12 @@ class Starter:
         if process is not None:
             process.kill()
             process.wait()
+
+
+def _is_hung_up(connection: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(connection, 0)
+    return bool(poll.poll(0))
 
 
 STARTER = Starter()
