@@ -6,7 +6,9 @@ import gc
 import itertools
 import os
 import re
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,3 +92,12 @@ def usual_priority() -> Iterator[None]:
     before = os.sched_getscheduler(0)
     yield
     assert os.sched_getscheduler(0) == before
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that all users may look into."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)

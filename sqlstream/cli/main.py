@@ -44,7 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configure_logs()
         code: int = options.run(options)
         sys.stdout.flush()
-    except SqlStreamError as error:
+    except BrokenPipeError:
+        # The reader has what it wanted (`… | head`). The interpreter flushes once more at its end: give it a place to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (SqlStreamError, OSError) as error:  # such as a directory of another user
         if options.traceback:
             traceback.print_exc()
         text = " ".join(str(error).split())
@@ -52,10 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = text.replace(name, flag)
         print(f"sqlstream: {printable(text)}", file=sys.stderr)
         return WRONG_USE
-    except BrokenPipeError:
-        # The reader has what it wanted (`… | head`). The interpreter flushes once more at its end: give it a place to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         return INTERRUPTED
     return code

@@ -16,12 +16,14 @@ import pytest
 from sqlstream.cache import Cache
 from sqlstream.cache.files import layout
 from sqlstream.cache.files.disk import Disk, OwnerNote
+from sqlstream.cli.main import main
 from sqlstream.errors import CacheDirectoryError, CacheDiskError, CacheError, ConfigError
 from sqlstream.process import locks
 from sqlstream.testing.faults import SideEffects
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.session import Session
+from tests.other_user import OTHER_USER, as_other_user
 
 KEY = bytes(range(16))
 
@@ -63,6 +65,24 @@ def test_a_directory_of_another_user_is_refused(directory: Path) -> None:
     os.chown(directory, 12345, 12345)
     with pytest.raises(CacheDirectoryError, match="belongs to user 12345, we are 0"):
         Cache(directory)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_cache_that_another_user_may_not_look_into_is_named_with_its_owner(
+    shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = shared / "cache"
+    Cache(place).close()
+    with as_other_user():
+        with pytest.raises(CacheDirectoryError, match=rf"{place} belongs to user 0, we are {OTHER_USER}"):
+            Cache(place, create=False)
+        with pytest.raises(CacheDirectoryError, match=f"cannot create the cache directory {place}/inner"):
+            Cache(place / "inner")
+        for words in (["cache", "stats"], ["cache", "verify"], ["cache", "top", "--once"], ["index", "info"]):
+            assert main([*words, str(place)]) == 2
+            error = capsys.readouterr().err
+            assert str(place) in error
+            assert error.count("\n") == 1
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

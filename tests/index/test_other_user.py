@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,29 +11,7 @@ from sqlstream.index.file.intact import is_there
 from sqlstream.index.sources.base.access import stat_file
 from sqlstream.index.sources.shards.by_name import shard_urls
 from sqlstream.storage.base.protocols import NO_REQUESTS
-
-OTHER_USER = 65534
-
-
-@contextlib.contextmanager
-def as_other_user() -> Iterator[None]:
-    """Take root's right to read everything away; other users have none."""
-    own = os.geteuid()
-    if own == 0:
-        os.seteuid(OTHER_USER)
-    try:
-        yield
-    finally:
-        os.seteuid(own)
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    """A folder that all users may look into."""
-    folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
+from tests.other_user import as_other_user
 
 
 def test_an_index_file_of_another_user_is_named_with_the_cure(shared: Path) -> None:

@@ -46,6 +46,14 @@ def check_directory(root: Path, *, allow_network_fs: bool) -> None:
         )
 
 
+def check_is_cache(root: Path, *, allow_network_fs: bool) -> None:
+    """Raise CacheDirectoryError unless there is a cache at `root`, or it is not ours to look at."""
+    if os.path.isdir(root):
+        check_directory(root, allow_network_fs=allow_network_fs)
+    if not os.path.isfile(root / "FORMAT"):
+        raise CacheDirectoryError(f"there is no sqlstream cache at {root}: check the path")
+
+
 def check_locks(directory: Path) -> None:
     """Raise CacheDirectoryError unless a lock taken through one descriptor keeps another one out.
 
@@ -212,12 +220,12 @@ def open_directory(root: Path, *, create: bool, allow_network_fs: bool) -> None:
         CacheDirectoryError: It is not ours, not a cache, not writable, or (without `create`) there is none.
     """
     for parent in Path(os.path.realpath(root)).parents:
-        if (parent / "FORMAT").is_file() and (parent / "ledger.sqlite").exists():
+        if os.path.isfile(parent / "FORMAT") and os.path.exists(parent / "ledger.sqlite"):  # False where we may not look
             raise CacheDirectoryError(
                 f"{root} lies inside the cache {parent}, whose files are removed as it sees fit: give a directory outside of it"
             )
-    if not create and not (root / "FORMAT").is_file():
-        raise CacheDirectoryError(f"there is no sqlstream cache at {root}: check the path")
+    if not create:
+        check_is_cache(root, allow_network_fs=allow_network_fs)
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
