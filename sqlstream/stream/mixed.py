@@ -280,7 +280,6 @@ class MixedDataset(IteratedDataset):
         """
         self._check_begun()
         load_mixture(self._run, state, strict=strict, streams=streams)
-        self._run.settle()  # lanes are those of the state
 
     def close(self) -> None:
         """Close all streams: give all pins back, end helper processes and threads, close all files."""

@@ -86,9 +86,16 @@ def load_mixture(
             "which takes epoch and samples alone, or resume with what the state came from"
         )
     anew = restarted(run.streams, streams, state.streams)
-    _check(run, state, state.mixture, state.streams, goes_on=streams is not None, anew=anew)
-    if run.unit is MixtureUnit.RANK:
-        run.lanes = state.mixture.lanes
+    lanes = run.lanes
+    try:
+        if run.unit is MixtureUnit.RANK:  # an epoch that rounds up to whole turns is as long as theirs
+            run.lanes = state.mixture.lanes
+            run.settle()
+        _check(run, state, state.mixture, state.streams, goes_on=streams is not None, anew=anew)
+    except BaseException:
+        run.lanes = lanes
+        run.settle()
+        raise
     for name, part in state.streams.items():
         if name in run.streams and name not in anew:
             row_weights(run.streams[name].schedule).restore(part.weights)
