@@ -229,7 +229,7 @@ def test_insisting_on_another_batch_size_goes_on_at_its_last_whole_step(
         ({"epoch": 1}, "missing keys .*sample_in_epoch"),
         ({"epoch": 1, "sample_in_epoch": 2, "speed": 3}, "unknown keys .*speed"),
         ({"epoch": -1, "sample_in_epoch": 2}, "epoch=-1"),
-        ({"epoch": 1, "sample_in_epoch": 2, "version": 99}, "version 99, this sqlstream knows 5: upgrade"),
+        ({"epoch": 1, "sample_in_epoch": 2, "version": 99}, "version 99, this sqlstream knows 6: upgrade"),
         ({"epoch": 1, "sample_in_epoch": 8, "share": {"rank": 0}}, "share="),
     ],
 )

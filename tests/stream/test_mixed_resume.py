@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sqlstream.errors import ConfigError, StateError
-from tests.stream.mixtures import MixedJob
+from tests.stream.mixtures import MixedJob, streams_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -39,3 +40,72 @@ def test_a_refused_state_leaves_the_turns_of_a_mixture_as_they_were(tmp_path: Pa
             loader.set_epoch(0)
         assert other.mixed.epoch_size == size
         assert other.epoch() == batches
+
+
+# -- streams that come and go ----
+
+BEFORE = {"web": 30, "code": 18}  # 4 steps an epoch
+AFTER = {"web": 30, "av": 77}  # 9 steps an epoch
+WEIGHTS = [(0, {"web": 1, "av": 2}), (8, {"web": 1, "av": 1}), (20, {"web": 1, "av": 0})]
+
+
+def begun(folder: Path, num_steps: int) -> dict[str, Any]:
+    """Return the state after some steps of a run with other streams."""
+    options: dict[str, Any] = {"weights": {"web": 1, "code": 1}, "epoch_size": None}
+    with MixedJob(folder, 1, 0, 12, lambda: streams_of(folder, BEFORE), **options) as job:
+        list(job.loaders[0])
+        *_, (_, state) = job.states(num_steps - 4)
+    return state
+
+
+def after(folder: Path, num_ranks: int = 1, num_workers: int = 0, **options: Any) -> MixedJob:
+    given: dict[str, Any] = {"weights": WEIGHTS, "epoch_size": None} | options
+    return MixedJob(folder, num_ranks, num_workers, 12, lambda: streams_of(folder, AFTER), **given)
+
+
+def taken(job: MixedJob, num_steps: int) -> list[dict[str, int]]:
+    """Return the samples of each stream in the next steps, over the ends of epochs."""
+    steps: list[dict[str, int]] = []
+    while len(steps) < num_steps:
+        steps += [dict(Counter(name for name, *_ in batch)) for batch in job.epoch()]
+    return steps[:num_steps]
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": "never"}, {"epoch_size": 36}])
+def test_steps_are_counted_on_where_other_streams_make_epochs_of_another_length(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    with after(tmp_path, 2, **options) as job:
+        job.load(begun(tmp_path, 6), streams="continue")
+        planned = list(job.mixed.plan(6, 24))
+        assert [step.step for step in planned] == [*range(6, 24)]
+        assert job.mixed.counts(6) == {"web": 36, "av": 0}
+        with pytest.raises(ConfigError, match="went on with other streams at step 6: what was before is not known"):
+            job.mixed.counts(5)
+        av = [job.mixed.counts(step)["av"] for step in (6, 8, 20, 24)]
+        assert 15 <= av[1] <= 17, "two of three up to step 8"
+        assert 60 <= av[2] - av[1] <= 72, "then a half, with a short step at the end of an epoch"
+        assert av[3] == av[2], "none from step 20 on"
+        ((batch, state),) = job.states(1)
+        assert Counter(name for name, *_ in batch) == Counter(planned[0].num_samples)
+    with after(tmp_path, 1, **options) as again:
+        again.load(state)  # the same streams: without `streams=`
+        assert list(again.mixed.plan(6, 24)) == planned, "states say at which step the streams came"
+        if "stop" not in options:
+            assert taken(again, 17) == [dict(step.num_samples) for step in planned[1:]]
+    with after(tmp_path, 1, **options) as once_more:
+        once_more.load(state, streams="continue")
+        assert once_more.mixed.counts(20)["av"] == once_more.mixed.counts(24)["av"], "the same step of the whole run"
+
+
+def test_a_state_of_an_earlier_version_goes_on_where_streams_have_come(tmp_path: Path) -> None:
+    with after(tmp_path) as job:
+        job.load(begun(tmp_path, 6), streams="continue")
+        (_, state), *rest = job.states(3)
+    assert state["version"] == 6
+    first, *others = state["mixture"]["changes"]
+    without = {key: value for key, value in first.items() if key != "step"}
+    earlier = state | {"version": 4, "mixture": state["mixture"] | {"changes": [without, *others]}}
+    with after(tmp_path) as again:
+        again.load(earlier)
+        assert [batch for batch, _ in again.states(2)] == [batch for batch, _ in rest]

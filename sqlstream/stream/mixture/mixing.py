@@ -45,6 +45,8 @@ class StreamChange:
     """Whole weights, in the order of the streams."""
     drawn: tuple[int, ...] | None = None
     """Draws of each stream before the place; None: those that earlier weights have led to."""
+    step: int | None = None
+    """Steps of the run before the place, where it has gone on with other streams; None: those that come before the place."""
 
     @classmethod
     def of_json(cls, change: Mapping[str, Any]) -> StreamChange:
@@ -125,8 +127,9 @@ class Mixing:
             ConfigError: `weights` are not weights of all streams, or these are too many changes.
         """
         changes = [change for change in self.changes if change.place < (epoch, sample)]
-        drawn = None if changes else self.changes[0].drawn
-        self.set([*changes, StreamChange(epoch=epoch, sample=sample, weights=self.whole(weights), drawn=drawn)])
+        change = StreamChange(epoch=epoch, sample=sample, weights=self.whole(weights))
+        first = self.changes[0]
+        self.set([*changes, change] if changes else [replace(change, drawn=first.drawn, step=first.step)])
 
     def set(self, changes: Sequence[StreamChange]) -> None:
         """Replace all changes.
@@ -158,6 +161,7 @@ class Mixing:
                     sample=entry["sample"],
                     weights=of_ours(entry["weights"]),
                     drawn=of_ours(entry["drawn"]) if "drawn" in entry else None,
+                    step=entry.get("step"),
                 )
                 for entry in state
             ]
@@ -181,4 +185,6 @@ class Mixing:
 def _named(change: StreamChange, names: Sequence[str]) -> dict[str, object]:
     named: dict[str, object] = {"epoch": change.epoch, "sample": change.sample}
     named["weights"] = dict(zip(names, change.weights, strict=True))
-    return named if change.drawn is None else named | {"drawn": dict(zip(names, change.drawn, strict=True))}
+    if change.drawn is not None:
+        named["drawn"] = dict(zip(names, change.drawn, strict=True))
+    return named if change.step is None else named | {"step": change.step}

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from sqlstream.errors import ConfigError, StateError
+from sqlstream.order import Tail
 from sqlstream.stream.mixture.mixture_plan import MixtureUnit
 from sqlstream.stream.mixture.mixture_run import MixtureRun
 from sqlstream.stream.run.checkpoint import go_on, go_on_roughly, row_weights
@@ -110,8 +111,24 @@ def load_mixture(
     epoch, consumed = state.epoch, state.sample_in_epoch
     if consumed >= run.schedule.num_positions:
         epoch, consumed = epoch + 1, 0
-    run.mixing.go_on(epoch, consumed, drawn, run.planned)
-    run.schedule.set_next(RunPosition(JobPosition(epoch, consumed)), is_state=True)
+    place = JobPosition(epoch, consumed)
+    run.go_on(place, _num_steps_before(run, state, state.mixture), drawn)
+    run.schedule.set_next(RunPosition(place), is_state=True)
+
+
+def _num_steps_before(run: MixtureRun, state: StreamState, mixture: MixturePart) -> int | None:
+    """Return how many steps the run of a state has made; None: neither knows the batch size.
+
+    Epochs of the run of now may have other lengths, so its own places do not say it.
+    """
+    step_size = state.global_batch_size or run.schedule.global_batch_size
+    if step_size is None:
+        return None
+    num_whole, rest = divmod(state.epoch_size or 0, step_size)
+    num_steps = num_whole + (rest > 0 and run.schedule.steps.tail is not Tail.DROP)
+    first = mixture.changes[0]
+    before, epoch, sample = (first["step"], first["epoch"], first["sample"]) if "step" in first else (0, 0, 0)
+    return before + (state.epoch - epoch) * num_steps + (state.sample_in_epoch - sample) // step_size
 
 
 def restarted(names: Collection[str], streams: str | Mapping[str, str] | None, parts: Mapping[str, StreamPart]) -> set[str]:

@@ -167,10 +167,8 @@ class MixtureRun:
         """Find the places of weights that change by step, and have them hold unless something else does by now."""
         if self.plan.changes and self.schedule.global_batch_size is None:
             return
-        planned = [StreamChange(epoch=0, sample=0, weights=self.plan.weights)]
-        for step, weights in self.plan.changes:
-            place = self.place_of(step)
-            planned.append(StreamChange(epoch=place.epoch, sample=place.consumed, weights=weights))
+        first = self.planned[0] if self.planned else StreamChange(epoch=0, sample=0, weights=self.plan.weights)
+        planned = self._planned_from(first)
         if planned == self.planned:
             return
         is_untouched = self.mixing.changes == tuple(self.planned or planned[:1])
@@ -178,26 +176,61 @@ class MixtureRun:
         if is_untouched:
             self.mixing.set(planned)
 
+    def _planned_from(self, first: StreamChange) -> list[StreamChange]:
+        """Return the changes of weights that the constructor asks for, behind the first one."""
+        later = [(step, weights) for step, weights in self.plan.changes if step > (first.step or 0)]
+        places = [self._place_since(first, step) for step, _ in later]
+        return [
+            first,
+            *(
+                StreamChange(epoch=place.epoch, sample=place.consumed, weights=weights)
+                for place, (_, weights) in zip(places, later, strict=True)
+            ),
+        ]
+
+    def go_on(self, place: JobPosition, num_steps: int | None, drawn: Mapping[str, int]) -> None:
+        """Begin at a place, after draws that other streams have led to, with the weights that the constructor has for its step.
+
+        Args:
+            place: Where, in epochs of this run.
+            num_steps: Steps that the run has made before; None: they are not known, and no weights change by step.
+            drawn: Draws of streams before; 0 of those that are not named.
+        """
+        held = [self.plan.weights, *(weights for step, weights in self.plan.changes if step <= (num_steps or 0))]
+        first = StreamChange(epoch=place.epoch, sample=place.consumed, weights=held[-1], step=num_steps)
+        self.planned = self._planned_from(first)
+        self.mixing.go_on(*place, drawn, self.planned)
+
     # -- who gives what -----------------------------------------------------------------------------------------------
 
     def place_of(self, step: int) -> JobPosition:
         """Return where a step of the run begins, counted from the start of the run.
 
         Raises:
-            ConfigError: The batch size is not known.
+            ConfigError: The batch size is not known, or the run went on with other streams after that step.
         """
+        first = self.mixing.changes[0]
+        if step < (first.step or 0):
+            raise ConfigError(
+                f"the run went on with other streams at step {first.step}: what was before is not known, ask from there on"
+            )
+        return self._place_since(first, step)
+
+    def _place_since(self, first: StreamChange, step: int) -> JobPosition:
+        """Return where a step begins that is not before the place of a change."""
         schedule = self.schedule
         if schedule.global_batch_size is None:
             raise ConfigError("steps need the batch size: give batch_size=, or use StreamingDataLoader")
+        epoch, sample, before = (0, 0, 0) if first.step is None else (*first.place, first.step)
         if not schedule.has_end:
-            return JobPosition(0, step * schedule.step_size)
+            return JobPosition(epoch, sample + (step - before) * schedule.step_size)
         partition = schedule.steps.partition(0, schedule.world)
         if not partition.num_steps:
             raise ConfigError(
                 f"an epoch of {partition.num_positions} samples has no step of {partition.step_size}: lower batch_size"
             )
-        epoch, step_in_epoch = divmod(step, partition.num_steps)
-        return JobPosition(epoch, step_in_epoch * partition.step_size)
+        num_epochs, step_in_epoch = divmod(sample // partition.step_size + step - before, partition.num_steps)
+        return JobPosition(epoch + num_epochs, step_in_epoch * partition.step_size)
 
     def counts(self, step: int) -> dict[str, int]:
         """Return how many samples of each stream the whole job has taken before a step, and left out at ends of epochs."""

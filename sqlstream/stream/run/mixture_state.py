@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from sqlstream.errors import StateError
 from sqlstream.order import MIXTURE_VERSION
@@ -22,8 +23,9 @@ class MixturePart:
     block: int | None
     lanes: int | None
     """Batches of ranks in a step, where a turn is one of them; None: a turn is something else."""
-    changes: tuple[Mapping[str, object], ...]
-    """Places, and whole weights by name from each on; the first one with the draws before it, where a run has gone on."""
+    changes: tuple[Mapping[str, Any], ...]
+    """Places, and whole weights by name from each on; the first one with the draws, and steps, before it, where a run has gone
+    on."""
     away: tuple[str, ...] = ()
     """Streams that the run has no more: their draws are kept."""
     version: int = MIXTURE_VERSION
@@ -52,6 +54,11 @@ class MixturePart:
             raise StateError(f"the state has away={away!r} of its mixture, no list of names")
         return cls(**{**part, "changes": tuple(changes), "away": tuple(away)})
 
+    @property
+    def counts_steps(self) -> bool:
+        """Steps are counted from the place where the run has gone on with other streams."""
+        return "step" in self.changes[0]
+
     def check(self, current: MixturePart) -> None:
         """Raise StateError if this is another schedule than `current`."""
         for name in ("version", "schedule", "unit", "block"):
@@ -64,9 +71,9 @@ class MixturePart:
 
 
 def _is_change(change: object) -> bool:
-    if not isinstance(change, Mapping) or set(change) - {"drawn"} != _CHANGE:
+    if not isinstance(change, Mapping) or set(change) - {"drawn", "step"} != _CHANGE:
         return False
-    counts = [change["epoch"], change["sample"]]
+    counts = [change["epoch"], change["sample"], change.get("step", 0)]
     for named in (change["weights"], change.get("drawn", {})):
         if not isinstance(named, Mapping):
             return False

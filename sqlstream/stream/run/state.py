@@ -11,7 +11,7 @@ from sqlstream.order import PERMUTATION_VERSION
 from sqlstream.stream.run.mixture_state import MixturePart
 from sqlstream.stream.run.partial_steps import DeliveredAhead, TakenAlone, check_counts, check_is_state
 
-STATE_VERSION = 5
+STATE_VERSION = 6
 """The newest version that is read. What is written has the first version that has all its keys, which older programs read."""
 CHANGE_KEYS = frozenset(("epoch", "sample", "expression", "fingerprint"))
 """Keys of a change of weights in a state."""
@@ -115,7 +115,7 @@ class StreamState:
     streams: Mapping[str, StreamPart] | None = None
     """The streams of a mixture by name, since version 2; None: a single dataset."""
     mixture: MixturePart | None = None
-    """How they are mixed, since version 4; None: a single dataset."""
+    """How they are mixed, since version 4, and since 6 at which step other streams came; None: a single dataset."""
     rank_multiple: int | None = None
     """What the sizes of batches are multiples of, since version 5: the ranks on which a run with a budget of tokens began."""
     permutation_version: int = PERMUTATION_VERSION
@@ -123,6 +123,8 @@ class StreamState:
     @property
     def version(self) -> int:
         """The first version that has all keys of this state."""
+        if self.mixture is not None and self.mixture.counts_steps:
+            return 6
         if self.rank_multiple is not None:
             return 5
         if self.mixture is not None:
