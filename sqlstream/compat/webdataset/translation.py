@@ -12,10 +12,17 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from sqlstream import StreamingDataset, distributed
-from sqlstream.compat.webdataset.shardlists import SPLITTERS, Resampled, ResampledShards, SimpleShardList, non_empty
+from sqlstream.compat.webdataset.shardlists import (
+    SPLITTERS,
+    Resampled,
+    ResampledShards,
+    SimpleShardList,
+    non_empty,
+    split_by_worker,
+)
 from sqlstream.compat.webdataset.stages.all_samples import Batched, Curried, Shuffle, detshuffle
 from sqlstream.compat.webdataset.stages.base import EachSample, PipelineStage
 from sqlstream.compat.webdataset.stages.in_engine import VALUE, SampleStages, StageFailedError, StreamStopped
@@ -30,6 +37,8 @@ from sqlstream.world import World
 SHUFFLE_WINDOW = 8
 """Shards whose samples are mixed: as many as a job of theirs with eight workers has open. The first sample waits for so many,
 or for their tables; without a drop-in it is 64."""
+_MOST_SHARDS = 1_000_000
+"""Shards that a function of the user may leave; theirs takes so many URLs of an iterable (`max_urls`)."""
 
 
 class Note(NamedTuple):
@@ -87,7 +96,7 @@ class Plan:
     is_endless: bool = False
     """Shards are drawn without end."""
     is_alone: bool = False
-    """Each rank takes all samples: no stage splits them by node."""
+    """Each rank takes all samples of its shards: no stage of theirs splits them by node; one of the user's may have."""
     stages: tuple[EachSample, ...] = ()
     """Stages of single samples."""
     batch: Batched | None = None
@@ -195,9 +204,16 @@ def invoke(stage: Any, *given: Any) -> Iterator[Any]:
 
 
 def translate(stages: Sequence[Any], settings: Settings) -> Plan | None:
-    """Return a chain as one dataset; None: it does not begin with shards that are read, and runs as it is."""
+    """Return a chain as one dataset; None: it does not begin with shards that are read, and runs as it is.
+
+    So does one that a DataLoader's worker makes, where a function of the user has chosen that worker's shards: the engine
+    would deal them to all workers, and lose those of the others.
+    """
     readers = [place for place, stage in enumerate(stages) if isinstance(stage, TarfileToSamples)]
     if not readers or not isinstance(stages[0], SimpleShardList | ResampledShards) or in_shard_order(stages) is not None:
+        return None
+    before = stages[1 : readers[0]]
+    if get_worker_info() is not None and split_by_worker not in before and not all(map(_is_engines, before)):
         return None
     plan = _of_shards(stages[: readers[0]], stages[readers[0]], settings)
     return _of_samples(plan, stages[readers[0] + 1 :], settings)
@@ -220,6 +236,11 @@ def in_shard_order(stages: Sequence[Any]) -> Any:
     return None
 
 
+def _is_engines(stage: Any) -> bool:
+    """Return whether a stage of shards is the engine's; any other is a function of the user."""
+    return stage in SPLITTERS or stage is non_empty or isinstance(stage, Shuffle | detshuffle | Resampled)
+
+
 def _seed(settings: Settings, *given: Any) -> int:
     """Return the seed of an order: all ranks must have the same, so without one it is 0, and each epoch has another order."""
     found = [some for some in (settings.seed, *given) if isinstance(some, int) and not isinstance(some, bool)]
@@ -229,11 +250,11 @@ def _seed(settings: Settings, *given: Any) -> int:
 def _of_shards(stages: Sequence[Any], reader: TarfileToSamples, settings: Settings) -> Plan:
     """Return the plan of the stages up to the reader: which shards, in which order, for whom."""
     first, notes = stages[0], list[Note]()
-    urls, seed, is_endless, is_split = list(first.urls), None, False, False
+    urls, seed, is_endless, is_split, is_own = list(first.urls), None, False, False, False
     if isinstance(first, ResampledShards):
         if first.nshards < 2**31:
             raise ConfigError(f"ResampledShards(nshards={first.nshards}): draws have no end here, give with_epoch() instead")
-        seed, is_endless, is_split = _seed(settings, first.seed), True, True
+        seed, is_endless = _seed(settings, first.seed), True
         notes.append(Note(repr(first), "order without end; each shard comes as often as the others", True))
     else:
         seed = None if first.seed is None else _seed(settings, first.seed)
@@ -251,13 +272,33 @@ def _of_shards(stages: Sequence[Any], reader: TarfileToSamples, settings: Settin
         elif stage is non_empty:
             notes.append(Note(name_of(stage), "a source without samples is an error", True))
         else:
-            urls = [shard["url"] for shard in invoke(stage, iter([{"url": url} for url in urls]))]
-            is_split = True
+            urls, is_own = _left_by(stage, urls), True
             notes.append(Note(name_of(stage), f"ran once, on the list of shards: {len(urls)} are left", False))
+    is_split = is_split or (isinstance(first, ResampledShards) and not is_own)
     if seed is not None and not is_split:
         seed += distributed.read_world().rank  # else all ranks would train on the same samples at a time
     notes.append(Note(name_of(reader), "the engine reads, caches and resumes", True))
     return Plan(urls=tuple(urls), reader=reader, seed=seed, is_endless=is_endless, is_alone=not is_split, notes=tuple(notes))
+
+
+def _left_by(stage: Any, urls: Sequence[str]) -> list[str]:
+    """Return the shards that a function of the user leaves.
+
+    Raises:
+        ConfigError: It leaves none, or has no end.
+    """
+    shards = invoke(stage, iter([{"url": url} for url in urls]))
+    left = [shard["url"] for shard in itertools.islice(shards, _MOST_SHARDS + 1)]
+    if not left:
+        raise ConfigError(
+            f"{name_of(stage)} leaves none of {len(urls)} shards: give as many shards as there are ranks, or more"
+        )
+    if len(left) > _MOST_SHARDS:
+        raise ConfigError(
+            f"{name_of(stage)} leaves more than {_MOST_SHARDS} of {len(urls)} shards, or has no end: leave it out, and give "
+            "resampled=True, repeat() or with_epoch()"
+        )
+    return left
 
 
 def _of_samples(plan: Plan, stages: Sequence[Any], settings: Settings) -> Plan:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import pickle
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import sqlstream.compat.webdataset as wds
 from sqlstream import StreamingDataset
@@ -208,6 +209,57 @@ def test_a_splitter_of_the_user_runs_once_on_the_list_of_shards(tmp_path: Path) 
         assert "1 are left" in dataset.explain()
     with pytest.raises(ConfigError, match="workersplitter=last_shard"):
         opened(numbered(tmp_path / "s"), tmp_path, workersplitter=last_shard)
+
+
+def of_rank(shards: Iterable[Any]) -> Iterator[Any]:
+    """As users write it: the shards of a rank."""
+    return itertools.islice(shards, int(os.environ["RANK"]), None, int(os.environ["WORLD_SIZE"]))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_shards_that_a_function_of_the_user_gives_a_rank_are_not_dealt_to_ranks_again(
+    num_workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src, taken = numbered(tmp_path / "s"), list[int]()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        with opened(src, tmp_path, nodesplitter=of_rank) as dataset:
+            taken += DataLoader(dataset.decode().map(number_of), batch_size=None, num_workers=num_workers)
+    assert sorted(taken) == list(range(NUM_ROWS))
+
+
+class MadeInWorkers(IterableDataset[Any]):
+    """As timm has it: each worker makes a pipeline of the shards that it has chosen itself."""
+
+    def __init__(self, src: str) -> None:
+        self._src = src
+
+    def __iter__(self) -> Iterator[int]:
+        stages = wds.SimpleShardList(self._src), of_worker, wds.tarfile_to_samples(), wds.map(number_of)
+        return iter(wds.DataPipeline(*stages))
+
+
+def of_worker(shards: Iterable[Any]) -> Iterator[Any]:
+    info = get_worker_info()
+    return itertools.islice(shards, 0 if info is None else info.id, None, 1 if info is None else info.num_workers)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_shards_that_a_function_of_the_user_gives_a_worker_are_not_dealt_to_workers_again(
+    num_workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SQLSTREAM_CACHE", str(tmp_path / "cache"))
+    loader = DataLoader(MadeInWorkers(numbered(tmp_path / "s")), batch_size=None, num_workers=num_workers)
+    assert sorted(loader) == list(range(NUM_ROWS))
+
+
+@pytest.mark.parametrize(("function", "message"), [(itertools.cycle, "has no end"), (lambda _shards: [], "leaves none of 4")])
+def test_a_function_that_leaves_no_list_of_shards_is_refused(
+    function: Callable[[Any], Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        opened(numbered(tmp_path / "s"), tmp_path, nodesplitter=function)
 
 
 def test_an_epoch_of_a_given_size_goes_on_where_the_one_before_ended(tmp_path: Path) -> None:
