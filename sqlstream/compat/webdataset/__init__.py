@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlstream.compat.webdataset import autodecode, filters, handlers, shardlists, tariterators
+from sqlstream.compat.webdataset import autodecode, filters, handlers, shardlists, tariterators, utils
 from sqlstream.compat.webdataset.autodecode import (
     Continue,
     Decoder,
@@ -82,7 +82,6 @@ REFUSED = {
     "repeatedly": "give pipeline.repeat(), or with_epoch()",
     "tenbin": "fields .ten and .tb are decoded by decode()",
     "torch_loads": "pickles are not read unless a decoder of yours does: wds.handle_extension('pth', f)",
-    "utils": "its functions are no part of the interface",
     "with_epoch": "it is a method here: pipeline.with_epoch(n)",
     "with_length": "it is a method here: pipeline.with_length(n)",
 }
@@ -165,6 +164,7 @@ __all__ = [
     "transform_with",
     "unbatched",
     "unlisted",
+    "utils",
     "warn_and_continue",
     "warn_and_stop",
     "xdecode",

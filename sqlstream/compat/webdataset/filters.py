@@ -6,7 +6,7 @@ they run as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
 from typing import Any
 
@@ -58,6 +58,18 @@ def shuffle(
 ) -> Shuffle:
     """Return a stage that mixes samples."""
     return Shuffle(bufsize, initial, rng, seed, handler)
+
+
+def _shuffle(
+    data: Iterable[Any],
+    bufsize: int = 1000,
+    initial: int = 100,
+    rng: Any = None,
+    seed: Any = None,
+    handler: Handler | None = None,
+) -> Iterator[Any]:
+    """Yield samples in another order; stages of timm's and OpenCLIP's import it."""
+    return Shuffle(bufsize, initial, rng, seed, handler).run(data)
 
 
 def select(predicate: Callable[[Any], Any]) -> Select:

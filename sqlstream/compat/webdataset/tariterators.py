@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -10,21 +9,21 @@ from typing import Any
 from sqlstream import StreamingDataset
 from sqlstream.compat.webdataset.handlers import Handler, ignore_and_stop, is_known, reraise_exception, warn_and_stop
 from sqlstream.compat.webdataset.stages.base import EachSample, Outcome, PipelineStage
-from sqlstream.storage.base.urls import is_remote, without_file
+from sqlstream.compat.webdataset.tar_files import (
+    base_plus_ext,
+    group_by_keys,
+    opened,
+    tar_file_expander,
+    tar_file_iterator,
+    url_opener,
+    valid_sample,
+)
+from sqlstream.storage.base.urls import is_remote, local_path, without_file
 from sqlstream.transforms.rng import PRIVATE_FIELDS
 
 _ADDED = ("__shard__", "__source__", "__sample_key__", "__row__", "__epoch__", *PRIVATE_FIELDS)
 """Fields of rows that theirs has not."""
-ROWS_TOGETHER = 64
-"""Rows whose objects are acquired together; an access keeps so many paths valid."""
 _IS_SPECIAL = re.compile(r"[{}$\\]")
-_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
-
-
-def base_plus_ext(path: str) -> tuple[str, str] | tuple[None, None]:
-    """Return the key and the extension that the name of a member has; None where it has none."""
-    match = _NAME.match(path)
-    return (None, None) if match is None else (match[1], match[2])
 
 
 class FromRow(EachSample):
@@ -125,18 +124,25 @@ class TarfileToSamples(PipelineStage):
         return is_known(self.handler)
 
     def run(self, src: Iterable[dict[str, Any]]) -> Iterator[Any]:
-        """Yield the samples of shards, one shard after the other."""
-        for shard in src:
-            with open_shards([shard["url"]], self, **self.options) as dataset:
-                yield from self.from_row.run(self._rows(dataset))
+        """Yield the samples of shards, one shard after the other; all of them in any process."""
+        files = tar_file_expander(
+            map(_placed, opened(map(_absolute, src), self.handler, **self.options)),
+            self.handler,
+            self.from_row.select_files,
+            self.from_row.rename_files,
+        )
+        return group_by_keys(files, handler=self.handler)
 
-    def _rows(self, dataset: StreamingDataset) -> Iterator[Any]:
-        """Yield the rows of a shard, all of them in any process: an iteration in a worker has its share alone."""
-        for start in itertools.count(0, ROWS_TOGETHER):
-            rows = dataset[start : start + ROWS_TOGETHER]
-            yield from rows
-            if len(rows) < ROWS_TOGETHER:
-                return
+
+def _absolute(shard: dict[str, Any]) -> dict[str, Any]:
+    """Return a shard with its path from the root on; a URL stays."""
+    url = without_file(shard["url"])
+    return {**shard, "url": url if is_remote(url) else str(local_path(url).absolute())}
+
+
+def _placed(shard: dict[str, Any]) -> dict[str, Any]:
+    """Return a shard with its path, if it is one of this machine."""
+    return shard if is_remote(shard["url"]) else {**shard, "local_path": shard["url"]}
 
 
 def open_shards(urls: list[str], reader: TarfileToSamples, **options: Any) -> StreamingDataset:
@@ -176,3 +182,15 @@ def tarfile_samples(
 ) -> Iterator[Any]:
     """Yield the samples of shards."""
     return TarfileToSamples(handler, select_files, rename_files).run(src)
+
+
+__all__ = [
+    "base_plus_ext",
+    "group_by_keys",
+    "tar_file_expander",
+    "tar_file_iterator",
+    "tarfile_samples",
+    "tarfile_to_samples",
+    "url_opener",
+    "valid_sample",
+]

@@ -79,14 +79,14 @@ def group(members: Iterable[Member], shard: str = "") -> Iterator[tuple[str, dic
                 )
             sample[split[1]] = member
     except DamagedShardError as error:
-        if key is not None and _is_whole(key, error):
+        if key is not None and ends_before(key, error):
             yield key, sample
         raise
     if key is not None:
         yield key, sample
 
 
-def _is_whole(key: str, damage: DamagedShardError) -> bool:
+def ends_before(key: str, damage: DamagedShardError) -> bool:
     """Return whether a sample is known to end before the damage."""
     follows = damage.context.get("follows")
     if not isinstance(follows, str):
