@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from sqlstream import StreamingDataset
@@ -18,6 +19,7 @@ from sqlstream.compat.webdataset.tar_files import (
     url_opener,
     valid_sample,
 )
+from sqlstream.index.sources.places.wildcard import has_wildcard
 from sqlstream.storage.base.urls import is_remote, local_path, without_file
 from sqlstream.transforms.rng import PRIVATE_FIELDS
 
@@ -143,6 +145,29 @@ def _absolute(shard: dict[str, Any]) -> dict[str, Any]:
 def _placed(shard: dict[str, Any]) -> dict[str, Any]:
     """Return a shard with its path, if it is one of this machine."""
     return shard if is_remote(shard["url"]) else {**shard, "local_path": shard["url"]}
+
+
+def present(named: Sequence[str], handler: Handler) -> Sequence[str]:
+    """Return shards without those of this machine that are not there, if their handler says so; all, if none is there.
+
+    Args:
+        named: Their URLs.
+        handler: Called with the error of each that is not there: True leaves it out, False ends the list.
+    """
+    if handler is reraise_exception:  # the engine names it
+        return named
+    found: list[str] = []
+    for url in named:
+        path = without_file(url)
+        if not is_remote(path) and not has_wildcard(path):
+            try:
+                os.stat(local_path(path))
+            except OSError as error:
+                if handler(error):
+                    continue
+                break
+        found.append(url)
+    return found or named
 
 
 def open_shards(urls: list[str], reader: TarfileToSamples, **options: Any) -> StreamingDataset:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sqlstream.compat.webdataset as wds
-from sqlstream.errors import DamagedShardError, DecodeError, SourceError
+from sqlstream.errors import DamagedShardError, DecodeError, ObjectNotFoundError, SourceError
 from tests.compat.webdataset.kit import GOLDEN, UNPICKLE, comparable, numbered, opened
 from tests.goldens import FIXTURES, expected
 from tests.stream.shards import tar_of
@@ -153,3 +153,22 @@ def test_a_damaged_shard_ends_as_the_handler_says(handler: Any, tmp_path: Path) 
         keys = [sample["__key__"] for sample in dataset]
     before, after = [f"{number:03}" for number in range(8)], [f"{number:03}" for number in range(8)]
     assert keys == before if handler is wds.ignore_and_stop else (keys[:8], keys[-8:]) == (before, after)
+
+
+@pytest.mark.parametrize(
+    ("handler", "wanted"), [(wds.ignore_and_continue, ["0", "2"]), (wds.ignore_and_stop, ["0"]), (wds.reraise_exception, None)]
+)
+def test_a_handler_decides_on_shards_of_this_machine_that_are_not_there(
+    handler: Any, wanted: list[str] | None, tmp_path: Path
+) -> None:
+    for number in (0, 2):
+        (tmp_path / f"{number}.tar").write_bytes(tar_of([(str(number), {"cls": b"1"})]))
+    if wanted is None:
+        with pytest.raises(ObjectNotFoundError, match=r"1\.tar does not exist"):
+            opened(f"{tmp_path}/{{0..3}}.tar", tmp_path, handler=handler)
+        return
+    with opened(f"{tmp_path}/{{0..3}}.tar", tmp_path, handler=handler) as dataset:
+        for chain in (dataset, dataset.shuffle(3), dataset.compose(iter)):  # the last one runs as it is
+            assert sorted(sample["__key__"] for sample in chain) == wanted
+    with pytest.raises(ObjectNotFoundError, match=r"7\.tar does not exist"):
+        opened(f"{tmp_path}/7.tar", tmp_path, handler=handler)
