@@ -206,14 +206,14 @@ def invoke(stage: Any, *given: Any) -> Iterator[Any]:
 def translate(stages: Sequence[Any], settings: Settings) -> Plan | None:
     """Return a chain as one dataset; None: it does not begin with shards that are read, and runs as it is.
 
-    So does one that a DataLoader's worker makes, where a function of the user has chosen that worker's shards: the engine
-    would deal them to all workers, and lose those of the others.
+    So does one that a DataLoader's worker makes without `split_by_worker`: its shards may be those of this worker alone, whose
+    samples the engine would deal to all workers.
     """
     readers = [place for place, stage in enumerate(stages) if isinstance(stage, TarfileToSamples)]
     if not readers or not isinstance(stages[0], SimpleShardList | ResampledShards) or in_shard_order(stages) is not None:
         return None
     before = stages[1 : readers[0]]
-    if get_worker_info() is not None and split_by_worker not in before and not all(map(_is_engines, before)):
+    if get_worker_info() is not None and isinstance(stages[0], SimpleShardList) and split_by_worker not in before:
         return None
     plan = _of_shards(stages[: readers[0]], stages[readers[0]], settings)
     return _of_samples(plan, stages[readers[0] + 1 :], settings)
@@ -234,11 +234,6 @@ def in_shard_order(stages: Sequence[Any]) -> Any:
         if isinstance(stage, Curried):
             return stage
     return None
-
-
-def _is_engines(stage: Any) -> bool:
-    """Return whether a stage of shards is the engine's; any other is a function of the user."""
-    return stage in SPLITTERS or stage is non_empty or isinstance(stage, Shuffle | detshuffle | Resampled)
 
 
 def _seed(settings: Settings, *given: Any) -> int:

@@ -229,28 +229,37 @@ def test_shards_that_a_function_of_the_user_gives_a_rank_are_not_dealt_to_ranks_
     assert sorted(taken) == list(range(NUM_ROWS))
 
 
-class MadeInWorkers(IterableDataset[Any]):
-    """As timm has it: each worker makes a pipeline of the shards that it has chosen itself."""
-
-    def __init__(self, src: str) -> None:
-        self._src = src
-
-    def __iter__(self) -> Iterator[int]:
-        stages = wds.SimpleShardList(self._src), of_worker, wds.tarfile_to_samples(), wds.map(number_of)
-        return iter(wds.DataPipeline(*stages))
-
-
 def of_worker(shards: Iterable[Any]) -> Iterator[Any]:
     info = get_worker_info()
     return itertools.islice(shards, 0 if info is None else info.id, None, 1 if info is None else info.num_workers)
 
 
+class MadeInWorkers(IterableDataset[Any]):
+    """Each worker makes a pipeline of the shards that it has chosen itself.
+
+    Args:
+        src: All shards.
+        how: By a stage, as timm has it, or before there is a pipeline; `"engine"`: the pipeline's own splitter chooses.
+    """
+
+    def __init__(self, src: str, how: str) -> None:
+        self._src, self._how = src, how
+
+    def __iter__(self) -> Iterator[int]:
+        if self._how == "list":
+            urls = [*of_worker(wds.shardlists.expand_urls(self._src))]
+            return iter(wds.WebDataset(urls, nodesplitter=None, workersplitter=None, shardshuffle=9).shuffle(9).map(number_of))
+        splitter = of_worker if self._how == "stage" else wds.split_by_worker
+        return iter(wds.DataPipeline(wds.SimpleShardList(self._src), splitter, wds.tarfile_to_samples(), wds.map(number_of)))
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_shards_that_a_function_of_the_user_gives_a_worker_are_not_dealt_to_workers_again(
-    num_workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", ["stage", "list", "engine"])
+def test_shards_that_a_worker_has_chosen_are_not_dealt_to_workers_again(
+    how: str, num_workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SQLSTREAM_CACHE", str(tmp_path / "cache"))
-    loader = DataLoader(MadeInWorkers(numbered(tmp_path / "s")), batch_size=None, num_workers=num_workers)
+    loader = DataLoader(MadeInWorkers(numbered(tmp_path / "s"), how), batch_size=None, num_workers=num_workers)
     assert sorted(loader) == list(range(NUM_ROWS))
 
 
