@@ -37,6 +37,8 @@ def test_a_refused_state_leaves_the_turns_of_a_mixture_as_they_were(tmp_path: Pa
                 loader.load_state_dict(state | {"shuffle_seed": 4})
             with pytest.raises(ConfigError, match="began with 5 ranks"):
                 loader.load_state_dict(state | {"mixture": state["mixture"] | {"lanes": 5}})
+            with pytest.raises(StateError, match="lanes='2' in the state's mixture is not a count"):
+                loader.load_state_dict(state | {"mixture": state["mixture"] | {"lanes": "2"}})
             loader.set_epoch(0)
         assert other.mixed.epoch_size == size
         assert other.epoch() == batches

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlstream.errors import StateError
 from sqlstream.order import MIXTURE_VERSION
+from sqlstream.stream.run.partial_steps import check_counts
 
 _CHANGE = frozenset(("epoch", "sample", "weights"))
 
@@ -50,6 +51,8 @@ class MixturePart:
         changes, away = part["changes"], part["away"]
         if not isinstance(changes, Sequence) or not changes or not all(map(_is_change, changes)):
             raise StateError(f"the state has changes={changes!r} of its mixture, no list of epoch, sample and weights by name")
+        if part["lanes"] is not None:
+            check_counts("the state's mixture", ("lanes",), part)
         if not isinstance(away, Sequence) or not all(isinstance(name, str) for name in away):
             raise StateError(f"the state has away={away!r} of its mixture, no list of names")
         return cls(**{**part, "changes": tuple(changes), "away": tuple(away)})
