@@ -173,6 +173,20 @@ def test_a_run_that_went_on_with_other_streams_goes_on_from_its_later_states(tmp
             assert samples_of(job.steps(8)) == expected[4:]
 
 
+def test_a_stream_that_comes_or_goes_may_make_or_end_a_group(tmp_path: Path) -> None:
+    alone, together = of_one("a", "b"), [replace(one, mixing_group_id=0) for one in of_one("a", "c")]
+    state: dict[str, Any] | None = None
+    came: list[tuple[int, int]] = []
+    for own, options in ((alone, {}), (together, {"lanes": 4}), (alone[:1], {}), (together, {"lanes": 2})):
+        with Job(tmp_path, own, loader_options=options) as job:
+            if state is not None:
+                job.load(state, streams="continue")
+            came += [(epoch, row) for step in job.steps(4) for of, epoch, row in step.samples if of == "a"]
+            state = kept(job.state())
+            assert state["lanes"] == options.get("lanes")
+    assert sorted(came) == in_order(tmp_path, "a", 0, len(came)), "none is lost or comes twice"
+
+
 def test_a_stream_may_begin_anew(tmp_path: Path) -> None:
     with Job(tmp_path, of_one("a", "b", batch=2)) as job:
         assert [*job.steps(10)]

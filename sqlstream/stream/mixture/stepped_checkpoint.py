@@ -70,7 +70,7 @@ def load_stepped(run: SteppedRun, saved: Mapping[str, Any], *, strict: bool, str
         run.place = StepPlace(state.step)
         return
     before = run.lanes, run.begun
-    run.lanes = state.lanes
+    run.lanes = state.lanes or run.options.lanes
     run.begun = {name: part.global_batch for name, part in state.streams.items() if name not in anew}
     try:
         run.settle()

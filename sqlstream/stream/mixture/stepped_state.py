@@ -120,14 +120,17 @@ class SteppedState:
         known = {key: value for key, value in state.items() if key != "multi_stream"}
         return cls(**{**known, "changes": tuple(changes), "away": tuple(away), "streams": parts})
 
+    @property
+    def group_of(self) -> Mapping[str, int]:
+        """The mixing group of each stream; without groups each is one of its own."""
+        alone = {name: number for number, name in enumerate(self.streams) if name not in self.away}
+        return alone if self.groups is None else self.groups
+
     def check_rule(self, current: SteppedState) -> None:
         """Raise StateError if this is a run of another rule than `current`."""
         for name in COMPARED_RULE:
             theirs, ours = getattr(self, name), getattr(current, name)
-            if name == "groups" and theirs is not None and ours is not None:
-                is_same = _together(theirs, ours) == _together(ours, theirs)
-            else:
-                is_same = theirs == ours
+            is_same = _together(self, current) == _together(current, self) if name == "groups" else theirs == ours
             if not is_same:
                 raise StateError(
                     f"the state has {name}={theirs!r}, this loader {ours!r}: make the loader as "
@@ -135,11 +138,11 @@ class SteppedState:
                 )
 
 
-def _together(groups: Mapping[str, int], others: Mapping[str, int]) -> list[list[str]]:
-    """Return which of the streams that both know are in one group, whatever its number."""
+def _together(state: SteppedState, other: SteppedState) -> list[list[str]]:
+    """Return which of the streams that both runs have are in one group, whatever its number."""
     members: dict[int, list[str]] = {}
-    for name, group in sorted(groups.items()):
-        if name in others:
+    for name, group in sorted(state.group_of.items()):
+        if name in other.group_of:
             members.setdefault(group, []).append(name)
     return sorted(members.values())
 
