@@ -101,6 +101,7 @@ class MixedDataset(IteratedDataset):
             layout=Layout(world=world, replication=replication),
         )
         _check_schedule(kind, word_of("unit", unit, MixtureUnit), end, order)
+        self._order_options = order
         seed = order.agreed_seed()
         opened: list[StreamingDataset] = []
         try:
@@ -186,17 +187,40 @@ class MixedDataset(IteratedDataset):
 
     @property
     def shares_within(self) -> Sequence[Fraction]:
-        """The share of each stream at the start, for a mixture of which this is a stream.
+        """The share of each stream, for a mixture of which this is a stream.
 
         Raises:
-            ConfigError: They change by step.
+            ConfigError: They change, or this mixture says what concerns its run, which is that of the other mixture.
         """
-        if self._run.plan.changes:
+        plan, changes = self._run.plan, self._run.mixing.changes
+        if plan.changes or any(change.weights != plan.weights for change in changes):
             raise ConfigError(
                 f"the mixture {self.name} has weights that change by step, so it cannot be a stream of another one"
             )
-        total = sum(self._run.plan.weights)
-        return [Fraction(weight, total) for weight in self._run.plan.weights]
+        if given := self._given_for_run:
+            raise ConfigError(
+                f"the mixture {self.name} is a stream of another one, and has {', '.join(given)}, which concern the whole run: "
+                "give them to the outer mixture, or leave them out; its streams share its weight there"
+            )
+        total = sum(plan.weights)
+        return [Fraction(weight, total) for weight in plan.weights]
+
+    @property
+    def _given_for_run(self) -> list[str]:
+        """The parameters that say how its run goes, as far as they were given."""
+        run, order = self._run, self._order_options
+        given = {
+            "unit": run.unit is not MixtureUnit.SAMPLE,
+            "schedule": run.rule.schedule is not ScheduleType.PROPORTIONAL,
+            "stop": run.plan.stop is not None,
+            "epoch_size": run.plan.epoch_size is not None,
+            "batch_size": order.batch_size is not None,
+            "drop_last": order.drop_last,
+            "world": order.layout.world is not None,
+            "replication": order.layout.replication != 1,
+            "infinite_iteration": order.is_endless,
+        }
+        return [name for name, is_given in given.items() if is_given]
 
     @property
     def weights(self) -> dict[str, int]:
