@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -200,6 +201,7 @@ def _shards_of(urls: Any, *, is_resampled: bool) -> SimpleShardList | ResampledS
     Raises:
         ConfigError: It is none.
     """
+    urls = os.fspath(urls) if isinstance(urls, os.PathLike) else urls
     is_text = isinstance(urls, str)
     if isinstance(urls, dict) or (is_text and urls.endswith((".yaml", ".yml"))):
         raise ConfigError(f"{urls!r}: YAML lists of shards are not read: name the shards, or mix datasets with RandomMix")

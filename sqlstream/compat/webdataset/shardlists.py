@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,7 @@ from sqlstream.storage.members.braces import expand
 
 Shard = dict[str, Any]
 """A shard of a list: its URL under `url`."""
+_Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 def expand_urls(urls: str) -> list[str]:
@@ -23,9 +25,11 @@ def expand_urls(urls: str) -> list[str]:
     return expand(urls)
 
 
-def expand_source(source: str | Iterable[str], max_urls: int = int(1e9)) -> list[str]:
-    """Return the URLs that a text or an iterable names."""
-    return expand(source) if isinstance(source, str) else list(islice(source, max_urls))
+def expand_source(source: _Urls, max_urls: int = int(1e9)) -> list[str]:
+    """Return the URLs that a text, a path, or an iterable of them names."""
+    if isinstance(source, str | os.PathLike):
+        return expand(os.fspath(source))
+    return [os.fspath(url) if isinstance(url, os.PathLike) else url for url in islice(source, max_urls)]
 
 
 class SimpleShardList(IterableDataset[Shard]):
@@ -36,7 +40,7 @@ class SimpleShardList(IterableDataset[Shard]):
         seed: Shuffle them; True: in another way each time.
     """
 
-    def __init__(self, urls: str | Iterable[str], seed: int | bool | None = None) -> None:
+    def __init__(self, urls: _Urls, seed: int | bool | None = None) -> None:
         super().__init__()
         self.urls = expand_source(urls)
         self.seed = seed
@@ -75,7 +79,7 @@ class ResampledShards(IterableDataset[Shard]):
 
     def __init__(
         self,
-        urls: str | Iterable[str],
+        urls: _Urls,
         nshards: int = sys.maxsize,
         seed: int = 0,
         worker_seed: Callable[[], int] | None = None,  # noqa: ARG002 - theirs has it

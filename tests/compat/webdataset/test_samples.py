@@ -10,7 +10,7 @@ import pytest
 
 import sqlstream.compat.webdataset as wds
 from sqlstream.errors import DamagedShardError, DecodeError, ObjectNotFoundError, SourceError
-from tests.compat.webdataset.kit import GOLDEN, UNPICKLE, comparable, numbered, opened
+from tests.compat.webdataset.kit import GOLDEN, KEYS, UNPICKLE, comparable, numbered, opened
 from tests.goldens import FIXTURES, expected
 from tests.stream.shards import tar_of
 
@@ -128,6 +128,16 @@ def test_a_file_url_without_slashes_is_a_path(tmp_path: Path, monkeypatch: pytes
     assert {path.name for path in tmp_path.iterdir()} == {"a.tar", "b.tar"}
     with opened([f"file:{tmp_path}/a.tar", "file:b.tar"], tmp_path) as dataset:
         assert list(dataset.to_tuple("cls", "__local_path__")) == [(b"1", f"{tmp_path}/a.tar"), (b"2", f"{tmp_path}/b.tar")]
+
+
+def test_shards_are_named_by_paths_too(tmp_path: Path) -> None:
+    src = Path(numbered(tmp_path / "s", 2))
+    for urls in (src, [tmp_path / "s/s-0.tar", str(tmp_path / "s/s-1.tar")]):
+        with opened(urls, tmp_path) as dataset:
+            assert [sample["__key__"] for sample in dataset] == KEYS[:16]
+    assert {shard["url"] for shard in wds.ResampledShards(src, 20)} <= {
+        str(tmp_path / f"s/s-{number}.tar") for number in range(2)
+    }
 
 
 def test_files_are_renamed_within_their_sample(tmp_path: Path) -> None:
