@@ -121,16 +121,17 @@ class WebLoader(DataPipeline, FluidInterface):
         """Yield the batches of an epoch; the next one goes on where this one ends."""
         repetitions, limit = self._epoch
         self._taken, self._loaded = self._loaded, 0  # an iteration that was left in the middle is over
+        num_empty = 0
         for _ in range(repetitions):
-            has_batches = False
+            num_empty += 1
             for made in self.iterator1():
-                has_batches = True
+                num_empty = 0
                 self._taken += 1
                 yield made
                 if self._taken == limit:
                     self._go_on()
                     return
-            if not has_batches:
+            if num_empty == 2:  # the first one may be the rest of an epoch, whose samples are dropped
                 break
         self._taken = 0
 

@@ -131,14 +131,15 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         return made
 
     def iterator(self) -> Iterator[Any]:
-        """Yield the samples of as many epochs as `repeat` says."""
+        """Yield the samples of as many epochs as `repeat` says; two without samples end it, as the first may be a rest."""
+        num_empty = 0
         for _ in range(self.repetitions):
-            has_samples = False
+            num_empty += 1
             for made in self.iterator1():
-                has_samples = True
+                num_empty = 0
                 yield made
             self._show_cache()
-            if not has_samples:
+            if num_empty == 2:
                 return
 
     def __iter__(self) -> Iterator[Any]:

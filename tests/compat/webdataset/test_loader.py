@@ -147,3 +147,24 @@ def test_an_error_of_a_stage_in_a_worker_names_stage_and_sample(tmp_path: Path) 
             list(wds.WebLoader(dataset.map(fail), batch_size=4, num_workers=1))
         stopped = wds.WebLoader(dataset.map(fail, handler=wds.ignore_and_stop), batch_size=3, num_workers=1)
         assert [batch.tolist() for batch in stopped] == [[0, 1, 2], [3, 4, 5]]
+
+
+def is_early(number: int) -> bool:
+    return number < 12
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_epoch_begins_with_the_next_rows_where_the_rest_of_those_before_is_dropped(num_workers: int, tmp_path: Path) -> None:
+    with classes(tmp_path / "s", tmp_path) as dataset:
+        kept = dataset.select(is_early)
+        assert [list(kept.with_epoch(12)) for _ in range(3)] == [list(range(12))] * 3
+        chain = dataset.select(is_early).map(tupled).batched(4, partial=False).with_epoch(3)
+        loader = wds.WebLoader(chain, batch_size=None, num_workers=num_workers)
+        wanted = [list(range(start, start + 4)) for start in (0, 4, 8)]
+        assert [numbers(loader) for _ in range(3)] == [wanted] * 3
+        nothing = dataset.select(is_late)
+        assert list(nothing.with_epoch(3)) == list(wds.WebLoader(nothing.batched(2).with_epoch(2), batch_size=None)) == []
+
+
+def is_late(number: int) -> bool:
+    return number > NUM_ROWS
