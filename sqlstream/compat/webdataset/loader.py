@@ -47,6 +47,7 @@ class WebLoader(DataPipeline, FluidInterface):
 
     def _translate(self) -> None:
         """Make a loader for the stages so far; it is made when it is first asked for."""
+        self._translated = list(self.pipeline)
         self._plan = self._streaming = None
         self._rebatched, self._kept = _rebatching(self.pipeline, self._dataset_plan, self._given)
         self._loader = None
@@ -119,6 +120,7 @@ class WebLoader(DataPipeline, FluidInterface):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of an epoch; the next one goes on where this one ends."""
+        self._follow()
         repetitions, limit = self._epoch
         self._taken, self._loaded = self._loaded, 0  # an iteration that was left in the middle is over
         num_empty = 0

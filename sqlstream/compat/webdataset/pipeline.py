@@ -65,8 +65,14 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
 
     def _translate(self) -> None:
         """Make one dataset of what can be part of one."""
+        self._translated = list(self.pipeline)
         self._plan = translate(self.pipeline, self._settings) if self.pipeline else None
         self._streaming = None if self._plan is None else self._plan.view(self._opened.of(self._plan, self._settings))
+
+    def _follow(self) -> None:
+        """Translate the stages again where a user has changed the list of them."""
+        if [*map(id, self.pipeline)] != [*map(id, self._translated)]:
+            self._translate()
 
     # -- its stages ---------------------------------------------------------------------------------------------------
 
@@ -88,6 +94,7 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
 
     def explain(self) -> str:
         """Return for each stage whether it is part of one dataset of ours (`→`), or runs as it is (`·`)."""
+        self._follow()
         return explained(self._notes())
 
     def _notes(self) -> list[Note]:
@@ -106,6 +113,7 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
     @property
     def streaming(self) -> StreamingDataset | None:
         """The dataset that it became: its samples have what stages make under `value`; None: all stages run as they are."""
+        self._follow()
         return self._streaming
 
     def for_world(self, world: World) -> Self:
@@ -144,6 +152,7 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
 
     def __iter__(self) -> Iterator[Any]:
         """Return the samples of an epoch."""
+        self._follow()
         if self.repetitions == 1 and not self._settings.shows_cache:
             return self.iterator1()
         return self.iterator() if self.repetitions == 1 or self.nsamples <= 0 else self._cut()
@@ -216,6 +225,7 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         self._stateful().set_epoch(epoch)
 
     def _stateful(self) -> StreamingDataset:
+        self._follow()
         if self._streaming is None:
             raise StateError(
                 f"this pipeline has no state, since it does not begin with shards that are read:\n{self.explain()}"

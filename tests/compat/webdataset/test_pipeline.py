@@ -54,6 +54,18 @@ def test_a_chain_is_one_dataset_and_what_cannot_be_part_of_it_runs_as_it_is(tmp_
         assert len(outcomes(dataset)) == 7, "a chain that is composed of another one leaves that as it is"
 
 
+def test_stages_that_are_put_into_the_list_itself_run_too(tmp_path: Path) -> None:
+    with opened(numbered(tmp_path / "s"), tmp_path) as dataset:
+        dataset.pipeline.append(wds.map(number_of))
+        assert list(dataset) == list(range(NUM_ROWS))
+        dataset.pipeline += [wds.map(doubled), wds.batched(8, collation_fn=None)]
+        assert [len(batch) for batch in dataset] == [8] * 4
+        assert set(outcomes(dataset)) == {"→"}
+        loader = wds.WebLoader(dataset, batch_size=None)
+        loader.pipeline.append(wds.slice(2))
+        assert len(list(loader)) == 2
+
+
 def beside(samples: Iterable[dict[str, Any]]) -> Iterator[str]:
     """Keys of samples, compared with those that another reader of their shard has at the same place."""
     url = ""
