@@ -103,6 +103,15 @@ def test_what_harms_nothing_is_accepted(tmp_path: Path) -> None:
     assert len(list(dataset)) == dataset.size
 
 
+def test_options_are_attributes_as_scripts_read_them(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"shuffle_algo": "py1s", "shuffle_seed": 7, "batch_size": 2, "batching_method": "stratified"}
+    dataset = StreamingDataset(local=str(copied("fixed_only", tmp_path)), **given)
+    expected = DEFAULTS | given | {"num_canonical_nodes": 1}
+    assert {name: getattr(dataset, name) for name in DEFAULTS if name != "epoch_size"} == {
+        name: value for name, value in expected.items() if name != "epoch_size"
+    }
+
+
 def test_what_has_no_equal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="classes of streams cannot be registered"):
         StreamingDataset(local=str(tmp_path), stream_name="mine")

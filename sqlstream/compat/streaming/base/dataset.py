@@ -175,6 +175,10 @@ class StreamingDataset(Array, IteratedDataset):
         self._stand_on(inner)
         self.predownload, self.cache_limit = asked.predownload, asked.cache_limit
         self.shuffle, self.batch_size, self.replication = asked.shuffle, asked.batch_size, asked.replication
+        self.shuffle_algo, self.shuffle_block_size = asked.shuffle_algo, asked.shuffle_block_size
+        self.batching_method = asked.batching_method
+        self.sampling_method, self.sampling_granularity = asked.sampling_method, asked.sampling_granularity
+        self.partition_algo, self.allow_unsafe_types = asked.partition_algo, asked.allow_unsafe_types
         self._count(inner)
         for one, first in zip(makers, accumulate([0, *self.samples_per_stream.tolist()]), strict=False):
             one.first = first
