@@ -111,3 +111,14 @@ def test_a_state_of_an_earlier_version_goes_on_where_streams_have_come(tmp_path:
     with after(tmp_path) as again:
         again.load(earlier)
         assert [batch for batch, _ in again.states(2)] == [batch for batch, _ in rest]
+
+
+def test_places_before_streams_have_come_are_refused(tmp_path: Path) -> None:
+    with after(tmp_path) as job:
+        job.load(begun(tmp_path, 6), streams="continue")
+        (loader,) = job.loaders
+        loader.set_epoch(1)  # begins before the place of the state
+        with pytest.raises(StateError, match="with other streams at sample 24 of epoch 1: what was before is not known"):
+            next(iter(loader))
+        loader.set_epoch(2)
+        assert Counter(name for name, *_ in next(iter(loader))) == Counter(next(job.mixed.plan(13, 14)).num_samples)

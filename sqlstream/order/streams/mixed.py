@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from sqlstream.config import check_at_least
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, StateError
 from sqlstream.order.order import Draws, Order, check_positions
 from sqlstream.order.permute import Int64Array
 from sqlstream.order.streams.mixture import Mixture
@@ -139,7 +139,7 @@ class Mixed:
     def draws_at(self, epoch: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the stream of each position, and its earlier draws in the position's part: [n], [n]."""
         turn, place = self.turns.places(epoch, positions)
-        since = self.weights.since(self.turns)
+        since = self._since(turn)
         turns = since.mixture.at(turn - since.turn)
         draw = turns.draw if self.turns.part_turn == 1 else turns.draw * self.turns.part_turn + place  # [n]
         if any(since.before):
@@ -171,12 +171,31 @@ class Mixed:
             return {}
         return self._rows.needs(self._counts_of_part(epoch, min(position + 1, self.turns.epoch_size), 0))
 
+    def _since(self, turns: Int64Array | int) -> MixtureSince:
+        """Return whose turn it is.
+
+        Args:
+            turns: The turns that are asked for.
+
+        Raises:
+            StateError: The run went on with other streams after one of them.
+        """
+        since = self.weights.since(self.turns)
+        if since.turn and np.any(turns < since.turn):
+            num_positions = since.turn * self.turns.part_turn * self.turns.num_parts
+            epoch, position = divmod(num_positions, self.turns.epoch_size)
+            raise StateError(
+                f"the run went on with other streams at sample {position} of epoch {epoch}: what was before is not known, so "
+                "set_epoch() and set_progress() can go to places from there on, or load the state again"
+            )
+        return since
+
     def _counts_of_part(self, epoch: int, position: int, part: int) -> tuple[int, ...]:
         """Return the draws of each stream before a position, in one part: [S]."""
         turns, size = self.turns, self.turns.part_turn
         of_part = epoch * (turns.epoch_size // turns.num_parts) + max(0, -(-(position - part) // turns.num_parts))
         turn, rest = divmod(of_part, size)
-        since = self.weights.since(turns)
+        since = self._since(turn)
         number = turn - since.turn
         counts = [before + size * own for before, own in zip(since.before, since.mixture.counts(number), strict=True)]
         if rest:
