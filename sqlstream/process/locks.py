@@ -258,14 +258,20 @@ def unlock(fd: int) -> None:
     fcntl.flock(fd, fcntl.LOCK_UN)
 
 
-def try_lock(fd: int) -> bool:
-    """Return True if the exclusive lock on `fd` is ours now, False if someone alive holds it."""
-    return _try(fd, fcntl.LOCK_EX)
+def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Return True if the lock on `fd`, an exclusive one if not said, is ours now, False if someone alive holds it."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise
+    return True
 
 
 def is_locked(fd: int) -> bool:
     """Return whether someone alive holds the exclusive lock of the file behind `fd`; two who ask do not disturb each other."""
-    return not _try(fd, fcntl.LOCK_SH)
+    return not try_lock(fd, fcntl.LOCK_SH)
 
 
 def open_shared(path: str | os.PathLike[str]) -> int | None:
@@ -278,7 +284,7 @@ def open_shared(path: str | os.PathLike[str]) -> int | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        if _try(fd, fcntl.LOCK_SH) and os.fstat(fd).st_nlink:
+        if try_lock(fd, fcntl.LOCK_SH) and os.fstat(fd).st_nlink:
             return fd
     except OSError:  # the kernel has no room for more locks
         close_descriptor(fd)
@@ -317,13 +323,3 @@ def _has_open(pid: int, status: os.stat_result) -> bool:
                 if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), status):
                     return True
     return False
-
-
-def _try(fd: int, kind: int) -> bool:
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return False
-        raise
-    return True
