@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +56,7 @@ def kill_after(directory: Path, num_steps: int) -> list[dict[str, Any]]:
     log.touch()
     process = subprocess.Popen([sys.executable, __file__, "train", str(directory)])
     while log.read_text().count("\n") < num_steps and process.poll() is None:
-        pass
+        time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
     return [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}}")]
@@ -76,7 +78,7 @@ def main(directory: Path) -> None:
     for name, size in SIZES.items():
         (directory / name).mkdir()
         write_index(directory / name, number=list(range(size)))
-    written = kill_after(directory, 7)
+    written = kill_after(directory, random.randint(2, 12))
     num_steps, state = len(written), written[-1]["state"]
     whole = loader_of(directory, WEIGHTS, 0, 1, 0)
     uninterrupted = list(global_batches([whole]))
