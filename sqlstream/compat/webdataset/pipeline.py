@@ -116,11 +116,18 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         self._follow()
         return self._streaming
 
-    def for_world(self, world: World) -> Self:
-        """Return this pipeline with the samples of one place among all processes; its epochs are its own."""
+    def for_world(self, world: World, num_workers: int = 1) -> Self:
+        """Return this pipeline with the samples of one place among all processes; its epochs are its own.
+
+        Args:
+            world: The place.
+            num_workers: Processes of each rank, of which the place is one. Where a rank takes all samples of its shards, these
+                share them alone.
+        """
         made = copy.copy(self)
         if self._plan is not None and self._streaming is not None:
-            made._streaming = self._plan.view(self._streaming, world=world)
+            of_rank = World(rank=world.rank % num_workers, world_size=num_workers)
+            made._streaming = self._plan.view(self._streaming, world=of_rank if self._plan.is_alone else world)
         return made
 
     # -- iterations ---------------------------------------------------------------------------------------------------

@@ -241,6 +241,18 @@ def test_shards_that_a_function_of_the_user_gives_a_rank_are_not_dealt_to_ranks_
     assert sorted(taken) == list(range(NUM_ROWS))
 
 
+def test_workers_that_are_places_of_their_own_share_the_shards_that_a_function_gives_their_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src, taken = numbered(tmp_path / "s"), list[int]()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for place in range(4):
+        monkeypatch.setenv("RANK", str(place // 2))
+        with opened(src, tmp_path, nodesplitter=of_rank) as dataset:
+            taken += dataset.decode().map(number_of).for_world(World(rank=place, world_size=4), num_workers=2)
+    assert sorted(taken) == list(range(NUM_ROWS))
+
+
 def of_worker(shards: Iterable[Any]) -> Iterator[Any]:
     info = get_worker_info()
     return itertools.islice(shards, 0 if info is None else info.id, None, 1 if info is None else info.num_workers)
