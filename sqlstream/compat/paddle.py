@@ -42,12 +42,12 @@ _MAX_WORKERS = 256
 """Workers whose epochs are counted; more is refused by no machine, and shares a counter."""
 
 
-def _place() -> tuple[World, int, int]:
-    """Return the place of this process among all ranks × workers, as Paddle knows it, the number of its worker, and of all."""
+def _place() -> tuple[World, int]:
+    """Return the place of this process among all ranks × workers, as Paddle knows it, and how many workers a rank has."""
     rank, num_ranks = paddle.distributed.get_rank(), paddle.distributed.get_world_size()
     info = paddle.io.get_worker_info()
     worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
-    return World(rank=rank * num_workers + worker, world_size=num_ranks * num_workers), worker, num_workers
+    return World(rank=rank * num_workers + worker, world_size=num_ranks * num_workers), num_workers
 
 
 class DataPipeline(paddle.io.IterableDataset):  # type: ignore[misc]  # Paddle has no types
@@ -75,11 +75,12 @@ class DataPipeline(paddle.io.IterableDataset):  # type: ignore[misc]  # Paddle h
 
     def __iter__(self) -> Iterator[Any]:
         """Return the samples of the next epoch that are this rank's and this worker's."""
-        world, worker, num_workers = _place()
+        world, num_workers = _place()
         inner = self._inner.for_world(world, num_workers)
         if inner.streaming is not None:
-            epoch = int(self._epochs[worker % _MAX_WORKERS])
-            self._epochs[worker % _MAX_WORKERS] = epoch + 1
+            counter = world.rank % num_workers % _MAX_WORKERS  # of this worker
+            epoch = int(self._epochs[counter])
+            self._epochs[counter] = epoch + 1
             inner.set_epoch(epoch)
         return iter(inner)
 

@@ -2,7 +2,7 @@
 
     shards ─ url_opener ─→ open files ─ tar_file_expander ─→ members ─ group_by_keys ─→ samples
 
-Each step takes and gives dicts. Local shards are read in place, others are brought into the cache whole.
+Each step takes and gives dicts. Local shards are read in place, others come into the cache whole.
 """
 
 from __future__ import annotations

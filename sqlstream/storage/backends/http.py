@@ -159,8 +159,10 @@ class HttpStorage:
                 reached = is_private_answer(response)
                 is_private &= is_private_literal(host_name(target)) if reached is None else reached
                 is_judged |= not is_private
+                if response.status not in _REDIRECTS:
+                    break
                 locations = {location for location in response.headers.getlist("Location") if location}
-                if response.status not in _REDIRECTS or not locations:
+                if not locations:
                     break
                 response.close()
                 source, target = target, without_user(redirect_target(target, locations))[0]
