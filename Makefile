@@ -10,13 +10,15 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 # torch first and alone: it is by far the largest, and the constraints then only have to hold the rest still.
-# The venv is kept when only the pins changed; pip then brings what differs. Compiling all modules would take more time than the rest
-# of it, and three of four are never imported: what most programs import is compiled, and the rest on first use.
+# The venv is kept when only the pins changed; pip then brings what differs. The pip that comes with an older Python takes three times
+# as long to choose the versions. Compiling all modules would take more time than the rest of it, and three of four are never
+# imported: what most programs import is compiled, and the rest on first use. "Quiet" twice: a package index that knows only some of
+# the packages is no news.
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "sqlstream needs Python 3.11 or newer: install it, or name it with make PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(BIN)/pip || { echo "setting up .venv with $(PYTHON) (once; torch is large)"; $(PYTHON) -m venv .venv; }
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile torch==2.13.0
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-compile -c constraints.txt --upgrade pip torch==2.13.0
+	@$(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import torch.utils.data, sqlstream.stream.dataset, sqlstream.cli.main, pandas, moto.server'
 	@touch $@
 
