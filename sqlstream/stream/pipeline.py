@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from sqlstream.index.buckets import BucketTable
 from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_shards.index import LazyShardIndex
-from sqlstream.index.build.shards import ShardIndex
+from sqlstream.index.build.shards import SamplePlace, ShardIndex
 from sqlstream.index.file.index import Index
 from sqlstream.index.lengths import LengthTable
 from sqlstream.storage.members.mds_coders import ADDED
@@ -39,7 +39,7 @@ from sqlstream.stream.options import DatasetOptions, default_name
 from sqlstream.stream.orders import chunk_walk
 from sqlstream.stream.run.order_options import BatchOptions
 from sqlstream.stream.transport.handover import Handover
-from sqlstream.transforms.base import Chain, Transform
+from sqlstream.transforms.base import Chain, Sample, Transform
 from sqlstream.transforms.packs import PackTokens
 
 PACK_STAGE = 2
@@ -126,14 +126,15 @@ class Pipeline:
         )
         transforms = self.options.transforms if last is None else (*self.options.transforms, last)
         chain = CachedChain(transforms, self.cache, options, seed=self.seed, dataset=self.dataset_id, previous=before_download)
+        rows = self.rows()
         return Recipe(
             name=self.name,
             cache=self.cache if cache is None else cache,
             options=options,
-            rows=self.rows(),
+            rows=rows,
             reader=reader,
             chain=chain,
-            content=self._content(options, self.cache if cache is None else cache),
+            content=self._content(options, self.cache if cache is None else cache, rows),
             buckets=self.buckets,
             packer=self._packer(options, chain.rest),
         )
@@ -160,20 +161,25 @@ class Pipeline:
             if column.is_member or (are_shards and column.is_in_place) or column.name in self.options.index.index_members:
                 yield column.name
 
-    def _content(self, options: SampleOptions, cache: Cache) -> ContentSource | None:
+    def _content(self, options: SampleOptions, cache: Cache, rows: RowSource) -> ContentSource | None:
         """Return the reader of content that is not in the rows; None: they have all values.
 
         Args:
             options: Which columns are wanted.
             cache: What objects come through.
+            rows: The rows of the index.
         """
-        if isinstance(self.index, RowGroupIndex):
-            return ContentReader(self.index, ChunkObjects(self.cache, self.dataset_id), options)
-        if isinstance(self.index, LazyShardIndex):
-            self.index.has_new_parts = options.takes_new_parts
-        if isinstance(self.index, ShardIndex | LazyShardIndex):
-            return MemberReader(self.index, self.dataset_id, cache.identity, options, self._shard_unit, cache.session)
-        return None
+        index = self.index
+        if isinstance(index, RowGroupIndex):
+            return ContentReader(index, ChunkObjects(self.cache, self.dataset_id), options)
+        if isinstance(index, ShardIndex):
+            read = index.rows_with_places
+        elif isinstance(index, LazyShardIndex):
+            index.has_new_parts = options.takes_new_parts
+            read = partial(_rows_with_places, rows, index)
+        else:
+            return None
+        return MemberReader(index, read, self.dataset_id, cache.identity, options, self._shard_unit, cache.session)
 
     def _shard_unit(self, epoch: int) -> ShardUnit:
         """Return in what unit remote shards are fetched in an epoch."""
@@ -216,3 +222,8 @@ class Pipeline:
     def __getstate__(self) -> dict[str, Any]:
         """Pickle for a worker, which makes its own engines."""
         return {**self.__dict__, "access_engine": None}
+
+
+def _rows_with_places(rows: RowSource, index: LazyShardIndex, row_ids: Sequence[int]) -> tuple[list[Sample], list[SamplePlace]]:
+    """Return rows of shards whose tables are read when they are needed, and where the content of each is."""
+    return rows.rows(row_ids), index.places_of(row_ids)

@@ -40,11 +40,12 @@ CREATE TABLE IF NOT EXISTS shards (shard INTEGER PRIMARY KEY, num_samples INTEGE
     STRICT;
 CREATE TABLE IF NOT EXISTS members (row INTEGER PRIMARY KEY, shard INTEGER NOT NULL, place BLOB NOT NULL) STRICT;
 """
+_WITH_PLACES = (
+    "SELECT r.*, m.shard, m.place, m.row FROM ({rows}) AS r JOIN members AS m ON m.row = r.row WHERE m.row IN"  # see `_records`
+)
 _PLACES = "SELECT row, shard, place FROM members WHERE row IN (SELECT value FROM json_each(?))"
 _MAX_NAMED = 10
 """Damaged shards that one message names. Arbitrary."""
-_MAX_IDS = 500
-"""Rows that one statement asks for: half of what the oldest SQLite takes."""
 _MOST_WAITING = 1 << 16
 """Samples of shards that were read and are not written yet, at most, with those of one shard: some 60 MB."""
 _SHARDS = "SELECT shard, num_samples, unpack, damage FROM shards"
@@ -200,22 +201,19 @@ class ShardIndex(ContentIndex):
         whole = max(sum(sizes.values()), 0 if self.unpacks else self.num_bytes, 1)
         return min(1.0, len(self) / max(1, num_samples)) * wanted / whole
 
-    def places_of(self, row_ids: Sequence[int]) -> list[SamplePlace]:
-        """Return where the content of rows is, in the order asked.
+    def rows_with_places(self, row_ids: Sequence[int]) -> tuple[list[dict[str, object]], list[SamplePlace]]:
+        """Return rows, and where their content is, in the order asked.
 
         Raises:
-            IndexDatabaseError: The file does not say it.
+            IndexError: No row has one of these ids.
+            IndexDatabaseError: The file does not say where its content is.
         """
         ids = list(map(int, row_ids))
-        found: dict[int, tuple[int, bytes]] = {}
-        for start in range(0, len(ids), _MAX_IDS):
-            some = ids[start : start + _MAX_IDS]
-            marks = ", ".join("?" * len(some))
-            rows = self.stored(f"SELECT row, shard, place FROM members WHERE row IN ({marks})", some)
-            found.update((row, (shard, place)) for row, shard, place in rows)
+        opened, records = self._records(ids, _WITH_PLACES)
+        rows = self._rows(ids, opened, records)
         try:
-            return [SamplePlace(shard, places.unpack(place)) for shard, place in map(found.__getitem__, ids)]
-        except (KeyError, ValueError) as error:
+            return rows, [SamplePlace(record[-3], places.unpack(record[-2])) for record in map(records.__getitem__, ids)]
+        except ValueError as error:
             raise self._damaged(error) from error
 
     def chunks_of(self, row_ids: Sequence[int]) -> Int64Array:

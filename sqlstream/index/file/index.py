@@ -7,7 +7,7 @@ import logging
 import os
 import sqlite3
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, repeat
 from operator import itemgetter
@@ -38,6 +38,7 @@ NAMED = ("fingerprint", "src", "base_url", "key_column", "key_problem")
 """In `meta` of every index that a run opens."""
 _LISTED = "SELECT row, objects FROM listed WHERE row IN (SELECT value FROM json_each(?))"
 _CACHE_KIB = 2048  # pages that a reader of rows keeps: random rows take as long with 512 as with 16384 (m)
+_ROWS = "{rows} WHERE row IN"
 _ID_OF = itemgetter(-1)
 _MAX_NAMES = 20  # of columns in a summary; arbitrary: it is read by a person
 MAX_MAPPED_BYTES = 8 << 20
@@ -56,7 +57,7 @@ class _Open:
     decoders: tuple[tuple[str, values.Decode], ...]
     """(name, decode) of the columns whose stored values are not the values themselves."""
     select: str
-    """The statement for rows, each with its id at the end, up to the list of ids."""
+    """The statement for all rows, each with its id at the end."""
     max_ids: int
     """How many ids one statement takes."""
     listed: str | None
@@ -240,7 +241,10 @@ class Index:
             IndexError: No row has this id.
         """
         ids = list(map(int, row_ids))
-        opened, records = self._records(ids)
+        return self._rows(ids, *self._records(ids))
+
+    def _rows(self, ids: Sequence[int], opened: _Open, records: Mapping[int, tuple[Any, ...]]) -> list[dict[str, object]]:
+        """Return the rows of stored ones, in the order asked; see `rows`."""
         names = opened.names
         try:  # a dict each, also for a row asked for twice: samples must not share a list that one of them changes
             rows: list[dict[str, object]] = [*map(dict, map(zip, repeat(names), map(records.__getitem__, ids)))]
@@ -362,15 +366,21 @@ class Index:
         with locks.uninterrupted():  # a descriptor that a handler left open would keep the file for ever
             self._in_use += [fd for path in paths if (fd := locks.open_shared(path)) is not None]
 
-    def _records(self, ids: Sequence[int]) -> tuple[_Open, dict[int, tuple[Any, ...]]]:
-        """Return the open file, and stored rows by id, with the id at their end; ids without a row are left out."""
+    def _records(self, ids: Sequence[int], statement: str = _ROWS) -> tuple[_Open, dict[int, tuple[Any, ...]]]:
+        """Return the open file, and stored rows by id, with the id at their end; ids without a row are left out.
+
+        Args:
+            ids: The ids.
+            statement: Finds them, up to the list of ids; what it gives begins with what `{rows}` in it does.
+        """
         found: dict[int, tuple[Any, ...]] = {}
         with self._lock:  # no thread closes the file meanwhile
             opened = self._opened()
+            selected = statement.format(rows=opened.select)
             for start in range(0, len(ids), opened.max_ids):
                 some = ids[start : start + opened.max_ids]
                 try:
-                    records = opened.connection.execute(f"{opened.select} ({', '.join('?' * len(some))})", some).fetchall()
+                    records = opened.connection.execute(f"{selected} ({', '.join('?' * len(some))})", some).fetchall()
                 except DAMAGE as error:
                     raise damaged(self.path, error) from error
                 found.update(zip(map(_ID_OF, records), records, strict=True))
@@ -412,7 +422,7 @@ def _described(connection: sqlite3.Connection) -> _Open:
         columns=columns,
         names=tuple(column.name for column in columns),
         decoders=tuple((c.name, decode) for c in columns if (decode := values.decoder(c)) is not None),
-        select=f"SELECT {selected} FROM rows WHERE {ROW} IN",
+        select=f"SELECT {selected} FROM rows",
         max_ids=connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER),
         listed=_LISTED if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'listed'").fetchone() else None,
     )

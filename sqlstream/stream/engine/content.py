@@ -117,11 +117,6 @@ class ContentReader:
         self._loaded: OrderedDict[int, pa.RecordBatch] = OrderedDict()
 
     @property
-    def reads_index(self) -> bool:
-        """It reads row groups, too."""
-        return False
-
-    @property
     def names_versions(self) -> bool:
         """None of its objects: their keys hold their version."""
         return False
@@ -140,15 +135,15 @@ class ContentReader:
                 slot.content = RowContent(self, self._chunk(chunk), row)
                 slot.want()
 
-    def prepare(self, rows: Sequence[Sample], row_ids: Sequence[int]) -> None:
-        """Put structs without bytes, but with a path, into rows where that is downloaded: their row groups are read for it.
+    def read(self, row_ids: Sequence[int]) -> tuple[list[Sample], None]:
+        """Return rows, with structs without bytes, but with a path, where that is downloaded: their row groups are read for it.
 
         Args:
-            rows: The rows, before their objects are looked for.
             row_ids: Their ids.
         """
+        rows = self._index.rows(row_ids)
         if not self._named:
-            return
+            return rows, None
         for values, (number, row) in zip(rows, self._index.chunks_of(row_ids).tolist(), strict=True):
             if number < 0 or not (chunk := self._chunk(number)).with_paths:
                 continue
@@ -157,6 +152,7 @@ class ContentReader:
                 found = batch.column(name)[row].as_py()
                 if isinstance(found, Mapping) and found["bytes"] is None and found["path"]:
                     values[name] = found
+        return rows, None
 
     def fill(self, sample: Sample, chunk: _Chunk, row: int, files: Sequence[Path]) -> None:
         """Put the content of a row into its sample; see `RowContent.fill`."""

@@ -110,10 +110,6 @@ class MemberIndex(Protocol):
         """Return a shard by its number in the source."""
         ...
 
-    def places_of(self, row_ids: Sequence[int]) -> list[SamplePlace]:
-        """Return where the content of rows is, in the order asked."""
-        ...
-
     def note_changed(self) -> None:
         """Note that a shard is another version than was indexed."""
         ...
@@ -124,6 +120,7 @@ class MemberReader:
 
     Args:
         index: The index.
+        read: Returns rows of it by id, and where the content of each is.
         dataset: Id of the dataset in the ledger.
         identity: What identifies objects beside their URL; None: nothing.
         options: Which columns are wanted.
@@ -134,6 +131,7 @@ class MemberReader:
     def __init__(
         self,
         index: MemberIndex,
+        read: Callable[[Sequence[int]], tuple[list[Sample], list[SamplePlace]]],
         dataset: int | None,
         identity: Identity | None,
         options: SampleOptions,
@@ -141,6 +139,8 @@ class MemberReader:
         session: CacheSession,
     ) -> None:
         self._index, self._dataset, self._identity, self._session = index, dataset, identity, session
+        self.read = read
+        """See `ContentSource.read`."""
         columns = [column.name for column in index.content_columns]
         wanted = options.content_columns
         self._columns = tuple(name for name in columns if wanted is None or name in wanted)
@@ -162,31 +162,16 @@ class MemberReader:
         self._index.note_changed()
 
     @property
-    def reads_index(self) -> bool:
-        """Places are there."""
-        return True
-
-    @property
     def names_versions(self) -> bool:
         """Some shards are what commands print."""
         return self._index.has_commands
-
-    def prepare(self, rows: Sequence[Sample], row_ids: Sequence[int]) -> Sequence[SamplePlace]:
-        """Return where the content of rows is.
-
-        Args:
-            rows: The rows, before their objects are looked for.
-            row_ids: Their ids.
-        """
-        del rows
-        return self._index.places_of(row_ids)
 
     def plan(self, slots: Sequence[PlannedSample], prepared: Sequence[SamplePlace]) -> None:
         """Note in slots where their content is, and leave out the columns that are not wanted.
 
         Args:
             slots: The slots.
-            prepared: What `prepare` has returned for their rows.
+            prepared: Where the content of the rows is that `read` has returned.
         """
         names = self.names
         for slot in slots:

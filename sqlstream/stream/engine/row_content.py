@@ -56,20 +56,14 @@ class ContentSource(Protocol):
     """The content of the rows of one index, in this process."""
 
     @property
-    def reads_index(self) -> bool:
-        """`prepare` reads the index that has the rows, and nothing else."""
-        ...
-
-    @property
     def names_versions(self) -> bool:
         """Some of its objects are of a version that their key does not hold (`ObjectRef.is_listed`)."""
         ...
 
-    def prepare(self, rows: Sequence[Sample], row_ids: Sequence[int]) -> Any:
-        """Return what `plan` needs of rows, before predownload transforms see them.
+    def read(self, row_ids: Sequence[int]) -> tuple[list[Sample], Any]:
+        """Return rows, in the order asked, and what `plan` needs of them, before predownload transforms see them.
 
         Args:
-            rows: The rows.
             row_ids: Their ids.
         """
         ...
@@ -78,7 +72,7 @@ class ContentSource(Protocol):
         """Note in slots where their content is.
 
         Args:
-            slots: Of rows that were prepared.
-            prepared: What `prepare` has returned.
+            slots: Of rows that were read.
+            prepared: What `read` has returned beside these.
         """
         ...

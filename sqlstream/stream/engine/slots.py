@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlstream.cache import Cache
 from sqlstream.cache.session import AnyHold, CacheSession, ObjectRef
@@ -18,9 +18,8 @@ from sqlstream.errors import (
     StorageError,
 )
 from sqlstream.index.buckets import BucketTable
-from sqlstream.process import interrupts
 from sqlstream.storage.base.urls import redact, shown
-from sqlstream.stream.engine.row_source import IndexRows, RowSource
+from sqlstream.stream.engine.row_source import RowSource
 from sqlstream.stream.run.shares import EpochShare
 from sqlstream.transforms.base import BUCKET, Sample
 
@@ -177,16 +176,12 @@ class Recipe:
     """Columns that name objects."""
     has_points: bool = field(init=False)
     """The chain stores samples."""
-    is_read_twice: bool = field(init=False)
-    """One index on this disk has the rows, and says where their content is."""
 
     def __post_init__(self) -> None:
         """Ask cache, reader and chain once, not for every sample."""
         object.__setattr__(self, "session", self.cache.session)
         object.__setattr__(self, "num_columns", self.reader.num_columns)
         object.__setattr__(self, "has_points", self.chain.has_points)
-        is_read_twice = self.content is not None and self.content.reads_index and isinstance(self.rows, IndexRows)
-        object.__setattr__(self, "is_read_twice", is_read_twice)
 
     def slots(self, row_ids: Sequence[int], positions: Sequence[int], epochs: Sequence[int]) -> list[PlannedSample]:
         """Return the slots of rows by id, in the order asked; `place` is that of a slot's row among them.
@@ -196,15 +191,11 @@ class Recipe:
             positions: Position of each in its dataset.
             epochs: Epoch of each; both seed its generators.
         """
-        if self.is_read_twice:
-            with interrupts.uninterrupted():  # one section: to begin one takes longer than to read a row
-                rows, prepared = self._read(row_ids)
-        else:
-            rows, prepared = self._read(row_ids)
+        content = self.content
+        rows, prepared = (self.rows.rows(row_ids), None) if content is None else content.read(row_ids)
         if self.buckets is not None:
             for row, bucket in zip(rows, self.buckets.values_of(row_ids), strict=True):
                 row[BUCKET] = bucket
-        content = self.content
         planned = self.reader.slots(rows, row_ids, positions, epochs, self)
         if self.packer is not None and self.packer.lengths is not None:
             lengths = self.packer.lengths.numbers_of(row_ids)
@@ -217,11 +208,6 @@ class Recipe:
         if self.reader.listed is not None or (content is not None and content.names_versions):
             self._drop_other_versions(planned)
         return planned
-
-    def _read(self, row_ids: Sequence[int]) -> tuple[list[Sample], Any]:
-        """Return rows, and what says where their content is."""
-        rows = self.rows.rows(row_ids)
-        return rows, None if self.content is None else self.content.prepare(rows, row_ids)
 
     def _drop_other_versions(self, planned: Sequence[PlannedSample]) -> None:
         """Remove objects from the cache that are there in another version than their listing, or index, names.
