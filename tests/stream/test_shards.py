@@ -7,9 +7,11 @@ import gzip
 import hashlib
 import json
 import lzma
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -101,6 +103,24 @@ def test_a_query_with_columns_of_its_own_keeps_content_and_order(engine: str, fo
         opened(str(folder / "s-*.tar"), folder, sql_query="SELECT jpg, cls + 1 AS more FROM dataframe")
     bare = opened(str(folder / "s-*.tar"), folder, sql_query="SELECT __key__, length(__key__) AS size FROM dataframe")
     assert {name for name in bare[0] if not name.startswith("__")} == {"size"}
+
+
+def test_rows_and_where_their_content_is_are_read_with_one_statement(folder: Path) -> None:
+    dataset = opened(str(folder / "s-*.tar"), folder)
+    first = dataset[3]
+    found: list[str] = []
+
+    def note(frame: FrameType, event: str, called: Any) -> None:
+        if event == "c_call" and called.__name__ == "execute":
+            found.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        again, *_ = dataset[[3, 20, 9]]
+    finally:
+        sys.setprofile(None)
+    assert len(found) == 1, found
+    assert content(again) == content(first)
 
 
 def test_only_wanted_columns_are_in_samples_and_missing_ones_fail_by_name(folder: Path) -> None:

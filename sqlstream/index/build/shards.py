@@ -40,9 +40,6 @@ CREATE TABLE IF NOT EXISTS shards (shard INTEGER PRIMARY KEY, num_samples INTEGE
     STRICT;
 CREATE TABLE IF NOT EXISTS members (row INTEGER PRIMARY KEY, shard INTEGER NOT NULL, place BLOB NOT NULL) STRICT;
 """
-_WITH_PLACES = (
-    "SELECT r.*, m.shard, m.place, m.row FROM ({rows}) AS r JOIN members AS m ON m.row = r.row WHERE m.row IN"  # see `_records`
-)
 _PLACES = "SELECT row, shard, place FROM members WHERE row IN (SELECT value FROM json_each(?))"
 _MAX_NAMED = 10
 """Damaged shards that one message names. Arbitrary."""
@@ -124,6 +121,7 @@ class SamplePlace(NamedTuple):
 class ShardIndex(ContentIndex):
     """An index of samples that lie in shards."""
 
+    _SELECT = "SELECT r.*, m.shard, m.place, m.row FROM ({rows}) AS r JOIN members AS m ON m.row = r.row WHERE m.row IN"
     _files: Shards
 
     def shard(self, number: int) -> Shard:
@@ -209,7 +207,7 @@ class ShardIndex(ContentIndex):
             IndexDatabaseError: The file does not say where its content is.
         """
         ids = list(map(int, row_ids))
-        opened, records = self._records(ids, _WITH_PLACES)
+        opened, records = self._records(ids)
         rows = self._rows(ids, opened, records)
         try:
             return rows, [SamplePlace(record[-3], places.unpack(record[-2])) for record in map(records.__getitem__, ids)]

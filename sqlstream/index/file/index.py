@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import compress, repeat
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +38,6 @@ NAMED = ("fingerprint", "src", "base_url", "key_column", "key_problem")
 """In `meta` of every index that a run opens."""
 _LISTED = "SELECT row, objects FROM listed WHERE row IN (SELECT value FROM json_each(?))"
 _CACHE_KIB = 2048  # pages that a reader of rows keeps: random rows take as long with 512 as with 16384 (m)
-_ROWS = "{rows} WHERE row IN"
 _ID_OF = itemgetter(-1)
 _MAX_NAMES = 20  # of columns in a summary; arbitrary: it is read by a person
 MAX_MAPPED_BYTES = 8 << 20
@@ -57,7 +56,7 @@ class _Open:
     decoders: tuple[tuple[str, values.Decode], ...]
     """(name, decode) of the columns whose stored values are not the values themselves."""
     select: str
-    """The statement for all rows, each with its id at the end."""
+    """The statement for rows, each with its id at the end, up to the list of ids."""
     max_ids: int
     """How many ids one statement takes."""
     listed: str | None
@@ -75,6 +74,9 @@ class Index:
         base_url: Where relative paths start, when it holds credentials (the file has it without).
         max_mapped_bytes: Positions that a process may keep mapped.
     """
+
+    _SELECT: ClassVar[str] = "{rows} WHERE row IN"
+    """Finds stored rows, up to the list of ids: the values of all columns, then what else is to be known, last the id."""
 
     def __init__(
         self,
@@ -269,7 +271,7 @@ class Index:
         """
         opened, records = self._records(row_ids)
         if not any(is_left := [column.is_in_place for column in opened.columns]):
-            return [records[row_id][:-1] for row_id in row_ids]
+            return [records[row_id][: len(is_left)] for row_id in row_ids]
         is_here = [not is_in_place for is_in_place in is_left]
         return [tuple(compress(records[row_id], is_here)) for row_id in row_ids]
 
@@ -354,7 +356,7 @@ class Index:
                 with locks.uninterrupted():  # a handler's OSError in the middle would say that the file is damaged
                     try:
                         self._mark_in_use(paths)
-                        self._open = _open(self.path)
+                        self._open = _open(self.path, self._SELECT)
                     except BaseException:
                         locks.close_descriptors(self._in_use)
                         raise
@@ -366,21 +368,15 @@ class Index:
         with locks.uninterrupted():  # a descriptor that a handler left open would keep the file for ever
             self._in_use += [fd for path in paths if (fd := locks.open_shared(path)) is not None]
 
-    def _records(self, ids: Sequence[int], statement: str = _ROWS) -> tuple[_Open, dict[int, tuple[Any, ...]]]:
-        """Return the open file, and stored rows by id, with the id at their end; ids without a row are left out.
-
-        Args:
-            ids: The ids.
-            statement: Finds them, up to the list of ids; what it gives begins with what `{rows}` in it does.
-        """
+    def _records(self, ids: Sequence[int]) -> tuple[_Open, dict[int, tuple[Any, ...]]]:
+        """Return the open file, and what `_SELECT` finds by id; ids without a row are left out."""
         found: dict[int, tuple[Any, ...]] = {}
         with self._lock:  # no thread closes the file meanwhile
             opened = self._opened()
-            selected = statement.format(rows=opened.select)
             for start in range(0, len(ids), opened.max_ids):
                 some = ids[start : start + opened.max_ids]
                 try:
-                    records = opened.connection.execute(f"{selected} ({', '.join('?' * len(some))})", some).fetchall()
+                    records = opened.connection.execute(f"{opened.select} ({', '.join('?' * len(some))})", some).fetchall()
                 except DAMAGE as error:
                     raise damaged(self.path, error) from error
                 found.update(zip(map(_ID_OF, records), records, strict=True))
@@ -393,7 +389,7 @@ class Index:
         return self._mapped
 
 
-def _open(path: Path) -> _Open:
+def _open(path: Path, statement: str) -> _Open:
     connection = connect(path, OwnedConnection)
     try:
         with damage_named(path):
@@ -401,7 +397,7 @@ def _open(path: Path) -> _Open:
             application_id = connection.execute("PRAGMA application_id").fetchone()[0]
             if application_id != APPLICATION_ID:
                 raise IndexDatabaseError(f"{path} is no sqlstream index: remove it, the next run builds it again")
-            return _described(connection)
+            return _described(connection, statement)
     except (ValueError, TypeError, LookupError, AttributeError, OSError, pa.ArrowException) as error:
         connection.close()
         raise damaged(path, f"it says of itself what makes no sense: {error!r}") from error
@@ -410,8 +406,8 @@ def _open(path: Path) -> _Open:
         raise
 
 
-def _described(connection: sqlite3.Connection) -> _Open:
-    """Return what the file says of itself."""
+def _described(connection: sqlite3.Connection, statement: str) -> _Open:
+    """Return what the file says of itself; see `Index._SELECT`."""
     meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
     columns = read_columns(connection)
     selected = ", ".join([*(column.expression for column in columns), ROW])
@@ -422,7 +418,7 @@ def _described(connection: sqlite3.Connection) -> _Open:
         columns=columns,
         names=tuple(column.name for column in columns),
         decoders=tuple((c.name, decode) for c in columns if (decode := values.decoder(c)) is not None),
-        select=f"SELECT {selected} FROM rows",
+        select=statement.format(rows=f"SELECT {selected} FROM rows"),
         max_ids=connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER),
         listed=_LISTED if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'listed'").fetchone() else None,
     )

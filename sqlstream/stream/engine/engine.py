@@ -358,6 +358,8 @@ def _from_start(indices: Sequence[SupportsIndex], rows: RowSource) -> list[int]:
 def _acquire_together(slots: Sequence[PlannedSample], session: CacheSession, *, for_reading: bool) -> None:
     """Acquire the objects of slots of one dataset, as far as there is room."""
     remote = [slot for slot in slots if slot.wanted and slot.error is None]
+    if not remote:
+        return
     holds = session.acquire([slot.wanted for slot in remote], for_reading=for_reading)
     for slot, hold in zip(remote, holds, strict=False):
         slot.hold = hold
