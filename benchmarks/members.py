@@ -107,6 +107,16 @@ def whole_index(path: Path) -> int:
         return 2 * len(build(path, Path(scratch) / "index", index_limit=None))
 
 
+def bytes_a_part(path: Path, num_members: int) -> float:
+    """Return what the file of an index holds for a member, beyond the text of keys."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        index = build(path, Path(scratch) / "index", index_limit=None)
+        ((num_key_bytes,),) = index.stored('SELECT sum(length("__key__")) FROM rows')
+        size: int = index.path.stat().st_size - num_key_bytes
+        index.close()
+        return size / num_members
+
+
 def peak_mib() -> float:
     """Return the most memory of this process; `ru_maxrss` of a child begins at what its parent had."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -170,7 +180,11 @@ def main() -> None:
                     f"{case}: {run.__name__}: {found['seconds']:.2f} s, {found['more_mib']:.0f} MiB, {median(ratios):.2f}×",
                     flush=True,
                 )
-    print(json.dumps({"members": options.members, "rounds": options.rounds, "results": results}))
+        sizes = {
+            name: bytes_a_part(place / f"{options.members}-{name}", options.members) for name in ("ustar.tar", "deflated.zip")
+        }
+        print(", ".join(f"{name}: {size:.1f} bytes of an index file for a member" for name, size in sizes.items()), flush=True)
+    print(json.dumps({"members": options.members, "rounds": options.rounds, "results": results, "bytes_a_part": sizes}))
 
 
 if __name__ == "__main__":
