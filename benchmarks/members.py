@@ -1,6 +1,6 @@
 """The index of a TAR and of a ZIP archive, beside `tarfile` and `zipfile` in the same run; and the content of ZIP members.
 
-    .venv/bin/python benchmarks/members.py [--members 1000000] [--rounds 3] [--keep DIR]
+    .venv/bin/python benchmarks/members.py [--members 1000000] [--rounds 3] [--only zip] [--keep DIR]
 
 Each figure comes from a process of its own, which reads a file that is in the page cache; `tarfile` forgets members as it goes.
 Prints a line a figure and one JSON document. Seconds are CPU time of this machine; compare ratios.
@@ -144,17 +144,16 @@ CASES: dict[str, tuple[str, list[Callable[[Path], int]]]] = {
 """The first of each is the standard library."""
 
 
-def make(place: Path, num_members: int) -> None:
-    """Write the archives that are not there."""
+def make(path: Path, num_members: int) -> None:
+    """Write an archive, if it is not there."""
     makers: dict[str, Callable[[Path], None]] = {
         "ustar.tar": lambda path: make_tar(path, num_members, tarfile.USTAR_FORMAT),
         "pax.tar": lambda path: make_tar(path, num_members, tarfile.PAX_FORMAT),
         "deflated.zip": lambda path: make_zip(path, num_members),
     }
-    for name, maker in makers.items():
-        if not (path := place / f"{num_members}-{name}").exists():
-            maker(path.with_suffix(".part"))
-            path.with_suffix(".part").rename(path)
+    if not path.exists():
+        makers[path.name.partition("-")[2]](path.with_suffix(".part"))
+        path.with_suffix(".part").rename(path)
 
 
 def main() -> None:
@@ -162,14 +161,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--members", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="how names of cases begin: 'zip'")
     parser.add_argument("--keep", type=Path, help="a directory for the archives, which the next run finds")
     options = parser.parse_args()
-    results = {}
+    results, sizes = {}, dict[str, float]()
     with tempfile.TemporaryDirectory() as scratch:
         place = options.keep or Path(scratch)
-        make(place, options.members)
         for case, (name, runs) in CASES.items():
-            path = place / f"{options.members}-{name}"
+            if not case.startswith(options.only):
+                continue
+            make(path := place / f"{options.members}-{name}", options.members)
             rounds = [[in_new_process(measure, run, path) for run in runs] for _ in range(options.rounds)]
             assert len({found["count"] for of_round in rounds for found in of_round}) == 1, "all read the same"
             for number, run in enumerate(runs):
@@ -180,10 +181,9 @@ def main() -> None:
                     f"{case}: {run.__name__}: {found['seconds']:.2f} s, {found['more_mib']:.0f} MiB, {median(ratios):.2f}×",
                     flush=True,
                 )
-        sizes = {
-            name: bytes_a_part(place / f"{options.members}-{name}", options.members) for name in ("ustar.tar", "deflated.zip")
-        }
-        print(", ".join(f"{name}: {size:.1f} bytes of an index file for a member" for name, size in sizes.items()), flush=True)
+            if whole_index in runs:
+                sizes[case] = bytes_a_part(path, options.members)
+                print(f"{case}: {sizes[case]:.1f} bytes of its file for a member", flush=True)
     print(json.dumps({"members": options.members, "rounds": options.rounds, "results": results, "bytes_a_part": sizes}))
 
 
