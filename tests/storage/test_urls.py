@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sqlstream.errors import ConfigError
 from sqlstream.storage.base import urls
@@ -80,6 +83,18 @@ def test_local_path_undoes_as_uri(tmp_path: Path) -> None:
     path = tmp_path / "a b%ü#.csv"
     assert urls.local_path(path.as_uri()) == path
     assert urls.local_path(str(path)) == path
+
+
+def as_text(named: Callable[[str], object], url: str) -> str:
+    try:
+        return str(named(url))
+    except ConfigError:
+        return "refused"
+
+
+@given(st.text("/.:a%\n", max_size=9))
+def test_local_name_is_local_path_as_text(url: str) -> None:
+    assert as_text(urls.local_name, url) == as_text(urls.local_path, url)
 
 
 @pytest.mark.parametrize(

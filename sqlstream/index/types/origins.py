@@ -134,7 +134,7 @@ class RowJudge:
         url, access = self.url_of(written), OWN
         if not self.allows_all:
             url, access = self.judge(row_id, column, url, written)
-        return Allowed(url if urls.is_remote(url) else str(urls.local_path(url)), access)
+        return Allowed(url if urls.is_remote(url) else urls.local_name(url), access)
 
     def judge(self, row_id: int, column: str | None, url: str, written: str) -> Allowed:
         """Return what is read for a row's URL, and how.

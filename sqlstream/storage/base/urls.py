@@ -125,6 +125,17 @@ def local_path(url: str) -> Path:
     return Path("/" + unquote(path))
 
 
+def local_name(url: str) -> str:
+    """Return `local_path` as a text; not by way of `Path`, which takes ten times as long, where that could change nothing.
+
+    Example:
+        >>> local_name("/data/a.csv"), local_name("/data//./a.csv"), local_name("file:///data/a%20b.csv")
+        ('/data/a.csv', '/data/a.csv', '/data/a b.csv')
+    """
+    may_change = not url or url[0] == "." or url[-1] == "/" or "//" in url or "/." in url
+    return str(local_path(url)) if may_change or _SCHEME.match(url) else url
+
+
 def found_path(url: str) -> Path:
     """Return the path of a local source file, which is read in place: never entered in the ledger, never deleted.
 

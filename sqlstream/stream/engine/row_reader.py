@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -170,7 +171,7 @@ class RowReader:
                 listed = entry[1] if entry is not None and entry[0] == value else None  # a transform may name another object
                 refs[column] = ObjectRef.of(url, listed=listed, dataset=self._dataset, identity=identity, access=access)
             else:
-                sample[column] = str(urls.local_path(url))
+                sample[column] = urls.local_name(url)
         return refs
 
     def _url_or_member(
@@ -255,5 +256,6 @@ class RowReader:
             ObjectNotFoundError: One is not.
         """
         for column in self._columns:
-            if column not in slot.refs and isinstance(slot.sample.get(column), str):
-                urls.found_path(slot.sample[column])
+            value = slot.sample.get(column)
+            if isinstance(value, str) and column not in slot.refs and not os.path.isfile(value):
+                urls.found_path(value)
