@@ -20,6 +20,8 @@ COLD, COLD_HUNDRED = "cold-{}", f"cold-{{}}-{HUNDRED_SAMPLES}"
 """Names of cases, by latency."""
 ZIP_MEMBERS = 20_000
 LATENCIES = (20, 50)
+SHUFFLED_SECONDS = 300
+"""Three epochs in which each sample is a request."""
 
 
 def _case(name: str, title: str, **fields: Any) -> Case:
@@ -77,6 +79,7 @@ def cases() -> list[Case]:
                 needs_server=True,
                 num_samples=num_samples,
                 limit_share=0.3,
+                limit_seconds=SHUFFLED_SECONDS,
                 options={"num_workers": 0},
             )
             for name, num_samples, contenders in (

@@ -2,8 +2,10 @@
 
     python -m benchmarks.peers.profile warm-bytes-0 random start-1000000 …
     python -m benchmarks.peers.profile warm-tensors --num-workers 2 --idle      # where trainer and workers work, and wait
+    python -m benchmarks.peers.profile shards-warm-0 --contender sqlstream_mds
 
-Writes `benchmarks/results/profiles/<case>.txt`, with workers `<case>-<workers>.txt`, its trainer and its workers apart. py-spy
+Writes `benchmarks/results/profiles/<case>.txt` (of another contender `<case>-<contender>.txt`, with workers
+`<case>-<workers>.txt`, its trainer and its workers apart). py-spy
 looks from outside, so shares are true; cProfile slows calls down, so of it only the counts are taken, and only of one process.
 """
 
@@ -34,6 +36,8 @@ HERTZ = 500
 SHOWN = 40
 MOST_BATCHES = 160
 """Of an epoch: the photos are fewer, a million rows would take a minute each time."""
+USUAL = "sqlstream"
+"""The contender that has no shards."""
 TRAINER, WORKER = "sampled ", "_worker_loop "
 """Functions whose stacks are those of the trainer, and of its workers."""
 COUNTED = {
@@ -72,7 +76,7 @@ def counted(work: Callable[[], int]) -> dict[str, float]:
 
 def work_of(job: Job) -> Callable[[], int]:
     """Return what is profiled: an epoch, some accesses, or an opening with its first batch."""
-    begin: Callable[[Job], Any] = getattr(load("sqlstream"), job.workload)
+    begin: Callable[[Job], Any] = getattr(load(job.contender), job.workload)
     if job.measure == "lookups":
         lookup = begin(job)
         return lambda: sum(len(lookup.get(index)) > 0 for index in range(0, job.num_samples, 7))
@@ -124,7 +128,8 @@ def profile(case: Case, settings: Settings, num_workers: int, idle: bool) -> str
     settings = settings_of(case, settings)
     with tempfile.TemporaryDirectory(prefix="sqlstream-bench-") as work:
         with server(case, settings, Path(work) / "log") as url:
-            job = replace(job_of(case, "sqlstream", settings), work=work, endpoint=url, num_workers=num_workers)
+            (contender,) = case.contenders
+            job = replace(job_of(case, contender, settings), work=work, endpoint=url, num_workers=num_workers)
             stacks, answer = Path(work) / "stacks", Path(work) / "answer"
             spy = [
                 str(Path(sys.executable).parent / "py-spy"),
@@ -158,6 +163,7 @@ def main() -> None:
         return run(Job.from_json(sys.argv[2]), Path(sys.argv[3]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="+")
+    parser.add_argument("--contender", default=USUAL, help="sqlstream_mds, sqlstream_tar, drop_in_mds …")
     parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--idle", action="store_true", help="look at what waits, too")
     parser.add_argument("--num-samples", type=int, default=5000)
@@ -171,11 +177,12 @@ def main() -> None:
         seconds=5.0,
         results=results,
     )
-    cases = [replace(case, contenders=("sqlstream",)) for case in selected(CASES, options.cases)]
+    cases = [replace(case, contenders=(options.contender,)) for case in selected(CASES, options.cases)]
     prepare(cases, settings)
     (results / "profiles").mkdir(parents=True, exist_ok=True)
     for case in cases:
-        name = f"{case.name}-{options.num_workers}.txt" if options.num_workers else f"{case.name}.txt"
+        told = [options.contender] if options.contender != USUAL else []
+        name = "-".join([case.name, *told, *([str(options.num_workers)] if options.num_workers else [])]) + ".txt"
         try:
             (results / "profiles" / name).write_text(profile(case, settings, options.num_workers, options.idle))
             print(f"wrote benchmarks/results/profiles/{name}", flush=True)

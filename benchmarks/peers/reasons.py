@@ -32,6 +32,13 @@ _SHARDS = (
     "begin: more than half of the CPU of a cold epoch; with few samples the start of helpers is most of the rest "
     "(`benchmarks/results/profiles/shards-cold-http-20.txt`)"
 )
+_MAPPED = (
+    "LitData's chunks are mapped into memory, with the place of each sample at their start; here a sample is planned, its "
+    "place read from the index, its shard read and compared with its version, and it goes through its transforms, in Python "
+    "(`benchmarks/results/profiles/shards-warm-0-{}.txt`)"
+)
+_MIXED = "mixing is in the plan of a sample, which is a part of what it takes (`benchmarks/results/profiles/{}.txt`); "
+_STARTS = "with few samples the start of workers and helpers, and the opening of the cache, are most of the epoch"
 _LAZY_TARS = (
     "the script names no index: workers index the archives as they come, for a third of the time that they hold Python's lock "
     "(py-spy at 218bd8c)"
@@ -59,6 +66,29 @@ REASONS: dict[tuple[str, str], str] = {
     **{
         (f"shards-{COLD_HUNDRED.format(latency)}", "1.2 times the best of MosaicML and WebDataset, by drop_in_tar"): _LAZY_TARS
         for latency in (20, 50)
+    },
+    **{
+        ("shards-warm-0", f"0.75 of LitData's chunks, by {ours}"): _MAPPED.format(ours)
+        for ours in ("sqlstream_mds", "sqlstream_tar", "drop_in_mds", "drop_in_tar")
+    },
+    **{
+        (f"mixture-loose-{workers}", "loose files: 1.5 times the best peer that mixes them (HF)"): _MIXED.format(
+            "mixture-loose-0"
+        )
+        + "HF gives paths of files that nothing may evict, and holds, checks and accounts for none"
+        for workers in (0, 2)
+    },
+    **{
+        (f"mixture-shards-{workers}", "shards: 0.95 of LitData, on its chunks of the same photos"): _MIXED.format(
+            "mixture-shards-0-sqlstream_mds"
+        )
+        + "LitData's chunks are mapped into memory, with the place of each sample at their start"
+        for workers in (0, 2)
+    },
+    **{
+        (f"shards-cold-{latency}", f"1.2 times the best of MosaicML and WebDataset, by {ours}"): _STARTS
+        for latency in (20, 50)
+        for ours in ("sqlstream_mds", "drop_in_mds", "drop_in_tar")
     },
     ("cold-s3-20", "1.5 times the best with loose files"): _FILE,
     ("cold-s3-50", "1.5 times the best with loose files"): _FILE,
