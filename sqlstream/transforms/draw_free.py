@@ -3,9 +3,10 @@
 To seed these for each sample takes longer than to read a small file, so it is left out where it would change nothing. That is
 never inferred from samples, for a transform may draw first at its thousandth: it is inferred from code. Code gets at nothing
 but what its names lead to. So a function is draw-free if each global and closure variable that it loads is a plain value, a
-module or function of the lists of `harmless.py`, `rng`, or a draw-free function, if each attribute that it asks for has a name
-of the list, and if it takes from `self` nothing but plain values and draw-free methods. Its argument is a sample, whose values
-are such values, or were made of them by transforms of the same chain.
+module or function of the lists of `harmless.py`, `rng`, a draw-free function, or an object that it only calls, and whose
+`__call__` is draw-free, if each attribute that it asks for has a name of the list, and if it takes from `self` nothing but
+such values and draw-free methods. Its argument is a sample, whose values are such values, or were made of them by transforms
+of the same chain.
 
 Everything else counts as drawing: a name that is not listed, an import, a generator function, `self` or a module passed on,
 an attribute of `self` that runs code as it is asked for or stored (descriptors, `__getattr__`, `__setattr__`; properties are
@@ -23,22 +24,19 @@ from __future__ import annotations
 import builtins
 import dis
 import operator
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
+from sqlstream.transforms.bytecode import ATTRIBUTE_LOADS, is_called_at_once, is_called_later
 from sqlstream.transforms.harmless import ATTRIBUTES, PLAIN, is_listed, is_plain, listed_modules
 
 _REFUSED = ("IMPORT_", "LOAD_BUILD_CLASS", "LOAD_CLASSDEREF", "LOAD_FROM_DICT", "LOAD_LOCALS", "LOAD_NAME", "MATCH_CLASS")
 """Beginnings of the names of instructions that get at what is not looked into here."""
 _LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST")
 """Instructions, up to Python 3.14, that end with a local variable on the stack."""
-_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
-_HAS_METHOD_BIT = sys.version_info.minor >= 12
-"""An argument of these, not the name `LOAD_METHOD`, says that what they get is called at once."""
 _STORES = ("STORE_ATTR", "DELETE_ATTR")
 _OWN, _SUPER = "self", "super"
 _GENERATOR_FLAGS = 0x20 | 0x80 | 0x100 | 0x200
@@ -69,11 +67,14 @@ class _MayDrawError(Exception):
 class DrawFree:
     """Says of transforms, each of which was shown to draw nothing, whether what that rests on still holds."""
 
-    __slots__ = ("_of_plain_type", "_same")
+    __slots__ = ("_lacking", "_of_plain_type", "_same")
 
-    def __init__(
-        self, same: Iterable[tuple[Callable[[Any], Any], Any, Any]], of_plain_type: Iterable[tuple[Callable[[Any], Any], Any]]
-    ) -> None:
+    def __init__(self, analysis: _Analysis) -> None:
+        same, of_plain_type, names_of = analysis.same, analysis.of_plain_type, dict[int, tuple[Mapping[str, Any], set[str]]]()
+        for values, name in analysis.absent:
+            names_of.setdefault(id(values), (values, set()))[1].add(name)
+        self._lacking = tuple((values.keys().isdisjoint, tuple(names)) for values, names in names_of.values())
+        """Functions that say whether a namespace has none of some names, and these: most of what is compared."""
         self._same = tuple({(get, id(of), id(value)): (get, of, value) for get, of, value in same}.values())
         """Functions, their argument, and what they must still return; each once, however often code asks for it."""
         self._of_plain_type = tuple({(get, id(of)): (get, of) for get, of in of_plain_type}.values())
@@ -82,6 +83,9 @@ class DrawFree:
     def holds(self) -> bool:
         """Return whether the transforms still draw nothing."""
         try:
+            for has_none, names in self._lacking:
+                if not has_none(names):
+                    return False
             for get, of, value in self._same:
                 if get(of) is not value:
                     return False
@@ -101,7 +105,7 @@ def draw_free(transforms: Iterable[Callable[..., Any] | GivenCode]) -> DrawFree 
                 analysis.add_callable(transform)
     except (_MayDrawError, RecursionError):  # functions that call one another may go deeper than this can follow
         return None
-    return DrawFree(analysis.same, analysis.of_plain_type)
+    return DrawFree(analysis)
 
 
 class _Analysis:
@@ -109,7 +113,11 @@ class _Analysis:
 
     def __init__(self) -> None:
         self.same: list[tuple[Callable[[Any], Any], Any, Any]] = []
+        """Functions, their argument, and what they return."""
         self.of_plain_type: list[tuple[Callable[[Any], Any], Any]] = []
+        """Functions, and their argument, that return a plain value."""
+        self.absent: list[tuple[Mapping[str, Any], str]] = []
+        """Namespaces, and a name that they do not have."""
         self._known: set[tuple[int, int]] = set()
         """Ids of functions, and of what they are methods of: they may call each other."""
         self._found: dict[tuple[int, str], object] = {}
@@ -189,19 +197,19 @@ class _Analysis:
         """
         found = self._of_class(owner, name)
         if type(found) is MemberDescriptorType:  # of `__slots__`
-            self.add_value(partial(getattr, owner), name, getattr(owner, name, _MayDrawError))
+            self.add_value(partial(getattr, owner), name, getattr(owner, name, _MayDrawError), is_called=is_called)
         elif type(found) is property:
             self.add_function(found.fget, owner)
         elif type(found) not in (FunctionType, staticmethod) and not is_plain(found):  # other descriptors may run any code
             raise _MayDrawError
         elif name in (values := getattr(owner, "__dict__", _NO_VALUES)):
-            self.add_value(values.__getitem__, name, values[name])
+            self.add_value(values.__getitem__, name, values[name], is_called=is_called)
         elif found is None:
             raise _MayDrawError
         elif is_plain(found):  # `self.number += 1`, where the class has the first one
             self.of_plain_type.append((values.get, name))
         else:
-            self.same.append((values.get, name, None))
+            self.absent.append((values, name))
             self._add_found(owner, found, is_called=is_called)
 
     def add_inherited(self, owner: object, name: str, *, is_called: bool) -> None:
@@ -209,9 +217,11 @@ class _Analysis:
         if self._of_class(owner, name) is None or name in vars(object):
             raise _MayDrawError
         for base in type(owner).__mro__[:-1]:
-            if name in vars(base):
-                self._add_found(owner, vars(base)[name], is_called=is_called)
-            self.same.append((self._values_of(base).get, name, vars(base).get(name)))
+            if name in (values := self._values_of(base)):
+                self._add_found(owner, values[name], is_called=is_called)
+                self.same.append((values.get, name, values[name]))
+            else:
+                self.absent.append((values, name))
 
     def add_store(self, owner: object, name: str) -> None:
         """Look whether storing or deleting `owner.name` runs code."""
@@ -222,13 +232,20 @@ class _Analysis:
         if type(found) not in (FunctionType, MemberDescriptorType) and not is_plain(found):  # None: the classes have none
             raise _MayDrawError
 
-    def add_value(self, get: Callable[[Any], Any], name: Any, value: Any) -> None:
-        """Go through the value that code gets by a name; `get(name)` returns it."""
+    def add_value(self, get: Callable[[Any], Any], name: Any, value: Any, *, is_called: bool = False) -> None:
+        """Go through the value that code gets by a name; `get(name)` returns it.
+
+        Args:
+            get: Returns it.
+            name: The name.
+            value: It.
+            is_called: Code calls it at once: an object gets nowhere else.
+        """
         if type(value) in PLAIN:
             self.of_plain_type.append((get, name))
             return
         if not (is_plain(value) or is_listed(value)):
-            if type(value) not in (FunctionType, MethodType, partial):
+            if not is_called and type(value) not in (FunctionType, MethodType, partial):
                 raise _MayDrawError
             self.add_callable(value)
         self.same.append((get, name, value))
@@ -256,7 +273,7 @@ class _Analysis:
                         self.same.append((self._values_of(base).get, name, found))
                     break
                 if base is not object:
-                    self.same.append((self._values_of(base).get, name, None))
+                    self.absent.append((self._values_of(base), name))
         return self._found[id(kind), name]
 
     def _values_of(self, kind: type) -> Mapping[str, Any]:
@@ -306,24 +323,26 @@ class _Code:
             self._own_name = code.co_varnames[0]
         if not all(type(value) is CodeType or is_plain(value) for value in code.co_consts):
             raise _MayDrawError  # no compiler makes these
-        for instruction in dis.get_instructions(code):
+        instructions = [*dis.get_instructions(code)]
+        for number, instruction in enumerate(instructions):
             if instruction.is_jump_target and self._top is not None:  # another value may be there
                 raise _MayDrawError
             if instruction.opname in ("EXTENDED_ARG", "NOP", "PUSH_NULL"):
                 continue
             top, self._top = self._top, None
-            if isinstance(top, ModuleType) and instruction.opname not in _ATTRIBUTES:  # it is passed on
+            if isinstance(top, ModuleType) and instruction.opname not in ATTRIBUTE_LOADS:  # it is passed on
                 raise _MayDrawError
-            self._add_instruction(instruction, top, cells)
+            self._add_instruction(instructions, number, top, cells)
 
     def _add_instruction(
-        self, instruction: dis.Instruction, top: ModuleType | str | None, cells: Mapping[str, CellType]
+        self, instructions: Sequence[dis.Instruction], number: int, top: ModuleType | str | None, cells: Mapping[str, CellType]
     ) -> None:
+        instruction = instructions[number]
         operation, name = instruction.opname, instruction.argval
         if operation.startswith(_REFUSED):
             raise _MayDrawError
-        if operation in _ATTRIBUTES:
-            self._add_attribute(top, name, is_called=_is_called(instruction))
+        if operation in ATTRIBUTE_LOADS:
+            self._add_attribute(top, name, is_called=is_called_at_once(instruction))
         elif operation in _STORES and top != _SUPER:
             self._add_store(name)
         elif "FAST" in operation and self._own_name in (names := name if isinstance(name, tuple) else (name,)):
@@ -336,11 +355,12 @@ class _Code:
             self._top = _OWN
         elif top is not None:
             raise _MayDrawError
+        elif operation == "LOAD_GLOBAL" and name == "super" and self._own_name is not None and name not in self._globals:
+            self._top = self._add_super()
         elif operation == "LOAD_GLOBAL":
-            is_super = name == "super" and self._own_name is not None and name not in self._globals
-            self._top = self._add_super() if is_super else self._module_or_value(self._globals, name)
+            self._top = self._module_or_value(self._globals, name, is_called=is_called_later(instructions[number:]))
         elif operation == "LOAD_DEREF" and name in cells:
-            self._add_cell(cells[name])
+            self._add_cell(cells[name], is_called=is_called_later(instructions[number:]))
         elif isinstance(name, CodeType):
             inner = {inner: cells[inner] for inner in name.co_freevars if inner in cells}
             _Code(self._analysis, self._globals, None).add(name, inner)
@@ -351,7 +371,7 @@ class _Code:
         elif top == _OWN:
             self._analysis.add_attribute(self._owner, name, is_called=is_called)
         elif isinstance(top, ModuleType):
-            self._top = self._module_or_value(vars(top), name)
+            self._top = self._module_or_value(vars(top), name, is_called=is_called)
         elif name not in ATTRIBUTES:
             raise _MayDrawError
 
@@ -360,29 +380,25 @@ class _Code:
             self._analysis.add_store(self._owner, name)
 
     def _add_super(self) -> str:
-        self._analysis.same += [(self._globals.get, "super", None), (vars(builtins).get, "super", super)]
+        self._analysis.absent.append((self._globals, "super"))
+        self._analysis.same.append((vars(builtins).get, "super", super))
         return _SUPER
 
-    def _module_or_value(self, values: Mapping[str, Any], name: str) -> ModuleType | None:
+    def _module_or_value(self, values: Mapping[str, Any], name: str, *, is_called: bool) -> ModuleType | None:
         """Go through a global, or what a module has; return it if it is a module, of which a value may be taken next."""
         if values is self._globals and name not in values:
-            self._analysis.same.append((values.get, name, None))
+            self._analysis.absent.append((values, name))
             values = vars(builtins)
         value = values.get(name, _MayDrawError)
         if type(value) is ModuleType and value in listed_modules():
             self._analysis.same.append((values.get, name, value))
             return value
-        self._analysis.add_value(values.__getitem__, name, value)
+        self._analysis.add_value(values.__getitem__, name, value, is_called=is_called)
         return None
 
-    def _add_cell(self, cell: CellType) -> None:
+    def _add_cell(self, cell: CellType, *, is_called: bool) -> None:
         try:
             value = cell.cell_contents
         except ValueError:  # empty still
             raise _MayDrawError from None
-        self._analysis.add_value(partial(getattr, cell), "cell_contents", value)
-
-
-def _is_called(instruction: dis.Instruction) -> bool:
-    """Return whether an instruction gets an attribute that is called at once."""
-    return bool((instruction.arg or 0) & 1) if _HAS_METHOD_BIT else instruction.opname == "LOAD_METHOD"
+        self._analysis.add_value(partial(getattr, cell), "cell_contents", value, is_called=is_called)
