@@ -273,6 +273,29 @@ class TestRedirects:
             assert {"authorization", "x-token"} <= server.requests("/x")[0].headers.keys()
             assert not {"authorization", "x-token"} & other.requests("/y")[0].headers.keys()
 
+    @pytest.mark.parametrize(
+        ("start", "target", "is_same"),
+        [
+            ("http://far.invalid/x", "http://FAR.Invalid/y", True),
+            ("http://far.invalid/x", "http://far.invalid./y", True),
+            ("http://far.invalid/x", "http://far.invalid:80/y", True),
+            ("http://far.invalid/x", "http://far%2Einvalid/y", True),
+            ("http://FAR.invalid:80/x", "//far.invalid/y", True),
+            ("http://far.invalid/x", "http://far.invalid:8080/y", False),
+            ("http://far.invalid/x", "http://www.far.invalid/y", False),
+            ("http://far.invalid/x", "http://far.invalid@other.invalid/y", False),
+        ],
+    )
+    def test_headers_go_along_to_the_same_server_however_it_is_spelled(
+        self, server: FaultyHttpServer, make: Make, tmp_path: Path, start: str, target: str, is_same: bool
+    ) -> None:
+        server.objects["/y"] = DATA
+        server.script("/x", always=FaultyAnswer(fault=Fault.REDIRECT, location=target))
+        fetcher = make(proxy_url=server.url, headers={"X-Token": "secret"})
+        assert read(fetcher, start, tmp_path) == DATA
+        assert server.requests("/x")[0].headers["x-token"] == "secret"
+        assert ("x-token" in server.requests("/y")[0].headers) == is_same
+
     def test_in_a_circle_ends(self, server: FaultyHttpServer, make: Make, tmp_path: Path) -> None:
         server.script("/x", always=FaultyAnswer(fault=Fault.REDIRECT, location="/x"))
         with pytest.raises(StorageError, match="more than 10 redirects"):

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import urllib3
 import urllib3.exceptions
@@ -30,6 +29,7 @@ from sqlstream.storage.backends.http_pools import Pools, is_private_answer
 from sqlstream.storage.backends.judged import PrivateAddressError
 from sqlstream.storage.base.access import check_redirect, host_name
 from sqlstream.storage.base.addresses import is_private_literal, origin_of
+from sqlstream.storage.base.credentials import place_of
 from sqlstream.storage.base.protocols import ObjectInfo, RangeBytes, read_range
 from sqlstream.storage.base.retry import error_for_status
 from sqlstream.storage.base.service_errors import read_error
@@ -170,7 +170,7 @@ class HttpStorage:
                     raise StorageError(f"{redact(url)}: more than {_MAX_REDIRECTS} redirects", url=redact(url))
                 check_redirect(source, target)
                 num_redirects += 1
-                if urlsplit(target)[:2] != urlsplit(source)[:2]:  # another server: what was meant for the first one stays here
+                if place_of(target) != place_of(source):  # another server: what was meant for the first one stays here
                     sent = {**_OWN_HEADERS, **headers}
             _check_status(response, url, accept)
         except StorageError as error:
