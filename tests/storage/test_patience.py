@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
@@ -11,9 +12,11 @@ import pytest
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ObjectChangedError
+from sqlstream.storage.base.protocols import Unpack
 from sqlstream.storage.fetcher import Fetcher, FetchRequest
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from tests.storage.downloads import Downloads
+from tests.storage.raw import RawServer
 
 DATA = bytes(range(256)) * 16_000  # 4 MB
 PATH = "/bucket/x.bin"
@@ -228,3 +231,37 @@ def test_an_object_that_changes_between_two_ranges_is_an_error(make: Make, serve
     thread.join()
     assert len(failed) == 1
     assert "412" in str(failed[0])
+
+
+def coded(server_says: bytes) -> Callable[[bytes], bytes]:
+    """Return what makes an answer, coded with gzip, whose ETag is the MD5 of `server_says`."""
+    head = f'HTTP/1.1 200 OK\r\nETag: "{hashlib.md5(server_says).hexdigest()}"\r\nContent-Encoding: gzip\r\n'
+    return lambda body: f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize("scheme", ["http"], indirect=True)
+@pytest.mark.parametrize("is_of_file", [False, True])
+def test_the_etag_of_a_coded_body_is_compared_with_what_is_sent_or_with_what_it_stands_for(
+    make: Make, is_of_file: bool
+) -> None:
+    body, other = gzip.compress(DATA), gzip.compress(DATA[::-1])
+    answer = coded(DATA if is_of_file else body)
+    downloads = make(verify_etag=True)
+    with RawServer(answer(other), answer(body)) as server:
+        downloads.submit(server.url)
+        (done,) = downloads.wait_done()
+    assert (done.error, done.num_requests) == (None, 2)
+    assert downloads.read("0") == DATA
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_the_etag_of_a_compressed_shard_is_compared_with_the_md5_of_its_bytes(
+    make: Make, server: FaultyHttpServer, url: str, is_damaged: bool
+) -> None:
+    whole, other = gzip.compress(DATA), gzip.compress(DATA[::-1])
+    server.objects[PATH], server.etag = other if is_damaged else whole, f'"{hashlib.md5(whole).hexdigest()}"'
+    downloads = make(verify_etag=True)
+    unpack = FetchRequest(ticket="", url="", fd=-1, granted_bytes=1 << 30, unpack=Unpack("gzip", len(DATA)))
+    downloads.submit(url, like=unpack)
+    (done,) = downloads.wait_done()
+    assert (type(done.error), done.num_requests) == ((ObjectChangedError, 2) if is_damaged else (type(None), 1))

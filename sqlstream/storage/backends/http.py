@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -29,6 +31,7 @@ from sqlstream.storage.backends.http_pools import Pools, is_private_answer
 from sqlstream.storage.backends.judged import PrivateAddressError
 from sqlstream.storage.base.access import check_redirect, host_name
 from sqlstream.storage.base.addresses import is_private_literal, origin_of
+from sqlstream.storage.base.checksum import md5_of
 from sqlstream.storage.base.credentials import place_of
 from sqlstream.storage.base.protocols import ObjectInfo, RangeBytes, read_range
 from sqlstream.storage.base.retry import error_for_status
@@ -248,7 +251,13 @@ class HttpStream:
         """Yield the bytes in order, decoded if the server coded them."""
         received = exact(self._url, self._received(), self._part)
         encoding = content_encoding(self._response.headers)
-        yield from decoded(self._url, encoding, received) if encoding else received
+        if not encoding:
+            yield from received
+            return
+        digest = None if md5_of(self.info.etag) is None else hashlib.md5(usedforsecurity=False)
+        yield from decoded(self._url, encoding, received if digest is None else _hashed(received, digest))
+        if digest is not None:
+            self.info = replace(self.info, coded_md5=digest.hexdigest())
 
     def _received(self) -> Iterator[bytes]:
         try:
@@ -265,3 +274,9 @@ class HttpStream:
     def close(self) -> None:
         """Close the connection if its body was not read to the end."""
         self._response.close()
+
+
+def _hashed(chunks: Iterable[memoryview], digest: hashlib._Hash) -> Iterator[memoryview]:
+    for chunk in chunks:
+        digest.update(chunk)
+        yield chunk

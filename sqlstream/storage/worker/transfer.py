@@ -151,17 +151,12 @@ class Transfer:
             stream = self._open(storage, start, stop)
         latency, offset, info = time.monotonic() - begun_at, stream.start, stream.info
         size_bytes = info.size_bytes if stop is None else stop - start
-        checks_md5 = self.context.checks_etag and stop is None
         try:
             _check_version(request, info)
-            if checks_md5 and offset == 0:
-                self._md5 = hashlib.md5(usedforsecurity=False)
+            self._begin_md5(offset)
             if size_bytes is not None:
                 self._wait_for_grant(size_bytes, size_bytes)
             for chunk in self._chunks(stream):
-                if checks_md5:
-                    assert self._md5 is not None, "a part of an object has no MD5"
-                    self._md5.update(chunk)
                 within = chunk[max(0, start - offset) : None if stop is None else max(0, stop - offset)]
                 self._write(within, max(start, offset) - start, size_bytes)
                 offset += len(chunk)
@@ -178,8 +173,7 @@ class Transfer:
             stream.close()
             self._counts.num_requests += stream.num_extra_requests
         check_size(request.url, num_bytes, request.expected_bytes)
-        if checks_md5:
-            self._check_md5(info.etag)
+        self._check_md5(info)
         is_python = self.context.resolver.is_by_urllib3(request.url)
         self.context.observe(DownloadTiming(latency_seconds=latency, size_bytes=num_bytes, is_python=is_python))
         return info, num_bytes
@@ -197,6 +191,7 @@ class Transfer:
         begun = stream.info
         try:
             _check_version(request, begun)
+            self._begin_md5(stream.start)
             for piece in unpacked(self._within(stream, start, stop), unpack, redact(request.url)):
                 self._write(memoryview(piece), num_bytes, unpack.raw_bytes)
                 num_bytes += len(piece)
@@ -204,6 +199,7 @@ class Transfer:
         finally:
             stream.close()
             self._counts.num_requests += stream.num_extra_requests
+        self._check_md5(info)
         self.context.observe(DownloadTiming(latency_seconds=latency, size_bytes=self._counts.downloaded_bytes - before))
         return info, num_bytes
 
@@ -220,11 +216,13 @@ class Transfer:
             check_length(self.request.url, received=min(offset, stop) - start, expected=stop - start)
 
     def _chunks(self, stream: ObjectStream) -> Iterator[memoryview]:
-        """Yield the bytes of an answer, and count them."""
+        """Yield the bytes of an answer; count and hash them."""
         for chunk in stream.chunks():
             self.active_since = time.monotonic()
             self._counts.downloaded_bytes += len(chunk)
             if chunk:
+                if self._md5 is not None:
+                    self._md5.update(chunk)
                 yield chunk
             else:  # nothing has come for a while
                 self._raise_if_over()
@@ -267,11 +265,22 @@ class Transfer:
 
     # -- checks -------------------------------------------------------------------------------------------------------
 
-    def _check_md5(self, etag: str | None) -> None:
-        """Raise if the bytes have another MD5 than the ETag says; the network does not damage them twice in the same way."""
-        assert self._md5 is not None, "no bytes of the object were seen"
-        expected, found = md5_of(etag), self._md5.hexdigest()
-        if expected is None or found == expected:
+    def _begin_md5(self, offset: int) -> None:
+        """Hash an object, if ETags are checked, from its start, or behind what an earlier try has kept; a part has no MD5."""
+        if self.context.checks_etag and self.request.span is None and offset == 0:
+            self._md5 = hashlib.md5(usedforsecurity=False)
+
+    def _check_md5(self, info: ObjectInfo) -> None:
+        """Raise if the bytes have another MD5 than the ETag says; the network does not damage them twice in the same way.
+
+        The ETag of a coded body is that of what is sent (RFC 9110, 8.8.3.3), and S3 keeps such objects; some servers leave that
+        of the file.
+        """
+        expected = md5_of(info.etag)
+        if self._md5 is None or expected is None:
+            return
+        found = self._md5.hexdigest()
+        if expected in (found, info.coded_md5):
             return
         text = f"has the md5 {found}, its ETag says {expected}"
         where = redact(self.request.url)
