@@ -21,15 +21,20 @@ from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import body, objects
 from tests.cache.session import Session
 
-NUM_INODES, NUM, SIZE = 400, 500, 100  # 256 of them are folders of data/
+NUM_INODES, NUM, SIZE = 400, 500, 100  # data/ may have 256 folders
 
 
 @pytest.fixture
-def few_inodes(tmp_path: Path) -> Iterator[Path]:
+def num_inodes() -> int:
+    return NUM_INODES
+
+
+@pytest.fixture
+def few_inodes(tmp_path: Path, num_inodes: int) -> Iterator[Path]:
     """A file system that has room for all bytes, and for few files."""
     mount = tmp_path / "few"
     mount.mkdir()
-    mounting = ["mount", "-t", "tmpfs", "-o", f"size=64m,nr_inodes={NUM_INODES}", "none", str(mount)]
+    mounting = ["mount", "-t", "tmpfs", "-o", f"size=64m,nr_inodes={num_inodes}", "none", str(mount)]
     if subprocess.run(mounting, capture_output=True, check=False).returncode:
         pytest.skip("needs root, to mount a tmpfs")
     try:
@@ -44,8 +49,8 @@ def urls(server: FaultyHttpServer) -> list[str]:
     return [f"{server.url}/o/{i}.bin" for i in range(NUM)]
 
 
-@pytest.mark.parametrize("window", [1, 20])
-def test_files_are_evicted_where_no_inode_is_left(few_inodes: Path, urls: list[str], window: int) -> None:
+@pytest.mark.parametrize(("num_inodes", "window"), [(NUM_INODES, 1), (NUM_INODES, 20), (40, 1), (60, 10)])
+def test_files_are_evicted_where_no_inode_is_left(few_inodes: Path, urls: list[str], num_inodes: int, window: int) -> None:
     with Cache(few_inodes / "cache", limit=None) as cache:
         for start in range(0, NUM, window):
             wanted = urls[start : start + window]
@@ -55,7 +60,7 @@ def test_files_are_evicted_where_no_inode_is_left(few_inodes: Path, urls: list[s
         statistics = cache.statistics()
         assert statistics.failures == 0
         assert statistics.evictions > 0
-        assert os.statvfs(few_inodes).f_files == NUM_INODES
+        assert os.statvfs(few_inodes).f_files == num_inodes
     assert violations(few_inodes / "cache", at_rest=True) == []
 
 
@@ -96,6 +101,7 @@ def test_a_window_is_asked_for_again_while_others_take_the_inodes_that_it_gave_b
             cache.acquire_many([urls[15]])
 
 
+@pytest.mark.parametrize("num_inodes", [NUM_INODES, 80])
 def test_a_stream_goes_on_where_no_inode_is_left(few_inodes: Path, tmp_path: Path, urls: list[str]) -> None:
     (tmp_path / "t.csv").write_text("index,file\n" + "".join(f"{i},{url}\n" for i, url in enumerate(urls)))
 
@@ -111,6 +117,25 @@ def test_a_stream_goes_on_where_no_inode_is_left(few_inodes: Path, tmp_path: Pat
         on_error="raise",
     ) as dataset:
         assert [sample["data"] for sample in dataset] == [body(f"/o/{i}.bin", SIZE) for i in range(NUM)]
+
+
+def test_a_folder_that_another_process_removes_is_made_again_for_its_file(
+    tmp_path: Path, urls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = os.rename
+    removed: list[str] = []
+
+    def remove_folder_and_rename(source: str, target: str) -> None:
+        if len(removed) < 2 and os.path.isdir(os.path.dirname(target)):
+            removed.append(os.path.dirname(target))
+            os.rmdir(removed[-1])
+        rename(source, target)
+
+    with Cache(tmp_path / "cache", limit=None) as cache:
+        monkeypatch.setattr(os, "rename", remove_folder_and_rename)
+        with cache.pinned(urls[0]) as path:
+            assert path.read_bytes() == body("/o/0.bin", SIZE)
+    assert len(removed) == 2
 
 
 def test_a_cache_that_cannot_be_made_without_an_inode_is_one_clear_error(few_inodes: Path) -> None:

@@ -163,6 +163,8 @@ def make_space_after(error: Exception, owner: Owner, disk: Disk, *, need_bytes: 
     logger.warning("the disk below the cache at %s has no room (%s): evicting to go on", disk.root, str(cause))
     with contextlib.suppress(CacheError):  # the next try tells what is wrong
         make_space(owner, disk, need_bytes, num_files)
+    with contextlib.suppress(CacheError):
+        disk.remove_empty_folders()
     return True
 
 

@@ -234,16 +234,25 @@ class Disk:
         """Make a whole part the entry's file; its lock stays until `close_part`."""
         if os.fstat(part.fd).st_size != size_bytes:
             os.ftruncate(part.fd, size_bytes)
-        path = self.data_path(key, ext)
-        try:
-            os.rename(f"{self._part}/{part.name}", path)
-        except FileNotFoundError:  # the first file of its folder
+        source, path = f"{self._part}/{part.name}", self.data_path(key, ext)
+        while True:
+            try:
+                os.rename(source, path)
+                break
+            except FileNotFoundError:  # the first file of its folder, which another process may remove again
+                if not os.path.lexists(source):
+                    raise
             if not os.path.isdir(self.data):
                 self._make_folders()
             with contextlib.suppress(FileExistsError):
                 os.mkdir(os.path.dirname(path), 0o700)
-            os.rename(f"{self._part}/{part.name}", path)
         self._published[key.hex()] = os.getpid()
+
+    def remove_empty_folders(self) -> None:
+        """Give the inodes of folders in data/ back that hold nothing: they are made again for their next file."""
+        for folder in layout.entries_of(self.data):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder.path)
 
     def published_keys(self) -> set[str]:
         """Return the keys, as hex, of files in data/ whose row this process has not made ready yet."""

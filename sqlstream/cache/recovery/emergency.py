@@ -39,6 +39,8 @@ def give_room(disk: Disk, keep: Collection[bytes] = ()) -> None:
         keep: Keys that the transaction under way pins, beside those in the notes of owners.
     """
     disk.drop_ballast()
+    with contextlib.suppress(CacheError):
+        disk.remove_empty_folders()
     if disk.has_room(ROOM_BYTES, ROOM_INODES):
         return
     with contextlib.suppress(OSError, CacheError):  # what cannot be given is named by the step that needs it
@@ -71,6 +73,7 @@ def _remove_objects(disk: Disk, keep: Collection[bytes]) -> int:
         if disk.has_room(ROOM_BYTES, ROOM_INODES):
             break
         num_removed += disk.remove_data(file.key, file.ext)
+    disk.remove_empty_folders()
     return num_removed
 
 
