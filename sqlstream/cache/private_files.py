@@ -20,12 +20,12 @@ from sqlstream.cache.acquire.outcomes import DownloadSource
 from sqlstream.cache.acquire.put import Memory, PutItem
 from sqlstream.cache.acquire.reserve import NextUses
 from sqlstream.cache.directory import remove_directory
-from sqlstream.cache.files.locked_files import FULL
 from sqlstream.cache.files.read_hold import ReadLock
 from sqlstream.cache.ledger.reports import Failure
 from sqlstream.cache.ledger.shard_units import ChosenUnit, ShardWish
 from sqlstream.cache.model.policies import POLICIES, Policy
 from sqlstream.cache.model.refs import ObjectRef
+from sqlstream.disk_room import FULL
 from sqlstream.errors import CacheClosedError, CacheDiskError, CacheError, FetchCancelledError, SqlStreamError
 from sqlstream.process import fork, locks
 from sqlstream.process.interrupts import Changes

@@ -9,7 +9,8 @@ from __future__ import annotations
 import _sqlite3
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from sqlstream.errors import MissingDependencyError
@@ -46,11 +47,12 @@ _Vfs._fields_ = [
 
 
 @contextlib.contextmanager
-def sqlite_system_calls(note: Callable[[str], object]) -> Iterator[None]:
+def sqlite_system_calls(note: Callable[[str], object], seen_as: Mapping[int, int] = MappingProxyType({})) -> Iterator[None]:
     """Call `note` before each system call of SQLite in this process, while the body runs; an OSError makes that call fail.
 
     Args:
         note: Takes the name of the call (`open`, `read`, `write`, `ftruncate`, `unlink`, …); `SideEffects.note`, say.
+        seen_as: What SQLite sees in place of the errno of a call that fails by itself (`{ENOSPC: EDQUOT}`, say).
 
     Raises:
         MissingDependencyError: This Python has SQLite built in, where its calls are out of reach.
@@ -67,14 +69,14 @@ def sqlite_system_calls(note: Callable[[str], object]) -> Iterator[None]:
         for name, signature in _SIGNATURES.items():
             original = vfs.contents.get_system_call(address, name)
             if original:
-                kept.append(_replacement(name.decode(), signature, original, note))
+                kept.append(_replacement(name.decode(), signature, original, note, seen_as))
                 vfs.contents.set_system_call(address, name, ctypes.cast(kept[-1], _Pointer))
         yield
     finally:
         vfs.contents.set_system_call(address, None, None)  # all as they were
 
 
-def _replacement(name: str, signature: Any, original: int, note: Callable[[str], object]) -> Any:
+def _replacement(name: str, signature: Any, original: int, note: Callable[[str], object], seen_as: Mapping[int, int]) -> Any:
     function_type = ctypes.CFUNCTYPE(*signature, use_errno=True)
     call_original = function_type(original)
 
@@ -84,6 +86,9 @@ def _replacement(name: str, signature: Any, original: int, note: Callable[[str],
         except OSError as error:
             ctypes.set_errno(error.errno or 0)
             return -1
-        return int(call_original(*arguments))
+        answer = int(call_original(*arguments))
+        if answer < 0 and (number := ctypes.get_errno()) in seen_as:
+            ctypes.set_errno(seen_as[number])
+        return answer
 
     return function_type(call)

@@ -8,6 +8,7 @@ Prints one JSON document; what it must say is in `test_full_disk.py`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ from sqlstream.errors import CacheDiskError
 from sqlstream.testing.invariants import violations
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import is_right, objects
+from tests.cache.quotas import as_quota
 from tests.cache.session import Session
 from tests.cache.storm import mount_tmpfs
 
@@ -69,10 +71,37 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--directory", type=Path, required=True, help="an empty directory")
     parser.add_argument("--size", type=int, required=True, help="of each object, in bytes")
+    parser.add_argument("--quota", action="store_true", help="it is a quota that is full")
     options = parser.parse_args()
-    size, num = options.size, NUM_OF_SIZE[options.size]
     mount_tmpfs(options.directory, DISK_BYTES)
-    directory, ballast = options.directory / "cache", options.directory / "cache" / "ballast"
+    with as_quota() if options.quota else contextlib.nullcontext():
+        report = fill_and_free(options.directory, options.size, has_statistics=not options.quota)
+    json.dump(report, sys.stdout)
+
+
+def keep_floor(directory: Path, ballast: Path, urls: list[str]) -> dict[str, object]:
+    """Read all with a floor, which the limit does not know of either."""
+    with Cache(directory, min_free_bytes=FLOOR_BYTES) as other:
+        has_ballast = ballast.exists()
+        least_free_bytes, num_right = DISK_BYTES, 0
+        for url in urls:
+            with other.pinned(url) as path:
+                num_right += is_right(path, url)
+                status = os.statvfs(directory)
+                least_free_bytes = min(least_free_bytes, status.f_bavail * status.f_frsize)
+    return {"has_ballast": has_ballast, "least_free_bytes": least_free_bytes, "num_right_with_floor": num_right}
+
+
+def fill_and_free(disk: Path, size: int, *, has_statistics: bool) -> dict[str, object]:
+    """Fill the disk, with objects and with a stranger's file, and free it again; return what came of it.
+
+    Args:
+        disk: Where it is mounted.
+        size: Bytes of each object.
+        has_statistics: `statvfs` says what is free.
+    """
+    num = NUM_OF_SIZE[size]
+    directory, ballast = disk / "cache", disk / "cache" / "ballast"
     report: dict[str, object] = {}
     with FaultyHttpServer(objects([size] * num)) as server, Cache(directory, limit=1 << 40) as cache:
         urls = [f"{server.url}/o/{i}.bin" for i in range(num)]
@@ -83,7 +112,7 @@ def main() -> None:
         report["evictions"] = cache.statistics().evictions
 
         # All of it pinned, and the rest of the disk taken by somebody else: nothing can be freed.
-        stranger = open_stranger(options.directory)
+        stranger = open_stranger(disk)
         held = [cache.hold([ObjectRef.of(url)]) for url in urls[-num // 8 :]]
         cache.clear()
         report["stranger"] = fill(stranger)
@@ -97,7 +126,7 @@ def main() -> None:
 
         # Room again: it works without repair.
         os.close(stranger)
-        os.unlink(options.directory / "stranger")
+        os.unlink(disk / "stranger")
         for hold in held:
             Session(cache).release(hold)
         report["works_again"] = brings(cache, urls[num * 3 // 4])
@@ -110,28 +139,20 @@ def main() -> None:
                 pass
         session = Session(cache)
         session.flush()
-        fill(stranger := open_stranger(options.directory))
+        fill(stranger := open_stranger(disk))
         session.disk.drop_ballast()
         session.database.read("PRAGMA wal_checkpoint(TRUNCATE)")
         fill(stranger)
         report["num_right_without_ballast"] = sum(brings(cache, url) for url in urls[num // 4 : num // 2])
         os.close(stranger)
-        os.unlink(options.directory / "stranger")
+        os.unlink(disk / "stranger")
         cache.clear()
 
-        # With a floor, which the limit does not know of either.
-        with Cache(directory, min_free_bytes=FLOOR_BYTES) as other:
-            report["has_ballast"] = ballast.exists()
-            least_free_bytes = DISK_BYTES
-            for url in urls:
-                with other.pinned(url) as path:
-                    report["num_right"] = num_right = num_right + is_right(path, url)
-                    status = os.statvfs(directory)
-                    least_free_bytes = min(least_free_bytes, status.f_bavail * status.f_frsize)
-        report["least_free_bytes"] = least_free_bytes
+        if has_statistics:
+            report |= keep_floor(directory, ballast, urls)
     report["troubles_at_rest"] = violations(directory, at_rest=True)
     report["opened_when_full"] = open_when_full(directory, size, num)
-    json.dump(report, sys.stdout)
+    return report
 
 
 if __name__ == "__main__":

@@ -3,41 +3,67 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sqlstream.errors import MissingDependencyError
 from tests.cache.full_disk import FLOOR_BYTES, NUM_OF_SIZE
 from tests.cache.kit import UNSHARE, may_mount
+from tests.cache.quotas import as_quota
 from tests.processes import ROOT
 
 
-@pytest.mark.parametrize(("size", "num"), NUM_OF_SIZE.items())
-def test_on_a_full_disk_eviction_goes_on_errors_are_clear_and_nothing_is_left_broken(
-    tmp_path: Path, size: int, num: int
-) -> None:
+def filled_and_freed(directory: Path, size: int, *options: str) -> dict[str, Any]:
+    """Return what `full_disk` reports."""
     if not may_mount():
         pytest.skip("mounting is not allowed here: `unshare --mount --map-root-user mount -t tmpfs …` fails")
-    command = [*UNSHARE, sys.executable, "-m", "tests.cache.full_disk", "--directory", str(tmp_path)]
-    command += ["--size", str(size)]
+    command = [*UNSHARE, sys.executable, "-m", "tests.cache.full_disk", "--directory", str(directory)]
+    command += ["--size", str(size), *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert "No space left on device" in report.pop("error")
+    report: dict[str, Any] = json.loads(done.stdout)
     assert report.pop("evictions") > 0
-    # The floor holds but for the ledger's own pages, and is used up to one object.
-    assert FLOOR_BYTES - (1 << 20) <= report.pop("least_free_bytes") < FLOOR_BYTES + 2 * size
-    assert report == {
-        "num_right": 2 * num,
-        "stranger": "No space left on device",
+    return report
+
+
+def in_order(size: int) -> dict[str, object]:
+    """What a report says of a cache that makes room and loses nothing."""
+    num = NUM_OF_SIZE[size]
+    return {
+        "num_right": num,
         "troubles_when_full": [],
         "pinned_are_there": True,
         "works_again": True,
         "num_right_without_ballast": num // 4,
         "findings": [],
-        "has_ballast": True,
         "troubles_at_rest": [],
         "opened_when_full": {"num_right": num // 2, "findings": [], "troubles": []},
     }
+
+
+@pytest.mark.parametrize("size", NUM_OF_SIZE)
+def test_on_a_full_disk_eviction_goes_on_errors_are_clear_and_nothing_is_left_broken(tmp_path: Path, size: int) -> None:
+    report = filled_and_freed(tmp_path, size)
+    assert report.pop("stranger") == "No space left on device"
+    assert "No space left on device" in report.pop("error")
+    # The floor holds but for the ledger's own pages, and is used up to one object.
+    assert FLOOR_BYTES - (1 << 20) <= report.pop("least_free_bytes") < FLOOR_BYTES + 2 * size
+    assert report == {**in_order(size), "has_ballast": True, "num_right_with_floor": NUM_OF_SIZE[size]}
+
+
+@pytest.mark.parametrize("size", NUM_OF_SIZE)
+def test_under_a_full_quota_it_is_the_same_though_the_file_system_has_room(tmp_path: Path, size: int) -> None:
+    try:
+        with as_quota():
+            pass
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    report = filled_and_freed(tmp_path, size, "--quota")
+    assert report.pop("stranger") == "Disk quota exceeded"
+    assert re.search("Disk quota exceeded|No space left on device", report.pop("error"))
+    assert report == in_order(size)

@@ -23,10 +23,10 @@ from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.acquire.room import Room, despite_full_disk, forget_limit_of_the_dead, make_room
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.files.layout import AllocationUnit
-from sqlstream.cache.files.locked_files import FULL
 from sqlstream.cache.ledger.ledger import LedgerTransaction
 from sqlstream.cache.model.rows import Publication
 from sqlstream.cache.recovery.free_space import FreeSpace
+from sqlstream.disk_room import FULL
 from sqlstream.errors import CacheDiskError, CacheError, CacheFullError, FetchCancelledError, SqlStreamError
 from sqlstream.process import fork, interrupts
 from sqlstream.process.interrupts import Changes

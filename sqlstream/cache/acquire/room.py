@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sqlite3
 from collections.abc import Callable, Iterator, Set
 from enum import Enum, auto
 from typing import NamedTuple
 
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.files.disk import Disk
-from sqlstream.cache.files.locked_files import FULL
 from sqlstream.cache.ledger.eviction import drain_touches, unpinned_in_order
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
 from sqlstream.cache.model.rows import EntryRow
 from sqlstream.cache.recovery import recover
 from sqlstream.cache.recovery.free_space import FreeSpace
 from sqlstream.config import AS_IT_IS, Limit
-from sqlstream.errors import CacheError
+from sqlstream.disk_room import FULL
+from sqlstream.errors import CacheDiskError, CacheError
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +157,7 @@ def make_space_after(error: Exception, owner: Owner, disk: Disk, *, need_bytes: 
     """Give a disk room if `error` says that it has none, bytes or inodes; return whether it says so."""
     cause = error if isinstance(error, OSError) else error.__cause__
     is_full = isinstance(cause, OSError) and cause.errno in FULL
-    if not is_full and getattr(cause, "sqlite_errorcode", None) != sqlite3.SQLITE_FULL:
+    if not is_full and not (isinstance(error, CacheDiskError) and error.context.get("errno") in FULL):
         return False
     logger.warning("the disk below the cache at %s has no room (%s): evicting to go on", disk.root, str(cause))
     with contextlib.suppress(CacheError):  # the next try tells what is wrong

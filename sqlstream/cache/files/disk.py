@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from sqlstream import disk_room
 from sqlstream.cache.files import layout, locked_files
 from sqlstream.cache.files.layout import AllocationUnit, allocation_unit
 from sqlstream.cache.files.read_hold import is_object
@@ -401,10 +402,8 @@ class Disk:
         return (status := os.statvfs(self.root)).f_bavail * status.f_frsize
 
     def has_room(self, num_bytes: int, num_files: int) -> bool:
-        """Return whether so many bytes and inodes are free."""
-        status = os.statvfs(self.root)
-        has_inodes = not status.f_files or status.f_favail >= num_files  # some file systems do not count them
-        return has_inodes and status.f_bavail * status.f_frsize >= num_bytes
+        """Return whether so many bytes and inodes are to be had; see `disk_room`."""
+        return disk_room.has_room(self.root, num_bytes, num_files)
 
 
 def changed_files(disk: Disk, rows: Iterable[ReadyRow]) -> list[bytes]:

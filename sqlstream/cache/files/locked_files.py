@@ -10,10 +10,8 @@ import errno
 import os
 from collections.abc import Callable
 
+from sqlstream.disk_room import FULL
 from sqlstream.process import locks
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""How a disk says that it has no room: neither bytes nor, to the same errors, inodes."""
 
 
 def create_locked(path: str) -> int | None:

@@ -17,6 +17,7 @@ Promises:
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import sqlite3
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sqlstream.cache.ledger import damage, shared_locks
 from sqlstream.cache.ledger.write_lock import WriteLock, same_file, write_durably
+from sqlstream.disk_room import has_room
 from sqlstream.errors import (
     CacheClosedError,
     CacheDamagedError,
@@ -172,9 +174,10 @@ class Database:
                 self._reopen_later()
             self.num_transactions += 1
         except (sqlite3.DatabaseError, OSError) as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL and self._on_full is not None:
+            is_full = self._is_of_full_disk(error)
+            if is_full and self._on_full is not None:
                 self._on_full()  # here, and not after a read: it removes files, under the write lock
-            self._raise_named(error)
+            self._raise_named(error, is_full=is_full)
         finally:
             # The connection is asked, not a flag: SQLITE_FULL has rolled back already.
             if self._connection is not None and self._connection.in_transaction:
@@ -264,7 +267,7 @@ class Database:
         try:
             self._connect()
         except (sqlite3.OperationalError, OSError):
-            if self._on_full is None or not _is_full(self.path.parent):
+            if self._on_full is None or has_room(self.path.parent, _OPENING_BYTES, _OPENING_FILES):
                 raise
             self._reopen_later()
             self._on_full()
@@ -333,7 +336,14 @@ class Database:
             locks.leak(self._connection)
             self._connection, self._shared = None, []  # its locks stay: SQLite goes by what it has in memory
 
-    def _raise_named(self, error: sqlite3.DatabaseError | OSError) -> NoReturn:
+    def _is_of_full_disk(self, error: sqlite3.DatabaseError | OSError) -> bool:
+        """Return whether SQLite found no room; to it only ENOSPC is a full disk, and only as it writes a file that is open."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
+            return not has_room(self.path.parent, _OPENING_BYTES, _OPENING_FILES)
+        return code == sqlite3.SQLITE_FULL
+
+    def _raise_named(self, error: sqlite3.DatabaseError | OSError, *, is_full: bool = False) -> NoReturn:
         """Raise what `error` means for a user, and leave the database fit for the next use."""
         if isinstance(error, SqlStreamError):
             raise error
@@ -356,7 +366,8 @@ class Database:
             cure = "free space on that disk, or look at its health and its rights"
             if code in _BUSY:
                 cure = "another program has it locked, with SQLite's own locks: find out which, and end it"
-            raise CacheDiskError(f"cannot use {self.path} ({error}): {cure}") from error
+            facts = {"errno": errno.ENOSPC} if is_full else {}
+            raise CacheDiskError(f"cannot use {self.path} ({error}): {cure}", **facts) from error
         raise error
 
     def _note_damage(self) -> None:
@@ -375,12 +386,6 @@ class Database:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
             self._connection = None
-
-
-def _is_full(directory: Path) -> bool:
-    status = os.statvfs(directory)
-    has_inodes = not status.f_files or status.f_favail >= _OPENING_FILES  # some file systems do not count them
-    return status.f_bavail * status.f_frsize < _OPENING_BYTES or not has_inodes
 
 
 def _is_being_made(marker: Path) -> bool:

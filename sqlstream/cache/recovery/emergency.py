@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Collection
 
 from sqlstream.cache.files.disk import DataFile, Disk
-from sqlstream.cache.files.locked_files import FULL
+from sqlstream.disk_room import FULL
 from sqlstream.errors import CacheError
 
 logger = logging.getLogger(__name__)

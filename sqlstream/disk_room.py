@@ -1,0 +1,44 @@
+"""Whether a disk has room: bytes, inodes, and what a quota leaves of them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import uuid
+from collections.abc import Iterator
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""How a disk says that it has no room, neither bytes nor, to the same errors, inodes: by itself, or by a quota."""
+
+
+def has_room(directory: str | os.PathLike[str], num_bytes: int, num_files: int) -> bool:
+    """Return whether so many bytes and files are to be had in a directory.
+
+    What the file system counts as free is taken for a moment, for it says nothing of quotas: ask where a write has failed.
+    """
+    status = os.statvfs(directory)
+    has_inodes = not status.f_files or status.f_favail >= num_files  # some file systems do not count them
+    if not has_inodes or status.f_bavail * status.f_frsize < num_bytes:
+        return False
+    try:
+        with contextlib.ExitStack() as files:
+            for i in range(num_files):
+                fd = files.enter_context(_passing_file(directory))
+                if i == 0:
+                    os.posix_fallocate(fd, 0, num_bytes)
+    except OSError as error:
+        return error.errno not in FULL
+    return True
+
+
+@contextlib.contextmanager
+def _passing_file(directory: str | os.PathLike[str]) -> Iterator[int]:
+    """Yield the descriptor of a new file that has no name any more."""
+    path = os.path.join(directory, f".room-{uuid.uuid4().hex}")
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.unlink(path)
+        yield fd
+    finally:
+        os.close(fd)

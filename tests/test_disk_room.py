@@ -1,0 +1,29 @@
+"""Room is asked for by taking it: what a quota leaves is in no statistics."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from sqlstream.disk_room import has_room
+
+
+def test_there_is_room_as_far_as_it_is_to_be_had(tmp_path: Path) -> None:
+    assert has_room(tmp_path, 1 << 20, 4)
+    assert not has_room(tmp_path, 1 << 62, 4)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "has"), [(errno.EDQUOT, False), (errno.ENOSPC, False), (errno.EIO, True)], ids=["EDQUOT", "ENOSPC", "EIO"]
+)
+def test_a_quota_leaves_no_room_whatever_the_statistics_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, has: bool
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(number, os.strerror(number))))
+    assert has_room(tmp_path, 1 << 20, 4) == has
+    assert list(tmp_path.iterdir()) == []
