@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """How a disk says that it has no room, neither bytes nor, to the same errors, inodes: by itself, or by a quota."""
+_FEW_INODES = 16  # arbitrary: as many as others may give back before the message is made
 
 
 def has_room(directory: str | os.PathLike[str], num_bytes: int, num_files: int) -> bool:
@@ -30,6 +31,18 @@ def has_room(directory: str | os.PathLike[str], num_bytes: int, num_files: int) 
     except OSError as error:
         return error.errno not in FULL
     return True
+
+
+def lack_of_inodes(directory: str | os.PathLike[str]) -> str:
+    """Return a clause for the message of a full disk: how few inodes are free; empty if there are some.
+
+    The kernel has one text for both, and a user who looks at the bytes finds room.
+    """
+    with contextlib.suppress(OSError):
+        status = os.statvfs(directory)
+        if status.f_files and status.f_favail < _FEW_INODES:
+            return f", {status.f_favail} of its {status.f_files} inodes are free (see `df -i`)"
+    return ""
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from sqlstream.cache.files.layout import AllocationUnit
 from sqlstream.cache.ledger.ledger import LedgerTransaction
 from sqlstream.cache.model.rows import Publication
 from sqlstream.cache.recovery.free_space import FreeSpace
-from sqlstream.disk_room import FULL
+from sqlstream.disk_room import FULL, lack_of_inodes
 from sqlstream.errors import CacheDiskError, CacheError, CacheFullError, FetchCancelledError, SqlStreamError
 from sqlstream.process import fork, interrupts
 from sqlstream.process.interrupts import Changes
@@ -337,7 +337,9 @@ def _disk_error(disk: Disk, lead: Lead, error: OSError) -> CacheDiskError:
     url, cure = urls.redact(lead.ref.url), "Free space on that disk, or lower the limit so that it fits"
     if error.errno == errno.ENOENT:
         cure = "A folder of the cache was removed meanwhile; the next use makes it again. Remove none while it is used"
-    return CacheDiskError(f"cannot write {url} to the cache at {disk.root}: {error.strerror}. {cure}", url=url)
+    return CacheDiskError(
+        f"cannot write {url} to the cache at {disk.root}: {error.strerror}{lack_of_inodes(disk.root)}. {cure}", url=url
+    )
 
 
 def _publish(disk: Disk, lead: Lead, size_bytes: int) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sqlstream.cache.model.refs import BLOCK_BYTES
+from sqlstream.disk_room import lack_of_inodes
 from sqlstream.errors import CacheDirectoryError, CacheDiskError, ConfigError
 from sqlstream.process import interrupts, locks
 from sqlstream.storage.base import urls
@@ -68,7 +69,9 @@ def check_locks(directory: Path) -> None:
             stack.callback(locks.close_descriptor, second)
             works = locks.try_lock(first) and not locks.try_lock(second)
         except OSError as error:
-            raise CacheDirectoryError(f"cannot create and lock files in {directory}: {error.strerror}") from error
+            raise CacheDirectoryError(
+                f"cannot create and lock files in {directory}: {error.strerror}{lack_of_inodes(directory)}"
+            ) from error
         finally:
             path.unlink(missing_ok=True)
     if not works:
@@ -229,7 +232,9 @@ def open_directory(root: Path, *, create: bool, allow_network_fs: bool) -> None:
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise CacheDirectoryError(f"cannot create the cache directory {root}: {error.strerror}") from error
+        raise CacheDirectoryError(
+            f"cannot create the cache directory {root}: {error.strerror}{lack_of_inodes(root.parent)}"
+        ) from error
     check_directory(root, allow_network_fs=allow_network_fs)
     if (root / "FORMAT").is_file() and not _is_cut_short(root):
         _check_format(root)
@@ -251,7 +256,9 @@ def open_directory(root: Path, *, create: bool, allow_network_fs: bool) -> None:
         try:
             _create(root)
         except OSError as error:
-            raise CacheDirectoryError(f"cannot make {root} a cache ({error}): free space there, or mend its rights") from error
+            raise CacheDirectoryError(
+                f"cannot make {root} a cache ({error}{lack_of_inodes(root)}): free space there, or mend its rights"
+            ) from error
     if not allow_network_fs:
         check_locks(root / "index")
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sqlstream.cache.ledger import damage, shared_locks
 from sqlstream.cache.ledger.write_lock import WriteLock, same_file, write_durably
-from sqlstream.disk_room import has_room
+from sqlstream.disk_room import has_room, lack_of_inodes
 from sqlstream.errors import (
     CacheClosedError,
     CacheDamagedError,
@@ -347,9 +347,10 @@ class Database:
         """Raise what `error` means for a user, and leave the database fit for the next use."""
         if isinstance(error, SqlStreamError):
             raise error
+        lack = lack_of_inodes(self.path.parent)
         if isinstance(error, OSError):
             raise CacheDiskError(
-                f"cannot work in {self.path.parent} ({error}): look at that disk's room and health, and at `ulimit -n`"
+                f"cannot work in {self.path.parent} ({error}{lack}): look at that disk's room and health, and at `ulimit -n`"
             ) from error
         full_code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         code = full_code & 0xFF
@@ -367,7 +368,7 @@ class Database:
             if code in _BUSY:
                 cure = "another program has it locked, with SQLite's own locks: find out which, and end it"
             facts = {"errno": errno.ENOSPC} if is_full else {}
-            raise CacheDiskError(f"cannot use {self.path} ({error}): {cure}", **facts) from error
+            raise CacheDiskError(f"cannot use {self.path} ({error}{lack}): {cure}", **facts) from error
         raise error
 
     def _note_damage(self) -> None:
