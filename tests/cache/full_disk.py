@@ -55,16 +55,21 @@ def open_when_full(directory: Path, size: int, num: int) -> dict[str, object]:
     """Open a cache when its disk has nothing left, not even the ballast: no ledger opens, although all of it may be evicted."""
     with FaultyHttpServer(objects([size] * num)) as server:
         urls = [f"{server.url}/o/{i}.bin" for i in range(num)]
-        with Cache(directory, limit=1 << 40) as cache:
+        with Cache(directory, limit=1 << 40, verify_reads="crc") as cache:
             for url in urls[: num // 4]:
-                brings(cache, url)
+                with cache.pinned(url) as path:
+                    pass
+        with path.open("r+b") as file:
+            file.write(b"damage")
         (directory / "ballast").unlink(missing_ok=True)
         fill(stranger := open_stranger(directory.parent))
         with Cache(directory, limit=1 << 40) as cache:
+            repairs = [(finding.kind, finding.repaired) for finding in cache.verify(repair=True, deep=True)]
             num_right = sum(brings(cache, url) for url in urls[: num // 2])
             findings = [str(finding) for finding in cache.verify()]
         os.close(stranger)
-    return {"num_right": num_right, "findings": findings, "troubles": violations(directory, at_rest=True)}
+    troubles = violations(directory, at_rest=True)
+    return {"repairs": repairs, "num_right": num_right, "findings": findings, "troubles": troubles}
 
 
 def main() -> None:

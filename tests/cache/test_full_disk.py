@@ -42,7 +42,12 @@ def in_order(size: int) -> dict[str, object]:
         "num_right_without_ballast": num // 4,
         "findings": [],
         "troubles_at_rest": [],
-        "opened_when_full": {"num_right": num // 2, "findings": [], "troubles": []},
+        "opened_when_full": {
+            "repairs": [["wrong content", True]],
+            "num_right": num // 2,
+            "findings": [],
+            "troubles": [],
+        },
     }
 
 
