@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import fsspec
 import pytest
 from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.registry import _registry
+from fsspec.utils import infer_storage_options
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, StorageError, TransientStorageError
@@ -179,3 +182,60 @@ def test_a_local_file_that_grew_is_not_cut(tmp_path: Path) -> None:
     path.write_bytes(b"b" * 10)
     with pytest.raises(TransientStorageError, match="6 bytes arrived, 5 were promised"):
         list(stream.chunks())
+
+
+class Hosted(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """The files of a host, as fsspec reads them over SFTP; each holds its own path."""
+
+    protocol = "hosted"
+    cachable = False
+    files = ("/d/a.txt", "/d/b?x=1.txt", "/d/b", "/d/c#1.txt", "/d/e%20.txt")
+
+    def __init__(self, host: str, **of_connection: object) -> None:
+        super().__init__(**of_connection)
+        assert not of_connection.keys() - {"port", "username"}, f"connect() got an unexpected keyword argument {of_connection}"
+        self.host = host
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str("/" + infer_storage_options(path.lstrip("/"))["path"].lstrip("/")).rstrip("/")
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, object]:
+        return {key: value for key, value in infer_storage_options(path).items() if key not in ("path", "protocol")}
+
+    def info(self, path: str, **_: object) -> dict[str, object]:
+        path = self._strip_protocol(path)
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        return {"name": path, "type": "file", "size": len(path), "mtime": datetime(2024, 1, 1, tzinfo=UTC)}
+
+    def find(self, path: str, **_: object) -> dict[str, dict[str, object]]:
+        return {file: self.info(file) for file in self.files if file.startswith(path)}
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: object) -> bytes:
+        return self._strip_protocol(path).encode()[start:end]
+
+
+@pytest.fixture
+def hosted(monkeypatch: pytest.MonkeyPatch) -> FsspecStorage:
+    monkeypatch.setitem(_registry, "hosted", Hosted)
+    return FsspecStorage(StorageOptions())
+
+
+@pytest.mark.parametrize("file", Hosted.files)
+def test_a_host_is_asked_for_the_very_name(hosted: FsspecStorage, file: str) -> None:
+    stream = hosted.get(f"hosted://me@h:22{file}")
+    assert b"".join(bytes(chunk) for chunk in stream.chunks()).decode() == file
+
+
+def test_a_name_that_a_file_system_would_take_for_another_one_is_refused(hosted: FsspecStorage) -> None:
+    with pytest.raises(StorageError, match=r"would ask for '/d\?x=1', which is another object"):
+        hosted.get("hosted://h/d/?x=1")
+
+
+def test_what_is_listed_has_the_host_of_the_prefix(hosted: FsspecStorage) -> None:
+    for prefix in ("hosted://me@h:22/d/", "hosted://h/d/"):
+        listed = [info.url for info in hosted.list(prefix)]
+        assert listed == sorted(f"{prefix}{file.removeprefix('/d/')}" for file in Hosted.files if file.startswith("/d/"))
+        assert [info.url for info in hosted.list(prefix, after=listed[1])] == listed[2:]

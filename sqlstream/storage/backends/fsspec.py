@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import threading
 import time
 import uuid
@@ -42,6 +43,7 @@ from sqlstream.storage.base.urls import is_remote, local_path, redact, redact_te
 _BLOCK_BYTES = 8 << 20  # of one range request: as s3transfer cuts its parts
 MAX_FILE_SYSTEMS = 128
 """File systems that are kept; fsspec makes one for each host, and of those that are not asynchronous one for each thread."""
+_END_OF_PATH = re.compile("[?#]")
 _VERSIONS = ("ETag", "etag", "md5", "mtime", "checksum", "blob_id")
 _CHANGED = ("LastModified", "last_modified", "updated", "modified", "modify", "modificationTime", "last_write_time")
 """Names of the time of an object's last change, beside `mtime`, in the file systems."""
@@ -166,8 +168,12 @@ class FsspecStorage:
             file_system, path = self._locate(prefix)
             file_system.invalidate_cache()
             found = file_system.find(path, detail=True)
+        root = path.rstrip("/") + "/"
         for name in sorted(found):
-            url = file_system.unstrip_protocol(name) if is_remote(prefix) else name
+            url = name
+            if is_remote(prefix):  # as the prefix is spelled: `unstrip_protocol` leaves the host out
+                in_root = name.startswith(root) and "::" not in prefix
+                url = f"{prefix.rstrip('/')}/{name[len(root) :]}" if in_root else file_system.unstrip_protocol(name)
             if after and url <= after:
                 continue
             if is_remote(prefix):
@@ -209,13 +215,17 @@ class FsspecStorage:
             return _checked_file_system(file_system, url)
         with self._lock:  # fsspec's registry of instances is no place for 16 threads at once
             try:
-                file_system, path = fsspec.core.url_to_fs(url, **_constructor_options(scheme(url), self._options))
+                options = _constructor_options(scheme(url), self._options)  # before gcsfs is imported
+                head = _head(fsspec.get_filesystem_class(scheme(url)), url)
+                file_system, path = fsspec.core.url_to_fs(head, **options)
             except ValueError as error:  # no such protocol, or a value that its constructor refuses
                 raise ConfigError(f"{redact(url)}: {redact_text(str(error))}", url=redact(url)) from error
             self._keep(file_system)
+        if (listings := getattr(file_system, "dircache", None)) is not None:
+            listings.use_listings_cache = False  # as an option it would reach SSHClient.connect, which refuses it
         if hasattr(file_system, "retries"):
             file_system.retries = 1  # s3fs, gcsfs: the number of tries; ours are counted above
-        return file_system, path
+        return file_system, path if "::" in url else _path_in(file_system, url)
 
     def _keep(self, file_system: Any) -> None:
         """Have fsspec forget the file systems that were not used for longest: each has a host and a connection of its own.
@@ -234,7 +244,33 @@ def _checked_file_system(file_system: Any, url: str) -> tuple[Any, str]:
     if not isinstance(file_system, fsspec.AbstractFileSystem):
         kind = type(file_system).__name__
         raise ConfigError(f"storage_options['filesystem'] is a {kind}: give an fsspec file system", url=redact(url))
-    return file_system, file_system._strip_protocol(url)
+    return file_system, _path_in(file_system, url)
+
+
+def _head(file_system: Any, url: str) -> str:
+    """Return a URL without what its file system would take for a query or fragment, and for options of its constructor.
+
+    To all else here `?` and `#` belong to the name of an object.
+    """
+    if "::" in url or not {"url_query", "url_fragment"} & file_system._get_kwargs_from_urls(url).keys():
+        return url
+    return _END_OF_PATH.split(url, maxsplit=1)[0]
+
+
+def _path_in(file_system: Any, url: str) -> str:
+    """Return the path of a URL in its file system.
+
+    Raises:
+        StorageError: It would ask for an object of another name: its methods read a path as a URL once more.
+    """
+    head = _head(file_system, url)
+    path = str(file_system._strip_protocol(head)) + url[len(head) :]
+    asked = str(file_system._strip_protocol(path))
+    if asked != path or (head != url and not url.endswith(path)):
+        where = redact(url)
+        text = f"{where}: fsspec's file system of {scheme(url)} would ask for {asked!r}, which is another object"
+        raise StorageError(f"{text}: give the object another name", url=where)
+    return path
 
 
 def _constructor_options(kind: str, options: StorageOptions) -> dict[str, Any]:
@@ -259,7 +295,7 @@ def _constructor_options(kind: str, options: StorageOptions) -> dict[str, Any]:
         os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     elif kind in ("http", "https"):
         given.setdefault("headers", {"Accept-Encoding": "identity"})
-    return {**given, "use_listings_cache": False}
+    return given
 
 
 def _bounded(file_system: Any, name: str, deadline: float) -> Callable[..., Any]:
