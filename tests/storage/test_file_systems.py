@@ -239,3 +239,10 @@ def test_what_is_listed_has_the_host_of_the_prefix(hosted: FsspecStorage) -> Non
         listed = [info.url for info in hosted.list(prefix)]
         assert listed == sorted(f"{prefix}{file.removeprefix('/d/')}" for file in Hosted.files if file.startswith("/d/"))
         assert [info.url for info in hosted.list(prefix, after=listed[1])] == listed[2:]
+
+
+def test_a_time_of_whole_seconds_notices_a_change_and_joins_no_parts(hosted: FsspecStorage) -> None:
+    info = hosted.head("hosted://h/d/a.txt")
+    assert info.version is not None
+    assert not info.has_version("2024-01-01 00:00:01+00:00")
+    assert (info.strong_etag, info.is_surely(info)) == (None, False)

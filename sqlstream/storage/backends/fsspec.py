@@ -15,6 +15,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -414,8 +415,13 @@ def _object_info(url: str, details: Mapping[str, Any]) -> ObjectInfo:
         size_bytes=details.get("size"),
         etag=None if etag is None else str(etag),
         last_modified=None if changed is None else str(changed),
-        is_of_file_system=True,
+        is_of_file_system=not _is_of_seconds(etag),
     )
+
+
+def _is_of_seconds(version: object) -> bool:
+    """Return whether a version is a time that tells no two changes within a second apart, as SFTP has it."""
+    return version.microsecond == 0 if isinstance(version, datetime) else isinstance(version, float) and version.is_integer()
 
 
 @contextmanager

@@ -37,7 +37,7 @@ class ObjectInfo:
     is_private: bool = field(default=False, compare=False)
     """True: the connection led to this machine or a private network; known for http(s) only."""
     is_of_file_system: bool = field(default=False, compare=False)
-    """True: `etag` is what a file system says, which leaves the quotes of a header out."""
+    """True: `etag` is what a file system says of one sequence of bytes, and leaves the quotes of a header out."""
     coded_md5: str | None = field(default=None, compare=False)
     """MD5 of a coded body as it is sent, once it was read to its end and its ETag may be one; None: it is not coded."""
 
