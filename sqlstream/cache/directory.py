@@ -42,6 +42,7 @@ class CacheDirectory:
         database = Database(
             disk.root / "ledger.sqlite",
             refill=lambda connection: rebuild.refill(connection, disk),
+            is_there=disk.is_there,
             on_full=lambda: emergency.give_room(disk),
         )
         self.ledger = Ledger(database)

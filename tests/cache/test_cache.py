@@ -529,6 +529,21 @@ def test_a_directory_that_is_replaced_under_a_cache_is_used_anew(directory: Path
     check_invariants(directory, at_rest=True)
 
 
+def test_nothing_is_made_in_a_strangers_directory_that_takes_the_place_of_a_cache(directory: Path, urls: list[str]) -> None:
+    with Cache(directory, limit=1 << 20) as cache:
+        with cache.pinned(urls[0]):
+            pass
+        remove(directory)
+        directory.mkdir()
+        (directory / "data").mkdir()
+        for url in urls[:2]:
+            with pytest.raises(CacheDirectoryError, match="is gone"), cache.pinned(url):
+                pass
+        with pytest.raises(CacheDirectoryError, match="is gone"):
+            cache.statistics()
+    assert [path.name for path in directory.iterdir()] == ["data"]
+
+
 def stream(cache: Cache, urls: list[str], window: int) -> int:
     """Read all URLs as the engine does: half a window ahead, released one by one; return the transactions per 1000 samples."""
     session = Session(cache)

@@ -104,6 +104,10 @@ class Disk:
         self.restore_ballast()
         locked_files.create_note(f"{self.root}/removing", _NOTE_BYTES)
 
+    def is_there(self) -> bool:
+        """Return whether a cache is at the path; it may be another one, or a stranger's directory by now."""
+        return (self.root / "FORMAT").is_file()
+
     # -- data ---------------------------------------------------------------------------------------------------------
 
     def data_path(self, key: bytes, ext: str) -> str:
@@ -217,7 +221,7 @@ class Disk:
         Raises:
             FileNotFoundError: This is no cache any more.
         """
-        if not (self.root / "FORMAT").is_file():
+        if not self.is_there():
             raise FileNotFoundError(errno.ENOENT, "the cache directory is gone", str(self.root))
         layout.make_folders(self.root)
 

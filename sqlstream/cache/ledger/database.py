@@ -100,6 +100,7 @@ class Database:
     Args:
         path: The SQLite file; its directory holds `lock` and `gate`.
         refill: Fills an empty ledger from what else is known, after the old one was found damaged; called under the write lock.
+        is_there: Returns whether the directory is a cache still: nothing is made in one that has taken its place.
         on_full: Called under the write lock when SQLite finds the disk full; frees what it can for the next transaction.
         busy_seconds: How long to wait for a program that uses the file without our lock.
 
@@ -110,7 +111,13 @@ class Database:
     """
 
     def __init__(
-        self, path: Path, *, refill: Refill | None = None, on_full: Callable[[], None] | None = None, busy_seconds: float = 30.0
+        self,
+        path: Path,
+        *,
+        refill: Refill | None = None,
+        is_there: Callable[[], bool] | None = None,
+        on_full: Callable[[], None] | None = None,
+        busy_seconds: float = 30.0,
     ) -> None:
         self.path = path
         self._busy_seconds = busy_seconds
@@ -119,7 +126,7 @@ class Database:
         """Grows whenever the file is opened again; what was registered in an older one must be registered anew."""
         self.num_transactions = 0
         """Write transactions, for tests and tuning."""
-        self._write_lock = WriteLock(path.parent, when_replaced=self._close_files)
+        self._write_lock = WriteLock(path.parent, self._close_files, is_there)
         self._connection: sqlite3.Connection | None = None
         self._shared: list[int] = []
         """`shared_locks` of the connection."""

@@ -28,6 +28,7 @@ class WriteLock:
     Args:
         directory: Where its files are.
         when_replaced: Closes what was opened in a directory that another one has replaced, this lock included.
+        is_there: Returns whether what is at its path may have our files; None: any directory may.
         patience_seconds: After so long the log says whom we wait for.
     """
 
@@ -35,11 +36,13 @@ class WriteLock:
         self,
         directory: Path,
         when_replaced: Callable[[], None] | None = None,
+        is_there: Callable[[], bool] | None = None,
         *,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self.turn = locks.Turn(f"the cache ledger in {directory}")
         self._when_replaced = when_replaced or self.close
+        self._is_there = is_there or directory.is_dir
         self._directory = directory
         self._patience_seconds = patience_seconds
         self._lock_path = f"{directory}/lock"
@@ -69,7 +72,7 @@ class WriteLock:
 
     def _enter_current(self) -> bool:
         for _ in range(10):  # someone replaces the directory again and again: not our case to win
-            if not self.is_open and not self._directory.is_dir():
+            if not self.is_open and not self._is_there():
                 raise CacheDirectoryError(f"the cache directory {self._directory} is gone: create the dataset or cache anew")
             if not self.enter():
                 return False
