@@ -15,6 +15,7 @@ from sqlstream.cache.acquire.wait import RoomQueue
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.files.read_hold import KeptLocks
 from sqlstream.cache.ledger.ledger import Ledger
+from sqlstream.errors import CacheError
 from sqlstream.process import fork, interrupts, locks
 
 REVOKE_TICKS = 8
@@ -163,7 +164,9 @@ class BackgroundThread:
             except Exception as error:
                 if str(error) != said:
                     said = str(error)
-                    logger.exception("the cache's background thread failed; it tries again every %g s", FAILED_SECONDS)
+                    text = "the cache's background thread failed (%s); it tries again every %g s"
+                    is_ours = not isinstance(error, CacheError)
+                    logger.log(logging.ERROR, text, error, FAILED_SECONDS, exc_info=is_ours)
                 is_over.wait(FAILED_SECONDS)
             if not is_awake.wait(IDLE_SECONDS) and self._ends():
                 return
