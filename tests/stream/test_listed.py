@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.dirfs import DirFileSystem
 
 from sqlstream import StreamingDataset
 from sqlstream.cache.model.refs import charged_bytes
@@ -38,6 +41,13 @@ def dataset_of(src: str, directory: Path, server: FaultyHttpServer, **options: A
         show_progress=False,
         **options,
     )
+
+
+class OtherVersions(DirFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Names other versions in answers than in listings, as `hf` does."""
+
+    def info(self, path: str, **options: object) -> dict[str, object]:
+        return {**super().info(path, **options), "ETag": f"of {path}"}
 
 
 def content(sample: dict[str, Any]) -> bytes:
@@ -84,6 +94,31 @@ def test_a_new_listing_never_finds_the_old_object_in_the_cache(server: FaultyHtt
         with dataset_of(src, tmp_path / "cache", server) as dataset:
             assert content(dataset[3]) == b"\x02" * size
             assert [content(sample) for sample in dataset] == [b"\x02" * size] * 4
+
+
+@pytest.mark.parametrize("is_in_answers", [True, False])
+def test_a_new_listing_of_a_file_system_drops_the_old_object_where_its_answers_name_the_same_version(
+    tmp_path: Path, is_in_answers: bool
+) -> None:
+    folder = tmp_path / "root" / "photos"
+    folder.mkdir(parents=True)
+    kind = DirFileSystem if is_in_answers else OtherVersions
+    file_system = kind(path=str(tmp_path / "root"), fs=fsspec.filesystem("file"))
+    for version in (1, 2):
+        for at in range(2):
+            (folder / f"{at}.jpg").write_bytes(bytes([version]) * SIZE)
+            os.utime(folder / f"{at}.jpg", (version + 0.5, version + 0.5))
+        with StreamingDataset(
+            "dir://photos/",
+            tmp_path / "cache",
+            data_type="image",
+            columns_to_download=["jpg"],
+            storage_options={"filesystem": file_system},
+            allowed_roots=["dir://photos/"],
+            show_progress=False,
+        ) as dataset:
+            found = [content(sample)[:1] for sample in dataset]
+    assert found == [b"\x02" if is_in_answers else b"\x01"] * 2, "what lists and what answers must name one version"
 
 
 def test_an_old_object_that_is_in_use_is_an_error_and_stays(server: FaultyHttpServer, tmp_path: Path) -> None:

@@ -33,8 +33,6 @@ from sqlstream.index.sources.places.listing import Census, Listing
 from sqlstream.index.types.models import SourceFile
 from sqlstream.sample_types import DataSampleType
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.etags import has_own_version
-from sqlstream.storage.base.settings import SCHEMES
 
 logger = logging.getLogger(__name__)
 
@@ -256,10 +254,9 @@ class DirectoryTable:
             )  # fmt: skip
 
     def _note(self, file: SourceFile) -> None:
-        """Keep what a remote listing says of a file; ETags only of object stores, whose answers name the same ones."""
+        """Keep what a remote listing says of a file."""
         if urls.is_remote(self._listing.directory):
-            is_store = urls.scheme(self._listing.directory) in SCHEMES and has_own_version(file.etag)
-            etag = file.etag if is_store else None
+            etag = self._listing.version_in_answers(file)
             self._db.execute("INSERT OR IGNORE INTO said VALUES (?, ?, ?)", (file.url, file.size_bytes, etag))
 
     def _take(self, path: str) -> bool:

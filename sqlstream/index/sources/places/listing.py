@@ -11,10 +11,13 @@ from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
+from sqlstream.errors import StorageError
 from sqlstream.index.sources.base.access import named_errors
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
+from sqlstream.storage.base.etags import has_own_version
 from sqlstream.storage.base.protocols import RemoteReader
+from sqlstream.storage.base.settings import SCHEMES
 
 _DIGEST_BITS = 128
 _LISTED_AT_A_TIME = 16  # threads: they wait for the disk, or for a file system behind a network
@@ -44,6 +47,7 @@ class Listing:
         self._remote = remote
         self._folders_at_a_time = folders_at_a_time
         self._names_at_a_time = names_at_a_time
+        self._is_in_answers = True if urls.scheme(directory) in SCHEMES else None
 
     def files(self) -> Iterator[SourceFile]:
         """Yield all files, at any depth, in any order; `url` is the path relative to the directory."""
@@ -55,6 +59,18 @@ class Listing:
                 name = info.url.removeprefix(self.directory)
                 if name and not name.endswith("/"):  # placeholders of empty directories
                     yield SourceFile(url=name, size_bytes=info.size_bytes, etag=info.version)
+
+    def version_in_answers(self, file: SourceFile) -> str | None:
+        """Return the version of a listed file if answers to requests for it name the same one; else each would be a change.
+
+        Of object stores that is known; of other file systems the first file with a version is asked for.
+        """
+        if not has_own_version(file.etag):
+            return None
+        if self._is_in_answers is None:
+            with contextlib.suppress(StorageError):
+                self._is_in_answers = self._remote.head(self.directory + file.url).version == file.etag
+        return file.etag if self._is_in_answers else None
 
     def version(self) -> tuple[str, int]:
         """Return a digest of all files with their versions, and their number; the order of listing does not matter."""
