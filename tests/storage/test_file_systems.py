@@ -246,3 +246,31 @@ def test_a_time_of_whole_seconds_notices_a_change_and_joins_no_parts(hosted: Fss
     assert info.version is not None
     assert not info.has_version("2024-01-01 00:00:01+00:00")
     assert (info.strong_etag, info.is_surely(info)) == (None, False)
+
+
+class Ending(Hosted):
+    """A host that ends each connection after its second call."""
+
+    protocol = "ending"
+    cachable = True
+
+    def __init__(self, host: str, **of_connection: object) -> None:
+        super().__init__(host, **of_connection)
+        self.num_calls = 0
+
+    def info(self, path: str, **options: object) -> dict[str, object]:
+        self.num_calls += 1
+        if self.num_calls > 2:
+            raise OSError("Socket is closed")
+        return super().info(path, **options)
+
+
+def test_a_file_system_whose_connection_ended_is_made_anew_for_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_registry, "ending", Ending)
+    storage = FsspecStorage(StorageOptions())
+    for _ in range(3):
+        for _ in range(2):
+            assert storage.head("ending://h/d/a.txt").size_bytes == len("/d/a.txt")
+        with pytest.raises(TransientStorageError, match="Socket is closed"):
+            storage.head("ending://h/d/a.txt")
+    storage.forget()

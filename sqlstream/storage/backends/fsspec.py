@@ -88,6 +88,11 @@ ERRORS: dict[str, type[SqlStreamError]] = {
     "botocore.exceptions.IncompleteReadError": TransientStorageError,
     "botocore.exceptions.ResponseStreamingError": TransientStorageError,
     "gcsfs.retry.ChecksumError": TransientStorageError,
+    "ftplib.error_temp": TransientStorageError,
+    "paramiko.ssh_exception.AuthenticationException": AccessDeniedError,
+    "paramiko.ssh_exception.BadHostKeyException": StorageError,
+    "paramiko.ssh_exception.NoValidConnectionsError": TransientStorageError,
+    "paramiko.ssh_exception.SSHException": TransientStorageError,
     "fsspec.exceptions.BlocksizeMismatchError": StorageError,
     "builtins.ImportError": MissingDependencyError,
     "builtins.TypeError": ConfigError,  # an option that the file system's constructor does not know
@@ -108,6 +113,8 @@ def map_error(error: Exception, url: str) -> SqlStreamError:
         cause = cause.__cause__
     names = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__]
     ours = next(ERRORS[name] for name in names if name in ERRORS)
+    if ours is StorageError and isinstance(error, OSError) and error.errno is None:  # of a client: "Socket is closed"
+        ours = TransientStorageError
     if ours is MissingDependencyError:
         package = _PACKAGES.get(scheme(url))
         cure = f"pip install {package}" if package else "install the package that it names"
@@ -136,15 +143,13 @@ class FsspecStorage:
     def head(self, url: str) -> ObjectInfo:
         """Return size and etag of one object."""
         deadline = time.monotonic() + self._options.total_timeout_seconds
-        with _mapped(url):
-            file_system, path = self._locate(url)
+        with self._opened(url) as (file_system, path):
             return _object_info(url, _details(url, file_system, path, deadline))
 
     def get(self, url: str, *, start: int = 0, stop: int | None = None, etag: str | None = None) -> FsspecStream:
         """Open the object, whole or a range."""
         deadline = time.monotonic() + self._options.total_timeout_seconds
-        with _mapped(url):
-            file_system, path = self._locate(url)
+        with self._opened(url) as (file_system, path):
             info = _object_info(url, _details(url, file_system, path, deadline))
             if etag and info.etag != etag:
                 raise ObjectChangedError(f"{redact(url)} is not the version that was asked for", url=redact(url))
@@ -165,8 +170,7 @@ class FsspecStorage:
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """Yield every object below `prefix`, sorted by name; fsspec gives the listing whole."""
-        with _mapped(prefix):
-            file_system, path = self._locate(prefix)
+        with self._opened(prefix) as (file_system, path):
             file_system.invalidate_cache()
             found = file_system.find(path, detail=True)
         root = path.rstrip("/") + "/"
@@ -186,8 +190,7 @@ class FsspecStorage:
 
     def put(self, url: str, path: Path) -> None:
         """Store a local file as an object; what is no object store gets it under another name first."""
-        with _mapped(url):
-            file_system, name = self._locate(url)
+        with self._opened(url) as (file_system, name):
             if scheme(url) in SCHEMES:
                 file_system.put_file(str(path), name)
                 return
@@ -207,6 +210,25 @@ class FsspecStorage:
             while self._used:
                 token, file_system = self._used.popitem()
                 type(file_system)._cache.pop(token, None)
+
+    @contextmanager
+    def _opened(self, url: str) -> Iterator[tuple[Any, str]]:
+        """Yield the file system of a URL and the path there.
+
+        One that cannot be reached is forgotten, so that the next try makes another one: what is not asynchronous has one
+        connection from its start, and none once that has ended.
+        """
+        with _mapped(url):
+            file_system, path = self._locate(url)
+            try:
+                yield file_system, path
+            except Exception as error:
+                ours = error if isinstance(error, SqlStreamError) else map_error(error, url)
+                if isinstance(ours, TransientStorageError) and not file_system.async_impl:
+                    with self._lock:
+                        self._used.pop(file_system._fs_token, None)
+                        type(file_system)._cache.pop(file_system._fs_token, None)
+                raise
 
     def _locate(self, url: str) -> tuple[Any, str]:
         """Return the file system of a URL and the path there."""
