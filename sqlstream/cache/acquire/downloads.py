@@ -334,7 +334,7 @@ def _must_be_asked_again(disk: Disk, lead: Lead, error: SqlStreamError) -> bool:
 
 
 def _disk_error(disk: Disk, lead: Lead, error: OSError) -> CacheDiskError:
-    url, cure = urls.redact(lead.ref.url), "Free space on that disk, or lower the limit so that it fits"
+    url, cure = urls.redact(lead.ref.url), "Free space on that disk, lower the limit so that it fits, or give min_free_bytes"
     if error.errno == errno.ENOENT:
         cure = "A folder of the cache was removed meanwhile; the next use makes it again. Remove none while it is used"
     return CacheDiskError(
