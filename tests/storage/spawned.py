@@ -14,7 +14,7 @@ _made: dict[tuple[str, str], Storage] = {}
 
 
 def _storage(backend: str, options: StorageOptions) -> Storage:
-    from sqlstream.storage.backends.fsspec import FsspecStorage
+    from sqlstream.storage.backends.fsspec.storage import FsspecStorage
     from sqlstream.storage.backends.http import HttpStorage
     from sqlstream.storage.backends.obstore import ObstoreStorage
 

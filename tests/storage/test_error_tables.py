@@ -12,7 +12,8 @@ PROGRAM = """
 import inspect
 import aiohttp, botocore.exceptions, fsspec.exceptions, obstore.exceptions, urllib3.exceptions
 from sqlstream.errors import SqlStreamError, StorageError, TransientStorageError
-from sqlstream.storage.backends import fsspec as fsspec_backend, http as http_backend, obstore as obstore_backend
+from sqlstream.storage.backends import http as http_backend, obstore as obstore_backend
+from sqlstream.storage.backends.fsspec import errors as fsspec_backend
 
 def exceptions(module):
     return [thing for _, thing in inspect.getmembers(module, inspect.isclass) if issubclass(thing, Exception)]

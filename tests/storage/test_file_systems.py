@@ -15,7 +15,7 @@ from fsspec.utils import infer_storage_options
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, StorageError, TransientStorageError
-from sqlstream.storage.backends.fsspec import FsspecStorage
+from sqlstream.storage.backends.fsspec.storage import FsspecStorage
 from sqlstream.storage.backends.resolve import Resolver
 from sqlstream.storage.base.protocols import read_ranges
 from sqlstream.storage.base.retry import RetryPolicy

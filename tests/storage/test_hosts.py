@@ -15,7 +15,7 @@ import pytest
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import StorageError
-from sqlstream.storage.backends.fsspec import MAX_FILE_SYSTEMS, FsspecStorage
+from sqlstream.storage.backends.fsspec.file_systems import MAX_FILE_SYSTEMS, FileSystems
 from sqlstream.storage.backends.http import HttpStorage
 from sqlstream.storage.backends.http_pools import Pools
 from sqlstream.storage.fetcher import Fetcher
@@ -201,11 +201,12 @@ def test_the_timeout_bounds_the_head_and_the_body_of_a_request(tmp_path: Path, c
 
 
 def test_file_systems_of_many_hosts_are_not_all_kept() -> None:
-    storage = FsspecStorage(StorageOptions())
+    file_systems = FileSystems(StorageOptions())
     kind = fsspec.get_filesystem_class("webhdfs")
     kind.clear_instance_cache()
     for i in range(2 * MAX_FILE_SYSTEMS):
-        storage._locate(f"webhdfs://host-{i}:1/x")
+        with file_systems.opened(f"webhdfs://host-{i}:1/x"):
+            pass
     assert len(kind._cache) == MAX_FILE_SYSTEMS
     kind.clear_instance_cache()
 

@@ -20,7 +20,7 @@ from sqlstream.storage.base.settings import SCHEMES, options_over
 from sqlstream.storage.base.urls import is_command, is_remote, redact, scheme
 
 if TYPE_CHECKING:
-    from sqlstream.storage.backends.fsspec import FsspecStorage
+    from sqlstream.storage.backends.fsspec.storage import FsspecStorage
     from sqlstream.storage.backends.http_pools import Pools
     from sqlstream.storage.base.identity import PartingOptions
 
@@ -172,7 +172,7 @@ class _Backends:
 
     @cached_property
     def fsspec(self) -> FsspecStorage:
-        from sqlstream.storage.backends.fsspec import FsspecStorage
+        from sqlstream.storage.backends.fsspec.storage import FsspecStorage
 
         return FsspecStorage(self._options)
 

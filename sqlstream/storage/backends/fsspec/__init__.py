@@ -1,0 +1,1 @@
+"""fsspec: local files, every scheme that obstore does not serve, and `storage_options={'backend': 'fsspec'}`."""
