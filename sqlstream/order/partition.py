@@ -25,6 +25,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.order.permute import Int64Array
@@ -186,6 +187,17 @@ class Partition:
             return taken
         return taken - taken % batch_size + batch_size
 
+    def is_on_node(self, positions: Int64Array) -> NDArray[np.bool_]:
+        """Return which positions of the epoch a rank of this node takes: [n]; steps have one size."""
+        assert self.uneven is None, "rows whose batches differ in size come at no known position"
+        taken = self._are_places_on_node(positions % self.step_size, self.batch_size or 1)  # [n]
+        is_late = positions >= (border := self.num_whole_steps * self.step_size)  # [n]
+        if is_late.any():
+            places = np.arange(self.last_width * self.world.world_size)  # [p]
+            own = border + self._folded(places[self._are_places_on_node(places, self.last_width)])  # [q]
+            taken[is_late] = np.isin(positions[is_late], own)
+        return taken
+
     def worker_of(self, step: int) -> int:
         """Return the worker that takes `step`, which is not before `first_step`."""
         return (self.first_worker + step - self.first_step) % self.world.num_workers
@@ -229,6 +241,14 @@ class Partition:
         if self.num_canonical_nodes == 1:
             return world.rank * width + within
         return world.node + (world.local_rank * width + within) * world.num_nodes
+
+    def _are_places_on_node(self, places: Int64Array, width: int) -> NDArray[np.bool_]:
+        """Return which places within a step are those of this node's ranks, each rank having `width` of them: [n]."""
+        world, first = self.world, (self.world.rank - self.world.local_rank) * width
+        own: NDArray[np.bool_] = (first <= places) & (places < first + world.local_world_size * width)  # [n]
+        if self.num_canonical_nodes > 1:
+            own = places % world.num_nodes == world.node  # [n]
+        return own
 
     def _folded(self, places: Int64Array) -> Int64Array:
         """Return places of the last step with those beyond its end replaced by earlier ones of it."""

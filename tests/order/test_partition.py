@@ -253,3 +253,28 @@ def test_canonical_nodes_refuse_nodes_with_unequal_ranks() -> None:
     plan = Plan(num_samples=10, seed=1, batch_size=2, num_canonical_nodes=2)
     with pytest.raises(ConfigError, match=r"num_canonical_nodes=2.*world_size=5, num_nodes=2 and local_world_size=3"):
         plan.partition(World(world_size=5, local_world_size=3, num_nodes=2))
+
+
+@pytest.mark.parametrize("num_samples", [1, 3, 16, 53, 61])
+@pytest.mark.parametrize("tail", list(Tail))
+def test_a_node_takes_what_its_ranks_take(tail: Tail, num_samples: int) -> None:
+    for num_nodes, parts in ((1, 1), (2, 1), (4, 1), (2, 2), (2, 4), (4, 4)):
+        layout = Layout(8, 2, num_nodes)
+        plan = plan_for(layout, num_samples, 16, tail, parts)
+        for node in range(num_nodes):
+            worlds = [world for rank in range(8) for world in layout.worlds(rank) if world.node == node]
+            own = {p for world in worlds for block in plan.partition(world).blocks() for p in block.tolist()}
+            found = plan.partition(worlds[0]).is_on_node(np.arange(num_samples))
+            assert np.flatnonzero(found).tolist() == sorted(own), (num_nodes, parts, node)
+
+
+def test_a_node_of_fewer_ranks_than_others_takes_what_its_ranks_take() -> None:
+    num_local, firsts = (3, 1, 2), (0, 3, 4)
+    plan = Plan(num_samples=53, seed=11, batch_size=3)
+    for node, (size, first) in enumerate(zip(num_local, firsts, strict=True)):
+        worlds = [
+            World(rank=first + i, world_size=6, local_rank=i, local_world_size=size, node=node, num_nodes=3)
+            for i in range(size)
+        ]
+        own = {p for world in worlds for p in plan.partition(world).positions(0, 53).tolist()}
+        assert np.flatnonzero(plan.partition(worlds[-1]).is_on_node(np.arange(53))).tolist() == sorted(own)

@@ -27,8 +27,8 @@ from tests.stream.sources import Photos, check_bytes
 NUM_ROWS, BATCH_SIZE = 64, 2
 
 
-def share_of(plan: Plan, world: World, num_positions: int = NUM_ROWS) -> EpochShare:
-    weighting = Weighting(NUM_ROWS, num_positions, lambda weights: pytest.fail("no weights here"), None)
+def share_of(plan: Plan, world: World, num_rows: int | None = None) -> EpochShare:
+    weighting = Weighting(num_rows or plan.num_samples, plan.num_samples, lambda weights: pytest.fail("no weights here"), None)
     steps = replace(plan.steps, order=Weighted(order=plan.order, weights=weighting, seed=plan.seed))
     return EpochShare(epoch=0, steps=steps, partition=steps.partition(0, world), fingerprint=steps.order.fingerprint)
 
@@ -85,15 +85,16 @@ def test_whole_shards_that_are_mixed_stay_until_their_last_sample_with_belady(se
     assert num_requests <= 2 * num_shards, "by the next epoch of the samples used last, shards went between two samples"
 
 
+@pytest.mark.parametrize("num_rows", [NUM_ROWS, NUM_ROWS - 3, NUM_ROWS + 2])
 @pytest.mark.parametrize("parts", [1, 2, 4])
-def test_on_several_nodes_only_what_this_node_takes_again_counts(parts: int) -> None:
-    plan = Plan(num_samples=NUM_ROWS, seed=5, batch_size=BATCH_SIZE, num_canonical_nodes=parts)
+def test_on_several_nodes_only_what_this_node_takes_again_counts(parts: int, num_rows: int) -> None:
+    plan = Plan(num_samples=num_rows, seed=5, batch_size=BATCH_SIZE, num_canonical_nodes=parts)
     worlds = [World(rank=r, world_size=4, local_rank=r % 2, local_world_size=2, node=r // 2, num_nodes=2) for r in range(4)]
     for node in (0, 1):
-        taken = {p for w in worlds if w.node == node for p in plan.partition(w).positions(0, NUM_ROWS // 4).tolist()}
-        again = positions_of(plan, 1, plan.rows(0, 0, NUM_ROWS)).tolist()
-        expected = [(NUM_ROWS - p + q if q in taken else 2 * NUM_ROWS) // 2 for p, q in enumerate(again)]
-        found = next_uses(share_of(plan, worlds[2 * node]), np.arange(NUM_ROWS))
+        taken = {p for w in worlds if w.node == node for p in plan.partition(w).positions(0, num_rows).tolist()}
+        again = positions_of(plan, 1, plan.rows(0, 0, num_rows)).tolist()
+        expected = [(num_rows - p + q if q in taken else 2 * num_rows) // 2 for p, q in enumerate(again)]
+        found = next_uses(share_of(plan, worlds[2 * node]), np.arange(num_rows))
         assert found is not None
         assert found.tolist() == expected
 
@@ -109,7 +110,7 @@ def test_what_the_next_epoch_drops_counts_as_two_epochs_away() -> None:
 
 def test_there_is_no_forecast_where_the_order_has_no_inverse() -> None:
     plan = Plan(num_samples=2 * NUM_ROWS, seed=5, batch_size=BATCH_SIZE)
-    assert next_uses(share_of(plan, World(), num_positions=2 * NUM_ROWS), np.arange(4)) is None
+    assert next_uses(share_of(plan, World(), NUM_ROWS), np.arange(4)) is None
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

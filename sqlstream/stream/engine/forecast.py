@@ -8,10 +8,9 @@ from functools import lru_cache
 from itertools import groupby
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sqlstream.cache.session import Policy
-from sqlstream.order import Blocks, Int64Array, Partition, Tail, Weighted
+from sqlstream.order import Blocks, Int64Array, Weighted
 from sqlstream.stream.engine.slots import PlannedSample
 from sqlstream.stream.run.shares import EpochShare
 
@@ -62,7 +61,7 @@ def next_uses(share: EpochShare, positions: Int64Array) -> Int64Array | None:
         return None
     partition, num_positions = share.steps.partition(epoch + 1, share.partition.world), order.num_positions(epoch)
     distances = num_positions - positions + again
-    distances[~_are_taken_here(partition, again)] = num_positions + partition.num_positions
+    distances[~partition.is_on_node(again)] = num_positions + partition.num_positions
     counted: Int64Array = np.maximum(distances // partition.world.num_nodes, 1)
     return counted
 
@@ -86,7 +85,7 @@ def next_uses_of_blocks(share: EpochShare, positions: Int64Array) -> Int64Array 
     found = np.empty(len(positions), dtype=np.int64)  # [n]
     for block in np.unique(blocks).tolist():
         known = (_positions_of_block(order, later, int(bounds[block]), int(bounds[block + 1])) for later in (epoch, epoch + 1))
-        this, again = (some[_are_taken_here(part, some)] for some, part in zip(known, parts, strict=True))  # [m] each
+        this, again = (some[part.is_on_node(some)] for some, part in zip(known, parts, strict=True))  # [m] each
         this = this[np.searchsorted(this, positions.max(), side="right") :]  # [m]
         end = num_positions + (int(again[0]) if len(again) else parts[1].num_positions)
         found[blocks == block] = int(this[0]) if len(this) else end
@@ -98,17 +97,3 @@ def next_uses_of_blocks(share: EpochShare, positions: Int64Array) -> Int64Array 
 def _positions_of_block(order: Blocks, epoch: int, first_row: int, stop: int) -> Int64Array:
     """Return the positions of the rows of a block in an epoch, from the first on: [stop - first_row]."""
     return np.sort(order.positions_of(epoch, np.arange(first_row, stop)))
-
-
-def _are_taken_here(partition: Partition, positions: Int64Array) -> NDArray[np.bool_]:
-    """Return which positions of an epoch this node takes: [n]."""
-    world, step_size = partition.world, partition.step_size
-    places = positions % step_size
-    if partition.num_canonical_nodes > 1:
-        node = places % world.num_nodes
-    else:
-        node = places // (partition.batch_size or 1) // world.local_world_size
-    is_here = (node == world.node) if world.num_nodes > 1 else np.ones(len(positions), dtype=np.bool_)
-    if partition.tail is Tail.DROP:
-        is_here &= positions < partition.num_whole_steps * step_size
-    return is_here
