@@ -318,15 +318,17 @@ class StreamingDataset(SelectedRows, IteratedDataset):
     def _prepare(self) -> None:
         refresh_rows(self._pipeline, self._schedule)
 
-    def reweight(self, weights: WeightsSpec | None, at_step: int | None = None) -> None:
+    def reweight(self, weights: WeightsSpec | None, at_step: int | None = None, at_epoch: int | None = None) -> None:
         """Change how often rows come; call it on every rank, after the same step. States carry it.
 
         Args:
             weights: An SQL expression over the selected rows, a column, or a number for each row; None: all the same.
-            at_step: From this step of the epoch under way on; None: from the next epoch on.
+            at_step: From this step of the epoch under way on.
+            at_epoch: From this epoch on. None, and no `at_step`: from the next one on, which with `infinite_iteration` may be
+                planned already.
 
         Raises:
-            StateError: That step is handed out or planned already; the message names the first possible one.
+            StateError: That step, or epoch, is handed out or planned already; the message names the first possible one.
             ConfigError, QueryError: These are no weights; or the rows may change by `refresh`; or `batches` with `at_step`.
         """
         if self._pipeline.options.refresh is not None:
@@ -337,4 +339,4 @@ class StreamingDataset(SelectedRows, IteratedDataset):
                 "out, then they hold from the next epoch on"
             )
         self._check_packs_can_be_weighted()
-        reweight(self._schedule, weights, at_step, self._pipeline.options.samples.prefetch)
+        reweight(self._schedule, weights, at_step, at_epoch, self._pipeline.options.samples.prefetch)

@@ -169,8 +169,8 @@ class IteratedDataset(IterableDataset[Sample]):
         """Return the rows of all ranks."""
 
     @abstractmethod
-    def reweight(self, weights: Any, at_step: int | None = None) -> None:
-        """Change what comes how often, from the next epoch on, or from a step of the epoch under way."""
+    def reweight(self, weights: Any, at_step: int | None = None, at_epoch: int | None = None) -> None:
+        """Change what comes how often, from the next epoch on, from a later one, or from a step of the epoch under way."""
 
     @abstractmethod
     def close(self) -> None:

@@ -157,21 +157,23 @@ class MixedDataset(IteratedDataset):
         super().expect_batches(options)
         self._run.settle()
 
-    def reweight(self, weights: NamedWeights, at_step: int | None = None) -> None:
+    def reweight(self, weights: NamedWeights, at_step: int | None = None, at_epoch: int | None = None) -> None:
         """Change how often streams come; call it on every rank, after the same step. States carry it, counts of draws go on.
 
         Args:
             weights: Weights of all streams by name; 0: the stream pauses, and later goes on where it was.
-            at_step: From this step of the epoch under way on; None: from the next epoch on. Later changes are dropped.
+            at_step: From this step of the epoch under way on. Later changes are dropped.
+            at_epoch: From this epoch on. None, and no `at_step`: from the next one on, which with `infinite_iteration` may be
+                planned already.
 
         Raises:
-            StateError: That step is handed out or planned already; the message names the first possible one.
-            ConfigError: These are no weights of the streams.
+            StateError: That step, or epoch, is handed out or planned already; the message names the first possible one.
+            ConfigError: These are no weights of the streams; or `stop="never"` has no next epoch.
         """
         self._run.mixing.whole(weights)
         self._check_begun()
         num_ahead = self._pipeline.options.prefetch + planned_together(len(self._leaves)) - PLANNED_TOGETHER
-        reweight(self._schedule, weights, at_step, num_ahead)
+        reweight(self._schedule, weights, at_step, at_epoch, num_ahead)
 
     # -- what comes when ----------------------------------------------------------------------------------------------
 

@@ -184,10 +184,10 @@ def test_reweight_at_a_step_changes_what_comes_after_it_alone(job: OpenJob, num_
     assert list(elsewhere.steps(95)) == begun[5:]
 
 
-def test_an_endless_iteration_changes_weights_with_the_first_epoch_that_nobody_has_planned(job: OpenJob) -> None:
+def test_an_endless_iteration_changes_weights_with_an_epoch_that_is_given(job: OpenJob) -> None:
     running = job(1, 2, {"prefetch_factor": 1}, infinite_iteration=True)
     list(running.steps(2))
-    running.loaders[0].dataset.reweight("score < 0.5")
+    running.loaders[0].dataset.reweight("score < 0.5", at_epoch=10)
     (change,) = running.state()["weights"]
     epochs: dict[int, set[int]] = {}
     for step in running.steps(3 * (change["epoch"] + 2)):

@@ -247,7 +247,8 @@ class MultiStreamDataLoader:
 
         Args:
             weights: Weights of all streams by name; 0: the stream pauses, and later goes on where it was.
-            at_step: From this step of the run on; None: from the first one that nothing has planned. Later changes are dropped.
+            at_step: From this step of the run on; None: from the first one that nothing has planned, which depends on workers
+                and prefetch. Later changes are dropped.
 
         Raises:
             StateError: That step is handed out or planned already; the message names the first possible one.

@@ -288,9 +288,9 @@ class StreamingDataset(Array, IteratedDataset):
     def next_epoch(self, epoch: int) -> None:
         self.set_epoch(epoch)
 
-    def reweight(self, weights: Any, at_step: int | None = None) -> None:
+    def reweight(self, weights: Any, at_step: int | None = None, at_epoch: int | None = None) -> None:
         """Change what comes how often; see `sqlstream.StreamingDataset.reweight`."""
-        self._inner.reweight(weights, at_step)
+        self._inner.reweight(weights, at_step, at_epoch)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
