@@ -16,6 +16,7 @@ from sqlstream.config import AS_IT_IS, AsItIs, check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.frameworks.accelerate import AcceleratedBatches, Destination, destination_of, remainder_of
+from sqlstream.stream.frameworks.lightning import HandedOut, LookingAhead
 from sqlstream.stream.iterated import IteratedDataset, default_collate_of, handover_of, join_loader, prepare
 from sqlstream.stream.mixed import MixedDataset
 from sqlstream.stream.mixture.mixture_run import PlannedStep
@@ -148,6 +149,9 @@ class StreamingDataLoader(DataLoader[Sample]):
 
     def _begin(self) -> _BaseDataLoaderIter:
         schedule, collate_fn, init_fn = self.dataset.schedule, self.collate_fn, self.worker_init_fn
+        fetcher = LookingAhead.of_caller()
+        if fetcher.most_held:
+            self._expect_held(fetcher.most_held)
         prepare(self.dataset)
         has_other_rows = self._num_renewed != schedule.num_renewed  # than its workers, also where another loader saw it first
         self._num_renewed = schedule.num_renewed
@@ -177,7 +181,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         around = loan if is_alone else contextlib.nullcontext()
         self._num_begun += 1
         owner = self if self.num_workers and self.persistent_workers else None
-        return _CountedBatches(batches, delivery, self._packing, around, owner)  # type: ignore[return-value]  # as torch's
+        return _CountedBatches(batches, delivery, self._packing, around, owner, fetcher)  # type: ignore[return-value]  # as torch's
 
     def _new_packing(self) -> PackedCollate:
         """Return what packs the batches of workers that are about to start."""
@@ -186,13 +190,17 @@ class StreamingDataLoader(DataLoader[Sample]):
         prefetch_factor = self.prefetch_factor or TORCH_PREFETCH_FACTOR
         return PackedCollate(self.collate_fn, gives_views=self._pack_bytes == "views", prefetch_factor=prefetch_factor)
 
+    def _expect_held(self, num_held: int) -> None:
+        """Have the paths of so many batches more stay valid."""
+        self.dataset.expect_batches(replace(self._batch_options, num_held=num_held))
+
     @property
     def _is_accelerate_prepared(self) -> bool:
         """What `accelerator.prepare` asks first: it hands a prepared loader back (`stream.frameworks.accelerate`)."""
         caller = sys._getframe(1).f_locals
         if any(kind.__name__ == "Accelerator" for kind in type(caller.get("self")).__mro__):
             self._accelerated = destination_of(caller["self"], caller.get("device_placement"), self.dataset.schedule)
-            self.dataset.expect_batches(replace(self._batch_options, num_held=1))
+            self._expect_held(1)
         return self._accelerated is not None
 
     @_is_accelerate_prepared.setter
@@ -331,6 +339,7 @@ class _CountedBatches:
         packing: What packs the batches of workers.
         around: Entered for each batch.
         owner: The loader whose persistent workers make the batches, of one iteration at a time; None: they are new ones.
+        fetcher: The caller, which may hold batches back.
     """
 
     def __init__(
@@ -340,7 +349,9 @@ class _CountedBatches:
         packing: PackedCollate | None,
         around: contextlib.AbstractContextManager[None],
         owner: StreamingDataLoader | None,
+        fetcher: LookingAhead,
     ) -> None:
+        self._handed = HandedOut(fetcher)
         self._owner, self._number = owner, 0 if owner is None else owner._num_begun
         self._batches = batches
         self._delivery = delivery
@@ -360,9 +371,10 @@ class _CountedBatches:
             with self._around:
                 batch, place = next(self._batches)
         except StopIteration:
+            self._handed.end()
             self._delivery.is_over = True
             raise
-        self._delivery.note(place)
+        self._handed.add(partial(self._delivery.note, place))
         return batch
 
     def __len__(self) -> int:

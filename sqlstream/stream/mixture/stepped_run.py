@@ -268,5 +268,5 @@ class SteppedRun:
         smallest = min(stream.micro_batch for stream in self.order.batches if stream.micro_batch)
         planned = 2 + -(-(self.options.prefetch + planned_together(len(self.order.batches))) // smallest)
         per_worker = planned + (options.prefetch_factor if options.num_workers else 0)
-        last = self.partition(place).micro_batch(max(1, options.num_workers) * per_worker)
+        last = self.partition(place).micro_batch(max(1, options.num_workers) * per_worker + options.num_held)
         return self.order.schedule.first_step + last.step + 1

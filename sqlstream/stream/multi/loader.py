@@ -15,6 +15,7 @@ from sqlstream.order import ScheduleType
 from sqlstream.order.order import check_seed
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.dataset import StreamingDataset
+from sqlstream.stream.frameworks.lightning import HandedOut, LookingAhead
 from sqlstream.stream.loader import InitWorker
 from sqlstream.stream.mixed_pipeline import MixedPipeline
 from sqlstream.stream.mixture.mixing import Mixing, MixtureRule, NamedWeights, StreamChange
@@ -158,11 +159,13 @@ class MultiStreamDataLoader:
     def __iter__(self) -> Iterator[Batch]:
         """Return what comes after the batches that the trainer was given: to several loops, each batch goes once."""
         with self._start.lock:
-            if self._running is None:
-                self._running = self._begin()
+            fetcher = LookingAhead.of_caller()
+            if self._running is None or self._running.handed.has_held:
+                self._running = self._begin(fetcher.most_held)
+            self._running.handed.fetcher = fetcher
             return self._running
 
-    def _begin(self) -> _CountedSteps:
+    def _begin(self, num_held: int) -> _CountedSteps:
         self._run.begin(
             BatchOptions(
                 batch_size=max(stream.micro_batch for stream in self._run.order.batches),
@@ -170,6 +173,7 @@ class MultiStreamDataLoader:
                 num_workers=self.num_workers,
                 prefetch_factor=self._prefetch_factor,
                 is_persistent=self._is_persistent,
+                num_held=num_held,
             )
         )
         if self._loader is None or not self._is_persistent:
@@ -304,6 +308,8 @@ class _CountedSteps:
     """
 
     def __init__(self, loader: MultiStreamDataLoader, batches: Iterator[Any], loan: GeneratorLoan) -> None:
+        self.handed = HandedOut(LookingAhead())
+        """The batches, of which the loop that goes on may hold some back."""
         self._loader = loader
         self._batches = batches
         self._loan = loan
@@ -322,13 +328,14 @@ class _CountedSteps:
             with self._loan:
                 batch, step, num_rounds_left = next(self._batches)
         except StopIteration:
+            self.handed.end()
             loader._run.note_end()
             loader._stop()
             raise
         except BaseException:  # workers that have failed are not asked again
             loader._loader = loader._running = None
             raise
-        loader._run.note(step, num_rounds_left)
+        self.handed.add(partial(loader._run.note, step, num_rounds_left))
         assert isinstance(batch, Batch)
         return batch
 

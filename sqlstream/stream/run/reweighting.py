@@ -89,6 +89,8 @@ def first_free(schedule: Schedule, prefetch: int) -> JobPosition:
         )
     options, batch_size = schedule.batches, schedule.steps.least_batch_on(schedule.world)
     planned = 1 + -(-(prefetch + PLANNED_TOGETHER) // batch_size)
-    if options is None or options.num_workers == 0:
+    if options is None:
         return schedule.place_after(planned)
-    return schedule.place_after(options.num_workers * (options.prefetch_factor + planned))
+    if options.num_workers:
+        planned = options.num_workers * (options.prefetch_factor + planned)
+    return schedule.place_after(planned + options.num_held)
