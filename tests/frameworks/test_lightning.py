@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,15 @@ def multi_loader(folder: Path, num_workers: int) -> MultiStreamDataLoader:
         StreamOptions(name="code", ratio=0.4, mixing_group_id=1, batch_gpu=4),
     ]
     return MultiStreamDataLoader(datasets, streams, num_workers=num_workers, collate_fn=rows_of)
+
+
+def test_the_workers_of_streams_end_with_the_training(tmp_path: Path) -> None:
+    """A forked worker has Lightning's handler of SIGTERM, so a program that ends would wait for one that is left."""
+    loader = multi_loader(tmp_path, 2)
+    assert fitted(tmp_path, loader)
+    assert not multiprocessing.active_children()
+    assert (next(iter(loader)).step or 0) > 0, "other workers go on"
+    loader.close()
 
 
 def fitted(folder: Path, loader: Any, start: Path | None = None) -> list[Any]:

@@ -211,6 +211,16 @@ class MultiStreamDataLoader:
         if not self._is_persistent:
             self._loader = None
 
+    @property
+    def _iterator(self) -> Any:
+        """Torch's iterator, which has the workers: Lightning ends those of any loader by it, and then sets it to None."""
+        return getattr(self._loader, "_iterator", None)
+
+    @_iterator.setter
+    def _iterator(self, value: None) -> None:
+        """Forget the workers; the next loop goes on with others."""
+        self._loader = self._running = value
+
     def __len__(self) -> int:
         """Return the batches of this rank that are left up to the end of the next iteration.
 
