@@ -207,6 +207,11 @@ class StreamingDataLoader(DataLoader[Sample]):
     def _is_accelerate_prepared(self, value: bool) -> None:
         """Accelerate notes what it has prepared."""
 
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """What `accelerator.save_state` and `load_state` ask: they keep the state of a loader where Accelerate was told so."""
+        return self._accelerated is not None and self._accelerated.keeps_state
+
     def __repr__(self) -> str:
         """Return dataset, batch size and workers; nothing is read."""
         return f"{type(self).__name__}({self.dataset!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"

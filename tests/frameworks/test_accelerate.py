@@ -10,18 +10,23 @@ import pytest
 from tests.frameworks.ranks import run_ranks
 from tests.stream.tables import make_table
 
-SETUP = """
+IMPORTS = """
 import json, sys
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader
 from sqlstream import StreamingDataLoader, StreamingDataset
+"""
+SETUP = (
+    IMPORTS
+    + """
 src, cache, kind, num_workers, start = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5] or None
 accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=None if kind == "plain" else False),
                           gradient_accumulation_steps=3)
 dataset = StreamingDataset(src, cache, shuffle_seed=4, index_cols_to_keep=[], show_progress=False)
 options = {"multiprocessing_context": start} if num_workers else {}
 """
+)
 TRAIN = """
 loader = StreamingDataLoader(dataset, batch_size=8, num_workers=num_workers, **options)
 model, optimizer = torch.nn.Linear(1, 1), None
@@ -78,3 +83,34 @@ def test_one_rank_needs_no_care(tmp_path: Path) -> None:
     [answer] = run_ranks(SETUP + SHARDED, src, str(tmp_path / "cache"), "sharded", "0", "", num_ranks=1)
     assert not isinstance(answer, str), answer
     assert sorted(answer["rows"]) == list(range(20))
+
+
+KEPT = """
+from itertools import islice
+from tests.stream.mixtures import WEIGHTS, seen, streams_of
+from pathlib import Path
+from sqlstream import MixedDataset
+folder, num_workers = Path(sys.argv[1]), int(sys.argv[2])
+accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))
+
+def loader():
+    mixed = MixedDataset(streams_of(folder), weights=WEIGHTS, epoch_size=60)
+    start = "fork" if num_workers else None
+    return accelerator.prepare(StreamingDataLoader(mixed, 6, num_workers, seen, multiprocessing_context=start))
+
+whole = list(islice(loader(), 10))
+batches = iter(first := loader())
+begun = list(islice(batches, 4))
+accelerator._dataloaders = [first]
+accelerator.save_state(folder / "saved")
+accelerator._dataloaders = [second := loader()]
+accelerator.load_state(folder / "saved")
+print(json.dumps({"is_right": begun + list(second) == whole}))
+"""
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_saved_state_has_that_of_the_loader(tmp_path: Path, num_workers: int) -> None:
+    (answer,) = run_ranks(IMPORTS + KEPT, str(tmp_path), str(num_workers), num_ranks=1)
+    assert isinstance(answer, dict), answer
+    assert answer["is_right"]

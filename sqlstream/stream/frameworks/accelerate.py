@@ -56,6 +56,8 @@ class Destination(NamedTuple):
     device: Any
     """None: batches stay where they are."""
     non_blocking: bool
+    keeps_state: bool = False
+    """The state of a loader is saved and loaded with that of the accelerator."""
 
 
 def destination_of(accelerator: Any, device_placement: bool | None, schedule: Schedule) -> Destination:
@@ -77,7 +79,11 @@ def destination_of(accelerator: Any, device_placement: bool | None, schedule: Sc
         )
     if device_placement is None:
         device_placement = accelerator.device_placement
-    return Destination(accelerator.device if device_placement else None, bool(accelerator.non_blocking))
+    return Destination(
+        accelerator.device if device_placement else None,
+        bool(accelerator.non_blocking),
+        keeps_state=bool(getattr(accelerator, "use_stateful_dataloader", False)),
+    )
 
 
 @dataclass
