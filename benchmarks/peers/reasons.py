@@ -6,7 +6,7 @@ A reason is shown only where its bar fails. It says what the time goes to, never
 from __future__ import annotations
 
 from benchmarks.peers.as_users import COLD_SAMPLES
-from benchmarks.peers.on_shards import COLD_HUNDRED
+from benchmarks.peers.on_shards import COLD_HUNDRED, DROP_INS
 from benchmarks.peers.workloads import VIEWS
 
 _ENGINE = (
@@ -38,6 +38,10 @@ _MAPPED = (
     "(`benchmarks/results/profiles/shards-warm-0-{}.txt`)"
 )
 _MIXED = "mixing is in the plan of a sample, which is a part of what it takes (`benchmarks/results/profiles/{}.txt`); "
+_SCRIPTS = (
+    "what the script itself does to a sample runs beside what the engine does, in Python "
+    "(`benchmarks/results/profiles/shards-warm-0-{}.txt`)"
+)
 _STARTS = "with few samples the start of workers and helpers, and the opening of the cache, are most of the epoch"
 _LAZY_TARS = (
     "the script names no index: workers index the archives as they come, for a third of the time that they hold Python's lock "
@@ -70,6 +74,11 @@ REASONS: dict[tuple[str, str], str] = {
     **{
         ("shards-warm-0", f"0.75 of LitData's chunks, by {ours}"): _MAPPED.format(ours)
         for ours in ("sqlstream_mds", "sqlstream_tar", "drop_in_mds", "drop_in_tar")
+    },
+    **{
+        (f"shards-warm-{workers}", f"2.0 times {peer}'s script on its own shards"): _SCRIPTS.format(drop_in)
+        for peer, drop_in in DROP_INS.items()
+        for workers in (0, 2)
     },
     **{
         (f"mixture-loose-{workers}", "loose files: 1.5 times the best peer that mixes them (HF)"): _MIXED.format(
