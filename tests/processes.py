@@ -212,12 +212,15 @@ def wait_until(condition: Callable[[], bool], seconds: float = 300) -> bool:
 
 
 def children(pid: int) -> set[int]:
-    """Every living process below `pid`, helpers in groups of their own included."""
+    """Every process below `pid`, helpers in groups of their own included; of its grandchildren those that live.
+
+    A helper that has ended is a zombie until the starter that forked it reaps it.
+    """
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended since
             for child in map(int, task.read_text().split()):
-                found |= {child, *children(child)}
+                found |= {child, *filter(is_alive, children(child))}
     return found
 
 

@@ -54,3 +54,8 @@ def wait_for_requests(server: FaultyHttpServer, num_requests: int, path: str = "
 def counted() -> tuple[int, int]:
     """Open descriptors and threads of this process."""
     return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+
+def has_more_than(before: tuple[int, int]) -> bool:
+    """Whether this process has more of either than it had; fewer where a thread of an earlier test has ended."""
+    return any(now > then for now, then in zip(counted(), before, strict=True))

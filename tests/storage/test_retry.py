@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import cast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sqlstream.errors import (
@@ -150,6 +150,7 @@ def test_a_retry_after_that_is_neither_number_nor_date_is_no_wish(text: str | No
 
 
 @given(st.text())
+@example("0\x1f")
 def test_any_text_as_retry_after_is_a_time_or_none(text: str) -> None:
     asked = error_for_status(503, "https://h/x", retry_after=text).context.get("retry_after_seconds", 0.0)
     assert isinstance(asked, float)

@@ -155,9 +155,8 @@ def test_the_forum_s_zip_of_many_members_takes_one_request_for_its_table(server:
             break
     dataset.close()
     assert 200 <= gets(server, "/many.zip") - before <= 200 + 3 * 512  # no member twice
-    assert len({request.range for request in server.requests("/many.zip") if request.method == "GET"}) == gets(
-        server, "/many.zip"
-    )
+    asked = [request.range for request in server.requests("/many.zip") if request.method == "GET"]  # more may be on their way
+    assert len(set(asked)) == len(asked)
 
 
 def test_members_come_from_s3(tmp_path: Path) -> None:

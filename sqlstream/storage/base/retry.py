@@ -186,8 +186,8 @@ def error_for_status(status: int, url: str, *, detail: str = "", retry_after: st
 
 def _retry_after_seconds(text: str, now: float) -> float | None:
     """Return how long a Retry-After header asks to wait; None when it is no number and no date."""
-    if _SECONDS.fullmatch(text.strip()):
-        return float(text)
+    if _SECONDS.fullmatch(number := text.strip()):  # which takes more for blanks than `float` does
+        return float(number)
     from email.utils import parsedate_to_datetime  # a tenth of a helper's start, and few servers send dates
 
     try:
