@@ -59,6 +59,16 @@ def test_a_file_is_refused(directory: Path) -> None:
         Cache(directory)
 
 
+def test_a_strangers_link_in_the_place_of_a_folder_is_an_error_and_no_endless_loop(directory: Path) -> None:
+    with Cache(directory) as cache:
+        cache.fetcher = ScriptedFetcher({"http://h/1": b"1"})
+        for number in range(256):
+            (directory / f"data/{number:02x}").symlink_to("nowhere")
+        with pytest.raises(CacheDiskError, match="cannot write http://h/1"), cache.pinned("http://h/1"):
+            pass
+    check_invariants(directory, at_rest=True)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 def test_a_directory_of_another_user_is_refused(directory: Path) -> None:
     directory.mkdir()

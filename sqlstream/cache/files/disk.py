@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 BALLAST_BYTES = 8 << 20
 """Given up on a full disk, so that SQLite can write the deletes that free it: a dozen WAL truncations' worth."""
 _NOTE_BYTES = 16384  # of the note of removals: the keys of five emergencies, and far more than one eviction looks at first
+_PUBLISH_TRIES = 8  # arbitrary: how often another process removes an empty folder between two calls of this one
 _LENGTH = struct.Struct("<Q")
 _NOTE = struct.Struct("<qqQ")
 _DATA_NAME = re.compile(r"([0-9a-f]{32})(\.[a-z0-9.]*)?")
@@ -240,12 +241,12 @@ class Disk:
         if os.fstat(part.fd).st_size != size_bytes:
             os.ftruncate(part.fd, size_bytes)
         source, path = f"{self._part}/{part.name}", self.data_path(key, ext)
-        while True:
+        for num_tries_left in range(_PUBLISH_TRIES, -1, -1):
             try:
                 os.rename(source, path)
                 break
             except FileNotFoundError:  # the first file of its folder, which another process may remove again
-                if not os.path.lexists(source):
+                if not num_tries_left or not os.path.lexists(source):
                     raise
             if not os.path.isdir(self.data):
                 self._make_folders()
