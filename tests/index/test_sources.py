@@ -22,6 +22,7 @@ from sqlstream.index.sources.formats.json_array import JsonTable
 from sqlstream.index.sources.formats.quoting import is_well_formed
 from sqlstream.index.sources.places.listing import Listing
 from sqlstream.index.sources.places.wildcard import matcher
+from sqlstream.index.types.models import SourceFile
 from sqlstream.sample_types import SAMPLE_FIELDS
 from tests.index.lazily import open_lazily, rows_of
 from tests.index.sources import ROWS, FolderReader, NoReader, all_rows, build, make_samples, rows_in, write_csv, write_table
@@ -221,6 +222,14 @@ def test_a_tree_is_listed_whole_and_in_one_order_however_many_threads(tmp_path: 
     expected = {name.replace("x/u/", "a-link/") for name in names} | {"top.jpg"}  # a level above, the first by name
     assert (set(found), len(found)) == (expected, len(expected))
     assert [[file.url for file in listing.files()] for _ in range(5)] == [found] * 5
+
+
+def test_a_server_that_says_nothing_of_its_objects_is_asked_for_one_of_them() -> None:
+    remote = NoReader()
+    listing = Listing("sftp://host/d", remote)
+    files = [SourceFile(url=f"{number}.jpg", size_bytes=1, etag="1.5") for number in range(5)]
+    assert [listing.version_in_answers(file) for file in files] == [None] * 5
+    assert remote.count["head"] == 1
 
 
 def test_a_changed_directory_is_indexed_again(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ class Listing:
         if not has_own_version(file.etag):
             return None
         if self._is_in_answers is None:
+            self._is_in_answers = False  # also where it may not be asked for: else each file would be
             with contextlib.suppress(StorageError):
                 self._is_in_answers = self._remote.head(self.directory + file.url).version == file.etag
         return file.etag if self._is_in_answers else None
