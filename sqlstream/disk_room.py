@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import uuid
-from collections.abc import Iterator
+import tempfile
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """How a disk says that it has no room, neither bytes nor, to the same errors, inodes: by itself, or by a quota."""
@@ -25,9 +24,9 @@ def has_room(directory: str | os.PathLike[str], num_bytes: int, num_files: int) 
     try:
         with contextlib.ExitStack() as files:
             for i in range(num_files):
-                fd = files.enter_context(_passing_file(directory))
+                file = files.enter_context(tempfile.TemporaryFile(dir=directory))  # without a name, so that a kill leaves none
                 if i == 0:
-                    os.posix_fallocate(fd, 0, num_bytes)
+                    os.posix_fallocate(file.fileno(), 0, num_bytes)
     except OSError as error:
         return error.errno not in FULL
     return True
@@ -43,15 +42,3 @@ def lack_of_inodes(directory: str | os.PathLike[str]) -> str:
         if status.f_files and status.f_favail < _FEW_INODES:
             return f", {status.f_favail} of its {status.f_files} inodes are free (see `df -i`)"
     return ""
-
-
-@contextlib.contextmanager
-def _passing_file(directory: str | os.PathLike[str]) -> Iterator[int]:
-    """Yield the descriptor of a new file that has no name any more."""
-    path = os.path.join(directory, f".room-{uuid.uuid4().hex}")
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.unlink(path)
-        yield fd
-    finally:
-        os.close(fd)
