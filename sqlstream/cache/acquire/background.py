@@ -165,8 +165,8 @@ class BackgroundThread:
                 if str(error) != said:
                     said = str(error)
                     text = "the cache's background thread failed (%s); it tries again every %g s"
-                    is_ours = not isinstance(error, CacheError)
-                    logger.log(logging.ERROR, text, error, FAILED_SECONDS, exc_info=is_ours)
+                    has_cure = isinstance(error, CacheError)  # which its text names; else it is a fault of ours
+                    logger.log(logging.ERROR, text, error, FAILED_SECONDS, exc_info=not has_cure)
                 is_over.wait(FAILED_SECONDS)
             if not is_awake.wait(IDLE_SECONDS) and self._ends():
                 return
