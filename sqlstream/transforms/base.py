@@ -17,7 +17,8 @@ from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from sqlstream.errors import SqlStreamError, TransformError
-from sqlstream.transforms.draw_free import DrawFree, GivenCode, draw_free
+from sqlstream.transforms.draw_free import GivenCode, draw_free
+from sqlstream.transforms.grounds import DrawFree
 from sqlstream.transforms.reading import LENT, OpenFiles
 from sqlstream.transforms.rng import GENERATOR, PRIVATE_FIELDS, RNG_KEY, begin_piece, end
 

@@ -3,10 +3,10 @@
 To seed these for each sample takes longer than to read a small file, so it is left out where it would change nothing. That is
 never inferred from samples, for a transform may draw first at its thousandth: it is inferred from code. Code gets at nothing
 but what its names lead to. So a function is draw-free if each global and closure variable that it loads is a plain value, a
-module or function of the lists of `harmless.py`, `rng`, a draw-free function, or an object that it only calls, and whose
-`__call__` is draw-free, if each attribute that it asks for has a name of the list, and if it takes from `self` nothing but
-such values and draw-free methods. Its argument is a sample, whose values are such values, or were made of them by transforms
-of the same chain.
+dict, list or set of a few of these, a module or function of the lists of `harmless.py`, `rng`, a draw-free function, or an
+object that it only calls, and whose `__call__` is draw-free, if each attribute that it asks for has a name of the list, and if
+it takes from `self` nothing but such values and draw-free methods. Its argument is a sample, whose values are such values, or
+were made of them by transforms of the same chain.
 
 Everything else counts as drawing: a name that is not listed, an import, a generator function, `self` or a module passed on,
 an attribute of `self` that runs code as it is asked for or stored (descriptors, `__getattr__`, `__setattr__`; properties are
@@ -31,7 +31,8 @@ from types import CellType, CodeType, FunctionType, MemberDescriptorType, Method
 from typing import Any
 
 from sqlstream.transforms.bytecode import ATTRIBUTE_LOADS, is_called_at_once, is_called_later
-from sqlstream.transforms.harmless import ATTRIBUTES, PLAIN, is_listed, is_plain, listed_modules
+from sqlstream.transforms.grounds import DrawFree, Grounds
+from sqlstream.transforms.harmless import ATTRIBUTES, PLAIN, has_plain_items, is_listed, is_plain, listed_modules
 
 _REFUSED = ("IMPORT_", "LOAD_BUILD_CLASS", "LOAD_CLASSDEREF", "LOAD_FROM_DICT", "LOAD_LOCALS", "LOAD_NAME", "MATCH_CLASS")
 """Beginnings of the names of instructions that get at what is not looked into here."""
@@ -64,36 +65,6 @@ class _MayDrawError(Exception):
     """Ends an analysis: something may draw."""
 
 
-class DrawFree:
-    """Says of transforms, each of which was shown to draw nothing, whether what that rests on still holds."""
-
-    __slots__ = ("_lacking", "_of_plain_type", "_same")
-
-    def __init__(self, analysis: _Analysis) -> None:
-        same, of_plain_type, names_of = analysis.same, analysis.of_plain_type, dict[int, tuple[Mapping[str, Any], set[str]]]()
-        for values, name in analysis.absent:
-            names_of.setdefault(id(values), (values, set()))[1].add(name)
-        self._lacking = tuple((values.keys().isdisjoint, tuple(names)) for values, names in names_of.values())
-        """Functions that say whether a namespace has none of some names, and these: most of what is compared."""
-        self._same = tuple({(get, id(of), id(value)): (get, of, value) for get, of, value in same}.values())
-        """Functions, their argument, and what they must still return; each once, however often code asks for it."""
-        self._of_plain_type = tuple({(get, id(of)): (get, of) for get, of in of_plain_type}.values())
-        """Functions, their argument: what they return must still be a plain value."""
-
-    def holds(self) -> bool:
-        """Return whether the transforms still draw nothing."""
-        try:
-            for has_none, names in self._lacking:
-                if not has_none(names):
-                    return False
-            for get, of, value in self._same:
-                if get(of) is not value:
-                    return False
-            return all([type(get(of)) in PLAIN for get, of in self._of_plain_type])  # noqa: C419 - a generator costs more
-        except (AttributeError, KeyError, ValueError):  # an attribute, a name or a closure variable is gone
-            return False
-
-
 def draw_free(transforms: Iterable[Callable[..., Any] | GivenCode]) -> DrawFree | None:
     """Return what shows that none of the transforms draws from a global generator; None: one may."""
     analysis = _Analysis()
@@ -105,19 +76,14 @@ def draw_free(transforms: Iterable[Callable[..., Any] | GivenCode]) -> DrawFree 
                 analysis.add_callable(transform)
     except (_MayDrawError, RecursionError):  # functions that call one another may go deeper than this can follow
         return None
-    return DrawFree(analysis)
+    return DrawFree(analysis.grounds)
 
 
 class _Analysis:
     """Goes through all code that transforms may call."""
 
     def __init__(self) -> None:
-        self.same: list[tuple[Callable[[Any], Any], Any, Any]] = []
-        """Functions, their argument, and what they return."""
-        self.of_plain_type: list[tuple[Callable[[Any], Any], Any]] = []
-        """Functions, and their argument, that return a plain value."""
-        self.absent: list[tuple[Mapping[str, Any], str]] = []
-        """Namespaces, and a name that they do not have."""
+        self.grounds = Grounds()
         self._known: set[tuple[int, int]] = set()
         """Ids of functions, and of what they are methods of: they may call each other."""
         self._found: dict[tuple[int, str], object] = {}
@@ -149,7 +115,7 @@ class _Analysis:
             if vars(called) or not all(map(is_plain, (*called.args, *called.keywords.values()))):
                 raise _MayDrawError
             self.add_callable(called.func)
-            self.same.append((len, vars(called), 0))
+            self.grounds.same.append((len, vars(called), 0))
             self._add_keywords(called.keywords)
         else:
             self._add_found(called, self._of_class(called, "__call__"), is_called=True)
@@ -171,7 +137,7 @@ class _Analysis:
             or not all(map(is_plain, (*(function.__defaults__ or ()), *keyword_defaults.values())))
         ):
             raise _MayDrawError
-        self.same += [
+        self.grounds.same += [
             (_CODE, function, function.__code__),
             (_DEFAULTS, function, function.__defaults__),
             (_KEYWORD_DEFAULTS, function, function.__kwdefaults__),
@@ -183,7 +149,7 @@ class _Analysis:
 
     def _add_keywords(self, values: dict[str, Any]) -> None:
         if values:
-            self.same.append((len, values, len(values)))
+            self.grounds.same.append((len, values, len(values)))
         for name, value in values.items():
             self.add_value(values.__getitem__, name, value)
 
@@ -207,9 +173,9 @@ class _Analysis:
         elif found is None:
             raise _MayDrawError
         elif is_plain(found):  # `self.number += 1`, where the class has the first one
-            self.of_plain_type.append((values.get, name))
+            self.grounds.of_plain_type.append((values.get, name))
         else:
-            self.absent.append((values, name))
+            self.grounds.absent.append((values, name))
             self._add_found(owner, found, is_called=is_called)
 
     def add_inherited(self, owner: object, name: str, *, is_called: bool) -> None:
@@ -219,9 +185,9 @@ class _Analysis:
         for base in type(owner).__mro__[:-1]:
             if name in (values := self._values_of(base)):
                 self._add_found(owner, values[name], is_called=is_called)
-                self.same.append((values.get, name, values[name]))
+                self.grounds.same.append((values.get, name, values[name]))
             else:
-                self.absent.append((values, name))
+                self.grounds.absent.append((values, name))
 
     def add_store(self, owner: object, name: str) -> None:
         """Look whether storing or deleting `owner.name` runs code."""
@@ -242,38 +208,40 @@ class _Analysis:
             is_called: Code calls it at once: an object gets nowhere else.
         """
         if type(value) in PLAIN:
-            self.of_plain_type.append((get, name))
+            self.grounds.of_plain_type.append((get, name))
             return
-        if not (is_plain(value) or is_listed(value)):
+        if has_plain_items(value):
+            self.grounds.containers.append(value)
+        elif not (is_plain(value) or is_listed(value)):
             if not is_called and type(value) not in (FunctionType, MethodType, partial):
                 raise _MayDrawError
             self.add_callable(value)
-        self.same.append((get, name, value))
+        self.grounds.same.append((get, name, value))
 
     def _of_class(self, owner: object, name: str) -> object:
         """Return what the classes of `owner` have by a name, as it lies there; None: nothing, or None."""
         kind = type(owner)
         if id(owner) not in self._owners:
             self._owners.add(id(owner))
-            self.same.append((type, owner, kind))
-            self.same.append((_BASES, kind, kind.__mro__))
+            self.grounds.same.append((type, owner, kind))
+            self.grounds.same.append((_BASES, kind, kind.__mro__))
             ways = self._of_class(owner, "__getattribute__"), self._of_class(owner, "__getattr__")
             if ways != (vars(object)["__getattribute__"], None) or issubclass(kind, type):
                 raise _MayDrawError
             if hasattr(owner, "__dict__"):
-                self.same.append((_OWN_VALUES, owner, owner.__dict__))
+                self.grounds.same.append((_OWN_VALUES, owner, owner.__dict__))
         if (id(kind), name) not in self._found:
             self._found[id(kind), name] = None
             for base in kind.__mro__:
                 if name in vars(base):
                     self._found[id(kind), name] = found = vars(base)[name]
                     if type(found) in PLAIN:
-                        self.of_plain_type.append((self._values_of(base).__getitem__, name))
+                        self.grounds.of_plain_type.append((self._values_of(base).__getitem__, name))
                     elif base is not object:
-                        self.same.append((self._values_of(base).get, name, found))
+                        self.grounds.same.append((self._values_of(base).get, name, found))
                     break
                 if base is not object:
-                    self.absent.append((self._values_of(base), name))
+                    self.grounds.absent.append((self._values_of(base), name))
         return self._found[id(kind), name]
 
     def _values_of(self, kind: type) -> Mapping[str, Any]:
@@ -380,18 +348,18 @@ class _Code:
             self._analysis.add_store(self._owner, name)
 
     def _add_super(self) -> str:
-        self._analysis.absent.append((self._globals, "super"))
-        self._analysis.same.append((vars(builtins).get, "super", super))
+        self._analysis.grounds.absent.append((self._globals, "super"))
+        self._analysis.grounds.same.append((vars(builtins).get, "super", super))
         return _SUPER
 
     def _module_or_value(self, values: Mapping[str, Any], name: str, *, is_called: bool) -> ModuleType | None:
         """Go through a global, or what a module has; return it if it is a module, of which a value may be taken next."""
         if values is self._globals and name not in values:
-            self._analysis.absent.append((values, name))
+            self._analysis.grounds.absent.append((values, name))
             values = vars(builtins)
         value = values.get(name, _MayDrawError)
         if type(value) is ModuleType and value in listed_modules():
-            self._analysis.same.append((values.get, name, value))
+            self._analysis.grounds.same.append((values.get, name, value))
             return value
         self._analysis.add_value(values.__getitem__, name, value, is_called=is_called)
         return None

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from random import random as draw
@@ -29,6 +30,8 @@ Sample = dict[str, Any]
 MEAN = torch.tensor([0.5, 0.5, 0.5])  # [c]
 SIZE = (8, 8)
 LABELS: dict[str, Any] = {"cat": 0}
+MANY = dict.fromkeys(range(10_000), 0)
+WORD = re.compile(r"\w+")
 num_seen = 0
 
 
@@ -72,8 +75,12 @@ def count(sample: Sample) -> Sample:
     return sample | {"number": num_seen}
 
 
+def look_up(sample: Sample) -> Sample:
+    return sample | {"label": LABELS[sample["x"]], "words": WORD.findall(re.sub("a+", "b", sample["x"]))}
+
+
 def fail(sample: Sample) -> Sample:
-    if not isinstance(sample["x"], str):
+    if not isinstance(sample["x"], str | os.PathLike):
         raise TypeError(f"{sample['x']!r} is no text")
     return sample
 
@@ -123,6 +130,16 @@ class Slots:
         return sample | {"size": self.size}
 
 
+class Holds:
+    """Has something of its own."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __call__(self, sample: Sample) -> Any:
+        return self.held
+
+
 def closure(number: int) -> Callable[[Sample], Sample]:
     def inner(sample: Sample) -> Sample:
         return sample | {"number": number, "length": len(read(sample["image"]))}
@@ -139,6 +156,7 @@ def closure(number: int) -> Callable[[Sample], Sample]:
             parse,
             pad,
             count,
+            look_up,
             fail,
             draws_of_its_own,
             with_default,
@@ -146,6 +164,7 @@ def closure(number: int) -> Callable[[Sample], Sample]:
             Inherits(),
             Slots(),
             Reads().wrap,
+            *(Holds([0, "a"]), Holds({"cat", "dog"}), Holds({"cat": None})),
             closure(3),
         ),
         functools.partial(with_default, size=(4, 4)),
@@ -174,16 +193,6 @@ class Asks:
 
     def __call__(self, sample: Sample) -> Any:
         return self.size()
-
-
-class Holds:
-    """Has something of its own."""
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
-
-    def __call__(self, sample: Sample) -> Any:
-        return self.held
 
 
 class Draws:
@@ -261,8 +270,9 @@ def evaluates(sample: Sample) -> Any:
     return eval("random.random()")
 
 
-def of_dict(sample: Sample) -> Any:
-    return LABELS[sample["x"]]
+class Labels(dict[str, Any]):
+    def __missing__(self, key: str) -> float:
+        return random.random()
 
 
 def of_default(sample: Sample, call: Callable[[], float] = random.random) -> Any:
@@ -276,13 +286,27 @@ def closed_over(call: Callable[[], float]) -> Callable[[Sample], Any]:
 @pytest.mark.parametrize(
     "transform",
     [
-        *(may_draw, imports, makes_class, yields, asks_by_name, evaluates, of_dict, of_default, closed_over(random.random)),
-        *(Asks(), Holds(random.random), Holds([]), Holds(random), Draws(), InheritsDraws(), AtItsThousandth(), OfClass()),
+        *(may_draw, imports, makes_class, yields, asks_by_name, evaluates, of_default, closed_over(random.random)),
+        *(
+            Asks(),
+            Holds(random.random),
+            Holds([random]),
+            Holds({0: random.random}),
+            Holds({random.random: 0}),
+            Holds(random),
+            Draws(),
+            InheritsDraws(),
+            AtItsThousandth(),
+            OfClass(),
+        ),
         *(PassesItself(), ChoosesItself(), OverwritesItself(), HidesSuper(), InComprehension(), torch.nn.Dropout(), draw),
         *(functools.partial(with_default, size=draw), functools.partial(may_draw), Draws().size),  # type: ignore[arg-type]  # a test
         *(
             lambda sample: [draw()],
             lambda sample: np.random.rand(),
+            lambda sample: MANY[sample["x"]],
+            lambda sample: Labels()["x"],
+            lambda sample: re.sub("a", lambda _: str(random.random()), sample["x"]),
             lambda sample: torch.rand(1),
             lambda sample: [may_draw(sample)],
         ),

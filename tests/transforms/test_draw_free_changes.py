@@ -223,6 +223,25 @@ def test_an_argument_that_a_partial_gets_later_ends_what_was_shown() -> None:
     assert not proof.holds()
 
 
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ({"a": 0}, lambda table: table.update(a=random.random)),
+        ({"a": 0}, lambda table: table.update({Draws(): 0})),
+        ({"a": 0}, lambda table: table.update(dict.fromkeys(range(1000), 0))),
+        ([0, "a"], lambda table: table.append(Draws())),
+        ({"a", "b"}, lambda table: table.add(may_draw)),
+    ],
+    ids=["value", "key", "too-many", "list", "set"],
+)
+def test_what_is_put_into_a_table_ends_what_was_shown(table: Any, change: Callable[[Any], None]) -> None:
+    proof = draw_free([lambda sample: table])
+    assert proof is not None
+    assert proof.holds()
+    change(table)
+    assert not proof.holds()
+
+
 def test_a_closure_variable_that_is_deleted_ends_what_was_shown() -> None:
     number: Any = 3
 
