@@ -10,6 +10,7 @@ import pytest
 from sqlstream.cache import Cache
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.tuning import CacheTuning
+from sqlstream.cache.recovery import free_space
 from sqlstream.errors import CacheFullError, ConfigError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
@@ -152,6 +153,46 @@ def test_the_largest_floor_of_a_process_holds_while_its_cache_is_open(cache: Cac
         assert file_system.free_bytes() >= 10 * CHARGE
     read(cache, *URLS)
     assert FLOOR <= file_system.free_bytes() < 10 * CHARGE
+
+
+@pytest.fixture
+def cache_that_was_full(cache: Cache, file_system: FileSystem) -> Cache:
+    """No floor; the file system was found full when the cache had fifteen objects there."""
+    session = Session(cache)
+    session.directory.downloads.free_space.ask(id(cache), 0)
+    read(cache, *URLS[:15])
+    file_system.foreign_bytes = 5 * CHARGE
+    session.owner.run(session.directory.downloads.free_space.note_full)
+    return cache
+
+
+def test_what_the_cache_had_on_a_full_disk_is_a_limit_until_others_leave_room(
+    cache_that_was_full: Cache, file_system: FileSystem
+) -> None:
+    cache = cache_that_was_full
+    read(cache, *URLS[15:])
+    assert cache.statistics().used_bytes <= 15 * CHARGE
+    file_system.foreign_bytes = 2 * CHARGE
+    read(cache, *URLS)
+    assert 17 * CHARGE <= cache.statistics().used_bytes <= 18 * CHARGE
+
+
+def test_a_disk_that_was_full_is_tried_again_after_a_while(
+    cache_that_was_full: Cache, file_system: FileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(free_space, "FULL_SECONDS", 0.0)
+    session = Session(cache_that_was_full)
+    session.owner.run(session.directory.downloads.free_space.note_full)
+    read(cache_that_was_full, *URLS)
+    assert cache_that_was_full.statistics().used_bytes == len(URLS) * CHARGE  # this disk never says that it is full
+
+
+@IMPATIENT
+def test_an_error_says_that_the_disk_was_found_full(cache_that_was_full: Cache) -> None:
+    cache_that_was_full.acquire_many(URLS[:15])
+    with pytest.raises(CacheFullError, match="bytes free, and it was found full; pinned by "):
+        read(cache_that_was_full, URLS[20])
+    cache_that_was_full.release_many(URLS[:15])
 
 
 def test_a_floor_that_is_no_size_is_refused(directory: Path) -> None:

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import MissingDependencyError
+from sqlstream.testing.servers import FaultyHttpServer
+from tests.cache.actors import body, objects
 from tests.cache.full_disk import FLOOR_BYTES, NUM_OF_SIZE
 from tests.cache.kit import UNSHARE, may_mount
 from tests.cache.quotas import as_quota
@@ -72,3 +75,50 @@ def test_under_a_full_quota_it_is_the_same_though_the_file_system_has_room(tmp_p
     assert report.pop("stranger") == "Disk quota exceeded"
     assert re.search("Disk quota exceeded|No space left on device", report.pop("error"))
     assert report == in_order(size)
+
+
+NUM_STREAMED, NUM_IN_A_BATCH = 200, 8
+
+
+def content_of(sample: dict[str, Any]) -> dict[str, Any]:
+    """Read the file of a sample."""
+    return {"row": sample["row"], "data": Path(sample["file"]).read_bytes()}
+
+
+def as_they_are(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Collate to a list."""
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "num_workers"),
+    [("size=64m,nr_inodes=90", 100, 0), ("size=64m,nr_inodes=90", 100, 2), ("size=24m", 500_000, 0), ("size=24m", 500_000, 2)],
+    ids=["inodes", "inodes-2", "bytes", "bytes-2"],
+)
+def test_what_is_fetched_ahead_gives_way_on_a_disk_that_has_less_room_than_the_window(
+    tmp_path: Path, server: FaultyHttpServer, options: str, size: int, num_workers: int
+) -> None:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", mount], capture_output=True, check=False).returncode:
+        pytest.skip("needs root, to mount a tmpfs")
+    server.objects.update(objects([size] * NUM_STREAMED))
+    table = tmp_path / "t.csv"
+    table.write_text("row,file\n" + "".join(f"{row},{server.url}/o/{row}.bin\n" for row in range(NUM_STREAMED)))
+    try:
+        with StreamingDataset(
+            f"{table}",
+            f"{mount}/cache",
+            columns_to_download=["file"],
+            transforms=[content_of],
+            cache_limit=None,
+            on_error="raise",
+        ) as dataset:
+            loader = StreamingDataLoader(
+                dataset, batch_size=NUM_IN_A_BATCH, num_workers=num_workers, collate_fn=as_they_are, drop_last=False
+            )
+            samples = [sample for batch in loader for sample in batch]
+        assert sorted(sample["row"] for sample in samples) == list(range(NUM_STREAMED))
+        assert all(sample["data"] == body(f"/o/{sample['row']}.bin", size) for sample in samples)
+    finally:
+        subprocess.run(["umount", "--lazy", mount], check=True)

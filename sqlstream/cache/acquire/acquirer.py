@@ -20,7 +20,7 @@ from sqlstream.cache.acquire.holds import Hold, Holds
 from sqlstream.cache.acquire.outcomes import DownloadSource
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.acquire.reserve import AcquireTransaction, NextUses
-from sqlstream.cache.acquire.room import NUM_TRIES, Room, make_space_after
+from sqlstream.cache.acquire.room import NUM_TRIES, Room, make_space_after, says_full
 from sqlstream.cache.acquire.uses import UseRules
 from sqlstream.cache.acquire.wait import RoomQueue
 from sqlstream.cache.files.disk import Disk, Part
@@ -39,7 +39,7 @@ MAX_UNWRITTEN = 64
 MAX_UNPREPARED = 4
 """For so few objects, and after a window of hits, a look ahead costs more than part files created under the write lock."""
 PATHS_GIVEN_UP = (
-    "the cache limit is too small to keep the paths of yielded samples valid: raise cache_limit, "
+    "the cache limit, or its disk, is too small to keep the paths of yielded samples valid: raise cache_limit, "
     "or read the files in transforms"
 )
 
@@ -86,9 +86,18 @@ class Acquirer:
     def acquire(self, groups: Sequence[Sequence[ObjectRef]], source: DownloadSource, next_uses: NextUses = None) -> list[Hold]:
         """Return holds on the longest prefix of `groups` (the objects of one sample each) for which there is room now."""
         found: list[Hold] = []
+        width = len(groups)
         while len(found) < len(groups):
-            rest = None if next_uses is None else next_uses[len(found) :]
-            acquired = self._acquire_window(groups[len(found) :], source, rest)
+            some = slice(len(found), len(found) + width)
+            try:
+                acquired = self._acquire_window(groups[some], source, None if next_uses is None else next_uses[some])
+            except CacheDiskError as error:  # no room for a file each
+                if not says_full(error) or (width == 1 and not found and not self._holds.num_prefetched):
+                    raise
+                if width == 1:
+                    break
+                width //= 2
+                continue
             found += acquired.holds
             if acquired.room is not Room.AGAIN:
                 break
@@ -101,7 +110,7 @@ class Acquirer:
             CacheFullError: No process gave room back in time.
         """
         rules = self._lookup.known(1)
-        holds = self._acquire_window([group], source, [next_use], must_fit=True, rules=rules).holds
+        holds = self._acquire_needed([group], source, [next_use], rules=rules).holds
         return (holds or self._acquire_in_line([group], source, [next_use]))[0]
 
     def _acquire_in_line(
@@ -114,9 +123,7 @@ class Acquirer:
             while True:
                 waited = time.monotonic() - started
                 in_line = waited < self._tuning.queue_patience_seconds
-                acquired = self._acquire_window(
-                    groups, source, next_uses, must_fit=True, takes_least=not has_more_to_give, in_line=in_line
-                )
+                acquired = self._acquire_needed(groups, source, next_uses, takes_least=not has_more_to_give, in_line=in_line)
                 if acquired.holds:
                     return acquired.holds
                 if acquired.room is Room.AGAIN:
@@ -128,6 +135,28 @@ class Acquirer:
                     raise self._queue.no_room(acquired.need_bytes, waited, self._downloads.free_space)
                 place.wait_for(acquired.need_bytes)
                 self._queue.wait_for_change(self._downloads.settled)
+
+    def _acquire_needed(
+        self,
+        groups: Sequence[Sequence[ObjectRef]],
+        source: DownloadSource,
+        next_uses: NextUses,
+        *,
+        takes_least: bool = False,
+        in_line: bool = True,
+        rules: UseRules | None = None,
+    ) -> AcquireTransaction:
+        """Acquire what is waited for; on a disk that stays full, what is fetched ahead gives way to it."""
+        num_left = NUM_TRIES
+        while True:
+            try:
+                return self._acquire_window(
+                    groups, source, next_uses, must_fit=True, takes_least=takes_least, in_line=in_line, rules=rules
+                )
+            except CacheDiskError as error:
+                num_left -= 1
+                if not (num_left and says_full(error) and self._downloads.give_way(0)):
+                    raise
 
     def _acquire_window(
         self,

@@ -20,7 +20,7 @@ from functools import partial
 from sqlstream.cache.acquire.holds import Hold, Holds
 from sqlstream.cache.acquire.outcomes import DownloadSource, Lead, Outcomes, Sizes
 from sqlstream.cache.acquire.owner import Owner
-from sqlstream.cache.acquire.room import Room, despite_full_disk, forget_limit_of_the_dead, make_room
+from sqlstream.cache.acquire.room import Room, despite_full_disk, forget_limit_of_the_dead, give_way, make_room
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.files.layout import AllocationUnit
 from sqlstream.cache.ledger.ledger import LedgerTransaction
@@ -113,7 +113,7 @@ class Downloads:
         try:
             by_source: dict[DownloadSource, list[Lead]] = {}
             for lead in leads:
-                if (error := self._allocate(lead)) is None and not lead.is_given_up:
+                if (error := self._allocate(lead)) is None and not (lead.gave_way or lead.is_given_up):
                     by_source.setdefault(lead.source, []).append(lead)
                 else:
                     del unsent[lead]
@@ -138,15 +138,26 @@ class Downloads:
         if mine:
             source.cancel([lead.part.name for lead in mine])
 
+    def give_way(self, need_bytes: int) -> bool:
+        """Give back what is not used yet on a disk that is full; see `room.give_way`."""
+        return give_way(self._owner, self._disk, self._holdings, self.free_space, need_bytes)
+
+    def _write(self, lead: Lead, write: Callable[[], None], *, need_bytes: int = 0) -> CacheError | None:
+        """Call `write`; return why it failed for good. On a full disk a lead may have to give way, which is no error."""
+        try:
+            despite_full_disk(self._owner, self._disk, write, need_bytes=need_bytes)
+        except OSError as error:
+            if interrupts.is_of_handler(error):
+                raise
+            lead.gave_way = error.errno in FULL and self.give_way(lead.charged_bytes)
+            return None if lead.gave_way else _disk_error(self._disk, lead, error)
+        return None
+
     def _allocate(self, lead: Lead) -> CacheError | None:
-        """Ready a lead's part for what was counted. Return the error if that fails, also after evictions on a full disk."""
+        """Ready a lead's part for what was counted; see `_write`."""
         takes_room = lead.must_allocate or lead.charged_bytes >= self._allocate_from_bytes
         allocate = partial(self._disk.allocate, lead.part, lead.charged_bytes, takes_room=takes_room)
-        try:
-            despite_full_disk(self._owner, self._disk, allocate, need_bytes=lead.charged_bytes)
-        except OSError as error:
-            return _disk_error(self._disk, lead, error)
-        return None
+        return self._write(lead, allocate, need_bytes=lead.charged_bytes)
 
     # -- what the helper says (receiver thread) -----------------------------------------------------------------------
 
@@ -180,8 +191,12 @@ class Downloads:
                     is_given_up = lead.is_given_up or isinstance(event.error, FetchCancelledError)
                     failed[lead] = lead.error or (None if is_given_up else event.error)
                     continue
+                publish = partial(self._disk.publish, lead.part, lead.ref.key, lead.ref.ext, event.size_bytes)
+                disk_error = self._write(lead, publish)
+                if disk_error is not None or lead.gave_way:
+                    failed[lead] = disk_error
+                    continue
                 try:
-                    despite_full_disk(self._owner, self._disk, partial(_publish, self._disk, lead, event.size_bytes))
                     whole[lead] = _publication(self._disk, lead, event, self.checksum_of(lead.ref.key, lead.part.fd))
                 except OSError as error:
                     if interrupts.is_of_handler(error):
@@ -198,7 +213,7 @@ class Downloads:
         try:
             if self._extend(lead, size_bytes):
                 lead.error = self._allocate(lead)
-                if lead.error is None:
+                if lead.error is None and not lead.gave_way:
                     lead.source.grant(lead.part.name, lead.charged_bytes)
                     return
         except Exception as error:  # whatever it is: those who wait must hear of it
@@ -340,10 +355,6 @@ def _disk_error(disk: Disk, lead: Lead, error: OSError) -> CacheDiskError:
     return CacheDiskError(
         f"cannot write {url} to the cache at {disk.root}: {error.strerror}{lack_of_inodes(disk.root)}. {cure}", url=url
     )
-
-
-def _publish(disk: Disk, lead: Lead, size_bytes: int) -> None:
-    disk.publish(lead.part, lead.ref.key, lead.ref.ext, size_bytes)
 
 
 def _publication(disk: Disk, lead: Lead, event: FetchDone, crc32: int | None) -> Publication:

@@ -291,6 +291,11 @@ class Holds:
             return True
 
     @property
+    def num_prefetched(self) -> int:
+        """Holds that are not used yet."""
+        return len(self._prefetched)
+
+    @property
     def num_retained(self) -> int:
         """Holds that keep paths valid which were given away."""
         return len(self._retained)

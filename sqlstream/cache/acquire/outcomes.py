@@ -55,6 +55,8 @@ class Lead:
     """Holds of this process that wait for it. One that is dropped gives its pins back at once, not when the download ends."""
     must_allocate: bool = False
     """Writing it has met a full disk: the next try takes its room on the disk first."""
+    gave_way: bool = False
+    """The disk stayed full: it takes its turn again, when others have given back what they do not use yet."""
     is_given_up: bool = False
     """Cancelled for want of room: it takes its turn again."""
     error: CacheError | None = None

@@ -290,7 +290,7 @@ class AcquireTransaction:
 
     def _spare(self, tx: LedgerTransaction) -> float:
         """Return how many bytes are free for us, whatever others wait for; 0 where each sample must ask."""
-        if self._account is None or self.downloads.free_space.min_bytes:
+        if self._account is None or self.downloads.free_space.is_bounded:
             return 0
         claims = claims_before(tx, self.disk, self.owner) if self.in_line and self._limit is not None else 0
         return self._account.spare_bytes - claims

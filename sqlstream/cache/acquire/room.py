@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator, Set
 from enum import Enum, auto
 from typing import NamedTuple
 
+from sqlstream.cache.acquire.holds import Holds
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.ledger.eviction import drain_touches, unpinned_in_order
@@ -38,6 +40,11 @@ HYSTERESIS = 0.95
 
 NUM_TRIES = 3
 """How often a file is written while other processes take what eviction gives back. Arbitrary."""
+
+
+_PAUSES_SECONDS = 0.05, 0.2, 0.8
+NUM_INODES = 2
+"""What an object takes: a file, and the folder that it may be the first of."""
 
 
 class Freed(NamedTuple):
@@ -153,13 +160,21 @@ def make_space(owner: Owner, disk: Disk, need_bytes: int, num_files: int) -> Non
         left = Freed(left.num_bytes - freed.num_bytes, left.num_files - freed.num_files)
 
 
+def says_full(error: BaseException) -> bool:
+    """Return whether an error says that the disk has no room, bytes or inodes."""
+    causes = error, error.__cause__
+    return any(isinstance(cause, OSError) and cause.errno in FULL for cause in causes) or (
+        isinstance(error, CacheDiskError) and error.context.get("errno") in FULL
+    )
+
+
 def make_space_after(error: Exception, owner: Owner, disk: Disk, *, need_bytes: int = 0, num_files: int = 1) -> bool:
     """Give a disk room if `error` says that it has none, bytes or inodes; return whether it says so."""
-    cause = error if isinstance(error, OSError) else error.__cause__
-    is_full = isinstance(cause, OSError) and cause.errno in FULL
-    if not is_full and not (isinstance(error, CacheDiskError) and error.context.get("errno") in FULL):
+    if not says_full(error):
         return False
-    logger.warning("the disk below the cache at %s has no room (%s): evicting to go on", disk.root, str(cause))
+    logger.warning(
+        "the disk below the cache at %s has no room (%s): evicting to go on", disk.root, str(error.__cause__ or error)
+    )
     with contextlib.suppress(CacheError):  # the next try tells what is wrong
         make_space(owner, disk, need_bytes, num_files)
     with contextlib.suppress(CacheError):
@@ -176,6 +191,36 @@ def despite_full_disk(owner: Owner, disk: Disk, write: Callable[[], None], *, ne
             if not num_left or not make_space_after(error, owner, disk, need_bytes=need_bytes):
                 raise
     return None
+
+
+def give_way(owner: Owner, disk: Disk, holds: Holds, free_space: FreeSpace, need_bytes: int) -> bool:
+    """On a disk that stays full, give back what is fetched ahead, the half that is needed last, or else the oldest paths.
+
+    Args:
+        owner: This process in the ledger.
+        disk: Where the files are.
+        holds: What it holds.
+        free_space: Learns that the disk is full: from then on that is a limit, under which others give back, too.
+        need_bytes: What there is no room for.
+
+    Returns:
+        False if there was nothing to give back, and others give nothing: the disk is too small.
+    """
+    num_prefetched = holds.num_prefetched
+    gave_back = holds.revoke_prefetched(at_most=num_prefetched // 2) > 0 or holds.release_oldest_retained()
+
+    def others_do(tx: LedgerTransaction) -> bool:
+        if disk.has_room(need_bytes, NUM_INODES):
+            return True
+        free_space.note_full(tx)
+        is_shared = tx.outlook().num_pinning_owners > 1 or tx.account().filling_bytes > need_bytes  # which may be given up
+        return is_shared and free_space.missing_bytes(tx, need_bytes) > 0
+
+    for pause_seconds in _PAUSES_SECONDS:
+        with contextlib.suppress(CacheError):  # the ledger has no room either, until a download ends or is given up
+            return owner.run(others_do) or gave_back
+        time.sleep(pause_seconds)
+    return gave_back
 
 
 def claims_before(tx: LedgerTransaction, disk: Disk, owner: str) -> int:

@@ -89,7 +89,7 @@ class RoomQueue:
         holders = ", ".join(f"{name} (pid {pid}): {num_bytes} bytes" for name, pid, num_bytes in pins) or "no process"
         return CacheFullError(
             f"no room for {need_bytes} bytes under the cache limit of {self._ledger.account().limit_bytes} bytes after "
-            f"{waited:.0f} s; {f'{free_space.describe()}; ' if free_space.min_bytes else ''}"
+            f"{waited:.0f} s; {f'{free_space.describe()}; ' if free_space.is_bounded else ''}"
             f"pinned by {holders}: raise cache_limit, or release paths sooner"
         )
 

@@ -1,18 +1,25 @@
-"""The floor under the file system's free space: a second limit, which others on the same file system fill, too."""
+"""What the file system leaves to the cache: the floor under its free space, and what it held when it was found full."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
 
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.files.layout import filesystem_kind
 from sqlstream.cache.ledger.ledger import LedgerTransaction
 from sqlstream.cache.model.rows import EntryRow
 
+FULL_SECONDS = 60.0
+"""How long a disk that was found full counts as full: others may leave it meanwhile. Arbitrary."""
+
 
 class FreeSpace:
     """What must stay free, as the users of this process asked for it: the most that anybody did.
+
+    A disk that is full before that has a limit, too: what the cache had there when it was found full, of bytes, inodes or a
+    quota, of which statistics name the first alone.
 
     Args:
         disk: The directory's files; its `free_bytes` is asked before each reservation.
@@ -23,6 +30,19 @@ class FreeSpace:
         self._wishes: dict[int, int] = {}
         self.min_bytes = 0
         """What must stay free."""
+        self._held_when_full = self._free_when_full = 0
+        """Bytes of the cache on a disk that was found full, and bytes that were free there (inodes or a quota were not)."""
+        self._full_until = 0.0
+
+    @property
+    def is_bounded(self) -> bool:
+        """There is a floor, or the disk was found full a moment ago."""
+        return bool(self.min_bytes) or time.monotonic() < self._full_until
+
+    def note_full(self, tx: LedgerTransaction) -> None:
+        """Note that the disk has no room, though all was evicted that may be."""
+        self._held_when_full, self._free_when_full = self._held_bytes(tx), self._disk.free_bytes()
+        self._full_until = time.monotonic() + FULL_SECONDS
 
     def ask(self, user: int, min_free_bytes: int) -> None:
         """Note what one user (a dataset or cache object) of this process wants; 0: nothing any more."""
@@ -34,12 +54,31 @@ class FreeSpace:
 
         What is counted and not yet allocated is as good as taken.
         """
+        return max(self._missing_to_floor(tx, need_bytes), self._missing_when_full(tx, need_bytes))
+
+    def _missing_to_floor(self, tx: LedgerTransaction, need_bytes: int) -> int:
         if not self.min_bytes:
             return 0
         missing = self.min_bytes + need_bytes - self._disk.free_bytes()
         if missing + tx.account().filling_bytes <= 0:
             return 0
-        return max(0, missing + sum(_unallocated_bytes(self._disk, row) for row in tx.fillings()))
+        return max(0, missing + self._unallocated_bytes(tx))
+
+    def _missing_when_full(self, tx: LedgerTransaction, need_bytes: int) -> int:
+        if need_bytes > self._held_when_full or time.monotonic() >= self._full_until:  # if it is so large, the disk will tell
+            return 0
+        missing = tx.account().charged_bytes + need_bytes - self._held_when_full
+        if missing <= 0:
+            return 0
+        given_back = self._held_when_full - self._held_bytes(tx)
+        left_by_others = self._disk.free_bytes() - self._free_when_full - given_back
+        return max(0, missing - max(0, left_by_others))
+
+    def _held_bytes(self, tx: LedgerTransaction) -> int:
+        return tx.account().charged_bytes - self._unallocated_bytes(tx)
+
+    def _unallocated_bytes(self, tx: LedgerTransaction) -> int:
+        return sum(_unallocated_bytes(self._disk, row) for row in tx.fillings())
 
     def can_ever_hold(self, tx: LedgerTransaction, need_bytes: int) -> bool:
         """Return whether there were room for `need_bytes` if all of the cache were given up."""
@@ -48,9 +87,8 @@ class FreeSpace:
     def describe(self) -> str:
         """Return file system, free space and floor as a clause of an error."""
         kind = filesystem_kind(self._disk.root)
-        return (
-            f"the {kind or 'unknown'} file system of {self._disk.root} has {self._disk.free_bytes()} bytes free, of which "
-            f"min_free_bytes={self.min_bytes} must stay"
+        return f"the {kind or 'unknown'} file system of {self._disk.root} has {self._disk.free_bytes()} bytes free" + (
+            f", of which min_free_bytes={self.min_bytes} must stay" if self.min_bytes else ", and it was found full"
         )
 
 
