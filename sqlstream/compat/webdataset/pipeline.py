@@ -88,6 +88,7 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
     def compose(self, *args: Any) -> Self:
         """Return a pipeline with more stages, over the same shards and cache."""
         made = copy.copy(self)
+        made._opened = self._opened  # a copy is made as a pickle is, which leaves it out
         made.pipeline = [*self.pipeline, *args]
         made._translate()
         return made

@@ -19,7 +19,7 @@ from sqlstream import StreamingDataset
 from sqlstream.compat.webdataset.stages.each_sample import Map
 from sqlstream.compat.webdataset.stages.in_engine import SampleStages
 from sqlstream.compat.webdataset.tariterators import FromRow
-from sqlstream.errors import ConfigError, StateError
+from sqlstream.errors import CacheClosedError, ConfigError, StateError
 from sqlstream.transforms.base import Chain
 from sqlstream.world import World
 from tests.compat.webdataset.kit import KEYS, NUM_ROWS, classes, number_of, numbered, opened
@@ -40,6 +40,17 @@ def twice(samples: Iterable[int]) -> Iterator[int]:
 def outcomes(pipeline: wds.DataPipeline) -> list[str]:
     """Whether each stage is part of one dataset."""
     return ["→" if "→" in line else "·" for line in pipeline.explain().splitlines()]
+
+
+def test_all_chains_of_one_dataset_are_opened_once_and_closed_together(tmp_path: Path) -> None:
+    dataset = opened(numbered(tmp_path / "s"), tmp_path)
+    chain = dataset.shuffle(4).decode().map(number_of)
+    loaded = wds.WebLoader(chain.batched(4), batch_size=None)
+    assert len({id(some.streaming.index) for some in (dataset, chain, loaded) if some.streaming is not None}) == 1
+    loaded.close()
+    for some in (dataset, chain):
+        with pytest.raises(CacheClosedError):
+            list(some)
 
 
 def test_a_chain_is_one_dataset_and_what_cannot_be_part_of_it_runs_as_it_is(tmp_path: Path) -> None:
