@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         JoinOptions,
         LazyOptions,
         Missing,
+        MissingShards,
         NewParts,
         SourceOptions,
     )
@@ -57,6 +58,7 @@ __all__ = [
     "Limit",
     "MemberForm",
     "Missing",
+    "MissingShards",
     "NewParts",
     "OnCacheError",
     "OnError",
@@ -98,6 +100,7 @@ _HOMES = {
     "Limit": "sqlstream.sizes",
     "MemberForm": "sqlstream.config.samples",
     "Missing": "sqlstream.config.sources",
+    "MissingShards": "sqlstream.config.sources",
     "NewParts": "sqlstream.config.sources",
     "OnCacheError": "sqlstream.config.samples",
     "OnError": "sqlstream.config.samples",

@@ -92,6 +92,22 @@ class DamagedShards(StrEnum):
     """Those before the damage are used, but for one that the damage may have cut."""
 
 
+class MissingShards(StrEnum):
+    """What becomes of a shard that is not there (`missing_shards`)."""
+
+    RAISE = "raise"
+    """It is an error."""
+    SKIP = "skip"
+    """It has no samples."""
+    SKIP_UNREADABLE = "skip_unreadable"
+    """The same; of a lazy index one that does not come for another reason is left out until the next epoch, too."""
+
+    @property
+    def leaves_out(self) -> bool:
+        """A shard that is not there is no error."""
+        return self is not MissingShards.RAISE
+
+
 DEFAULT_KEY_COLUMN = "index"
 """The column that names samples, as in `sds`, where `index_col_name` is left out and the column can."""
 
@@ -141,6 +157,9 @@ class SourceOptions:
     damaged_shards: DamagedShards = DamagedShards.RAISE
     """What becomes of the samples of a shard that is damaged or cut off: `'raise'`, `'skip'`, or `'until_damage'`, which keeps
     those that lie before the damage."""
+    missing_shards: MissingShards = MissingShards.RAISE
+    """What becomes of a shard that is not there: `'raise'`, `'skip'`, or with `lazy_index_chunk_size` `'skip_unreadable'`: one
+    that is there and does not come (no rights, timeouts) is left out of an epoch, too."""
     new_parts: NewParts = NewParts.LEAVE
     """With `lazy_index_chunk_size` and without `columns_to_download`: what becomes of parts of shards that the first shard has
     not: `'leave'` them out, or `'take'` them into samples."""
@@ -148,6 +167,7 @@ class SourceOptions:
     def __post_init__(self) -> None:
         """Check words and marks."""
         object.__setattr__(self, "new_parts", word_of("new_parts", self.new_parts, NewParts))
+        object.__setattr__(self, "missing_shards", word_of("missing_shards", self.missing_shards, MissingShards))
         object.__setattr__(self, "damaged_shards", word_of("damaged_shards", self.damaged_shards, DamagedShards))
         object.__setattr__(self, "index_members", tuple(sorted({*names_of("index_members", self.index_members)})))
         flags = (("decode", self.decode), ("allow_pickle", self.allow_pickle), ("allow_pipes", self.allow_pipes))
@@ -243,6 +263,11 @@ class IndexOptions(SourceOptions):
         if self.offset_column is not None and self.lazy is not None:
             raise ConfigError(
                 "offset_column needs all rows, which lazy_index_chunk_size leaves in their files: leave one of them out"
+            )
+        if self.missing_shards is MissingShards.SKIP_UNREADABLE and self.lazy is None:
+            raise ConfigError(
+                "missing_shards='skip_unreadable' needs lazy_index_chunk_size: an index that is built whole would be without "
+                "such shards for ever. Give it, or missing_shards='skip'"
             )
         if self.columns_to_keep is not None and self.offset_column is not None and self.length_column is not None:
             kept = (*self.columns_to_keep, self.offset_column, self.length_column)

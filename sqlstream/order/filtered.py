@@ -31,6 +31,9 @@ class Chunks(Protocol):
     def sizes(self) -> Int64Array:
         """Return how many rows of each chunk are kept, -1 where it is not known yet: [num_chunks]."""
 
+    def at_epoch(self, epoch: int) -> None:
+        """Take the epoch that is asked for next: a chunk that cannot be read is left out of one alone."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filtered:
@@ -54,11 +57,12 @@ class Filtered:
         """A text for the order; counts of chunks change nothing in it."""
         return f"filtered chunks of {int(self.chunks.bounds[-1])} rows, window {self.window}, seed {self.seed}"
 
-    def num_positions(self, epoch: int) -> int:  # noqa: ARG002 - every epoch is the same
+    def num_positions(self, epoch: int) -> int:
         """Return the rows that are kept; while they are not counted, all rows."""
-        for _, order in list(self._orders.values()):
-            if order.is_whole:
-                return order.num_positions
+        _, order = self._orders.get(epoch, (b"", None))
+        if order is not None and order.is_whole:
+            return order.num_positions
+        self.chunks.at_epoch(epoch)
         sizes = self.chunks.sizes()
         return int(self.chunks.bounds[-1]) if (sizes < 0).any() else int(sizes.sum())
 
@@ -90,6 +94,7 @@ class Filtered:
         counts, order = self._orders.get(epoch, (b"", None))
         if order is not None and order.is_whole:
             return order
+        self.chunks.at_epoch(epoch)
         sizes = self.chunks.sizes()
         now = sizes.tobytes()  # before the order is made: others count meanwhile, and its counts must not be newer than it
         if order is None or now != counts:

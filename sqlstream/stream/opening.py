@@ -25,6 +25,7 @@ from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import Rules
 from sqlstream.stream.engine.shard_files import CachedShards
 from sqlstream.stream.engine.units import ShardUse, choose_unit
+from sqlstream.stream.lenient_rows import note_left_out
 from sqlstream.stream.options import DatasetOptions, default_name
 
 
@@ -69,7 +70,7 @@ def _open(options: DatasetOptions, cache: Cache) -> Index:
                 index.close()
                 raise
         return index
-    return open_lazy_index(
+    lazy = open_lazy_index(
         options.index,
         directory,
         cache.fetcher,
@@ -78,6 +79,9 @@ def _open(options: DatasetOptions, cache: Cache) -> Index:
         store=store,
         keep=partial(tables_to_keep, options, cache),
     )
+    if isinstance(lazy, LazyShardIndex):
+        note_left_out(lazy, cache.session)
+    return lazy
 
 
 def judge_of(index: Index, options: SampleOptions, cache: Cache) -> RowJudge:

@@ -34,6 +34,7 @@ from sqlstream.stream.engine.slots import Recipe
 from sqlstream.stream.engine.stored_samples import CachedChain
 from sqlstream.stream.engine.units import choose_unit
 from sqlstream.stream.engines import Engines
+from sqlstream.stream.lenient_rows import LenientRows
 from sqlstream.stream.opening import judge_of, shard_use_of, table_unit
 from sqlstream.stream.options import DatasetOptions, default_name
 from sqlstream.stream.orders import chunk_walk
@@ -203,7 +204,8 @@ class Pipeline:
                 table_unit(self.options, shard_use_of(self.options, index), self.cache, are_commands=index.has_commands),
             )
             index.keep_tables(2 * walk.window)
-        return LazyRows(index, self.cache, self.options.index.lazy or LazyOptions(chunk_rows=1), self.dataset_id, walk)
+        kind = LenientRows if isinstance(index, LazyShardIndex) and self.options.index.missing_shards.leaves_out else LazyRows
+        return kind(index, self.cache, self.options.index.lazy or LazyOptions(chunk_rows=1), self.dataset_id, walk)
 
     def renew(self, index: Index, lengths: LengthTable | None) -> None:
         """Take the rows of another index from now on: accesses by row at once, iterations that are under way never."""

@@ -27,6 +27,9 @@ class Counted:
     def sizes(self) -> Int64Array:
         return self.kept
 
+    def at_epoch(self, epoch: int) -> None:
+        pass
+
 
 @dataclass(frozen=True)
 class FixedWeights:

@@ -34,6 +34,9 @@ class CountedElsewhere:
         self.num_looks += 1
         return self.kept if self.num_looks > self.at else self.known
 
+    def at_epoch(self, epoch: int) -> None:
+        pass
+
 
 class Rows:
     """The rows of a stream, as far as the walk asks for them."""

@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from sqlstream import StreamingDataset
-from sqlstream.compat.webdataset.handlers import Handler, ignore_and_stop, is_known, reraise_exception, warn_and_stop
+from sqlstream.compat.webdataset.handlers import (
+    Handler,
+    ignore_and_continue,
+    ignore_and_stop,
+    is_known,
+    reraise_exception,
+    warn_and_continue,
+    warn_and_stop,
+)
 from sqlstream.compat.webdataset.stages.base import EachSample, Outcome, PipelineStage
 from sqlstream.compat.webdataset.tar_files import (
     base_plus_ext,
@@ -147,27 +155,24 @@ def _placed(shard: dict[str, Any]) -> dict[str, Any]:
     return shard if is_remote(shard["url"]) else {**shard, "local_path": shard["url"]}
 
 
-def present(named: Sequence[str], handler: Handler) -> Sequence[str]:
-    """Return shards without those of this machine that are not there, if their handler says so; all, if none is there.
+def until_stopped(named: Sequence[str], handler: Handler) -> Sequence[str]:
+    """Return shards up to the first one of this machine that is not there and that their handler ends with; all, if none is.
 
     Args:
         named: Their URLs.
-        handler: Called with the error of each that is not there: True leaves it out, False ends the list.
+        handler: Of the user, called with the error of each such shard; what goes on or raises always is not called.
     """
-    if handler is reraise_exception:  # the engine names it
+    if handler in (reraise_exception, ignore_and_continue, warn_and_continue):
         return named
-    found: list[str] = []
-    for url in named:
+    for number, url in enumerate(named):
         path = without_file(url)
         if not is_remote(path) and not has_wildcard(path):
             try:
                 os.stat(local_path(path))
             except OSError as error:
-                if handler(error):
-                    continue
-                break
-        found.append(url)
-    return found or named
+                if not handler(error):
+                    return named[:number] or named
+    return named
 
 
 def open_shards(urls: list[str], reader: TarfileToSamples, **options: Any) -> StreamingDataset:
@@ -183,7 +188,11 @@ def open_shards(urls: list[str], reader: TarfileToSamples, **options: Any) -> St
         "show_progress": False,
         "on_error": "skip" if reader.goes_on else "raise",
         "max_failure_ratio": 1.0 if reader.goes_on else 0.1,
-        "source_options": {"new_parts": "take", "damaged_shards": "until_damage" if reader.goes_on else "raise"},
+        "source_options": {
+            "new_parts": "take",
+            "damaged_shards": "until_damage" if reader.goes_on else "raise",
+            "missing_shards": "skip_unreadable" if reader.goes_on else "raise",
+        },
     }
     urls = [without_file(url) for url in urls]
     src = urls if any("::" in url or _IS_SPECIAL.search(url) for url in urls) else "::".join(urls)

@@ -26,7 +26,7 @@ from sqlstream.compat.webdataset.shardlists import (
 from sqlstream.compat.webdataset.stages.all_samples import Batched, Curried, Shuffle, detshuffle
 from sqlstream.compat.webdataset.stages.base import EachSample, PipelineStage
 from sqlstream.compat.webdataset.stages.in_engine import VALUE, SampleStages, StageFailedError, StreamStopped
-from sqlstream.compat.webdataset.tariterators import TarfileToSamples, open_shards, present
+from sqlstream.compat.webdataset.tariterators import TarfileToSamples, open_shards, until_stopped
 from sqlstream.config import AS_IT_IS, AsItIs
 from sqlstream.environment import environment
 from sqlstream.errors import ConfigError, SourceError, SqlStreamError, StorageError
@@ -145,7 +145,7 @@ class Plan:
             "shuffle_seed": self.seed,
             "shuffle_window": SHUFFLE_WINDOW,
         }
-        return open_shards([*present(self.urls, self.reader.handler)], self.reader, **options)
+        return open_shards([*until_stopped(self.urls, self.reader.handler)], self.reader, **options)
 
     def iterate(self, dataset: StreamingDataset) -> Iterator[Any]:
         """Yield what one iteration of the dataset gives, after all stages."""

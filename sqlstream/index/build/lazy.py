@@ -244,6 +244,13 @@ class LazyIndex(Index):
         """How many rows of a chunk are selected is known once it was read: there is a filter, or nothing else counts them."""
         return self.condition is not None or self._chunks.counts(self) is not None
 
+    def at_epoch(self, epoch: int) -> None:
+        """Take the epoch that is asked for next: all are the same."""
+
+    def _known_counts(self) -> Int64Array:
+        """Return how many rows of each chunk are selected, without `max_rows`: [num_chunks]."""
+        return self._counts_of_chunks() if self.condition is None else self.kept.counts()
+
     def _counts_of_chunks(self) -> Int64Array:
         counts = self._chunks.counts(self)
         return np.diff(self.bounds) if counts is None else counts
@@ -255,7 +262,7 @@ class LazyIndex(Index):
         """
         if not self.learns_sizes:
             return np.diff(self.bounds)
-        counts = self._counts_of_chunks() if self.condition is None else self.kept.counts()
+        counts = self._known_counts()
         if self._max_rows is None:
             return counts
         num_known = int(np.argmax(counts < 0)) if (counts < 0).any() else len(counts)

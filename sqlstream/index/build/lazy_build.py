@@ -122,6 +122,8 @@ def open_lazy_index(
         find_grown(plan, options, target, directory)
 
     build_shared(store, options, (directory, target.key), find, build, check=check, show_progress=show_progress)
+    if isinstance(index, LazyShardIndex):
+        index.look_for_missing(remote)
     check_key(index, options)
     check_downloads(index, options)
     return with_filter(index, directory)
@@ -217,11 +219,13 @@ def _build_shards(
     del show_progress  # one shard is read
     temporary, room = place.temporary(), IndexRoom(place.directory, options)
     first = first_shards(chunks, keep, remote, Scratch(place.temporary, room.on_growth))
+    if (error := first[0].error) is not None and all(shard.error is not None for shard in first):
+        raise error
     with contextlib.closing(IndexWriter(temporary, plan.key_column, room=room)) as writer:
         write_shards(writer, plan, options, target, chunks, first)
     members = members_path(place.directory / f"{target.key}.sqlite")
     tables = FoundChunks(_emptied(place.temporary("members"), FoundChunks.size_bytes(len(chunks))), len(chunks))
-    for number, shard in enumerate(first):
-        tables.write(number, Found(shard.table.rows.num_rows, encoded(shard.table)))
+    for number in (number for number, shard in enumerate(first) if shard.error is None or shard.table.is_missing):
+        tables.write(number, Found(first[number].table.rows.num_rows, encoded(first[number].table)))
     place.publish(tables.path, members.name)
     place.publish(temporary, f"{target.key}.sqlite")

@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS shards (shard INTEGER PRIMARY KEY, num_samples INTEGE
 CREATE TABLE IF NOT EXISTS members (row INTEGER PRIMARY KEY, shard INTEGER NOT NULL, place BLOB NOT NULL) STRICT;
 """
 _PLACES = "SELECT row, shard, place FROM members WHERE row IN (SELECT value FROM json_each(?))"
-_MAX_NAMED = 10
+MAX_NAMED = 10
 """Damaged shards that one message names. Arbitrary."""
 _MOST_WAITING = 1 << 16
 """Samples of shards that were read and are not written yet, at most, with those of one shard: some 60 MB."""
@@ -167,11 +167,11 @@ class ShardIndex(ContentIndex):
         found = [(shard, num) for shard, num, _, damage in self.stored(_SHARDS) if damage is not None]
         if not found:
             return
-        named = [f"{self._name_of(shard)} ({num:,} samples kept)" for shard, num in found[:_MAX_NAMED]]
+        named = [f"{self._name_of(shard)} ({num:,} samples kept)" for shard, num in found[:MAX_NAMED]]
         logger.warning(
             "%s: %d of %d shards are damaged: %s%s; `sqlstream index info` says where",
             *(self.src, len(found), len(self._files.shards), ", ".join(named)),
-            f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else "",
+            f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else "",
         )
 
     def warn_of_missing_versions(self) -> None:

@@ -77,6 +77,8 @@ def target_of(
         lineage["index_members"] = list(options.index_members)
     if options.damaged_shards is not DamagedShards.RAISE:
         lineage["damaged_shards"] = options.damaged_shards  # the key has both by the parts
+    if options.missing_shards.leaves_out:
+        lineage["missing_shards"] = options.missing_shards
     if options.lazy is not None:
         key["chunk_rows"] = lineage["chunk_rows"] = options.lazy.chunk_rows
     return Target(

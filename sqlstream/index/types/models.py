@@ -109,6 +109,8 @@ class SourceFile:
     """On whose word it is read."""
     is_private: bool = field(default=False, compare=False)
     """It was found over a connection to this machine or a private network."""
+    is_missing: bool = field(default=False, compare=False)
+    """It was not there as it was looked for (`missing_shards`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

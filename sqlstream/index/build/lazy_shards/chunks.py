@@ -7,6 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,16 +17,16 @@ import numpy as np
 import pyarrow as pa
 
 from sqlstream.config import DamagedShards
-from sqlstream.errors import SourceChangedError, SourceError
+from sqlstream.errors import ObjectNotFoundError, SourceChangedError, SourceError, StorageError
 from sqlstream.index.build.chunks import ChunkPlace, ChunkStore, drop_oldest
 from sqlstream.index.build.lazy_shards.table import ShardTable, decoded, encoded, rows_as, schema_of, table_of
 from sqlstream.index.file.connection import damaged
 from sqlstream.index.file.found import Found, FoundChunks
 from sqlstream.index.file.room import IndexRoom, RoomyReader
-from sqlstream.index.file.workplace import workplace
-from sqlstream.index.sources.base.access import indexed_file, named_errors, stat_file
+from sqlstream.index.file.workplace import Workplace, workplace
+from sqlstream.index.sources.base.access import indexed_file, leaves_out, named_errors, stat_file
 from sqlstream.index.sources.base.byte_source import RemoteBytes
-from sqlstream.index.sources.plan.parts import ShardPart, SourcePart, innermost, over
+from sqlstream.index.sources.plan.parts import ShardPart, SourcePart, innermost, missing_shard, over
 from sqlstream.index.sources.shards.by_name import says_compressed
 from sqlstream.index.sources.shards.layout import KeepsShards, Scratch
 from sqlstream.index.sources.shards.samples import ShardSamples
@@ -51,6 +52,8 @@ class FirstShard(NamedTuple):
     """The columns of its rows."""
     typed: tuple[str, ...]
     """Those whose values stay in the shards."""
+    error: StorageError | None = None
+    """Why it is left out; None: it is not."""
 
 
 class ShardChunks:
@@ -71,6 +74,12 @@ class ShardChunks:
         self._tables: OrderedDict[int, ShardTable] = OrderedDict()
         self._num_kept = _KEPT_TABLES
         self._found: FoundChunks | None = None
+        self.epoch = 0
+        """The epoch that is asked for."""
+        self._left_out: dict[tuple[int, int], ShardTable] = {}
+        """Epoch and number of shards that are there, and that it is without in this process: tables without samples."""
+        self.said: list[StorageError] = []
+        """Why shards are left out, as far as nobody has taken it from here."""
 
     def __reduce__(self) -> tuple[type[ShardChunks], tuple[Sequence[SourcePart], IndexRoom]]:
         return (ShardChunks, (self._parts, self._room))
@@ -90,8 +99,11 @@ class ShardChunks:
 
     @cached_property
     def known_counts(self) -> list[int | None]:
-        """Samples of each shard, as far as an index file says it, and none of them may be left out as damaged."""
-        return [shard.layout.num_samples if shard.damaged is DamagedShards.RAISE else None for shard in self._shards]
+        """Samples of each shard, as far as an index file says it, and none of them may be left out."""
+        return [
+            None if shard.damaged is not DamagedShards.RAISE or shard.missing.leaves_out else shard.layout.num_samples
+            for shard in self._shards
+        ]
 
     @cached_property
     def _are_counted(self) -> bool:
@@ -169,6 +181,8 @@ class ShardChunks:
             store: The file of the index.
             files: What of it was fetched (`place_of`).
         """
+        if (table := self._left_out.get((self.epoch, number))) is not None:
+            return table
         if (table := self._tables.get(number)) is not None:
             with contextlib.suppress(KeyError):  # another thread has dropped it
                 self._tables.move_to_end(number)
@@ -180,7 +194,7 @@ class ShardChunks:
 
     def _has_table(self, number: int, store: ChunkStore) -> bool:
         """Return whether the table of a shard is known; then it is in memory."""
-        if number not in self._tables:
+        if number not in self._tables and (self.epoch, number) not in self._left_out:
             if not self.found(store).is_found(number) or (table := self._known(number, store)) is None:
                 return False
             self._keep(number, table)
@@ -215,15 +229,17 @@ class ShardChunks:
 
     def _read_once(self, number: int, store: ChunkStore, remote: RemoteReader, here: Path | None = None) -> ShardTable:
         """Read the table of a shard, and note it; one process at a time."""
-        directory = store.path.parent
-        key = fingerprint({"shard": number, "of": store.path.stem})
-        with workplace(directory, key, is_brief=True) as place:
+        with self._alone(number, store) as place:
             if (table := self._known(number, store)) is not None:  # another process has done it while we waited
                 return table
             samples = self._samples(number, remote, Scratch(place.temporary, self._room.on_growth, here=here))
             table = table_of(samples, over(self._parts[number], samples), self.file(number))
             self.note(number, table, store)
         return table
+
+    def _alone(self, number: int, store: ChunkStore) -> AbstractContextManager[Workplace]:
+        """Give the place where a shard is looked at by one process at a time."""
+        return workplace(store.path.parent, fingerprint({"shard": number, "of": store.path.stem}), is_brief=True)
 
     def note(self, number: int, table: ShardTable, store: ChunkStore) -> None:
         """Keep the table of a shard for all processes.
@@ -236,12 +252,13 @@ class ShardChunks:
         self.found(store).write(number, Found(table.rows.num_rows, data))
 
     def first_known(self, store: ChunkStore) -> ShardTable | None:
-        """Return the table of the first shard that was read; None: none was."""
-        known = np.flatnonzero(self.found(store).counts() >= 0)  # [num_known]
+        """Return the table of the first shard that was read, and of these of one with samples; None: none was."""
+        counts = self.found(store).counts()  # [num_shards]
+        known = np.flatnonzero(counts >= (1 if (counts > 0).any() else 0))  # [num_known]
         return self.table(int(known[0]), store) if known.size else None
 
     def open_first(self, number: int, keep: KeepsShards, remote: RemoteReader, scratch: Scratch) -> FirstShard:
-        """Return what a shard has, of which no process has found the table.
+        """Return what a shard has, of which no process has found the table; nothing, if it is left out.
 
         Args:
             number: Of the shard.
@@ -252,6 +269,17 @@ class ShardChunks:
         Raises:
             SourceError: It is damaged.
         """
+        try:
+            return self._opened(number, keep, remote, scratch)
+        except StorageError as error:
+            if not leaves_out(error, self._shards[number].missing):
+                raise
+            table = self._without(number, error)
+            if not table.is_missing:
+                self._leave_out_now(number, table)
+            return FirstShard(table, table.rows.schema, (), error)
+
+    def _opened(self, number: int, keep: KeepsShards, remote: RemoteReader, scratch: Scratch) -> FirstShard:
         self._learn(number, remote)
         part, file = self._parts[number], self.file(number)
         is_whole = urls.is_remote(file.url) and not self._shards[number].layout.is_table_apart
@@ -279,6 +307,75 @@ class ShardChunks:
             )
         return samples.at(number, number)
 
+    # -- shards that are left out -------------------------------------------------------------------------------------
+
+    def leave_out(self, number: int, error: StorageError, store: ChunkStore) -> bool:
+        """Take a shard for one without samples, if it may be: one that is not there for all runs, another one for this epoch.
+
+        How many samples a shard has decides what each process takes. So all of a node go by the note of the first one that
+        finds it missing; one that is there may come in another process, or the next time, and is noted nowhere.
+
+        Args:
+            number: Of the shard.
+            error: Why it does not come.
+            store: The file of the index.
+
+        Returns:
+            Whether it may.
+        """
+        if not leaves_out(error, self._shards[number].missing):
+            return False
+        if not isinstance(error, ObjectNotFoundError):
+            self._leave_out_now(number, self._without(number, error))
+            return True
+        with self._alone(number, store):
+            if self._known(number, store) is None:
+                self.note(number, self._without(number, error), store)
+        return True
+
+    def _leave_out_now(self, number: int, table: ShardTable) -> None:
+        for known in (self._versions, self._packings):  # the next epoch asks for them again
+            known.pop(number, None)
+        for epoch, other in list(self._left_out):
+            if epoch < self.epoch - 1:
+                self._left_out.pop((epoch, other), None)
+        self._left_out[self.epoch, number] = table
+
+    def _without(self, number: int, error: StorageError) -> ShardTable:
+        """Return the table of a shard that is left out, and say so."""
+        file = replace(self._shards[number].source, is_missing=isinstance(error, ObjectNotFoundError))
+        logger.warning("%s is left out: %s", urls.redact(file.url), error)
+        self.said.append(type(error)(str(error), **{**error.context, "url": file.url}))
+        none = ShardSamples.none(missing_shard(file.url))
+        return table_of(none, over(self._parts[number], none), file)
+
+    @property
+    def left_out(self) -> list[int]:
+        """Shards that are there, and that this epoch is without in this process."""
+        return [number for epoch, number in list(self._left_out) if epoch == self.epoch]
+
+    def missing(self, store: ChunkStore) -> list[int]:
+        """Return the shards that were not there as they were looked for."""
+        if not any(shard.missing.leaves_out for shard in self._shards) or not members_path(store.path).exists():
+            return []
+        empty = np.flatnonzero(self.found(store).counts() == 0)  # [num_empty]
+        return [number for number in empty.tolist() if (table := self._known(number, store)) is not None and table.is_missing]
+
+    def is_there(self, number: int, remote: RemoteReader) -> bool:
+        """Return whether a shard is there now."""
+        source = self._shards[number].source
+        try:
+            stat_file(source.url, remote, source.access)
+        except StorageError:
+            return False
+        return True
+
+    def forget(self) -> None:
+        """Know nothing of any shard: the file of tables is another one."""
+        self._found = None
+        self._versions.clear()
+        self._tables.clear()
+
     # -- versions -----------------------------------------------------------------------------------------------------
 
     def file(self, number: int) -> SourceFile:
@@ -298,9 +395,13 @@ class ShardChunks:
         return number not in self._packings and urls.is_remote(file.url) and says_compressed(file.url)
 
     def _look_at(self, number: int, *, store: ChunkStore, remote: RemoteReader, in_ranges: bool) -> None:
-        self._learn(number, remote)
-        if in_ranges or self._shards[number].layout.is_table_apart:
-            self._read_once(number, store, RoomyReader(remote, self._room))
+        try:
+            self._learn(number, remote)
+            if in_ranges or self._shards[number].layout.is_table_apart:
+                self._read_once(number, store, RoomyReader(remote, self._room))
+        except StorageError as error:
+            if not self.leave_out(number, error, store):
+                raise
 
     def _learn(self, number: int, remote: RemoteReader) -> None:
         """Ask for the version of a shard, and how it is compressed.

@@ -6,22 +6,26 @@ import contextlib
 import logging
 import threading
 from collections.abc import Collection, Sequence
-from functools import cached_property
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from sqlstream.errors import IndexDatabaseError, SchemaError
+import numpy as np
+
+from sqlstream.errors import IndexDatabaseError, SchemaError, StorageError
 from sqlstream.index.build.lazy import ChunkRows, LazyIndex
 from sqlstream.index.build.lazy_shards.chunks import ShardChunks, members_path
 from sqlstream.index.build.lazy_shards.table import ShardTable
-from sqlstream.index.build.shards import SamplePlace, Shard
+from sqlstream.index.build.shards import MAX_NAMED, SamplePlace, Shard
 from sqlstream.index.file.connection import damaged
 from sqlstream.index.file.found import FoundChunks, FoundRows
 from sqlstream.index.sources.shards.layout import PartsAreValues
 from sqlstream.index.sources.shards.samples import SAMPLE
 from sqlstream.index.types.models import Column, fingerprint
+from sqlstream.order.permute import Int64Array
 from sqlstream.storage.base import urls
-from sqlstream.storage.base.protocols import Unpack
+from sqlstream.storage.base.protocols import CALLS_AT_A_TIME, RemoteReader, Unpack
 from sqlstream.storage.members import places
 from sqlstream.storage.members.places import SamplePart
 
@@ -120,7 +124,55 @@ class LazyShardIndex(LazyIndex):
     def read(self, number: int, files: Sequence[Path]) -> ChunkRows:
         """Return the rows of a shard that the filter keeps; see `LazyIndex.read`."""
         self._check_columns(number, self._chunks.table(number, self, files))  # before the filter notes what it keeps
+        if number in self._chunks.left_out:  # the filter would note that it keeps nothing of it
+            rows = self._chunks.read(number, files, self)
+            return ChunkRows(self.columns, rows, np.empty(0, np.int64), urls.redact(self._chunks.file(number).url))
         return super().read(number, files)
+
+    # -- shards that are left out -------------------------------------------------------------------------------------
+
+    def leave_out(self, number: int, error: StorageError) -> bool:
+        """Take a shard that does not come for one without samples, if it may be; see `ShardChunks.leave_out`."""
+        return self._chunks.leave_out(number, error, self)
+
+    def take_said(self) -> list[StorageError]:
+        """Return why shards are left out that were not told of yet."""
+        said, self._chunks.said = self._chunks.said, []
+        return said
+
+    def at_epoch(self, epoch: int) -> None:
+        """Take the epoch that is asked for next: shards that another one is without are asked for again."""
+        self._chunks.epoch = epoch
+
+    def _known_counts(self) -> Int64Array:
+        counts = super()._known_counts()
+        if left_out := self._chunks.left_out:
+            counts = counts.copy()  # [num_shards]
+            counts[left_out] = 0
+        return counts
+
+    @property
+    def known_length(self) -> int | None:
+        """Rows that the filter keeps; None until it has been run on all shards, and while an epoch is without one of them."""
+        return None if self._chunks.left_out else super().known_length
+
+    def look_for_missing(self, remote: RemoteReader) -> None:
+        """Have all tables found anew if a shard is there now that was not; else say which ones are left out."""
+        if not (missing := self._chunks.missing(self)):
+            return
+        with ThreadPoolExecutor(CALLS_AT_A_TIME, thread_name_prefix="shard") as pool:
+            is_one_there = any(pool.map(partial(self._chunks.is_there, remote=remote), missing))
+        if is_one_there:  # who has the file open goes on with it
+            self.note_changed()
+            self._chunks.forget()
+            return
+        if self._chunks.said:  # the first opening has found it
+            return
+        named = [urls.redact(self._chunks.shard(number).source.url) for number in missing[:MAX_NAMED]]
+        more = f" and {len(missing) - len(named)} more" if len(missing) > len(named) else ""
+        logger.warning(
+            "%d of %d shards are not there, and left out: %s%s", len(missing), len(self._chunks), ", ".join(named), more
+        )
 
     # -- what is noted beside the index -------------------------------------------------------------------------------
 

@@ -45,13 +45,15 @@ class ShardTable(NamedTuple):
     """The encoding of each column of `rows`, whose Arrow type does not say it; None: an earlier version wrote the table."""
     version: tuple[int | None, str | None, str]
     """Size, ETag and digest of the file that was read."""
+    is_missing: bool
+    """The shard was not there."""
     nbytes: int
     """Bytes of it in memory."""
 
     def file_of(self, named: SourceFile) -> SourceFile:
         """Return a file, as the source names it, in the version that was read."""
         size_bytes, etag, content = self.version
-        return replace(named, size_bytes=size_bytes, etag=etag, content=content)
+        return replace(named, size_bytes=size_bytes, etag=etag, content=content, is_missing=self.is_missing)
 
 
 def table_of(samples: ShardSamples, whole: TableFile, file: SourceFile) -> ShardTable:
@@ -77,6 +79,7 @@ def table_of(samples: ShardSamples, whole: TableFile, file: SourceFile) -> Shard
         unpack=samples.unpack,
         encodings=tuple(encoding(field).decode() for field in map(schema_of(whole).field, own)),
         version=(file.size_bytes, file.etag, file.content),
+        is_missing=file.is_missing,
         nbytes=rows.nbytes + places.nbytes,
     )
 
@@ -130,6 +133,7 @@ def encoded(table: ShardTable) -> bytes:
         "unpack": None if table.unpack is None else json.dumps(table.unpack),
         "encodings": table.encodings,
         "version": table.version,
+        "is_missing": table.is_missing,
     }
     arrays: Sequence[pa.Array[Any]] = [*table.rows.columns, table.places]
     fields = [pa.field(str(number), array.type) for number, array in enumerate(arrays)]
@@ -156,5 +160,6 @@ def decoded(data: bytes) -> ShardTable:
         unpack=None if about["unpack"] is None else unpack_of(about["unpack"]),
         encodings=None if about.get("encodings") is None else tuple(about["encodings"]),
         version=tuple(about["version"]),
+        is_missing=bool(about.get("is_missing")),
         nbytes=batch.nbytes,
     )

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 
-from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, SourceChangedError, StorageError
+from sqlstream.config import MissingShards
+from sqlstream.errors import AccessDeniedError, FetchCancelledError, ObjectNotFoundError, SourceChangedError, StorageError
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import OWN, Access
@@ -118,6 +119,25 @@ def stat_file(url: str, remote: RemoteReader, access: Access = OWN) -> SourceFil
             access=access,
             is_private=info.is_private,
         )
+
+
+def shard_file(url: str, remote: RemoteReader, missing: MissingShards, access: Access = OWN) -> SourceFile:
+    """Return a shard with its version; without one, where it cannot be asked for and `missing` says to go on."""
+    try:
+        return stat_file(url, remote, access)
+    except StorageError as error:
+        if not leaves_out(error, missing):
+            raise
+        is_missing = isinstance(error, ObjectNotFoundError)
+        return SourceFile(url=url, size_bytes=None, etag=None, access=access, is_missing=is_missing)
+
+
+def leaves_out(error: Exception, missing: MissingShards) -> bool:
+    """Return whether a shard that fails with an error is left out."""
+    if isinstance(error, ObjectNotFoundError):
+        return missing.leaves_out
+    is_unreadable = isinstance(error, StorageError) and not isinstance(error, FetchCancelledError)
+    return is_unreadable and missing is MissingShards.SKIP_UNREADABLE
 
 
 def _content(url: str, size_bytes: int, remote: RemoteReader) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from sqlstream.config import MissingShards
 from sqlstream.errors import SourceError
-from sqlstream.index.sources.base.access import local_copy, stat_file
+from sqlstream.index.sources.base.access import local_copy, shard_file
 from sqlstream.index.sources.formats.by_extension import check_table
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
@@ -36,7 +37,12 @@ def read_paths(file: SourceFile, temporary: Path, remote: RemoteReader) -> list[
 
 
 def list_files(
-    src: SourceFile, paths: list[str], rules: Rules, remote: RemoteReader, num_looked_at: int | None = None
+    src: SourceFile,
+    paths: list[str],
+    rules: Rules,
+    remote: RemoteReader,
+    num_looked_at: int | None = None,
+    missing: MissingShards = MissingShards.RAISE,
 ) -> list[SourceFile]:
     """Return the files that a list names, with their versions; a request each, so several at a time.
 
@@ -46,6 +52,7 @@ def list_files(
         rules: What that is.
         remote: Asks for versions.
         num_looked_at: Of so many remote files, the first ones; None: of all.
+        missing: What becomes of files that are not there.
 
     Raises:
         AccessDeniedError: A remote list names what it may not.
@@ -58,7 +65,7 @@ def list_files(
         number, (url, access) = numbered
         if number >= most and urls.is_remote(url):
             return SourceFile(url=url, size_bytes=None, etag=None, access=access)
-        return stat_file(url, remote, access)
+        return shard_file(url, remote, missing, access)
 
     with ThreadPoolExecutor(CALLS_AT_A_TIME, thread_name_prefix="sqlstream-index") as pool:
         return list(pool.map(find, enumerate(allowed)))

@@ -164,7 +164,7 @@ def shard_parts(
     shards = [_named_shard(shard, index.file, options) for shard in index.shards[: options.max_index_files]]
     named = [shard.url if isinstance(shard, WidsShard) else (shard.zip or shard.raw).basename for shard in shards]
     listed = [urls.join(directory, name) for name in named if not urls.is_command(name)]
-    found = iter(list_files(index.file, listed, rules, remote, num_looked_at))
+    found = iter(list_files(index.file, listed, rules, remote, num_looked_at, options.missing_shards))
     version = options.source_version
     files = [command_file(name, version) if urls.is_command(name) else next(found) for name in named]
     parts: list[ShardPart] = []
@@ -183,5 +183,5 @@ def shard_parts(
                 index_members=options.index_members,
             )
         source = replace(file, size_bytes=num_bytes if file.size_bytes is None else file.size_bytes)
-        parts.append(ShardPart(source=source, layout=layout, damaged=options.damaged_shards))
+        parts.append(ShardPart(source=source, layout=layout, damaged=options.damaged_shards, missing=options.missing_shards))
     return parts

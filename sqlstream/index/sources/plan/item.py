@@ -12,7 +12,7 @@ from typing import Any
 from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError
 from sqlstream.index.file.room import IndexRoom
-from sqlstream.index.sources.base.access import stat_file
+from sqlstream.index.sources.base.access import shard_file, stat_file
 from sqlstream.index.sources.base.base import Reading
 from sqlstream.index.sources.base.spool import Spool
 from sqlstream.index.sources.formats import by_extension
@@ -130,12 +130,12 @@ def _plan_shards(
     named = shard_urls(item, allow_pipes=options.allow_pipes)
     if named is None:
         return None
-    files = _shard_files(list(map(absolute, named)), remote, num_looked_at, options.source_version)
+    files = _shard_files(list(map(absolute, named)), options, remote, num_looked_at)
     layouts = (
         (file, layout_of(file.url, options.label_column, options.index_members)) for file in files[: options.max_index_files]
     )
-    damaged = options.damaged_shards
-    parts = [ShardPart(source=file, layout=layout, damaged=damaged) for file, layout in layouts if layout is not None]
+    part = partial(ShardPart, damaged=options.damaged_shards, missing=options.missing_shards)
+    parts = [part(source=file, layout=layout) for file, layout in layouts if layout is not None]
     plan = _plan(item, options, urls.parent(files[0].url), parts)
     return plan if options.key_column is not None else replace(plan, key_column=SHARD_KEY)
 
@@ -146,24 +146,25 @@ def _rules(options: IndexOptions, listed: SourceFile) -> Rules:
 
 
 def _shard_files(
-    named: Sequence[str], remote: RemoteReader, num_looked_at: int | None, command_version: str | None
+    named: Sequence[str], options: IndexOptions, remote: RemoteReader, num_looked_at: int | None
 ) -> list[SourceFile]:
     """Return the files that URLs, wildcards and commands name, in their order.
 
     Args:
         named: URLs and wildcards.
+        options: What becomes of files that are not there, and what the user calls the version of what commands print.
         remote: Lists, and asks for versions.
         num_looked_at: Remote files whose versions are asked for, where a URL names them: the first ones; None: all.
-        command_version: What the user calls the version of what commands print.
     """
+    missing = options.missing_shards
 
     def find(url: str, *, is_looked_at: bool) -> list[SourceFile]:
         if urls.is_command(url):
-            return [described.command_file(url, command_version)]
+            return [described.command_file(url, options.source_version)]
         if wildcard.has_wildcard(url):
             return wildcard.match_files(url, remote)
         is_left = urls.is_remote(url) and not is_looked_at
-        return [SourceFile(url=url, size_bytes=None, etag=None) if is_left else stat_file(url, remote)]
+        return [SourceFile(url=url, size_bytes=None, etag=None) if is_left else shard_file(url, remote, missing)]
 
     are_looked_at = [num_looked_at is None or number < num_looked_at for number in range(len(named))]
     if num_looked_at is not None or len(named) == 1:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from sqlstream.config import DamagedShards
+from sqlstream.config import DamagedShards, MissingShards
 from sqlstream.errors import DamagedShardError
 from sqlstream.index.sources.base.access import local_copy
 from sqlstream.index.sources.base.base import PLAIN, Reading, TableFile
@@ -203,19 +203,25 @@ class ShardPart:
     layout: ShardLayout
     damaged: DamagedShards = DamagedShards.RAISE
     """What becomes of its samples if it is damaged."""
+    missing: MissingShards = MissingShards.RAISE
+    """What becomes of it if it is not there."""
 
     def identity(self) -> object:
         """Return its version, what it is read as, and what is left out of it."""
-        rule = {} if self.damaged is DamagedShards.RAISE else {"damaged": self.damaged}
+        rule: dict[str, str] = {} if self.damaged is DamagedShards.RAISE else {"damaged": self.damaged}
+        if self.missing.leaves_out:
+            rule["missing"] = self.missing
         return {"shard": FilePart(source=self.source).identity(), "layout": self.layout.identity(), **rule}
 
     def samples(self, remote: RemoteReader, scratch: Scratch) -> ShardSamples:
-        """Return its samples, and its damage, if it has some.
+        """Return its samples, and its damage, if it has some: that of one that was not there is that it has none.
 
         Raises:
             DamagedShardError: It is damaged, and that is to be raised.
             SourceError: See `ShardLayout.samples`.
         """
+        if self.source.is_missing:
+            return ShardSamples.none(missing_shard(self.source.url))
         try:
             found = self.layout.samples(self.source, remote, scratch)
         except DamagedShardError as error:
@@ -230,6 +236,11 @@ class ShardPart:
     def open(self, temporary: Temporary, remote: RemoteReader) -> Iterator[ShardSamples]:
         """Read its table."""
         yield self.samples(remote, Scratch(temporary))
+
+
+def missing_shard(url: str) -> DamagedShardError:
+    """Return what is wrong with a shard that is not there, and is left out."""
+    return DamagedShardError(f"{urls.redact(url)} is not there, and left out (missing_shards)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
