@@ -178,7 +178,7 @@ class Decoder:
             DecodingError: A field does not decode, is a pickle, or holds no bytes.
         """
         if self.whole is not None:
-            return self.whole(sample)
+            return self.whole(sample.copy())  # a stage before it may give the same one again
         return {name: self._field(sample, name, value) for name, value in sample.items()}
 
     def _field(self, sample: dict[str, Any], name: str, value: Any) -> Any:

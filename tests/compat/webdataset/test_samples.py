@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 import sqlstream.compat.webdataset as wds
 from sqlstream.errors import DamagedShardError, DecodeError, ObjectNotFoundError, SourceError
-from tests.compat.webdataset.kit import GOLDEN, KEYS, UNPICKLE, comparable, numbered, opened
+from tests.compat.webdataset.kit import GOLDEN, KEYS, UNPICKLE, comparable, number_of, numbered, opened
 from tests.goldens import FIXTURES, expected
 from tests.stream.shards import tar_of
 
@@ -118,6 +119,19 @@ def test_parts_that_only_later_shards_have_are_in_their_samples(tmp_path: Path) 
     with opened([str(tmp_path / "a.tar"), str(tmp_path / "b.tar")], tmp_path) as dataset:
         assert list(dataset.to_tuple("jpg;png", "__key__")) == [(b"1", "a"), (b"2", "b")]
         assert {*list(dataset)[1]} == {"__key__", "__url__", "__local_path__", "png", "json"}
+
+
+def test_a_sample_that_comes_twice_is_decoded_twice(tmp_path: Path) -> None:
+    def twice(samples: Iterable[Any]) -> Iterator[Any]:
+        for sample in samples:
+            yield sample
+            yield sample
+
+    with opened(numbered(tmp_path / "s", 1), tmp_path) as dataset:
+        wanted = [number for number in range(8) for _ in range(2)]
+        assert [number_of(sample) for sample in dataset.compose(twice).decode()] == wanted
+        kept = dataset.mcached().decode().map(number_of)
+        assert [*kept, *kept] == [*range(8), *range(8)]
 
 
 def test_a_file_url_without_slashes_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ class Map(EachSample):
     def __init__(self, f: Callable[[Any], Any], handler: Handler = reraise_exception) -> None:
         super().__init__(handler)
         self.f = f
-        self._call = f.whole or f if isinstance(f, Decoder) else f
+        self._call = f.decode if isinstance(f, Decoder) else f
         self.calls_given_code = getattr(f, "calls_given_code", True)
 
     def __repr__(self) -> str:
