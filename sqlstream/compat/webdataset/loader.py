@@ -80,8 +80,8 @@ class WebLoader(DataPipeline, FluidInterface):
         else:
             batch = self._rebatched or cast(Batched, plan.batch)
             batch_size, drop_last = batch.batchsize, not batch.partial
-            made = partial(_collated, batch, collate, is_rebatched=self._rebatched is not None)
-            together = Collate(made, plan.batch_stages, plan.value_of)
+            finish = partial(_finished, collate, is_rebatched=self._rebatched is not None)
+            together = Collate(batch.collated, plan.batch_stages, plan.value_of, finish=finish)
         view = plan.view(dataset, batch_size=None, drop_last=drop_last, **_seed_of(self.pipeline, plan))
         return StreamingDataLoader(view, batch_size=batch_size, drop_last=drop_last, collate_fn=together, **given)
 
@@ -201,12 +201,11 @@ class WebLoader(DataPipeline, FluidInterface):
         return f"WebLoader({', '.join([repr(self._dataset), *map(name_of, self.pipeline)])})"
 
 
-def _collated(batch: Batched, collate: Callable[[Any], Any] | None, values: list[Any], *, is_rebatched: bool) -> Any:
-    """Return the batch of values; a loader's own function takes what the dataset has made.
+def _finished(collate: Callable[[Any], Any] | None, made: Any, *, is_rebatched: bool) -> Any:
+    """Return what a loader makes of a batch of its dataset; a function of its own takes it as it is.
 
     torch makes a list of a tuple as a loader converts it; a batch that was made behind the loader stays what it is.
     """
-    made = batch.collated(values)
     if collate is not None:
         return collate(made)
     converted = default_convert(made)

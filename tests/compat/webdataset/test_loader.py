@@ -54,6 +54,23 @@ def test_stages_behind_batches_make_them_in_the_workers_and_may_drop_them(tmp_pa
             assert [torch.as_tensor(batch).tolist() for batch in loader] == wanted
 
 
+def test_stages_behind_batches_take_what_batches_are_made_of_and_the_loader_makes_tensors_of_what_they_return(
+    tmp_path: Path,
+) -> None:
+    def halved(batch: list[Any]) -> tuple[Any, ...]:
+        assert {type(value) for value in batch} == {np.ndarray}
+        return batch[0].astype(np.float32) / 2, len(batch[1])
+
+    with classes(tmp_path / "s", tmp_path) as dataset:
+        chain = dataset.map(tupled).batched(8).map(halved)
+        for num_workers in (0, 2):
+            (numbers, size), *_ = wds.WebLoader(chain, batch_size=None, num_workers=num_workers)
+            assert numbers.tolist() == [number / 2 for number in range(8)]
+            assert (type(numbers), size) == (torch.Tensor, 8)
+            made = wds.WebLoader(chain, batch_size=None, num_workers=num_workers, collate_fn=type)
+            assert set(made) == {tuple}
+
+
 def test_batches_of_the_loader_itself_are_those_of_torch(tmp_path: Path) -> None:
     with classes(tmp_path / "s", tmp_path) as dataset:
         loader = wds.WebLoader(dataset.map(tupled), batch_size=12, num_workers=2)

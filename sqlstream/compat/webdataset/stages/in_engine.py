@@ -86,6 +86,7 @@ class Collate:
         stages: Stages of batches.
         value_of: From a sample of the engine to its value.
         takes_one: The loader makes no batches, and gives single samples.
+        finish: What the loader makes of a batch, behind its stages; None: nothing.
     """
 
     def __init__(
@@ -95,15 +96,17 @@ class Collate:
         value_of: Callable[[Sample], Any],
         *,
         takes_one: bool = False,
+        finish: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._collate, self._stages = collate, tuple(stages)
+        self._collate, self._stages, self._finish = collate, tuple(stages), finish
         self._value_of, self._takes_one = value_of, takes_one
 
     def __call__(self, samples: Any) -> Any:
         """Return the batch, or the outcome that it is none."""
         values = self._value_of(samples) if self._takes_one else [*map(self._value_of, samples)]
         made = values if self._collate is None else self._collate(values)
-        return apply_each(self._stages, made) if self._stages else made
+        made = apply_each(self._stages, made) if self._stages else made
+        return made if self._finish is None or isinstance(made, Outcome) else self._finish(made)
 
 
 def _described(row: Sample) -> str:
