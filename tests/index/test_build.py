@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import multiprocessing
 import os
@@ -16,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 from sqlstream.errors import ConfigError, IndexDatabaseError, SchemaError, SourceChangedError, SourceError
 from sqlstream.index.build import build as build_module
@@ -301,6 +305,46 @@ def test_only_kept_columns_are_in_the_index(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", "a,b,index,url\n1,2,3,x\n")
     index = build(tmp_path, path, columns_to_keep=("b",), columns_to_download=("url",))
     assert all_rows(index) == [{"b": 2, "index": 3, "url": "x"}]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json", "parquet", "arrow"])
+def test_rows_of_a_file_that_has_none_of_the_kept_columns_are_rows(kind: str, tmp_path: Path) -> None:
+    tables: dict[str, dict[str, list[Any]]] = {
+        "a": {"a": [1, 2], "b": ["x", "y"]},
+        "b": {"b": ["z"], "c": [3]},
+        "c": {"a": [4], "b": ["w"]},
+    }
+    for name, columns in tables.items():
+        write_as(tmp_path / f"d/{name}.{kind}", columns)
+    files = tmp_path / f"d/*.{kind}"
+    few = build(tmp_path, files, columns_to_keep=("a",))
+    assert [row["a"] for row in all_rows(few)] == [1, 2, None, 4]
+    assert [row["a"] for row in all_rows(build(tmp_path, files, columns_to_keep=("a",), max_size=3))] == [1, 2, None]
+    last = build(tmp_path, [str(tmp_path / f"d/{name}.{kind}") for name in "bca"], columns_to_keep=("a",))
+    assert [row["a"] for row in all_rows(last)] == [None, 4, 1, 2]
+    assert len(build(tmp_path, files, columns_to_keep=())) == 4
+    with pytest.raises(SchemaError, match=r"index_cols_to_keep names 'gone', .* it has 'a', 'b', "):
+        build(tmp_path, files, columns_to_keep=("gone",))
+    absent = build(tmp_path, files, columns_to_keep=("gone",), allow_missing_columns=True)
+    assert [row["gone"] for row in all_rows(absent)] == [None] * 4
+
+
+def write_as(path: Path, columns: dict[str, list[Any]]) -> None:
+    """Write a table in the format of its name."""
+    path.parent.mkdir(exist_ok=True)
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    match path.suffix:
+        case ".csv":
+            lines = [",".join(columns), *(",".join(map(str, row.values())) for row in rows)]
+            path.write_text("\n".join(lines) + "\n")
+        case ".jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        case ".json":
+            path.write_text(json.dumps(rows))
+        case ".parquet":
+            pq.write_table(pa.table(columns), path)
+        case ".arrow":
+            feather.write_feather(pa.table(columns), path, compression="uncompressed")
 
 
 def test_max_size_stops_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

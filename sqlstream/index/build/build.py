@@ -295,6 +295,7 @@ def begin_source(
     key_column, digest = key_and_digest
     schema = table.schema()
     own_names = kept_names(schema.names, options, key_column)
+    writer.offered |= dict.fromkeys(schema.names)
     joined = [] if joins is None else joins.begin(schema, urls.redact(source.url))
     names = [*own_names, *(field.name for field in joined)]
     if options.key_column is not None and key_column not in names and not select.computes_columns(options):
@@ -350,6 +351,6 @@ def _add_missing(writer: IndexWriter, options: IndexOptions, plan: SourcePlan) -
             if not options.allow_missing_columns:
                 if is_open:  # `select` looks at what the query gives
                     continue
-                raise no_column(option, name, plan.src, list(writer.columns))
+                raise no_column(option, name, plan.src, list(writer.offered | dict.fromkeys(writer.columns)))
             field = pa.field(name, pa.null())
             writer.add_column(field, declared(field))

@@ -11,7 +11,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,6 +107,8 @@ class IndexWriter:
         self._content = RunningContent()
         self._in_place: set[str] = set()
         self.num_rows = 0
+        self.offered: dict[str, None] = {}
+        """Names of columns that the source's files have, kept or not, in their order: for the error of one that none has."""
         self.row_rule: str | None = None
         """What a source says of its rows (`DirectoryTable.row_rule`)."""
         if goes_on:
@@ -258,6 +260,9 @@ class IndexWriter:
             columns[name] = encoded.values
             if encoded.has_nan:
                 self._columns[name] = replace(self._columns[name], has_nan=True)
+        if not columns:
+            self._write_bare(batch.num_rows)
+            return
         self.write_values(
             columns,
             {
@@ -265,6 +270,14 @@ class IndexWriter:
                 for name, written in (as_written or {}).items()
             },
         )
+
+    def _write_bare(self, num_rows: int) -> None:
+        """Append rows of a file that has none of the columns that are kept: all of theirs are NULL."""
+        self._connection.executemany(f"INSERT INTO rows ({ROW}) VALUES (NULL)", repeat((), num_rows))
+        self._content.add([], [None] * num_rows)
+        self._keys.add(None, num_rows)
+        self.num_rows += num_rows
+        self._make_room()
 
     def _encoded(self, name: str, array: pa.Array[Any]) -> Encoded:
         kind = self._schema.fields[name].type

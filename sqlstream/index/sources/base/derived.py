@@ -91,7 +91,9 @@ class DerivedTable:
 
 
 def derived_rows(table: TableFile, names: Sequence[str]) -> Iterator[DerivedRows]:
-    """Yield the rows of any table, and what of them it has otherwise."""
+    """Yield the rows of any table, and what of them it has otherwise; rows of which nothing is wanted are rows, too."""
+    if not names and (some := table.schema().names[:1]):  # formats count the rows of a column
+        return (DerivedRows(rows.batch.select([]), {}) for rows in derived_rows(table, some))
     return table.rows(names) if isinstance(table, DerivedTable) else (DerivedRows(batch, {}) for batch in table.batches(names))
 
 
