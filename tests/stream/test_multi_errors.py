@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,6 @@ def test_arguments_of_workers_that_differ_between_streams_are_refused(tmp_path: 
         ({"on_error": "skip"}, "stream 'a' has on_error='skip', .* give 'replace' or 'raise'"),
         ({"batch_size": 2}, "stream 'a' has batch_size, .* give it to its StreamOptions"),
         ({"replication": 2}, "stream 'a' has replication, .* give it to the loader"),
-        ({"unaligned_worker_index": True}, "stream 'a' has unaligned_worker_index"),
         ({"num_canonical_nodes": 2}, "stream 'a' has num_canonical_nodes"),
         ({"batches": Buckets("score > 0.5", global_batch_size={0: 1, 1: 2})}, "stream 'a' has batches= of several sizes"),
         ({"batches": Buckets("score > 0.5", global_batch_size=3)}, "stream 'a' has batches= of 3 samples, and takes"),
@@ -163,6 +163,18 @@ def test_a_dataset_that_says_what_concerns_the_run_is_refused(options: dict[str,
     datasets = [opened(tmp_path, 7, **options), opened(tmp_path, 7)]
     with pytest.raises(ConfigError, match=message):
         MultiStreamDataLoader(datasets, of_two())
+
+
+def test_workers_of_a_stream_share_one_order_also_where_sds_would_give_each_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def first(num_workers: int, **options: Any) -> list[Any]:
+        datasets = [opened(tmp_path, 22, **options), opened(tmp_path, 22)]
+        with MultiStreamDataLoader(datasets, of_two(), num_workers, collate_fn=rows_of) as loader:
+            return [(batch.stream_name, batch["rows"]) for batch in islice(loader, 40)]
+
+    assert first(2, unaligned_worker_index=True) == first(0)
+    assert "stream 'a' has unaligned_worker_index, which has no effect here" in caplog.text
 
 
 def test_a_stream_keeps_the_weights_of_its_rows(tmp_path: Path) -> None:

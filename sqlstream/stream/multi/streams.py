@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,8 @@ from sqlstream.stream.mixture.mixing import NamedWeights
 from sqlstream.stream.mixture.step_sizes import AskedBatches
 from sqlstream.stream.multi.batches import StreamCollate
 from sqlstream.stream.multi.options import StreamOptions
+
+logger = logging.getLogger(__name__)
 
 OWN_KEYS = frozenset(("collate_fn", "batch_size"))
 """Arguments of a DataLoader that each stream may have for itself: workers are those of all streams."""
@@ -121,7 +124,6 @@ def check_datasets(datasets: Sequence[StreamingDataset], options: Sequence[Strea
             ("replication", order.layout.replication != 1, "give it to the loader"),
             ("batch_size", order.batch_size is not None, "give it to its StreamOptions"),
             ("num_canonical_nodes", order.num_canonical_nodes != 1, "leave it out"),
-            ("unaligned_worker_index", order.is_unaligned, "leave it out"),
             ("refresh", given.refresh is not None, "leave it out"),
             ("packs of rows without a length in SQL", order.window_packs is not None, "give Packs a column of lengths"),
             (
@@ -134,6 +136,11 @@ def check_datasets(datasets: Sequence[StreamingDataset], options: Sequence[Strea
                 raise ConfigError(
                     f"stream {own.name!r} has {name}, which a stream of a MultiStreamDataLoader cannot have: {cure}"
                 )
+        if order.is_unaligned:  # scripts of sds have it
+            logger.warning(
+                "stream %r has unaligned_worker_index, which has no effect here: its workers share one order",
+                own.name,
+            )
         rows = dataset.schedule.steps.order
         if weight and is_counted(rows, 0) and not rows.num_positions(0):
             query = given.index.sql_query
