@@ -312,3 +312,39 @@ def test_the_files_of_energon_equal_the_golden_ones(tmp_path: Path, capsys: pyte
     shutil.copy(tmp_path / "shard-000.tar", tmp_path / "shard-003.tar")
     code, text = shards(capsys, "index", tmp_path / "shard-{000..003}.tar", "--energon")
     assert (code, "shard-003.tar: a key of it comes twice" in text) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("out", "--columns", "nope"),
+            "t.csv has no such column: it has 'image', 'caption', 'score'; correct the name",
+        ),
+        (("t.csv",), "t.csv cannot be made, a file is in its place or above it: write elsewhere"),
+        (("t.csv/out",), "t.csv/out cannot be made, a file is in its place or above it: write elsewhere"),
+        (("out", "--transform", "bad_making:fail"), "transform bad_making:fail failed on sample '0' with fields"),
+        (("out", "--transform", "bad_making:number"), "it returned a int: give a dict, a list of dicts, or None"),
+    ],
+)
+def test_what_cannot_be_written_is_said_in_words_of_the_command(
+    words: tuple[str, ...],
+    message: str,
+    pictures: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "bad_making.py").write_text("def fail(sample):\n    raise ValueError\n\n\ndef number(sample):\n    return 5\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, text = write(capsys, pictures, tmp_path / words[0], *words[1:], "--format", "mds")
+    assert (code, message in text, "allow_missing_columns" in text) == (2, True, False), text
+
+
+def test_a_writing_that_ended_early_is_gone_on_with_by_the_option_that_is_named(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert write(capsys, pictures, tmp_path / "out", "--format", "tar", "--key", "nope")[0] == 2
+    code, text = write(capsys, pictures, tmp_path / "out", "--format", "tar")
+    assert (code, "say --overwrite to write over it, or --resume to go on with a writing" in text) == (2, True), text

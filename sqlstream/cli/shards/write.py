@@ -41,6 +41,8 @@ _SPELLING = {
     "max_samples": "--max-samples",
     "sql_query": "--sql",
     "part=": "--part ",
+    ", or resume to": ", or --resume to",
+    ", or set allow_missing_columns=True to read it as None": "",
 }
 
 
@@ -196,15 +198,25 @@ class Collected:
 
     Args:
         function: From a sample to a sample, a list of samples, or None.
+        name: Of the function, as `--transform` has it, for errors.
     """
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    def __init__(self, function: Callable[[Any], Any], name: str) -> None:
         self._function = function
+        self.__name__ = name
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Return them under one name."""
+        """Return them under one name.
+
+        Raises:
+            TypeError: They are no samples.
+        """
         made = self._function(sample)
-        return {_MADE: [] if made is None else [made] if isinstance(made, Mapping) else list(made)}
+        samples = [] if made is None else [made] if isinstance(made, Mapping) or not isinstance(made, Iterable) else list(made)
+        for one in samples:
+            if not isinstance(one, Mapping):
+                raise TypeError(f"it returned a {type(one).__name__}: give a dict, a list of dicts, or None")
+        return {_MADE: samples}
 
 
 _MADE = "__made__"
@@ -237,7 +249,7 @@ def _dataset(options: argparse.Namespace, fields: Sequence[Field], make: Callabl
         options.cache,
         options.data_type,
         shuffle_seed=options.shuffle,
-        transforms=None if make is None else [Collected(make)],
+        transforms=None if make is None else [Collected(make, options.transform)],
         columns_to_download=options.download or None,
         index_cols_to_keep=sorted({*wanted, *([options.key] if options.key else [])})
         if wanted and not options.download and not reads_others

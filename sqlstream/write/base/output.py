@@ -104,7 +104,12 @@ class Output:
             with temporary_disk(f"shards of {self.place} wait there for their upload"):
                 self._directory = Path(tempfile.mkdtemp(prefix="sqlstream-write-"))
         else:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            try:
+                self._directory.mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError) as error:
+                raise OutputExistsError(
+                    f"{self._directory} cannot be made, a file is in its place or above it: write elsewhere"
+                ) from error
         if self._remote is None:  # first of all: who is refused takes nothing away from the process that writes there
             is_kept = bool(self._options.source)  # a second writing of the same source then knows it
             self._journal = LocalJournal(self._directory, is_kept=is_kept)
