@@ -133,6 +133,17 @@ def test_their_states_load_epoch_and_samples_and_say_that_the_order_differs(
         caplog.clear()
 
 
+@pytest.mark.parametrize("num_samples", [0, 8])
+def test_their_state_of_a_run_that_has_not_begun_is_its_start(
+    num_samples: int, local: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = StreamingDataLoader(opened(local), batch_size=4)
+    loader = StreamingDataLoader(opened(local), batch_size=4)
+    loader.dataset.load_state_dict({**THEIRS, "epoch": -1, "sample_in_epoch": num_samples})
+    assert [batches(loader) for _ in range(2)] == [batches(whole) for _ in range(2)]
+    assert "come twice" not in caplog.text
+
+
 def test_states_of_other_shards_or_batches_are_refused(local: str, tmp_path: Path) -> None:
     with MDSWriter(out=str(tmp_path / "other"), columns={"n": "int"}) as writer:
         writer.write({"n": 1})

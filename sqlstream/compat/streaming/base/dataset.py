@@ -320,15 +320,18 @@ class StreamingDataset(Array, IteratedDataset):
             StateError: It is the state of other shards, or of another global batch size.
         """
         state = {key: value for key, value in obj.items() if key != _NODES}
+        if state.get("epoch") == -1:  # theirs, of a run that had not begun: whatever samples it has, theirs begins with epoch 0
+            state |= {"epoch": 0, "sample_in_epoch": 0}
         if "version" in state:
             self._adopt(state)
             self._inner.load_state_dict(state)
         else:
-            logger.warning(
-                "the state is of MosaicML Streaming: the run goes on after %s samples of epoch %s, in another order, so some "
-                "samples of that epoch come twice and some not at all; later epochs are whole",
-                *(state.get("sample_in_epoch"), state.get("epoch")),
-            )
+            if state.get("sample_in_epoch"):  # at the start of an epoch nothing comes twice
+                logger.warning(
+                    "the state is of MosaicML Streaming: the run goes on after %s samples of epoch %s, in another order, so "
+                    "some samples of that epoch come twice and some not at all; later epochs are whole",
+                    *(state.get("sample_in_epoch"), state.get("epoch")),
+                )
             known: dict[str, object] = {key: state[key] for key in ("epoch", "sample_in_epoch") if key in state}
             self._inner.load_state_dict(known, strict=False)
         self._initial_nodes = obj.get(_NODES, self._initial_nodes)
