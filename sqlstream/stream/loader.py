@@ -16,7 +16,7 @@ from sqlstream.config import AS_IT_IS, AsItIs, check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.frameworks.accelerate import AcceleratedBatches, Destination, destination_of, remainder_of
-from sqlstream.stream.frameworks.lightning import HandedOut, LookingAhead
+from sqlstream.stream.frameworks.lightning import HandedOut, LookingAhead, state_kept_back
 from sqlstream.stream.iterated import IteratedDataset, default_collate_of, handover_of, join_loader, prepare
 from sqlstream.stream.mixed import MixedDataset
 from sqlstream.stream.mixture.mixture_run import PlannedStep
@@ -150,6 +150,8 @@ class StreamingDataLoader(DataLoader[Sample]):
     def _begin(self) -> _BaseDataLoaderIter:
         schedule, collate_fn, init_fn = self.dataset.schedule, self.collate_fn, self.worker_init_fn
         fetcher = LookingAhead.of_caller()
+        if (state := state_kept_back(self)) is not None:
+            self.load_state_dict(state)
         if fetcher.most_held:
             self._expect_held(fetcher.most_held)
         prepare(self.dataset)

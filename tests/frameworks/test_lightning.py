@@ -72,15 +72,19 @@ def test_the_workers_of_streams_end_with_the_training(tmp_path: Path) -> None:
     loader.close()
 
 
+def trainer_of(saving: Any, **length: int) -> Any:
+    return lightning.Trainer(
+        accelerator="cpu", devices=1, logger=False, callbacks=[saving], enable_progress_bar=False,
+        enable_model_summary=False, **length,
+    )  # fmt: skip
+
+
 def fitted(folder: Path, loader: Any, start: Path | None = None) -> list[Any]:
     """What the steps of a training were given; each of them leaves a checkpoint."""
     saving = lightning.pytorch.callbacks.ModelCheckpoint(
         dirpath=folder, filename="{step}", every_n_train_steps=1, save_top_k=-1, save_on_train_epoch_end=False
     )
-    trainer = lightning.Trainer(
-        accelerator="cpu", devices=1, logger=False, max_steps=STEPS, callbacks=[saving], enable_progress_bar=False,
-        enable_model_summary=False,
-    )  # fmt: skip
+    trainer = trainer_of(saving, max_steps=STEPS)
     model = Model()
     trainer.fit(model, loader, ckpt_path=start)
     return [batch["rows"] for batch in model.seen]
@@ -103,3 +107,45 @@ def test_streams_with_batches_of_their_own_go_on_from_a_checkpoint(tmp_path: Pat
             fitted(tmp_path / "rest", multi_loader(tmp_path, num_workers), tmp_path / f"step={num_taken}.ckpt")
             == whole[num_taken:]
         )
+
+
+def fitted_epochs(folder: Path, loader: Any, start: Path | None = None, **length: int) -> tuple[list[Any], Any]:
+    """What the steps of a training by epochs were given, and its trainer; each epoch leaves a checkpoint."""
+    saving = lightning.pytorch.callbacks.ModelCheckpoint(dirpath=folder, filename="{epoch}", save_top_k=-1)
+    trainer = trainer_of(saving, **(length or {"max_epochs": 3}))
+    model = Model()
+    trainer.fit(model, loader, ckpt_path=start)
+    return [batch["rows"] for batch in model.seen], trainer
+
+
+def plain_loader(folder: Path, num_workers: int) -> StreamingDataLoader:
+    dataset = StreamingDataset(make_table(folder, 50), folder / "cache", columns_to_download=[], show_progress=False)
+    start = "fork" if num_workers else None
+    return StreamingDataLoader(dataset, 8, num_workers, rows_of, multiprocessing_context=start)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["plain", "mixed"])
+def test_a_checkpoint_of_the_end_of_an_epoch_goes_on_with_the_next_one(tmp_path: Path, kind: str, num_workers: int) -> None:
+    """Lightning hands no state over there."""
+
+    def loader(num_workers: int) -> StreamingDataLoader:
+        return (
+            plain_loader(tmp_path, num_workers) if kind == "plain" else mixed_loader(tmp_path, num_workers, **ENDS["a length"])
+        )
+
+    whole, _ = fitted_epochs(tmp_path, loader(0))
+    assert len(whole) % 3 == 0
+    for epoch in range(2):
+        rest, _ = fitted_epochs(tmp_path / "rest", loader(num_workers), tmp_path / f"epoch={epoch}.ckpt")
+        assert rest == whole[(epoch + 1) * len(whole) // 3 :]
+
+
+def test_a_checkpoint_behind_the_last_step_goes_on_with_the_epoch_under_way(tmp_path: Path) -> None:
+    """Lightning has counted that epoch, so it ends one earlier, but no sample comes again."""
+    whole, _ = fitted_epochs(tmp_path, plain_loader(tmp_path, 0))
+    taken, trainer = fitted_epochs(tmp_path / "some", plain_loader(tmp_path, 0), max_steps=9)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    rest, _ = fitted_epochs(tmp_path / "rest", plain_loader(tmp_path, 0), tmp_path / "last.ckpt")
+    assert taken == whole[:9]
+    assert rest == whole[9:14]

@@ -1,7 +1,11 @@
-"""Lightning: of a loader without a length it takes a batch more than the training step was given, which must not count.
+"""Lightning: what it takes of a loader ahead of the training step, and what of a checkpoint it does not hand over.
 
 Its fetcher looks one batch ahead, to know which one is the last; a loader with a length tells it so. The batch that it holds is
 in no step yet when Lightning asks for the loader's state. Rejected: a length for a run that has no end, which would end it.
+
+From a checkpoint of the end of an epoch, where it has nothing to go on with, it hands no state to the loader: a sampler would
+be told the epoch by `set_epoch`, and the loader would begin again with the first one. So the loader takes its state itself.
+Rejected: a sampler with `set_epoch`, which Lightning asks only when the resumed epoch has begun.
 """
 
 from __future__ import annotations
@@ -9,13 +13,36 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 _FETCHER = "_PrefetchDataFetcher"
 """The class that looks ahead."""
-_MODULES = ("lightning.pytorch.loops.fetchers", "pytorch_lightning.loops.fetchers")
+_PACKAGES = ("lightning.pytorch.loops", "pytorch_lightning.loops")
+_MODULES = tuple(f"{package}.fetchers" for package in _PACKAGES)
+_FIT_LOOPS = tuple(f"{package}.fit_loop" for package in _PACKAGES)
+
+
+def _callers(modules: Sequence[str]) -> Iterator[Any]:
+    """Yield the objects in whose methods, of some modules, the calling function runs, innermost first."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_globals.get("__name__") in modules:
+            yield frame.f_locals.get("self")
+        frame = frame.f_back
+
+
+def state_kept_back(loader: object) -> Mapping[str, Any] | None:
+    """Return the state of a loader that is begun, from a checkpoint of which Lightning hands over none; None: there is none."""
+    loop: Any = next(_callers(_FIT_LOOPS), None)
+    states = getattr(loop, "_combined_loader_states_to_load", None)
+    if not states or loop.restarting or not getattr(loop, "is_resuming", False):
+        return None
+    stateful = [
+        one for one in loop._combined_loader.flattened if hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+    ]
+    return next((state for one, state in zip(stateful, states, strict=False) if one is loader), None)
 
 
 class LookingAhead:
@@ -33,13 +60,8 @@ class LookingAhead:
     @classmethod
     def of_caller(cls) -> LookingAhead:
         """Return the fetcher below which a loader is iterated: its class keeps the loader, and the loader does not know it."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if frame.f_globals.get("__name__") in _MODULES:
-                fetcher = frame.f_locals.get("self")
-                return cls(fetcher if any(kind.__name__ == _FETCHER for kind in type(fetcher).__mro__) else None)
-            frame = frame.f_back
-        return cls()
+        fetcher = next(_callers(_MODULES), None)
+        return cls(fetcher if any(kind.__name__ == _FETCHER for kind in type(fetcher).__mro__) else None)
 
     @property
     def num_held(self) -> int:

@@ -15,7 +15,7 @@ from sqlstream.order import ScheduleType
 from sqlstream.order.order import check_seed
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.dataset import StreamingDataset
-from sqlstream.stream.frameworks.lightning import HandedOut, LookingAhead
+from sqlstream.stream.frameworks.lightning import HandedOut, LookingAhead, state_kept_back
 from sqlstream.stream.loader import InitWorker
 from sqlstream.stream.mixed_pipeline import MixedPipeline
 from sqlstream.stream.mixture.mixing import Mixing, MixtureRule, NamedWeights, StreamChange
@@ -160,6 +160,8 @@ class MultiStreamDataLoader:
         """Return what comes after the batches that the trainer was given: to several loops, each batch goes once."""
         with self._start.lock:
             fetcher = LookingAhead.of_caller()
+            if (state := state_kept_back(self)) is not None:
+                self.load_state_dict(state)
             if self._running is None or self._running.handed.has_held:
                 self._running = self._begin(fetcher.most_held)
             self._running.handed.fetcher = fetcher
