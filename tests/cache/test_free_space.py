@@ -10,7 +10,7 @@ import pytest
 from sqlstream.cache import Cache
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.tuning import CacheTuning
-from sqlstream.cache.recovery import free_space
+from sqlstream.cache.recovery.free_space import FreeSpace
 from sqlstream.errors import CacheFullError, ConfigError
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
@@ -177,14 +177,14 @@ def test_what_the_cache_had_on_a_full_disk_is_a_limit_until_others_leave_room(
     assert 17 * CHARGE <= cache.statistics().used_bytes <= 18 * CHARGE
 
 
-def test_a_disk_that_was_full_is_tried_again_after_a_while(
-    cache_that_was_full: Cache, file_system: FileSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(free_space, "FULL_SECONDS", 0.0)
-    session = Session(cache_that_was_full)
-    session.owner.run(session.directory.downloads.free_space.note_full)
-    read(cache_that_was_full, *URLS)
-    assert cache_that_was_full.statistics().used_bytes == len(URLS) * CHARGE  # this disk never says that it is full
+@pytest.mark.parametrize(("full_seconds", "missing_bytes"), [(60.0, CHARGE), (0.0, 0)], ids=["at first", "after a while"])
+def test_a_disk_that_was_full_is_tried_again_after_a_while(cache: Cache, full_seconds: float, missing_bytes: int) -> None:
+    read(cache, *URLS[:15])
+    session = Session(cache)
+    free_space = FreeSpace(session.disk, full_seconds)
+    session.owner.run(free_space.note_full)
+    assert session.owner.run(lambda tx: free_space.missing_bytes(tx, CHARGE)) == missing_bytes
+    assert free_space.is_bounded == (missing_bytes > 0)
 
 
 @IMPATIENT

@@ -23,10 +23,12 @@ class FreeSpace:
 
     Args:
         disk: The directory's files; its `free_bytes` is asked before each reservation.
+        full_seconds: How long a disk that was found full counts as full.
     """
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, full_seconds: float = FULL_SECONDS) -> None:
         self._disk = disk
+        self._full_seconds = full_seconds
         self._wishes: dict[int, int] = {}
         self.min_bytes = 0
         """What must stay free."""
@@ -42,7 +44,7 @@ class FreeSpace:
     def note_full(self, tx: LedgerTransaction) -> None:
         """Note that the disk has no room, though all was evicted that may be."""
         self._held_when_full, self._free_when_full = self._held_bytes(tx), self._disk.free_bytes()
-        self._full_until = time.monotonic() + FULL_SECONDS
+        self._full_until = time.monotonic() + self._full_seconds
 
     def ask(self, user: int, min_free_bytes: int) -> None:
         """Note what one user (a dataset or cache object) of this process wants; 0: nothing any more."""
