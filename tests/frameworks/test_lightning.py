@@ -125,7 +125,7 @@ def plain_loader(folder: Path, num_workers: int) -> StreamingDataLoader:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", ["plain", "mixed"])
+@pytest.mark.parametrize("kind", ["plain", "mixed", "multi"])
 def test_a_checkpoint_of_the_end_of_an_epoch_goes_on_with_the_next_one(tmp_path: Path, kind: str, num_workers: int) -> None:
     """Lightning hands no state over there."""
 

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+from sqlstream.errors import StateError
+
 _FETCHER = "_PrefetchDataFetcher"
 """The class that looks ahead."""
 _PACKAGES = ("lightning.pytorch.loops", "pytorch_lightning.loops")
@@ -34,7 +36,11 @@ def _callers(modules: Sequence[str]) -> Iterator[Any]:
 
 
 def state_kept_back(loader: object) -> Mapping[str, Any] | None:
-    """Return the state of a loader that is begun, from a checkpoint of which Lightning hands over none; None: there is none."""
+    """Return the state of a loader that is begun, from a checkpoint of which Lightning hands over none; None: there is none.
+
+    Raises:
+        StateError: The checkpoint is of other loaders.
+    """
     loop: Any = next(_callers(_FIT_LOOPS), None)
     states = getattr(loop, "_combined_loader_states_to_load", None)
     if not states or loop.restarting or not getattr(loop, "is_resuming", False):
@@ -42,7 +48,12 @@ def state_kept_back(loader: object) -> Mapping[str, Any] | None:
     stateful = [
         one for one in loop._combined_loader.flattened if hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
     ]
-    return next((state for one, state in zip(stateful, states, strict=False) if one is loader), None)
+    if len(stateful) != len(states):
+        raise StateError(
+            f"the checkpoint has the state of {len(states)} loaders, and the training has {len(stateful)}: give `fit` the "
+            "loaders that it was saved with"
+        )
+    return next((state for one, state in zip(stateful, states, strict=True) if one is loader), None)
 
 
 class LookingAhead:

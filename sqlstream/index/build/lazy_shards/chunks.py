@@ -79,7 +79,7 @@ class ShardChunks:
         self._left_out: dict[tuple[int, int], ShardTable] = {}
         """Epoch and number of shards that are there, and that it is without in this process: tables without samples."""
         self.said: list[StorageError] = []
-        """Why shards are left out, as far as nobody has taken it from here."""
+        """Why shards are left out, until that is taken from here."""
 
     def __reduce__(self) -> tuple[type[ShardChunks], tuple[Sequence[SourcePart], IndexRoom]]:
         return (ShardChunks, (self._parts, self._room))

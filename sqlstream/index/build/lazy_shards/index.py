@@ -136,7 +136,7 @@ class LazyShardIndex(LazyIndex):
         return self._chunks.leave_out(number, error, self)
 
     def take_said(self) -> list[StorageError]:
-        """Return why shards are left out that were not told of yet."""
+        """Return why shards are left out, as far as it was not returned before."""
         said, self._chunks.said = self._chunks.said, []
         return said
 
