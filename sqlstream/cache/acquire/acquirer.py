@@ -91,8 +91,8 @@ class Acquirer:
             some = slice(len(found), len(found) + width)
             try:
                 acquired = self._acquire_window(groups[some], source, None if next_uses is None else next_uses[some])
-            except CacheDiskError as error:  # no room for a file each
-                if not says_full(error) or (width == 1 and not found and not self._holds.num_prefetched):
+            except CacheDiskError as error:  # no room for a file each; of what is waited for, `acquire_one` tells
+                if not says_full(error):
                     raise
                 if width == 1:
                     break
@@ -155,7 +155,7 @@ class Acquirer:
                 )
             except CacheDiskError as error:
                 num_left -= 1
-                if not (num_left and says_full(error) and self._downloads.give_way(0)):
+                if not (num_left and says_full(error) and self._downloads.give_way(self._disk.unit.charge(1))):
                     raise
 
     def _acquire_window(

@@ -20,7 +20,7 @@ from functools import partial
 from sqlstream.cache.acquire.holds import Hold, Holds
 from sqlstream.cache.acquire.outcomes import DownloadSource, Lead, Outcomes, Sizes
 from sqlstream.cache.acquire.owner import Owner
-from sqlstream.cache.acquire.room import Room, despite_full_disk, forget_limit_of_the_dead, give_way, make_room
+from sqlstream.cache.acquire.room import Room, despite_full_disk, forget_limit_of_the_dead, give_way, make_room, says_full
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.files.layout import AllocationUnit
 from sqlstream.cache.ledger.ledger import LedgerTransaction
@@ -216,6 +216,9 @@ class Downloads:
                 if lead.error is None and not lead.gave_way:
                     lead.source.grant(lead.part.name, lead.charged_bytes)
                     return
+        except CacheDiskError as error:  # of the ledger
+            lead.gave_way = says_full(error) and self.give_way(lead.charged_bytes)
+            lead.error = None if lead.gave_way else error
         except Exception as error:  # whatever it is: those who wait must hear of it
             logger.exception("extending a reservation failed")
             lead.error = error if isinstance(error, CacheError) else CacheError(f"extending a reservation failed: {error!r}")

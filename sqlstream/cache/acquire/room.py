@@ -41,8 +41,8 @@ HYSTERESIS = 0.95
 NUM_TRIES = 3
 """How often a file is written while other processes take what eviction gives back. Arbitrary."""
 
-
 _PAUSES_SECONDS = 0.05, 0.2, 0.8
+"""Between looks at a full disk: a file that was removed keeps its room until the helper process has closed it. Arbitrary."""
 NUM_INODES = 2
 """What an object takes: a file, and the folder that it may be the first of."""
 
@@ -217,8 +217,9 @@ def give_way(owner: Owner, disk: Disk, holds: Holds, free_space: FreeSpace, need
         return is_shared and free_space.missing_bytes(tx, need_bytes) > 0
 
     for pause_seconds in _PAUSES_SECONDS:
-        with contextlib.suppress(CacheError):  # the ledger has no room either, until a download ends or is given up
-            return owner.run(others_do) or gave_back
+        with contextlib.suppress(CacheError):  # the ledger has no room either
+            if owner.run(others_do) or gave_back:
+                return True
         time.sleep(pause_seconds)
     return gave_back
 
