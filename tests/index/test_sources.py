@@ -196,6 +196,13 @@ def test_a_directory_needs_a_data_type(tmp_path: Path) -> None:
         build(tmp_path, tmp_path / "d", data_type="video")
 
 
+@pytest.mark.parametrize(("file", "pattern"), [("a.parquet", "*.parquet"), ("2024/a.b.CSV.gz", "2024/*.CSV.gz")])
+def test_a_directory_of_tables_is_named_by_a_wildcard(tmp_path: Path, file: str, pattern: str) -> None:
+    make_samples(tmp_path / "d", file, "1.jpg")
+    with pytest.raises(ConfigError, match=re.escape(f"by a wildcard, {tmp_path}/d/{pattern}, or give data_type")):
+        build(tmp_path, tmp_path / "d")
+
+
 def test_files_of_one_key_and_extension_in_two_directories_are_named(tmp_path: Path) -> None:
     make_samples(tmp_path / "d", "x/1.jpg", "y/1.jpg", "2.jpg")
     with pytest.raises(SourceError, match=r"x/1\.jpg and y/1\.jpg have the same key '1'"):

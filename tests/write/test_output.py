@@ -107,6 +107,14 @@ def test_a_source_that_has_a_name_is_known_when_it_is_complete(tmp_path: Path) -
     write("mds", tmp_path, WriteOptions(source="eight", exist_ok=True))
 
 
+def test_of_long_settings_the_message_shows_where_they_differ(tmp_path: Path) -> None:
+    before, behind = "b" * 500, "e" * 500
+    write("mds", tmp_path, WriteOptions(source=f"{before}=1{behind}"))
+    with pytest.raises(ConfigError, match=r"with source=…b{39}=1e+… and is resumed with …b{39}=2e+…: resume") as raised:
+        write("mds", tmp_path, WriteOptions(source=f"{before}=2{behind}", resume=True))
+    assert len(str(raised.value)) < 500
+
+
 def test_a_complete_writing_whose_index_is_lost_gets_it_again(tmp_path: Path) -> None:
     store = MemoryStore({})
     for out, remote in ((tmp_path, None), ("s3://b/out", store)):

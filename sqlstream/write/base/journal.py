@@ -35,6 +35,8 @@ from sqlstream.write.base.disk import named_disk, temporary_disk
 from sqlstream.write.base.options import ReaderWriter
 
 _VERSION = 1
+_SHOWN, _SHOWN_BEFORE = 120, 40
+"""Characters of a setting in a message, and of them before the first that differs. Arbitrary."""
 _NEW_SHARE = 32
 """A remote journal is stored anew when more than 1/32 of its shards are new: so its bytes are sent 33 times in all at most."""
 
@@ -140,10 +142,18 @@ def check_settings(found: Mapping[str, Any], wanted: Mapping[str, Any], where: s
     wanted = json.loads(json.dumps(wanted))
     for key in sorted({*found, *wanted}):
         if found.get(key) != wanted.get(key):
+            begun, resumed = _where_they_differ(repr(found.get(key)), repr(wanted.get(key)))
             raise ConfigError(
-                f"{where}: it was begun with {key}={found.get(key)!r} and is resumed with {wanted.get(key)!r}: "
+                f"{where}: it was begun with {key}={begun} and is resumed with {resumed}: "
                 "resume with the same, or say exist_ok to write anew"
             )
+
+
+def _where_they_differ(*texts: str) -> list[str]:
+    """Return what is to be seen of texts that may be long: some characters around the first in which they differ."""
+    at = next((at for at, pair in enumerate(zip(*texts, strict=False)) if len({*pair}) > 1), min(map(len, texts)))
+    start = max(0, at - _SHOWN_BEFORE) if max(map(len, texts)) > _SHOWN else 0
+    return ["…" * (start > 0) + text[start : start + _SHOWN] + "…" * (len(text) > start + _SHOWN) for text in texts]
 
 
 def _head(settings: Mapping[str, Any], **more: str) -> str:

@@ -56,6 +56,17 @@ def is_table(url: str) -> bool:
     return format_of(url)[0] in FORMATS
 
 
+def wildcard_with(path: str) -> str:
+    """Return the pattern of all tables of the format of `path` in its folder.
+
+    Example:
+        >>> wildcard_with("part-0.parquet"), wildcard_with("2024/a.b.csv.gz")
+        ('*.parquet', '2024/*.csv.gz')
+    """
+    folder, slash, name = path.rpartition("/")
+    return f"{folder}{slash}*{name[name.lower().rindex(format_of(name)[0]) :]}"
+
+
 def check_table(url: str, src: str) -> None:
     """Raise ConfigError unless `url`, a part of the source `src`, is a table file."""
     if not is_table(url):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from sqlstream.config import IndexOptions
@@ -256,7 +257,13 @@ def _directory(src: str, options: IndexOptions, remote: RemoteReader) -> SourceP
     listing = Listing(src, remote)
     base_url = listing.directory.rstrip("/") or "/"
     if options.data_type is None:
-        found = sorted((file for file in listing.files() if folder.METADATA.fullmatch(file.url)), key=lambda file: file.url)
+        found, tables = [], set()
+        for file in listing.files():
+            if folder.METADATA.fullmatch(file.url):
+                found.append(file)
+            elif by_extension.is_table(file.url):
+                tables.add(by_extension.wildcard_with(file.url))
+        found.sort(key=attrgetter("url"))
         if found:
             files = [SourceFile(url=listing.directory + file.url, size_bytes=file.size_bytes, etag=file.etag) for file in found]
             parts = [
@@ -269,8 +276,10 @@ def _directory(src: str, options: IndexOptions, remote: RemoteReader) -> SourceP
             ]
             return _plan(src, options, base_url, parts)
         raise ConfigError(
-            f"{urls.redact(src)} is a directory: give data_type, which says whose files make a sample: "
-            f"one of {', '.join(DataSampleType)} (it has no metadata.csv, .jsonl or .parquet that would say it)"
+            f"{urls.redact(src)} is a directory: "
+            + (f"name the tables in it by a wildcard, {urls.redact(listing.directory + min(tables))}, or " if tables else "")
+            + f"give data_type, which says whose files make a sample: one of {', '.join(DataSampleType)} "
+            "(it has no metadata.csv, .jsonl or .parquet that would say it)"
         )
     if options.wanted_key != KEY:
         raise ConfigError(
