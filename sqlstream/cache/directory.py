@@ -57,7 +57,7 @@ class CacheDirectory:
         self._background = BackgroundThread(work.run)
         uses = UsageLog(self.owner)
         self.lookup = Lookup(self.ledger, self.owner, uses, self._background, disk.data, self.kept, self.tuning.num_hits_a_look)
-        self.downloads = Downloads(disk, self.owner, self.holds, self._background.wake, self.tuning.allocate_from_bytes)
+        self.downloads = Downloads(disk, self.owner, self.holds, self._background.wake, self.tuning)
         self.checksums = Checksums(disk, self.ledger, self.owner, self.downloads)
         self.waiter = DownloadWaiter(disk, self.ledger, self.downloads, self.holds)
         self.acquirer = Acquirer(disk, self.holds, self.lookup, self.downloads, queue, self._background, self.tuning, self.kept)

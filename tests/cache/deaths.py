@@ -22,7 +22,7 @@ from tests.cache.session import tuned_cache
 from tests.processes import in_child, open_files
 
 DIED = 77
-IMPATIENT = CacheTuning(room_timeout_seconds=0.2)
+IMPATIENT = CacheTuning(room_timeout_seconds=0.2, full_disk_pauses_seconds=(0.0,))
 """No other process gives room back."""
 SIZE, LIMIT = 10_000, 5 * 12_288
 URLS = [f"http://nowhere/o/{i}.bin" for i in range(12)]

@@ -28,9 +28,9 @@ from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.testing.storage import ScriptedFetcher
 from tests.cache.actors import body, objects
-from tests.cache.deaths import OBJECTS, URLS, sqlite_error
+from tests.cache.deaths import IMPATIENT, OBJECTS, URLS, sqlite_error
 from tests.cache.kit import break_ledger
-from tests.cache.session import Session
+from tests.cache.session import Session, tuned_cache
 from tests.processes import answer_of_forked_child, open_files
 
 LIMIT = 20 * 12_288
@@ -89,7 +89,8 @@ def test_a_disk_that_fails_from_any_side_effect_on_stops_no_read(directory: Path
         shutil.rmtree(directory, ignore_errors=True)
         effects = SideEffects(0, fail, lasts=True)
         with effects.installed():
-            cache = opened(directory)
+            cache = tuned_cache(directory, IMPATIENT, limit=LIMIT, on_cache_error="bypass")
+            cache.fetcher = ScriptedFetcher(OBJECTS)
             before = effects.num_seen
             effects._at = before + at
             read(cache, URLS[:5])

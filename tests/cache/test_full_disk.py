@@ -112,8 +112,13 @@ def as_they_are(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("options", "size", "num_workers"),
-    [("size=64m,nr_inodes=90", 100, 0), ("size=64m,nr_inodes=90", 100, 2)],
-    ids=["alone", "2-workers"],
+    [
+        ("size=64m,nr_inodes=90", 100, 0),
+        ("size=64m,nr_inodes=90", 100, 2),
+        ("size=24m", 500_000, 0),
+        ("size=24m", 500_000, 2),
+    ],
+    ids=["inodes-alone", "inodes-2-workers", "bytes-alone", "bytes-2-workers"],
 )
 def test_what_is_fetched_ahead_gives_way_on_a_disk_that_has_less_room_than_the_window(
     tmp_path: Path, server: FaultyHttpServer, options: str, size: int, num_workers: int

@@ -21,10 +21,11 @@ from sqlstream.cache.acquire.holds import Hold, Holds
 from sqlstream.cache.acquire.outcomes import DownloadSource, Lead, Outcomes, Sizes
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.acquire.room import Room, despite_full_disk, forget_limit_of_the_dead, give_way, make_room, says_full
-from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.files.disk import LEDGER_ROOM_BYTES, Disk
 from sqlstream.cache.files.layout import AllocationUnit
 from sqlstream.cache.ledger.ledger import LedgerTransaction
 from sqlstream.cache.model.rows import Publication
+from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.cache.recovery.free_space import FreeSpace
 from sqlstream.disk_room import FULL, lack_of_inodes
 from sqlstream.errors import CacheDiskError, CacheError, CacheFullError, FetchCancelledError, SqlStreamError
@@ -48,15 +49,15 @@ class Downloads:
         owner: This process in the ledger.
         holdings: What this process holds.
         wake: Called when something was deferred.
-        allocate_from_bytes: Reservations from here on take their room on the disk before the download.
+        tuning: Times and thresholds.
     """
 
-    def __init__(self, disk: Disk, owner: Owner, holdings: Holds, wake: Callable[[], None], allocate_from_bytes: int) -> None:
+    def __init__(self, disk: Disk, owner: Owner, holdings: Holds, wake: Callable[[], None], tuning: CacheTuning) -> None:
         self._disk = disk
         self._owner = owner
         self._holdings = holdings
         self._wake = wake
-        self._allocate_from_bytes = allocate_from_bytes
+        self._tuning = tuning
         self.free_space = FreeSpace(disk)
         self.checksum_of: Callable[[bytes, int], int | None] = lambda _key, _fd: None  # which is noted of an object
         self.after_fork_in_child()
@@ -140,7 +141,8 @@ class Downloads:
 
     def give_way(self, need_bytes: int) -> bool:
         """Give back what is not used yet on a disk that is full; see `room.give_way`."""
-        return give_way(self._owner, self._disk, self._holdings, self.free_space, need_bytes)
+        pauses_seconds = self._tuning.full_disk_pauses_seconds
+        return give_way(self._owner, self._disk, self._holdings, self.free_space, need_bytes, pauses_seconds=pauses_seconds)
 
     def _write(self, lead: Lead, write: Callable[[], None], *, need_bytes: int = 0) -> CacheError | None:
         """Call `write`; return why it failed for good. On a full disk a lead may have to give way, which is no error."""
@@ -155,9 +157,9 @@ class Downloads:
 
     def _allocate(self, lead: Lead) -> CacheError | None:
         """Ready a lead's part for what was counted; see `_write`."""
-        takes_room = lead.must_allocate or lead.charged_bytes >= self._allocate_from_bytes
+        takes_room = lead.must_allocate or lead.charged_bytes >= self._tuning.allocate_from_bytes
         allocate = partial(self._disk.allocate, lead.part, lead.charged_bytes, takes_room=takes_room)
-        return self._write(lead, allocate, need_bytes=lead.charged_bytes)
+        return self._write(lead, allocate, need_bytes=lead.charged_bytes + LEDGER_ROOM_BYTES)
 
     # -- what the helper says (receiver thread) -----------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -41,8 +41,6 @@ HYSTERESIS = 0.95
 NUM_TRIES = 3
 """How often a file is written while other processes take what eviction gives back. Arbitrary."""
 
-_PAUSES_SECONDS = 0.05, 0.2, 0.8
-"""Between looks at a full disk: a file that was removed keeps its room until the helper process has closed it. Arbitrary."""
 NUM_INODES = 2
 """What an object takes: a file, and the folder that it may be the first of."""
 
@@ -193,7 +191,9 @@ def despite_full_disk(owner: Owner, disk: Disk, write: Callable[[], None], *, ne
     return None
 
 
-def give_way(owner: Owner, disk: Disk, holds: Holds, free_space: FreeSpace, need_bytes: int) -> bool:
+def give_way(
+    owner: Owner, disk: Disk, holds: Holds, free_space: FreeSpace, need_bytes: int, *, pauses_seconds: Sequence[float]
+) -> bool:
     """On a disk that stays full, give back what is fetched ahead, the half that is needed last, or else the oldest paths.
 
     Args:
@@ -202,6 +202,7 @@ def give_way(owner: Owner, disk: Disk, holds: Holds, free_space: FreeSpace, need
         holds: What it holds.
         free_space: Learns that the disk is full: from then on that is a limit, under which others give back, too.
         need_bytes: What there is no room for.
+        pauses_seconds: Between looks at the disk, for others to give back.
 
     Returns:
         False if there was nothing to give back, and others give nothing: the disk is too small.
@@ -210,13 +211,13 @@ def give_way(owner: Owner, disk: Disk, holds: Holds, free_space: FreeSpace, need
     gave_back = holds.revoke_prefetched(at_most=num_prefetched // 2) > 0 or holds.release_oldest_retained()
 
     def others_do(tx: LedgerTransaction) -> bool:
-        if disk.has_room(need_bytes, NUM_INODES):
+        if disk.has_room(need_bytes + disk.kept_bytes, NUM_INODES):
             return True
         free_space.note_full(tx)
         is_shared = tx.outlook().num_pinning_owners > 1 or tx.account().filling_bytes > need_bytes  # which may be given up
         return is_shared and free_space.missing_bytes(tx, need_bytes) > 0
 
-    for pause_seconds in _PAUSES_SECONDS:
+    for pause_seconds in pauses_seconds:
         with contextlib.suppress(CacheError):  # the ledger has no room either
             if owner.run(others_do) or gave_back:
                 return True

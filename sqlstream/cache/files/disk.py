@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 BALLAST_BYTES = 8 << 20
 """Given up on a full disk, so that SQLite can write the deletes that free it: a dozen WAL truncations' worth."""
+LEDGER_ROOM_BYTES = 2 << 20
+"""What the next steps of a ledger on a full disk find: -shm and -wal, an owner file, a transaction. Generously."""
 _NOTE_BYTES = 16384  # of the note of removals: the keys of five emergencies, and far more than one eviction looks at first
 _PUBLISH_TRIES = 8  # arbitrary: how often another process removes an empty folder between two calls of this one
 _LENGTH = struct.Struct("<Q")
@@ -230,7 +232,13 @@ class Disk:
         """Have a part's length say how much may be written to it: a rebuild of the ledger counts that.
 
         With `takes_room`, take the disk for it now, so that a full one shows before the download, not in its middle.
+
+        Raises:
+            OSError: The disk is full, or would have no room for the ledger then.
         """
+        left_bytes = self.free_bytes() + os.fstat(part.fd).st_blocks * 512 - num_bytes
+        if num_bytes and left_bytes < LEDGER_ROOM_BYTES and left_bytes < self.kept_bytes:
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} beside {LEDGER_ROOM_BYTES} bytes for the ledger")
         if takes_room and num_bytes:
             os.posix_fallocate(part.fd, 0, num_bytes)
         else:
@@ -401,6 +409,11 @@ class Disk:
             self.is_ballast_dropped = False
         elif self.free_bytes() >= 2 * BALLAST_BYTES:  # without it the account still holds, only the comfort is gone
             self.is_ballast_dropped = not layout.allocate_file(self.root / "ballast", BALLAST_BYTES)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What objects leave free for the ledger once its ballast is gone: else no pin could be given back, nothing evicted."""
+        return 0 if (self.root / "ballast").exists() else LEDGER_ROOM_BYTES
 
     def free_bytes(self) -> int:
         """Return what this user may still write to the file system."""

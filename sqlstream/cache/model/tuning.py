@@ -15,6 +15,8 @@ class CacheTuning:
     """After so long in line for room, older waiters are no longer let through first: one of them may be stopped."""
     num_hits_a_look: int = 64
     """Hits between two looks at limit and policy: a window, or many single ones."""
+    full_disk_pauses_seconds: tuple[float, ...] = (0.05, 0.2, 0.8)
+    """Between looks at a full disk: what was removed keeps its room until the helper process has closed it. Arbitrary."""
     allocate_from_bytes: int = 128 << 10
     """Reservations from here on take their room on the disk before the download, so that a full one shows at once. Below, that
     costs as much as writing the file (m); a full disk shows at the write."""

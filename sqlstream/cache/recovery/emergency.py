@@ -12,14 +12,14 @@ import logging
 import secrets
 from collections.abc import Collection
 
-from sqlstream.cache.files.disk import DataFile, Disk
+from sqlstream.cache.files.disk import LEDGER_ROOM_BYTES, DataFile, Disk
 from sqlstream.disk_room import FULL
 from sqlstream.errors import CacheError
 
 logger = logging.getLogger(__name__)
 
-ROOM_BYTES, ROOM_INODES = 2 << 20, 16
-"""What the next steps find: -shm and -wal of a ledger that is opened, an owner file, a transaction. Generously."""
+_ROOM_INODES = 16
+"""What the next steps find, beside the ledger's bytes. Generously."""
 _MAX_FILES = 200  # a few bytes each of the note of removals, which has its blocks from the start
 _LOOKED_AT = 4096
 """Files among which the longest unused are sought, where there are more: hundredths of a second, for other processes wait.
@@ -41,7 +41,7 @@ def give_room(disk: Disk, keep: Collection[bytes] = ()) -> None:
     disk.drop_ballast()
     with contextlib.suppress(CacheError):
         disk.remove_empty_folders()
-    if disk.has_room(ROOM_BYTES, ROOM_INODES):
+    if disk.has_room(LEDGER_ROOM_BYTES, _ROOM_INODES):
         return
     with contextlib.suppress(OSError, CacheError):  # what cannot be given is named by the step that needs it
         removed = _remove_objects(disk, keep)
@@ -70,7 +70,7 @@ def _remove_objects(disk: Disk, keep: Collection[bytes]) -> int:
     disk.announce_removal([*dict.fromkeys([*noted, *(file.key for file in oldest)])])
     num_removed = 0
     for file in oldest:
-        if disk.has_room(ROOM_BYTES, ROOM_INODES):
+        if disk.has_room(LEDGER_ROOM_BYTES, _ROOM_INODES):
             break
         num_removed += disk.remove_data(file.key, file.ext)
     disk.remove_empty_folders()
