@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import os
 import sqlite3
 from pathlib import Path
@@ -163,6 +164,20 @@ def test_keys_of_types_that_are_never_equal_are_refused(tmp_path: Path, own: Any
 def test_keys_are_compared_whatever_their_width(tmp_path: Path, own: Any, theirs: Any) -> None:
     source, table = write(tmp_path / "t.parquet", id=own), write(tmp_path / "l.parquet", id=theirs, v=["second", "first"])
     assert [row["v"] for row in all_rows(joined(tmp_path, source, {"more": table}))] == ["first", "second"]
+
+
+@pytest.mark.parametrize("missing", ["raise", "drop"])
+def test_moments_of_a_table_whose_files_have_other_units_find_their_partners(missing: str, tmp_path: Path) -> None:
+    moments = [dt.datetime(2024, 1, 1, second=second) for second in range(4)]
+    files: list[tuple[str, Any, list[dt.datetime]]] = [("a", "ms", moments[:2]), ("b", "us", moments[2:])]
+    for name, kind, some in files:
+        write(tmp_path / "j" / f"{name}.parquet", id=pa.array(some, pa.timestamp(kind)), at=[at.second for at in some])
+    source = pa.table({"id": pa.array(moments, pa.timestamp("us"))})
+    rows = all_rows(joined(tmp_path, source, {"j": tmp_path / "j" / "*.parquet"}, missing=missing))
+    assert rows == [{"id": at, "at": at.second} for at in moments]
+    write(tmp_path / "j" / "c.parquet", id=pa.array(moments[:1], pa.timestamp("us")), at=[9])
+    with pytest.raises(SourceError, match=r"have the same value '2024-01-01 00:00:00\.000000' in 'id'"):
+        joined(tmp_path, source, {"j": tmp_path / "j" / "*.parquet"})
 
 
 def test_only_kept_columns_are_joined_and_the_key_need_not_be_kept(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from sqlstream.errors import SchemaError, SourceError
 from sqlstream.index.file.connection import GuardedConnection, read_columns
 from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.file.workplace import Workplace
-from sqlstream.index.file.writer import IndexWriter
+from sqlstream.index.file.writer import MOMENT_DIGITS, IndexWriter, padded_moments
 from sqlstream.index.sources.base.base import BATCH_ROWS, TableFile
 from sqlstream.index.sources.base.derived import SOURCE_COLUMN, DerivedRows, below, derived_rows, is_text
 from sqlstream.index.sources.plan.source_plan import JoinedSource, SourcePlan
@@ -167,6 +167,9 @@ class _KeyedTable:
             SourceError: It is.
         """
         key = quote(self.key.physical)
+        if types.is_timestamp(self.key.field.type):  # files of coarser units have fewer digits
+            whole = padded_moments(key, MOMENT_DIGITS[self.key.field.type.unit])
+            self._db.execute(f"UPDATE rows SET {key} = {whole} WHERE {key} <> {whole}")
         self._db.execute(f"CREATE INDEX joined_by ON rows ({key})")
         twice = self._db.execute(
             f"SELECT min({ROW}), max({ROW}), {key} FROM rows WHERE {key} IS NOT NULL GROUP BY {key} HAVING count(*) > 1 LIMIT 1"

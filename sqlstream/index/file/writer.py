@@ -50,7 +50,7 @@ _PRAGMAS = (
     "cache_size=-16000",
     f"application_id={APPLICATION_ID}",
 )
-_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+MOMENT_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _KEYS_AT_A_TIME = 65_536
 _ROWS_A_STATEMENT = 100  # more is not faster, and the statement grows
 _SCHEMA = """
@@ -389,17 +389,17 @@ def _shown(column: Column, *, with_all_digits: bool) -> str:
         return column.expression
     wanted = affinity(column.field)
     if with_all_digits:
-        return f"CAST({_padded(name, _DIGITS[column.field.type.unit])} AS {wanted}) AS {name}"
+        return f"CAST({padded_moments(name, MOMENT_DIGITS[column.field.type.unit])} AS {wanted}) AS {name}"
     value = f"CASE typeof({name}) WHEN 'text' THEN NULL ELSE {name} END" if column.has_nan else name
     if wanted != "BLOB" and (column.has_nan or wanted != column.declared):
         value = f"CAST({value} AS {wanted})"
     return value if value == name else f"{value} AS {name}"
 
 
-def _padded(name: str, num_digits: int) -> str:
-    """Return the expression of texts of moments with so many digits of the second, those of years beyond four digits apart."""
+def padded_moments(name: str, num_digits: int) -> str:
+    """Return, in SQL, the texts of a column of moments with so many digits of the second, but for years beyond four digits."""
     bare = len("2024-02-29 12:30:00")
-    have = [digits for digits in _DIGITS.values() if digits < num_digits]
+    have = [digits for digits in MOMENT_DIGITS.values() if digits < num_digits]
     cases = [(bare + 1 + digits if digits else bare, ("" if digits else ".") + "0" * (num_digits - digits)) for digits in have]
     whens = " ".join(f"WHEN {length} THEN {name} || '{zeros}'" for length, zeros in cases)
     return f"CASE length({name}) {whens} ELSE {name} END" if whens else name
