@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import datetime as dt
 import json
@@ -293,6 +294,15 @@ def test_nanoseconds_within_a_list_of_any_kind_are_refused_and_never_cut(listed:
     assert str(microsecond[0]).endswith("00:00.000001") or microsecond[0] == dt.timedelta(microseconds=1)
     with pytest.raises(SourceError, match="no exact form"):
         roundtrip(tmp_path, listed(kind), cut)  # type: ignore[arg-type]
+
+
+def test_nanoseconds_within_a_dictionary_of_a_struct_are_refused_and_never_cut(tmp_path: Path) -> None:
+    for number, is_cut in ((1_700_000_000_123_456_000, False), (1_700_000_000_123_456_789, True)):
+        moments = pa.array([number, None], pa.timestamp("ns")).dictionary_encode()
+        structs = pa.StructArray.from_arrays([moments], ["at"])
+        with pytest.raises(SourceError, match="no exact form") if is_cut else contextlib.nullcontext():
+            got = roundtrip(tmp_path, None, structs)  # type: ignore[arg-type]
+            assert got == [{"at": dt.datetime(2023, 11, 14, 22, 13, 20, 123456)}, {"at": None}]
 
 
 @pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo", "UTC"])

@@ -54,6 +54,8 @@ def in_microseconds(kind: Any) -> Any:
         return pa.map_(in_microseconds(kind.key_type), in_microseconds(kind.item_type))
     if types.is_struct(kind):
         return pa.struct([field.with_type(in_microseconds(field.type)) for field in kind])
+    if types.is_dictionary(kind) and not in_microseconds(kind.value_type).equals(kind.value_type):
+        kind = kind.value_type
     listed: Any = kind
     if types.is_nested(kind) and not types.is_union(kind):  # every kind of list
         value = in_microseconds(listed.value_type)
