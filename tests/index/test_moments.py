@@ -96,6 +96,63 @@ def test_what_is_no_comparison_with_a_moment_stays_as_it_is(kept: str, index: In
     assert with_whole_moments(kept, index.columns) == kept
 
 
+def other_types(directory: Path) -> Path:
+    """Write days, times of a day and truths, and moments of several units."""
+    path = directory / "o.parquet"
+    days = [dt.date(2024, 1, 30), dt.date(2024, 1, 31), dt.date(2024, 2, 1), None]
+    times = pa.array([dt.time(9), dt.time(10), dt.time(10, 0, 0, 500_000), None], pa.time32("ms"))
+    begun = [dt.datetime(2024, 1, 30), dt.datetime(2024, 1, 31), dt.datetime(2024, 1, 31, 10), None]
+    ended = [dt.datetime(2024, 1, 30), dt.datetime(2024, 1, 31, 0, 0, 0, 1), dt.datetime(2024, 1, 31), None]
+    moments = {"begun": pa.array(begun, pa.timestamp("s")), "ended": pa.array(ended, pa.timestamp("us"))}
+    pq.write_table(pa.table({"n": range(4), "day": days, "time": times, "ok": [True, False, None, True], **moments}), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("condition", "kept"),
+    {
+        "day = '2024-01-31 00:00'": [1],
+        "day >= '2024-01-31T00:00:00'": [1, 2],
+        "'2024-01-31 00:00:00.000' <= day": [1, 2],
+        "day < '2024-01-31 10:00'": [0, 1],
+        "day IN ('2024-01-30T00:00', '2024-02-01')": [0, 2],
+        "time = '10:00'": [1],
+        "time <= '10:00:00'": [0, 1],
+        "time BETWEEN '09:00' AND '10:00:00.5'": [0, 1, 2],
+        "ok = 'true'": [0, 3],
+        "ok != 'True'": [1],
+        "begun = ended": [0],
+        "d.begun <= d.ended": [0, 1],
+        "begun > ended OR ended IS NULL": [2, 3],
+        "ended >= begun": [0, 1],
+        "day = begun": [0, 1],
+        "NOT ended > day": [0, 2],
+        "ended BETWEEN begun AND '2024-02-01'": [0, 1],
+    }.items(),
+)
+def test_days_times_truths_and_columns_of_other_units_are_compared_by_what_they_mean(
+    condition: str, kept: list[int], tmp_path: Path
+) -> None:
+    path = other_types(tmp_path)
+    assert [row["n"] for row in all_rows(build(tmp_path, path, sql_query=f"SELECT * FROM samples d WHERE {condition}"))] == kept
+    if "d." not in condition:
+        assert [row["n"] for row in rows_of(open_lazily(tmp_path, path, where=condition))] == kept
+
+
+@pytest.mark.parametrize(
+    ("query", "where"),
+    [
+        ("SELECT * FROM (SELECT n, date(begun) AS begun FROM dataframe WHERE begun > '2024-01-30')", "begun = '2024-01-31'"),
+        ("WITH d AS (SELECT n, date(begun) AS begun FROM dataframe WHERE n < 4) SELECT * FROM d", "begun = '2024-01-31'"),
+        ("SELECT n, date(begun) AS begun FROM dataframe", "'2024-01-31' = begun"),
+        ("SELECT n, begun AS start FROM dataframe", "start BETWEEN '2024-01-31T00:00' AND '2024-01-31T10:00'"),
+        ("SELECT n, d.begun AS begun FROM dataframe d", "begun >= '2024-01-31T00:00'"),
+    ],
+)
+def test_a_name_stands_for_what_a_query_within_computes(query: str, where: str, tmp_path: Path) -> None:
+    assert [row["n"] for row in all_rows(build(tmp_path, other_types(tmp_path), sql_query=query, where=where))] == [1, 2]
+
+
 def mixed(n: int, unit: Any) -> pa.Table:
     return pa.table({"n": [n, n + 1], "m": pa.array([dt.datetime(2024, 1, 31), dt.datetime(2024, 2, 1)], pa.timestamp(unit))})
 

@@ -1,8 +1,10 @@
-"""Texts of moments in users' SQL, spelled as the file spells moments. Pure: text in, text out.
+"""Values in users' SQL, spelled as the file spells those of the column that they are compared with. Pure: text in, text out.
 
 A moment is a text in the file, all of one column with as many digits, so that their order is that of time. A shorter text of
 the same moment is another text to SQLite: `created > '2024-01-31'` kept what was made at midnight, `created = '2024-01-31'`
-kept nothing, and `created > '2024-01-31T10:00'` lost the rest of that day, since a T comes after a blank.
+kept nothing, and `created > '2024-01-31T10:00'` lost the rest of that day, since a T comes after a blank. The same holds for
+times of a day, for dates beside `'2024-01-31 00:00'`, for columns of other units beside each other, and for `'true'` beside the
+1 of a boolean.
 """
 
 from __future__ import annotations
@@ -10,15 +12,20 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
 
 from sqlstream.index.sql.dialect import Token, as_written, tokens
 from sqlstream.index.types.models import Column
 
-_TYPE = re.compile(r"timestamp\[(s|ms|us|ns)(, tz=.*)?\]")
+_TYPE = re.compile(r"(timestamp|date32|time32|time64|bool)(?:\[(day|s|ms|us|ns)(, tz=.*)?\])?")
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+_TIME_DIGITS = 6  # of a time of a day in the file, whatever its unit
 _MOMENT = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?\s?(Z|[+-]\d\d(?::?\d\d)?)?)?", re.IGNORECASE | re.ASCII
 )
+_TIME = re.compile(r"(\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?", re.ASCII)
+_MIDNIGHT = re.compile(r"[ T]00:00(?::00(?:\.0{1,9})?)?", re.IGNORECASE)
+_TRUTH = {"true": "1", "t": "1", "false": "0", "f": "0"}
 _COMPARISONS = frozenset("= == <> != < <= > >=".split())
 _ENDS = frozenset(
     "( ) , ; and or not where when then else end on having select order group limit union except intersect window".split()
@@ -26,22 +33,73 @@ _ENDS = frozenset(
 """What may stand beside a comparison without being a part of one of its sides."""
 
 
+class _Spelling(NamedTuple):
+    """How the file spells the values of a column."""
+
+    kind: str
+    """The word for it in Arrow's types."""
+    num_digits: int
+    """Digits of the seconds of a moment."""
+    has_zone: bool
+    """It holds moments of UTC."""
+
+    @classmethod
+    def of(cls, column: Column) -> Self | None:
+        """Return that of a column; None: its values are what they are."""
+        match = _TYPE.fullmatch(column.type)
+        return None if match is None else cls(match[1], _DIGITS.get(match[2] or "", 0), match[3] is not None)
+
+    def spelled(self, text: str) -> str | None:
+        """Return, as SQL, the value that the user's text stands for; None if it is none."""
+        if self.kind == "bool":
+            return _TRUTH.get(text.strip().lower())
+        if self.kind == "timestamp":
+            whole = whole_moment(text, self.num_digits, has_zone=self.has_zone)
+        elif self.kind == "date32":
+            day, rest = text.strip()[:10], text.strip()[10:]
+            whole = day if _MOMENT.fullmatch(day) and _MIDNIGHT.fullmatch(rest) else None
+        else:
+            time = _TIME.fullmatch(text.strip())
+            fraction = "" if time is None else (time[3] or "").rstrip("0").ljust(_TIME_DIGITS, "0")
+            whole = None if time is None else f"{time[1]}:{time[2] or '00'}.{fraction}"
+        return None if whole is None else f"'{whole}'"
+
+    def lacks(self, other: _Spelling) -> str:
+        """Return what must be put behind a value, so that it is spelled as that of a finer column."""
+        if other.kind != "timestamp" or self.kind not in ("timestamp", "date32"):
+            return ""
+        start = " 00:00:00" if self.kind == "date32" else ""
+        num_missing = other.num_digits - self.num_digits
+        return start + ("." if num_missing > 0 and not self.num_digits else "") + "0" * num_missing
+
+
 def with_whole_moments(statement: str, columns: Sequence[Column]) -> str:
-    """Return a statement in which texts that are compared with a column of moments have all of its digits.
+    """Return a statement in which what is compared with a column of moments has all of its digits; and the like of other types.
 
     Args:
         statement: One SELECT, as SQLite gets it.
         columns: Those of the table.
     """
-    kinds = {column.physical.lower(): match for column in columns if (match := _TYPE.fullmatch(column.type)) is not None}
-    if not kinds or "'" not in statement:
+    kinds = {column.physical.lower(): kind for column in columns if (kind := _Spelling.of(column)) is not None}
+    if not kinds or ("'" not in statement and len(kinds) == 1):
         return statement
     found = [*tokens(statement)]
-    words = ["", *(token.name.lower() if token.text[0] != "'" else "'" for token in found), ""]
+    words = words_of(found)
+    computed = computed_names(words, kinds)
     for at, token in enumerate(found):
-        if words[at + 1] == "'" and (kind := kinds.get(_compared_with(words, at + 1))) is not None:
-            whole = whole_moment(token.name, _DIGITS[kind[1]], has_zone=kind[2] is not None)
-            found[at] = token if whole is None else Token(f"'{whole}'", whole, token.before)
+        place = at + 1
+        own = kinds.get(words[place])
+        first = place - 2 if own is not None and words[place - 1] == "." else place
+        if own is None and words[place] != "'":
+            continue
+        name = compared_with(words, first, place)
+        other = kinds.get(name)
+        if other is None or any(one.gives(name, place) or one.gives(words[place], place) for one in computed):
+            continue
+        if own is None and (spelled := other.spelled(token.name)) is not None:
+            found[at] = Token(spelled, spelled.strip("'"), token.before)
+        elif own is not None and (lacking := own.lacks(other)):
+            found[at] = Token(f"{token.text} || '{lacking}'", token.name, token.before)
     return as_written(found)
 
 
@@ -69,26 +127,69 @@ def whole_moment(text: str, num_digits: int, *, has_zone: bool) -> str | None:
     return f"{moment:%Y-%m-%d %H:%M:%S}".zfill(19) + (f".{fraction}" if fraction else "")
 
 
-def _compared_with(words: Sequence[str], at: int) -> str:
-    """Return the name that a text is compared with; '' if it is compared with none.
+def words_of(found: Sequence[Token]) -> list[str]:
+    """Return the words of a statement in lower case, a quote in the place of each text, with '' before and after them."""
+    return ["", *(token.name.lower() if token.text[0] != "'" else "'" for token in found), ""]
+
+
+def compared_with(words: Sequence[str], first: int, last: int) -> str:
+    """Return the name that a value is compared with; '' if it is compared with none.
 
     Args:
-        words: A statement, in lower case, with '' before and after it, and a quote in the place of each text.
-        at: The place of the text.
+        words: A statement, see `words_of`.
+        first: The place of the first word of the value.
+        last: That of its last one.
     """
-    before, after = words[at - 1], words[at + 1]
+    before, after = words[first - 1], words[last + 1]
     if before in _COMPARISONS and _is_end(after):
-        return _name_before(words, at - 1)
+        return _name_before(words, first - 1)
     if after in _COMPARISONS and _is_end(before):
-        return _name_after(words, at + 2)
+        return _name_after(words, last + 2)
     if before == "between" and after == "and":
-        return _name_before(words, at - 1)
-    if before == "and" and words[at - 2 : at - 1] == ["'"] and words[at - 3 : at - 2] == ["between"] and _is_end(after):
-        return _name_before(words, at - 3)
-    start = at
+        return _name_before(words, first - 1)
+    if before == "and" and words[first - 3 : first - 2] == ["between"] and _is_end(after):
+        return _name_before(words, first - 3)
+    start = first
     while words[start - 1] == "," and words[start - 2] == "'":
         start -= 2
     return _name_before(words, start - 2) if words[start - 2 : start] == ["in", "("] and after in (",", ")") else ""
+
+
+class ComputedName(NamedTuple):
+    """A subquery that computes a column under the name of one that the table has."""
+
+    name: str
+    start: int
+    stop: int
+
+    def gives(self, name: str, place: int) -> bool:
+        """Return whether a name stands for the computed column at a place."""
+        return name == self.name and not self.start < place < self.stop
+
+
+def computed_names(words: Sequence[str], kinds: dict[str, Any]) -> list[ComputedName]:
+    """Return the subqueries that compute a column under a name of `kinds`, in which columns get the kind that they had.
+
+    Args:
+        words: A statement, see `words_of`.
+        kinds: What is known of columns, by name; a name that a query gives to one of them as it is comes to it.
+    """
+    found, brackets = list[ComputedName](), list[tuple[int, set[str]]]()
+    for at, word in enumerate(words):
+        if word == "(":
+            brackets.append((at, set()))
+        elif word == ")" and brackets:
+            start, names = brackets.pop()
+            found += [ComputedName(name, start, at) for name in sorted(names)]
+        elif words[at - 1] == "as" and word:
+            of = words[at - 2] if words[at - 3] in ("select", "distinct", ",", ".") else ""
+            if of in kinds:
+                kinds.setdefault(word, kinds[of])
+            if word in kinds and kinds.get(of) != kinds[word]:
+                sources = [names for start, names in brackets if words[start - 1] in ("from", "join", "as", ",")]
+                if sources:
+                    sources[-1].add(word)
+    return found
 
 
 def _is_end(word: str) -> bool:
