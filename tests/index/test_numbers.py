@@ -111,3 +111,38 @@ def test_duckdb_computes_with_them(tmp_path: Path) -> None:
     pytest.importorskip("duckdb")
     taken = build(tmp_path, write(tmp_path), where="price < 1 OR hash64 % 10 = 7", sql_engine="duckdb")
     assert [row["n"] for row in all_rows(taken)] == [0, 1, 3]
+
+
+TEXTS = pa.table({"index": ["a", "b", "c"], "size": ["9", "10", "none"], "n": [9.6, 10.0, None], "day": ["2024-01-31"] * 3})
+
+
+@pytest.mark.parametrize("wrong", ["size > 8", "size >= -1.5", "8 < size", "n > 1 AND t.size BETWEEN 1 AND 9"])
+def test_texts_are_not_ordered_with_numbers(wrong: str, tmp_path: Path) -> None:
+    with pytest.raises(QueryError, match=r"'10' comes before '9' among texts: write CAST\(.size. AS REAL\)"):
+        build(tmp_path, TEXTS, sql_query=f"SELECT * FROM dataframe t WHERE {wrong}")
+
+
+@pytest.mark.parametrize(
+    ("condition", "keys"),
+    [
+        ("CAST(size AS REAL) > 8", "ab"),
+        ("size = 9 OR size IN (10)", "ab"),
+        ("size > '8'", "ac"),
+        ("length(size) > 1", "bc"),
+        ("CAST(size AS STRING) = '10'", "b"),
+        ("CAST(n AS DOUBLE) > 9.7 OR CAST(CAST(n AS DECIMAL(3, 1)) AS VARCHAR(9)) = '9.6'", "ab"),
+    ],
+)
+def test_casts_and_texts_mean_what_they_say(condition: str, keys: str, tmp_path: Path) -> None:
+    assert "".join(str(row["index"]) for row in all_rows(build(tmp_path, TEXTS, where=condition))) == keys
+
+
+def test_a_number_that_is_computed_under_the_name_of_a_text_is_one(tmp_path: Path) -> None:
+    index = build(tmp_path, TEXTS, sql_query='SELECT "index", length(size) AS size FROM dataframe', where="size > 1")
+    assert [row["size"] for row in all_rows(index)] == [2, 4]
+
+
+@pytest.mark.parametrize("kind", ["DATE", "timestamp with time zone", "BOOLEAN", "UUID", "INTERVAL"])
+def test_a_cast_that_sqlite_would_take_for_one_to_a_number_is_refused(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(QueryError, match=f"has a CAST to {kind.upper()}, of which SQLite makes a number"):
+        build(tmp_path, TEXTS, where=f"n > 0 AND CAST((day) AS {kind}) > 1")

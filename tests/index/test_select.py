@@ -188,6 +188,40 @@ def test_a_sources_column_called_row_stays_beside_computed_ones(engine: str, tmp
     ]
 
 
+DOUBLE = {"id": [1, 1, 2], "x": ["a", "a", "b"]}
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT DISTINCT * FROM dataframe",
+        "SELECT * FROM (SELECT DISTINCT d.*, id + 1 AS more FROM samples d) WHERE id < 3",
+        "WITH w AS (SELECT * FROM dataframe) SELECT DISTINCT * FROM w",
+        "SELECT DISTINCT * FROM (SELECT row, id FROM dataframe UNION ALL SELECT row, id FROM dataframe)",
+    ],
+)
+def test_distinct_rows_that_their_numbers_tell_apart_are_refused(query: str, engine: str, tmp_path: Path) -> None:
+    if engine == "duckdb":
+        pytest.importorskip("duckdb")
+    with pytest.raises(QueryError, match=r"DISTINCT \*, which leaves no row out"):
+        build(tmp_path, pa.table(DOUBLE), sql_query=query, sql_engine=engine)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT DISTINCT id, x FROM dataframe",
+        "SELECT DISTINCT * FROM (SELECT id, x FROM dataframe)",
+        "WITH w AS (SELECT id, x FROM dataframe) SELECT DISTINCT * FROM w WHERE id IN (SELECT id FROM dataframe)",
+        "SELECT * FROM dataframe WHERE row IN (SELECT min(row) FROM dataframe GROUP BY id, x)",
+    ],
+)
+def test_rows_that_come_twice_are_left_out_by_their_columns(query: str, tmp_path: Path) -> None:
+    index = build(tmp_path, pa.table(DOUBLE), sql_query=query)
+    assert sorted(map(str, all_rows(index))) == ["{'id': 1, 'x': 'a'}", "{'id': 2, 'x': 'b'}"]
+
+
 def test_random_functions_are_spread_evenly_and_always_the_same(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", "index\n" + "".join(f"k{at}\n" for at in range(2000)))
     one = build(tmp_path, path, sql_query="SELECT * FROM dataframe WHERE random_uniform(row, 1) < 0.25")

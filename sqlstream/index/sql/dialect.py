@@ -5,7 +5,9 @@
 - `"name"` is always a column: SQLite takes a misspelled one for a text, and a filter on it for true or false;
 - a column called `index` (the default key) needs no quotes, like other words that only SQLite reserves.
 - `left(…)` and `right(…)` are functions, not joins;
-- `ILIKE` becomes SQLite's operator MATCH, whose function is ours.
+- `ILIKE` becomes SQLite's operator MATCH, whose function is ours;
+- a `CAST` to a type that SQLite does not know is refused: it would make a number of the value (`CAST('2024-01-31' AS DATE)` is
+  2024). `STRING` is its `TEXT`.
 `LIKE` minds upper and lower case (set in `sandbox`); functions of DuckDB that SQLite lacks are in `duckdb_compat`.
 
 Texts and quoted names are spelled anew and comments are left out, so SQLite sees the same tokens as we do, whatever quotes and
@@ -41,6 +43,8 @@ _VOLATILE = frozenset(
 """DuckDB's functions that give another value each time (`volatile`, or the same within one query only)."""
 _MOMENTS = frozenset("current_date current_time current_timestamp localtime localtimestamp".split())
 """Those of them that need no brackets."""
+_CASTS = re.compile(r"(?!interval).*(?:int|char|clob|text|blob|real|floa|doub)|(?:numeric|decimal|dec)\b", re.IGNORECASE)
+"""Types that mean in SQLite's CAST what they say: all others make a number of the value."""
 _ROWIDS = frozenset({"rowid", "oid", "_rowid_"})
 """What SQLite calls the number of a row in a table; of a view some builds of it give NULL."""
 _UNKNOWN_COLUMN = re.compile(r"""(?:no such column: |Referenced column )"?([^"]+)(?:"|$)""")
@@ -116,6 +120,7 @@ def to_sqlite(query: str, columns: Collection[str]) -> str:
         if has_word(statement, ";"):
             raise ValueError("it is more than one statement: give one SELECT")
     _check_rowids(query, columns)
+    _check_casts(query)
     if not re.match(r"(?:select|with)\b", statement, re.IGNORECASE):
         raise QueryError(f"the query {shortened(query)!r} is no SELECT: give 'SELECT … FROM dataframe WHERE …'")
     return statement
@@ -132,6 +137,7 @@ def translated(text: str, reserved: Collection[str] = _ONLY_SQLITE) -> str:
         ValueError: A quote or comment without its end, or what is no SQL.
     """
     found, parts = tokens(text), list[str]()
+    types = _cast_types(found)
     for at, token in enumerate(found):
         word, mark = token.text.lower(), token.text[0]
         is_call = found[at + 1 : at + 2] and found[at + 1].text == "("
@@ -144,6 +150,7 @@ def translated(text: str, reserved: Collection[str] = _ONLY_SQLITE) -> str:
             continue
         else:
             spelled = {"ilike": "MATCH", "/": _TRUE_DIVISION}.get(word, token.text)
+            spelled = "TEXT" if at in types and word == "string" else spelled
         parts += [token.before, spelled] if token.before else [spelled]
     return "".join(parts)
 
@@ -254,6 +261,34 @@ def _check_rowids(query: str, columns: Collection[str]) -> None:
                 query=query,
             )
         before = token.text.lower()
+
+
+def _cast_types(found: Sequence[Token]) -> list[int]:
+    """Return where the types of CASTs begin."""
+    begins, brackets = list[int](), list[bool]()
+    for at, token in enumerate(found):
+        if token.text == "(":
+            brackets.append(at > 0 and found[at - 1].text.lower() == "cast")
+        elif token.text == ")" and brackets:
+            brackets.pop()
+        elif token.text.lower() == "as" and brackets and brackets[-1]:
+            begins.append(at + 1)
+    return begins
+
+
+def _check_casts(query: str) -> None:
+    """Raise QueryError for a CAST that SQLite would take for one to a number."""
+    found = tokens(query)
+    for at in _cast_types(found):
+        words = [token.text for token in found[at:]]
+        kind = " ".join(words[: words.index(")")])
+        if kind.lower() != "string" and not _CASTS.match(kind):
+            raise QueryError(
+                f"the query {shortened(query)!r} has a CAST to {kind.upper()}, of which SQLite makes a number, so that rows "
+                "would be wrong: write date(x) or datetime(x) for moments and x = 'true' or x <> 0 for booleans, or use "
+                "sql_engine='duckdb'",
+                query=query,
+            )
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ own tokens: sqlglot's translation from DuckDB to SQLite changes what queries mea
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from sqlstream.index.sql.dialect import (
     translated,
 )
 from sqlstream.index.sql.sqlglot_import import load_sqlglot
-from sqlstream.index.types.models import VIEWS, SelectionInfo
+from sqlstream.index.types.models import ROW, VIEWS, SelectionInfo
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -194,6 +195,63 @@ def keeps_rows(query: str, engine: str = "sqlite") -> bool:
     except ValueError:
         return False
     return len(trees) == 1 and _keeps(trees[0], frozenset(VIEWS))
+
+
+def check_distinct(query: str, engine: str = "sqlite") -> None:
+    """Raise QueryError for SELECT DISTINCT * on the rows of the table: `*` has the number of each row, so all are distinct.
+
+    Args:
+        query: One SELECT, as the user wrote it.
+        engine: What runs it, "sqlite" or "duckdb".
+
+    Example:
+        >>> check_distinct("SELECT DISTINCT url FROM dataframe")
+    """
+    try:
+        if not has_word(query, "distinct", engine):  # most queries: sqlglot reads no tree
+            return
+        trees = _parsed(translated(query) if engine == "sqlite" else query, engine)
+    except ValueError:
+        return  # what is wrong with it is said elsewhere
+    from sqlglot import exp
+
+    named = {cte.alias.lower(): cte.this for tree in trees for cte in tree.find_all(exp.CTE)}
+    for select in (select for tree in trees for select in tree.find_all(exp.Select)):
+        distinct = select.args.get("distinct")
+        if distinct is not None and not distinct.args.get("on") and _has_stars_of_rows(select, named):
+            raise QueryError(
+                f"the query {shortened(query)!r} has DISTINCT *, which leaves no row out, since * has the number of each row: "
+                f"name the columns (SELECT DISTINCT url, caption), or keep the first row of each with WHERE {ROW} IN "
+                f"(SELECT min({ROW}) FROM dataframe GROUP BY url, caption)",
+                query=query,
+            )
+
+
+def _has_stars_of_rows(select: exp.Expr, named: Mapping[str, exp.Expr]) -> bool:
+    """Return whether a `*` of a SELECT stands for numbers of rows, too; `named` are the queries of WITH."""
+    sources = [_source(select)] if "from" in _clauses(select) else []
+    sources += [join.this for join in select.args.get("joins") or ()]
+    for value in select.expressions:
+        of = value.table.lower() if value.key == "column" else ""
+        excluded = [str(name.name).lower() for name in value.args.get("except_") or value.args.get("except") or ()]
+        if value.is_star and ROW not in excluded:
+            seen = [source for source in sources if not of or source.alias_or_name.lower() == of]
+            if any(_has_row(source, named) for source in seen):
+                return True
+    return False
+
+
+def _has_row(source: exp.Expr, named: Mapping[str, exp.Expr]) -> bool:
+    """Return whether what a query takes rows from has a column with the number of a row."""
+    if source.key == "table" and source.name.lower() not in named:
+        return source.name.lower() in VIEWS
+    query, others = (named[source.name.lower()], dict(named)) if source.key == "table" else (source.this, dict(named))
+    others.pop(source.name.lower(), None)  # it may name itself
+    while query.key in ("subquery", "union", "except", "intersect"):
+        query = query.this
+    if query.key != "select":
+        return False
+    return any(value.alias_or_name.lower() == ROW for value in query.expressions) or _has_stars_of_rows(query, others)
 
 
 @lru_cache(maxsize=64)

@@ -4,6 +4,8 @@ An integer above int64 is a BLOB in the file, a decimal that no REAL says exactl
 every text and blob for larger than every number in a comparison, and a blob for 0 in arithmetic: `price < 1` loses
 0.123456789012345678, and `hash % 100 = 0` keeps half of all 64-bit hashes. Such a query is refused, if there are such values.
 Rejected: a view with REAL in their place, which would change the digits of what a query gives.
+
+So is one that asks whether texts are more or less than a number: SQLite makes a text of the number, and '10' comes before '9'.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sqlstream.index.sql.dialect import tokens
+from sqlstream.index.sql.moments import compared_with, computed_names, words_of
 from sqlstream.index.sql.sqlglot_import import load_sqlglot
 from sqlstream.index.types.models import Column
 
@@ -29,6 +32,8 @@ _OF_TEXT = frozenset("add sub mul div mod neg cast abs round floor ceil sqrt sum
 """What makes a number of a text first."""
 _OF_BLOB = frozenset("ordered min max".split())
 """What goes by the order of numbers, of which blobs are the last."""
+_ORDER = frozenset("< <= > >= between".split())
+_NUMBER = re.compile(r"[0-9.]+(?:e[+-]?[0-9]+)?")
 _COMPARISONS = frozenset("eq neq gt gte lt lte between in".split())
 
 
@@ -64,6 +69,26 @@ def computed_with(statement: str, columns: Sequence[Column]) -> list[Column]:
     known = _with_aliases(uses, suspects)
     wrong = [column for node in uses if (column := known.get(node.name.lower())) is not None and not _is_right(node, column)]
     return [column for column in suspects.values() if column in wrong]
+
+
+def ordered_by_number(statement: str, columns: Sequence[Column]) -> Column | None:
+    """Return a column of texts of which a statement asks whether they are more or less than a number; None: it asks of none.
+
+    Args:
+        statement: One SELECT, as SQLite gets it.
+        columns: What it reads.
+    """
+    texts = {column.physical.lower(): column for column in columns if column.type == "string"}
+    found = tokens(statement) if texts else ()
+    words = words_of(found)
+    computed = computed_names(words, texts)
+    for place, token in enumerate(found, 1):
+        if token.text[0] not in "'\"`[" and _NUMBER.fullmatch(words[place]) is not None:
+            first = place - 1 if words[place - 1] == "-" else place
+            name = compared_with(words, first, place) if _ORDER & {words[first - 1], words[place + 1]} else ""
+            if name in texts and not any(one.gives(name, place) for one in computed):
+                return texts[name]
+    return None
 
 
 def _with_aliases(uses: Sequence[exp.Column], columns: Mapping[str, Column]) -> dict[str, Column]:

@@ -18,7 +18,7 @@ from sqlstream.index.file.index import Index
 from sqlstream.index.sql import functions
 from sqlstream.index.sql.dialect import check_repeatable, has_word
 from sqlstream.index.sql.duckdb_engine import duckdb_select
-from sqlstream.index.sql.expressions import judges_rows
+from sqlstream.index.sql.expressions import check_distinct, judges_rows
 from sqlstream.index.sql.query_process import Job, QueryLimits, QueryProcess
 from sqlstream.index.sql.sqlite_engine import SqliteEngine
 from sqlstream.index.sql.table import QueriedTable
@@ -90,6 +90,7 @@ class Sandbox:
         if engine == "duckdb":
             self.statement = duckdb_select(query)
         check_repeatable(query, [column.name for column in table.columns], engine)
+        check_distinct(query, engine)
         if engine == "sqlite":
             self._here = SqliteEngine(table, query, budget_seconds=budget_seconds)
             self.statement = self._here.statement

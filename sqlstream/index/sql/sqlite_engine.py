@@ -19,7 +19,7 @@ from sqlstream.index.file.connection import connect, damage_named, size_of
 from sqlstream.index.sql import functions
 from sqlstream.index.sql.dialect import MAX_SQL_LENGTH, does_not_run, to_sqlite
 from sqlstream.index.sql.moments import with_whole_moments
-from sqlstream.index.sql.numbers import computed_with, stored_as
+from sqlstream.index.sql.numbers import computed_with, ordered_by_number, stored_as
 from sqlstream.index.sql.table import QueriedTable
 from sqlstream.index.types.models import ROW, VIEWS, quote
 
@@ -81,6 +81,12 @@ class SqliteEngine:
     def _check_numbers(self) -> None:
         """Raise QueryError for a query that computes with values for which SQLite has no number, if there are some."""
         read = [column for column in self._table.columns if column.physical in self.columns_read]
+        if (texts := ordered_by_number(self.statement, read)) is not None:
+            why = (
+                f"it asks whether values of {texts.name!r}, which are texts, are more or less than a number, and '10' comes "
+                f"before '9' among texts: write CAST({quote(texts.physical)} AS REAL)"
+            )
+            raise does_not_run(self._query, why, self._table.columns)
         for column in computed_with(self.statement, read):
             name = quote(column.physical)
             first = f"SELECT {ROW} FROM {VIEWS[0]} WHERE typeof({name}) = '{stored_as(column)}' LIMIT 1"
