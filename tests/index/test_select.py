@@ -13,6 +13,7 @@ import pytest
 
 from sqlstream.errors import QueryError, SchemaError
 from sqlstream.index.sql.sandbox import run_query
+from tests.index.lazily import open_lazily
 from tests.index.sources import all_rows, build, write_csv
 
 TABLE = {
@@ -186,6 +187,20 @@ def test_a_sources_column_called_row_stays_beside_computed_ones(engine: str, tmp
         {"index": "a", "row": True, "Row": "x", "one": 1},
         {"index": "b", "row": None, "Row": "y", "one": 1},
     ]
+
+
+@pytest.mark.parametrize(("name", "what"), [("row", "the number of a row"), ("a", "another column")])
+def test_a_name_that_means_something_else_in_sql_is_said(
+    name: str, what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"row": [5, 6], "A": [0, 1], "a": [3, 4]}), path)
+    for opened in (build, open_lazily):
+        caplog.clear()
+        opened(tmp_path, path, where=f"{name} = 0 OR A = 7")
+        assert [f"names '{name}', which is {what} in SQL" in text for text in caplog.messages] == [True]
+        opened(tmp_path, path, where=f"{name}_1 = 3 OR {name}_1 = 5")
+        assert len(caplog.messages) == 1
 
 
 DOUBLE = {"id": [1, 1, 2], "x": ["a", "a", "b"]}

@@ -1,4 +1,4 @@
-"""Whether an index has the columns that were asked for: those to download, and one that can name its rows."""
+"""Whether an index has the columns that were asked for: those to download, one that can name its rows, those of a query."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from sqlstream.config import IndexOptions
 from sqlstream.errors import SchemaError, SourceError
 from sqlstream.index.file.index import Index
+from sqlstream.index.sql.dialect import renamed, shortened
+from sqlstream.index.types.models import ROW
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,16 @@ def check_key(index: Index, options: IndexOptions) -> None:
         f"{index.src}: {problem}: every sample needs a key of its own; mend the source, select other rows, name another column "
         "with index_col_name, or leave that out: then row numbers are the keys"
     )
+
+
+def warn_of_names(index: Index, query: str, engine: str) -> None:
+    """Say of a column that a query names that SQL calls something else so: the number of a row, or a column of another case."""
+    if (column := renamed(query, index.columns, engine)) is not None:
+        what = "the number of a row" if column.name.lower() == ROW else "another column"
+        logger.warning(
+            "the query %r names %r, which is %s in SQL (case does not count there): the source's column %r is called %r",
+            shortened(query), column.name, what, column.name, column.physical,
+        )  # fmt: skip
 
 
 def no_key_column(source: str, key_column: str, names: Sequence[str]) -> SchemaError:

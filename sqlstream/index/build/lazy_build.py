@@ -12,7 +12,7 @@ from typing import Protocol
 from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError
 from sqlstream.index.build.build import begin_source, finish, planned
-from sqlstream.index.build.checks import check_downloads, check_key
+from sqlstream.index.build.checks import check_downloads, check_key, warn_of_names
 from sqlstream.index.build.chunks import ChunkSource
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_shards.chunks import ShardChunks, members_path
@@ -126,6 +126,8 @@ def open_lazy_index(
         index.look_for_missing(remote)
     check_key(index, options)
     check_downloads(index, options)
+    if condition is not None:
+        warn_of_names(index, condition, options.sql_engine)
     return with_filter(index, directory)
 
 

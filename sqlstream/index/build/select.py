@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from sqlstream.config import IndexOptions
 from sqlstream.errors import EmptySelectionError, QueryError, SchemaError
+from sqlstream.index.build.checks import warn_of_names
 from sqlstream.index.build.content import content_of_result
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.intact import is_there
@@ -64,6 +65,7 @@ def open_selection(
             contextlib.closing(Sandbox(base, chosen.query, engine=options.sql_engine, scratch=scratch)) as sandbox,
             progress(options.max_size, " rows", "selecting", show_progress) as bar,
         ):
+            warn_of_names(base, chosen.query, options.sql_engine)
             if chosen.keeps_rows() and sandbox.describe() == [ROW, *sandbox.columns]:
                 return chosen.write_positions(sandbox, place, bar)
             return chosen.write_table(sandbox, place, bar)

@@ -300,6 +300,19 @@ def _named(query: str) -> Iterator[None]:
         raise QueryError(f"the query {shortened(query)!r} is no single SELECT: {error}", query=query) from error
 
 
+def renamed(query: str, columns: Sequence[Column], engine: str = "sqlite") -> Column | None:
+    """Return a column of which a query has the name, which SQL gives to something else; None: there is none.
+
+    Args:
+        query: One SELECT, as the user wrote it.
+        columns: Those of the table.
+        engine: What runs it, "sqlite" or "duckdb".
+    """
+    others = {column.name: column for column in columns if column.physical != column.name}
+    words = [token.name for token in tokens(query, engine) if token.text[0] != "'"] if others else []
+    return next((others[word] for word in words if word in others), None)
+
+
 def does_not_run(query: str, why: str, columns: Sequence[Column], engine: str = "") -> QueryError:
     """Return the error of a query that does not run, with the columns at hand."""
     seen = [column.physical for column in columns if not column.is_in_place]
