@@ -237,6 +237,17 @@ def test_rows_that_come_twice_are_left_out_by_their_columns(query: str, tmp_path
     assert sorted(map(str, all_rows(index))) == ["{'id': 1, 'x': 'a'}", "{'id': 2, 'x': 'b'}"]
 
 
+def test_case_is_changed_in_every_script(tmp_path: Path) -> None:
+    table = pa.table({"name": ["ÄPFEL", "Ωmega", "straße", None], "n": range(4)})
+    index = build(tmp_path, table, sql_query="SELECT lower(name) AS low, upper(name) AS up, lower(n) AS n FROM dataframe")
+    assert [tuple(row.values()) for row in all_rows(index)] == [
+        ("äpfel", "ÄPFEL", "0"),
+        ("ωmega", "ΩMEGA", "1"),
+        ("straße", "STRAßE", "2"),
+        (None, None, "3"),
+    ]
+
+
 def test_random_functions_are_spread_evenly_and_always_the_same(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", "index\n" + "".join(f"k{at}\n" for at in range(2000)))
     one = build(tmp_path, path, sql_query="SELECT * FROM dataframe WHERE random_uniform(row, 1) < 0.25")

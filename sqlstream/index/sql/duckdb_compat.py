@@ -1,5 +1,7 @@
 """Functions that DuckDB has and SQLite lacks, for filters that were written for `sds`. Pure; NULL in gives NULL out.
 
+- in place of SQLite's own, which know the letters of ASCII only: `lower` `upper`
+
 - text: `contains` `starts_with` `prefix` `ends_with` `suffix` `left` `right` `reverse` `split_part` `concat` `concat_ws`
   `strlen` `md5`
 - names and URLs: `url_encode` `url_decode` `unquote_plus` (which DuckDB gets from us, see `MACROS`) `parse_filename`
@@ -126,6 +128,16 @@ def _strict(function: Callable[..., object]) -> Callable[..., object]:
     return lambda *arguments: None if None in arguments else function(*arguments)
 
 
+def _in_case(change: Callable[[str], str]) -> Callable[..., object]:
+    """Return what changes the case of each letter that stays one letter, as DuckDB does ('ß' stays)."""
+
+    def call(value: Any) -> str:
+        text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+        return change(text) if text.isascii() else "".join(one if len(one := change(c)) == 1 else c for c in text)
+
+    return _strict(call)
+
+
 def _split_part(text: str, separator: str, number: int) -> str:
     parts = text.split(separator) if separator else [text]
     at = number - 1 if number > 0 else number
@@ -203,6 +215,8 @@ SCALARS: dict[str, Callable[..., object]] = {
     "regexp_extract": regexp_extract,
     "regexp_replace": regexp_replace,
     "match": ilike,
+    "lower": _in_case(str.lower),
+    "upper": _in_case(str.upper),
     "contains": _strict(lambda text, part: int(str(part) in str(text))),
     "starts_with": _strict(lambda text, part: int(str(text).startswith(str(part)))),
     "prefix": _strict(lambda text, part: int(str(text).startswith(str(part)))),

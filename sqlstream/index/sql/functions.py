@@ -54,9 +54,7 @@ def register(connection: sqlite3.Connection, report: Callable[[Exception], None]
         report: Gets what a function raises; SQLite says only that it raised.
     """
     for name, function in (*_SCALARS.items(), *duckdb_compat.SCALARS.items()):
-        num_arguments = (
-            2 if name in ("match", "regexp") else -1
-        )  # operators: a built-in MATCH of two wins over one of any number
+        num_arguments = _NUM_ARGUMENTS.get(name, -1)
         connection.create_function(name, num_arguments, _reporting(name, function, report), deterministic=True)
     for name, aggregate in duckdb_compat.AGGREGATES.items():
         finalize = {"finalize": _reporting(name, aggregate.finalize, report)}
@@ -98,4 +96,6 @@ def _reporting(name: str, function: Callable[..., object], report: Callable[[Exc
 
 
 _SCALARS: dict[str, Callable[..., object]] = {"hash": hash_value, "random_uniform": random_uniform, "regexp": regexp}
+_NUM_ARGUMENTS = {"match": 2, "regexp": 2, "lower": 1, "upper": 1}
+"""Of functions that SQLite has itself: its own one of two arguments wins over ours of any number."""
 _OURS = frozenset({*_SCALARS, *duckdb_compat.SCALARS, *duckdb_compat.AGGREGATES})
