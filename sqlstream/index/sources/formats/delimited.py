@@ -3,8 +3,8 @@
 Arrow guesses types from the first block and fails, or loses text, when a later block differs. Here a column is a number only
 if every value of the file reads back as it was written: one '007' or one '12a' anywhere keeps the whole column as text. Only
 a few numbers too large for their type, among numbers that are not, are rounded (or infinite), which one warning says.
-An empty field is None, a quoted empty one ('""') is ''. In columns of numbers and of true/false, NA, NULL and the like are
-None.
+An empty field is None, a quoted empty one ('""') is ''. In columns of numbers and of true/false this, NA, NULL and the like are
+None, and among floats '-0' is one.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ _CURE = (
 _DELIMITERS = ",;\t|"
 _WHOLE = r"^(?:0|-?[1-9][0-9]*)$"  # no '007', '+5', '-0': ids, phone numbers
 _NUMBER = r"^[+-]?(?:(?:0|[1-9][0-9]*)?\.[0-9]+|(?:0|[1-9][0-9]*)\.|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?[eE][+-]?[0-9]+)$"
+_MINUS_ZERO = r"^-0$"  # among floats the one that it says; no integer is written so
 _SPECIAL = r"^(?:nan|NaN|NAN|[+-]?(?:inf|Inf|INF|[Ii]nfinity))$"
 _BOOL = r"^(?:true|True|TRUE|false|False|FALSE)$"
+_PATTERNS = (("whole", _WHOLE), ("number", _NUMBER), ("number", _SPECIAL), ("minus zero", _MINUS_ZERO), ("bool", _BOOL))
 _TRUE = ("true", "True", "TRUE")
 _MAYBE_HUGE = r"^.{18,}[0-9]$|[0-9.][eE]\+?[0-9]{3,}$"  # no fewer digits make a number that no type holds
-_MISSING = ("NA", "N/A", "n/a", "#N/A", "NULL", "Null", "null", "None")
+_MISSING = ("", "NA", "N/A", "n/a", "#N/A", "NULL", "Null", "null", "None")
 _EXACT_DIGITS = 15  # that a float64 always holds
 _INT64_DIGITS = 18  # that an int64 always holds
 _INT64_MAX, _UINT64_MAX = 2**63 - 1, 2**64 - 1
@@ -217,6 +219,7 @@ def decide(kinds: set[str]) -> pa.DataType:
         (DataType(double), DataType(string), DataType(double))
     """
     seen = kinds - {"missing", "long", "negative"}
+    seen -= {"minus zero"} if "number" in seen else set()
     if not kinds:
         return pa.null()
     if seen == {"bool"}:
@@ -234,7 +237,7 @@ def _kinds(column: Any) -> set[str]:
     """Return which kinds of value are in a block of texts."""
     values = column.drop_null()
     kinds: set[str] = set()
-    for kind, pattern in (("whole", _WHOLE), ("number", _NUMBER), ("number", _SPECIAL), ("bool", _BOOL)):
+    for kind, pattern in _PATTERNS:
         if not len(values):
             return kinds
         matches = pc.match_substring_regex(values, pattern)
