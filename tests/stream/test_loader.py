@@ -418,6 +418,29 @@ def test_an_endless_iteration_has_the_next_epoch_on_its_way_before_this_one_ends
         del samples
 
 
+@pytest.mark.parametrize("num_workers", [0, 2, None], ids=["alone", "workers", "no loader"])
+def test_an_endless_iteration_that_is_left_is_followed_by_an_epoch_that_it_has_not_begun(
+    num_workers: int | None, tmp_path: Path
+) -> None:
+    table = make_table(tmp_path, 10)
+    options: dict[str, Any] = {"shuffle_seed": 1, "infinite_iteration": True, "show_progress": False}
+    with StreamingDataset(table, tmp_path / "cache", columns_to_download=[], batch_size=4, **options) as data:
+        loader = data if num_workers is None else StreamingDataLoader(data, 4, num_workers, rows_of)
+        first_epochs: list[int] = []
+        for num_taken in (24, 8, 0) if num_workers is None else (6, 2, 0):  # two epochs, and a part of one
+            samples = iter(loader)
+            first_epochs.append(epoch_of(next(samples)))
+            for _ in range(num_taken - 1):
+                epoch_of(next(samples))
+            del samples
+    assert first_epochs == [0, 2, 3]
+
+
+def epoch_of(taken: Any) -> int:
+    """Return the epoch of a sample, or of a batch of `rows_of`."""
+    return int(taken["__epoch__"] if isinstance(taken, dict) else taken[0][0])
+
+
 def test_persistent_workers_have_the_next_epoch_on_its_way_before_it_is_asked_for(photos: Photos, tmp_path: Path) -> None:
     half = photos.total_bytes // 2
     options: dict[str, Any] = {"shuffle_seed": 3, "cache_limit": half, "prefetch": 8, "transforms": [check_bytes]}

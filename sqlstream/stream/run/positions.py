@@ -38,3 +38,8 @@ class RunPosition(NamedTuple):
     def first_worker(self, num_workers: int) -> int:
         """Return the worker that takes the first step of an iteration; not 0 only where as many workers went before."""
         return self.beyond.first_worker if self.beyond is not None and self.beyond.num_workers == num_workers else 0
+
+    @property
+    def first_whole_epoch(self) -> int:
+        """The first epoch of which nothing is taken."""
+        return self.job.epoch + int(self.job.consumed > 0 or self.share is not None or self.beyond is not None)

@@ -211,6 +211,8 @@ class Schedule:
         """
         self.keeps_rows = False
         info = get_worker_info()
+        if info is None and not self.is_announced:
+            self._leave_epochs()
         world = self.world if info is None else self.world.with_worker(info.id, info.num_workers)
         first, seed = self._first_share(world), self.identity.shuffle_seed
         if self._options.is_unaligned and seed is not None and self._reseeded is not None:
@@ -238,6 +240,7 @@ class Schedule:
                 f"the state was taken within a step, {share.taken} samples beyond its start, by {share.place}: loaders go on "
                 "at steps; iterate the dataset itself, or load it with strict=False to go on at the start of that step"
             )
+        self._leave_epochs()
         job = self.counter.next
         if self._is_over(job):
             self.counter.set_next(JobPosition(job.epoch + 1, 0))
@@ -248,6 +251,11 @@ class Schedule:
         self._progress = None
         self._delivery = Delivery(start, self.steps, world, num_workers, is_endless=self.is_endless)
         return self._delivery
+
+    def _leave_epochs(self) -> None:
+        """Have the next iteration begin behind all epochs of an endless one: it would give again what that has given."""
+        if self.is_endless and self.is_under_way and self.counter.epoch_of_workers is None:
+            self.counter.skip_to(self._position().first_whole_epoch - 1)
 
     @property
     def needs_new_workers(self) -> bool:
