@@ -16,7 +16,7 @@ from sqlstream.config import AS_IT_IS, AsItIs, check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.frameworks.accelerate import AcceleratedBatches, Destination, destination_of, remainder_of
-from sqlstream.stream.frameworks.lightning import HandedOut, LookingAhead, state_kept_back
+from sqlstream.stream.frameworks.lightning import Epochs, HandedOut, LookingAhead
 from sqlstream.stream.iterated import IteratedDataset, default_collate_of, handover_of, join_loader, prepare
 from sqlstream.stream.mixed import MixedDataset
 from sqlstream.stream.mixture.mixture_run import PlannedStep
@@ -116,6 +116,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         self._num_renewed = dataset.schedule.num_renewed
         self._announcement = 0
         """Number under which its workers read where they begin; 0: there are none."""
+        self._epochs = Epochs()
         self._num_begun = 0
         """Iterations, of which persistent workers make the last one."""
         super().__init__(
@@ -150,8 +151,7 @@ class StreamingDataLoader(DataLoader[Sample]):
     def _begin(self) -> _BaseDataLoaderIter:
         schedule, collate_fn, init_fn = self.dataset.schedule, self.collate_fn, self.worker_init_fn
         fetcher = LookingAhead.of_caller()
-        if (state := state_kept_back(self)) is not None:
-            self.load_state_dict(state)
+        self._epochs.find(self, schedule, fetcher)
         if fetcher.most_held:
             self._expect_held(fetcher.most_held)
         prepare(self.dataset)
@@ -163,6 +163,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         if self.num_workers and self._iterator is None:  # workers that go on know the number
             self._announcement = schedule.counter.new_announcement()
         delivery, loan = schedule.begin_delivery(self._announcement), GeneratorLoan()
+        self._epochs.note(fetcher, delivery)
         is_alone = type(self.dataset).__iter__ is IteratedDataset.__iter__  # a subclass may look at samples
         if self._pack_bytes and self.num_workers and self._iterator is None:  # workers are about to start
             self._packing = self._new_packing()

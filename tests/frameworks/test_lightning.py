@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,10 @@ def test_the_workers_of_streams_end_with_the_training(tmp_path: Path) -> None:
     loader.close()
 
 
-def trainer_of(saving: Any, **length: int) -> Any:
+def trainer_of(saving: Any, **options: Any) -> Any:
     return lightning.Trainer(
         accelerator="cpu", devices=1, logger=False, callbacks=[saving], enable_progress_bar=False,
-        enable_model_summary=False, **length,
+        enable_model_summary=False, **options,
     )  # fmt: skip
 
 
@@ -118,10 +119,19 @@ def fitted_epochs(folder: Path, loader: Any, start: Path | None = None, **length
     return [batch["rows"] for batch in model.seen], trainer
 
 
-def plain_loader(folder: Path, num_workers: int) -> StreamingDataLoader:
-    dataset = StreamingDataset(make_table(folder, 50), folder / "cache", columns_to_download=[], show_progress=False)
+def table_of(folder: Path, num_rows: int = 50, **options: Any) -> StreamingDataset:
+    return StreamingDataset(
+        make_table(folder, num_rows), folder / "cache", columns_to_download=[], show_progress=False, **options
+    )
+
+
+def loader_of(dataset: StreamingDataset, num_workers: int = 0, **options: Any) -> StreamingDataLoader:
     start = "fork" if num_workers else None
-    return StreamingDataLoader(dataset, 8, num_workers, rows_of, multiprocessing_context=start)
+    return StreamingDataLoader(dataset, 8, num_workers, rows_of, multiprocessing_context=start, **options)
+
+
+def plain_loader(folder: Path, num_workers: int) -> StreamingDataLoader:
+    return loader_of(table_of(folder), num_workers)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -149,3 +159,124 @@ def test_a_checkpoint_behind_the_last_step_goes_on_with_the_epoch_under_way(tmp_
     rest, _ = fitted_epochs(tmp_path / "rest", plain_loader(tmp_path, 0), tmp_path / "last.ckpt")
     assert taken == whole[:9]
     assert rest == whole[9:14]
+
+
+class Phases(Model):
+    """A model that may be validated, and asks for its loader.
+
+    Args:
+        make: Returns what is trained with.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__()
+        self.train_dataloader = make
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        pass
+
+
+def taken(make: Callable[[], Any], saving: Any, start: Path | None = None, **options: Any) -> list[Any]:
+    """What the steps of three epochs were given."""
+    validation = options.pop("validation", None)
+    model = Phases(make)
+    trainer_of(saving, **{"max_epochs": 3} | options).fit(model, val_dataloaders=validation, ckpt_path=start)
+    return model.seen
+
+
+def saving_steps(folder: Path) -> Any:
+    return lightning.pytorch.callbacks.ModelCheckpoint(
+        dirpath=folder, filename="{step}", every_n_train_steps=1, save_top_k=-1, save_on_train_epoch_end=False
+    )
+
+
+def saving_epochs(folder: Path) -> Any:
+    """Checkpoints of the end of epochs, or where there is a validation, of its end."""
+    return lightning.pytorch.callbacks.ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1)
+
+
+SAVING = pytest.mark.parametrize("saving", [saving_steps, saving_epochs], ids=["by steps", "by epochs"])
+
+
+@SAVING
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("options", [{}, {"infinite_iteration": True}], ids=["epochs", "endless"])
+def test_epochs_that_lightning_cuts_short_go_on_with_the_next_one(
+    tmp_path: Path, saving: Any, num_workers: int, options: dict[str, Any]
+) -> None:
+    """`limit_train_batches` ends an epoch in which the loader has more."""
+
+    def make() -> StreamingDataLoader:
+        return loader_of(table_of(tmp_path, shuffle_seed=1, **options), num_workers)
+
+    whole = taken(make, saving(tmp_path), limit_train_batches=5)
+    assert [batch["rows"][0][1] for batch in whole] == [0] * 5 + [1] * 5 + [2] * 5
+    for num_taken in (5, 10):
+        start = tmp_path / f"step={num_taken}.ckpt"
+        assert taken(make, saving(tmp_path / "rest"), start, limit_train_batches=5) == whole[num_taken:]
+
+
+@SAVING
+@pytest.mark.parametrize("mode", ["min_size", "max_size_cycle"])
+def test_loaders_of_other_lengths_go_on_together(tmp_path: Path, saving: Any, mode: str) -> None:
+    """An epoch of Lightning ends with one of them, and the other one is within its own; a shorter one begins again."""
+
+    def make() -> Any:
+        loaders = {name: loader_of(table_of(tmp_path, num, shuffle_seed=1)) for name, num in (("long", 50), ("short", 17))}
+        return lightning.pytorch.utilities.CombinedLoader(loaders, mode)
+
+    whole = taken(make, saving(tmp_path))
+    length = len(whole) // 3
+    for num_taken in (length, 2 * length):
+        assert taken(make, saving(tmp_path / "rest"), tmp_path / f"step={num_taken}.ckpt") == whole[num_taken:]
+
+
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_a_checkpoint_of_a_validation_at_the_end_of_an_epoch_goes_on_with_the_next_one(
+    tmp_path: Path, *, is_persistent: bool
+) -> None:
+    """Lightning begins an iteration, has nothing to do in that epoch, and begins another."""
+
+    def make() -> StreamingDataLoader:
+        return loader_of(table_of(tmp_path, 48, shuffle_seed=1), 2, persistent_workers=is_persistent)
+
+    def whole_or_rest(folder: Path, start: Path | None = None) -> list[Any]:
+        validation = loader_of(table_of(tmp_path, 17))
+        return taken(make, saving_epochs(folder), start, validation=validation, val_check_interval=0.5)
+
+    whole = whole_or_rest(tmp_path)
+    assert len(whole) == 18
+    for num_taken in (3, 6, 12):
+        rest = whole_or_rest(tmp_path / "rest", tmp_path / f"step={num_taken}.ckpt")
+        assert rest == whole[num_taken:]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["loader", "new loader", "new dataset"])
+def test_a_loader_that_is_asked_for_in_each_epoch_gives_all_epochs(tmp_path: Path, kind: str, num_workers: int) -> None:
+    """Lightning iterates what it has reloaded twice, before the first batch; a new dataset knows of no epoch."""
+    dataset = table_of(tmp_path, shuffle_seed=1)
+    loader = loader_of(dataset, num_workers)
+
+    def make() -> StreamingDataLoader:
+        if kind == "loader":
+            return loader
+        return loader_of(dataset if kind == "new loader" else table_of(tmp_path, shuffle_seed=1), num_workers)
+
+    whole = taken(lambda: plain_loader_of_seed(tmp_path), saving_epochs(tmp_path))
+    assert taken(make, saving_epochs(tmp_path / "reloaded"), reload_dataloaders_every_n_epochs=1) == whole
+
+
+def plain_loader_of_seed(folder: Path) -> StreamingDataLoader:
+    return loader_of(table_of(folder, shuffle_seed=1))
+
+
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_a_second_training_takes_the_epoch_behind_the_first(tmp_path: Path, *, is_persistent: bool) -> None:
+    whole = taken(lambda: plain_loader_of_seed(tmp_path), saving_epochs(tmp_path))
+    loader = loader_of(table_of(tmp_path, shuffle_seed=1), 2, persistent_workers=is_persistent)
+    model, trainer = Phases(lambda: loader), trainer_of(saving_epochs(tmp_path / "parts"), max_epochs=1)
+    for max_epochs in (1, 3):
+        trainer.fit_loop.max_epochs = max_epochs
+        trainer.fit(model)
+    assert model.seen == whole

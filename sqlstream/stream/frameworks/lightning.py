@@ -6,6 +6,9 @@ in no step yet when Lightning asks for the loader's state. Rejected: a length fo
 From a checkpoint of the end of an epoch, where it has nothing to go on with, it hands no state to the loader: a sampler would
 be told the epoch by `set_epoch`, and the loader would begin again with the first one. So the loader takes its state itself.
 Rejected: a sampler with `set_epoch`, which Lightning asks only when the resumed epoch has begun.
+
+Its epochs need not be those of a loader: it ends one after `limit_train_batches`, or with the longest of several loaders. It
+also iterates a loader twice before the first batch (a second `fit`, a reload, a checkpoint of the end of a validation).
 """
 
 from __future__ import annotations
@@ -15,23 +18,27 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from sqlstream.errors import StateError
+from sqlstream.stream.run.delivery import Delivery
+from sqlstream.stream.run.positions import JobPosition, RunPosition
+from sqlstream.stream.run.schedule import Schedule
 
 _FETCHER = "_PrefetchDataFetcher"
 """The class that looks ahead."""
 _PACKAGES = ("lightning.pytorch.loops", "pytorch_lightning.loops")
 _MODULES = tuple(f"{package}.fetchers" for package in _PACKAGES)
 _FIT_LOOPS = tuple(f"{package}.fit_loop" for package in _PACKAGES)
+_COMBINED = ("lightning.pytorch.utilities.combined_loader", "pytorch_lightning.utilities.combined_loader")
 
 
 def _callers(modules: Sequence[str]) -> Iterator[Any]:
     """Yield the objects in whose methods, of some modules, the calling function runs, innermost first."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if frame.f_globals.get("__name__") in modules:
-            yield frame.f_locals.get("self")
+        if frame.f_globals.get("__name__") in modules and (caller := frame.f_locals.get("self")) is not None:
+            yield caller  # the frame of a comprehension has none
         frame = frame.f_back
 
 
@@ -56,14 +63,23 @@ def state_kept_back(loader: object) -> Mapping[str, Any] | None:
     return next((state for one, state in zip(stateful, states, strict=True) if one is loader), None)
 
 
+class StatefulLoader(Protocol):
+    """A loader that goes on from a state."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next iteration go on where `state` says."""
+
+
 class LookingAhead:
     """What iterates a loader for Lightning, or anything else.
 
     Args:
         fetcher: Lightning's, which keeps the loader's iterator; None: the caller is another one, which holds nothing back.
+        owner: Lightning's iterator, for which the loader's is made; None: the caller is another one.
     """
 
-    def __init__(self, fetcher: Any = None) -> None:
+    def __init__(self, fetcher: Any = None, owner: Any = None) -> None:
+        self._owner = None if owner is None else weakref.ref(owner)
         self.most_held = int(getattr(fetcher, "prefetch_batches", 0))
         """Batches that it holds at most."""
         self._fetcher = (lambda: None) if fetcher is None else weakref.ref(fetcher)
@@ -71,8 +87,20 @@ class LookingAhead:
     @classmethod
     def of_caller(cls) -> LookingAhead:
         """Return the fetcher below which a loader is iterated: its class keeps the loader, and the loader does not know it."""
-        fetcher = next(_callers(_MODULES), None)
-        return cls(fetcher if any(kind.__name__ == _FETCHER for kind in type(fetcher).__mro__) else None)
+        fetcher, owner = next(_callers(_MODULES), None), next(_callers(_COMBINED), None)
+        return cls(fetcher if any(kind.__name__ == _FETCHER for kind in type(fetcher).__mro__) else None, owner)
+
+    def __reduce__(self) -> tuple[type[LookingAhead], tuple[()]]:
+        """Pickle: a copy of a loader is iterated by nothing."""
+        return LookingAhead, ()
+
+    def replaces(self, earlier: LookingAhead) -> bool:
+        """Return whether both are Lightning, which has made an iterator of its own again."""
+        return self._owner is not None and earlier._owner is not None and self._owner() is not earlier._owner()
+
+    def repeats(self, earlier: LookingAhead) -> bool:
+        """Return whether both are one iterator of Lightning, which begins a shorter loader again (`'max_size_cycle'`)."""
+        return self._owner is not None and earlier._owner is not None and self._owner() is earlier._owner()
 
     @property
     def num_held(self) -> int:
@@ -108,3 +136,39 @@ class HandedOut:
     def _count(self, num_held: int) -> None:
         while len(self._held) > num_held:
             self._held.popleft()()
+
+
+class Epochs:
+    """Where Lightning means the iterations of a loader to begin."""
+
+    def __init__(self) -> None:
+        self._fetcher = LookingAhead()
+        self._delivery: Delivery | None = None
+        """What the last iteration has delivered; None: there was none."""
+
+    def find(self, loader: StatefulLoader, schedule: Schedule, fetcher: LookingAhead) -> None:
+        """Have an iteration that is about to begin do so where Lightning means it to; other callers change nothing.
+
+        Raises:
+            StateError: The checkpoint is of other loaders.
+        """
+        if fetcher.repeats(self._fetcher):
+            return
+        if self._delivery is not None and fetcher.replaces(self._fetcher):
+            schedule.take_back(self._delivery)
+        if (state := state_kept_back(loader)) is not None:
+            loader.load_state_dict(state)
+        loop: Any = next(_callers(_FIT_LOOPS), None)
+        combined = getattr(loop, "_combined_loader", None)
+        if combined is None or not any(one is loader for one in combined.flattened):
+            return  # it does not train with this loader
+        counter, job = schedule.counter, schedule.counter.next
+        if loop.is_resuming and loop.epoch_loop.batch_progress.is_last_batch:
+            if schedule.has_end and (job.consumed or counter.has_more(job)):
+                schedule.set_next(RunPosition(JobPosition(job.epoch + 1, 0)))
+        elif job == JobPosition(0, 0) and counter.serial == 0 and not schedule.is_under_way:  # it is new
+            schedule.set_next(RunPosition(JobPosition(loop.trainer.current_epoch, 0)))
+
+    def note(self, fetcher: LookingAhead, delivery: Delivery) -> None:
+        """Note an iteration that has begun."""
+        self._fetcher, self._delivery = fetcher, delivery

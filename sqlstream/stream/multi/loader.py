@@ -151,6 +151,8 @@ class MultiStreamDataLoader:
         """Torch's loader, while its workers are kept; None: the next iteration makes one."""
         self._start = IterationStart()
         """Held while an iteration begins, and while a batch is waited for: torch's iterators have one thread at a time."""
+        self._fetcher = LookingAhead()
+        """The caller that has iterated it last."""
         self._running: _CountedSteps | None = None
         """The iteration that goes on when the loader is iterated again."""
 
@@ -160,8 +162,9 @@ class MultiStreamDataLoader:
         """Return what comes after the batches that the trainer was given: to several loops, each batch goes once."""
         with self._start.lock:
             fetcher = LookingAhead.of_caller()
-            if (state := state_kept_back(self)) is not None:
+            if not fetcher.repeats(self._fetcher) and (state := state_kept_back(self)) is not None:
                 self.load_state_dict(state)
+            self._fetcher = fetcher
             if self._running is None or self._running.handed.has_held:
                 self._running = self._begin(fetcher.most_held)
             self._running.handed.fetcher = fetcher

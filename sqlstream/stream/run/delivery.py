@@ -43,6 +43,11 @@ class Delivery:
         self._places: dict[int, WorkerPosition] = {}
         self._next_worker = 0
 
+    @property
+    def has_delivered(self) -> bool:
+        """A batch was handed out, or none is left."""
+        return self.is_over or bool(self._places)
+
     def note(self, place: WorkerPosition) -> None:
         """Count a batch; its worker was at `place` after it."""
         self._places[place.worker] = place

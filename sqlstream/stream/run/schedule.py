@@ -252,6 +252,11 @@ class Schedule:
         self._delivery = Delivery(start, self.steps, world, num_workers, is_endless=self.is_endless)
         return self._delivery
 
+    def take_back(self, delivery: Delivery) -> None:
+        """Have the next iteration begin where the last one did, if that has delivered nothing."""
+        if delivery is self._delivery and not delivery.has_delivered:
+            self.set_next(delivery.start)
+
     def _leave_epochs(self) -> None:
         """Have the next iteration begin behind all epochs of an endless one: it would give again what that has given."""
         if self.is_endless and self.is_under_way and self.counter.epoch_of_workers is None:
