@@ -24,7 +24,7 @@ from sqlstream.index.types.arrow import schema_of, table_of
 from sqlstream.index.weights import weights_of_part
 from sqlstream.storage.base.urls import is_remote
 from sqlstream.stream.engine.row_source import RowSource
-from sqlstream.stream.frameworks.plain_loader import warn_of_ranks
+from sqlstream.stream.frameworks.plain_loader import warn_of_ranks, warn_of_workers
 from sqlstream.stream.options import DatasetOptions
 from sqlstream.stream.orders import open_order, open_schedule, warn_of_reading_again
 from sqlstream.stream.pipeline import Pipeline
@@ -58,8 +58,12 @@ class SelectedRows:
 
         These are the rows of all ranks: `num_steps` counts the batches of one.
         """
-        warn_of_ranks(lambda: self._schedule.world, self._pipeline.engines.warnings)
-        return len(self.index)
+        given = self._pipeline.engines.warnings
+        warn_of_ranks(lambda: self._schedule.world, given)
+        num_rows = len(self.index)
+        if self._schedule.steps.batch_size is None and self._schedule.steps.batches is None:
+            warn_of_workers(num_rows, self._schedule.samples_of_workers, given)
+        return num_rows
 
     def __getitem__(self, index: Any) -> Any:
         """Return the sample of selected row `index` (negative from the end), after transforms; a list if they make several.

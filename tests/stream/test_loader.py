@@ -441,6 +441,21 @@ def epoch_of(taken: Any) -> int:
     return int(taken["__epoch__"] if isinstance(taken, dict) else taken[0][0])
 
 
+@pytest.mark.parametrize(("num_rows", "batch_size", "num_workers"), [(50, None, 2), (50, 3, 2), (46, None, 2), (50, None, 1)])
+def test_a_plain_loader_that_counts_fewer_batches_than_its_workers_give_is_warned_once(
+    num_rows: int, batch_size: int | None, num_workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A Trainer stops after so many."""
+    table = make_table(tmp_path, num_rows)
+    with StreamingDataset(
+        table, tmp_path / "cache", columns_to_download=[], batch_size=batch_size, show_progress=False
+    ) as data:
+        loader = DataLoader(data, 3, num_workers=num_workers)
+        assert len(loader) == len(loader) == -(-num_rows // 3)
+    warned = [record for record in caplog.records if "leaves rows out" in record.message]
+    assert len(warned) == ((num_rows, batch_size, num_workers) == (50, None, 2))
+
+
 def test_persistent_workers_have_the_next_epoch_on_its_way_before_it_is_asked_for(photos: Photos, tmp_path: Path) -> None:
     half = photos.total_bytes // 2
     options: dict[str, Any] = {"shuffle_seed": 3, "cache_limit": half, "prefetch": 8, "transforms": [check_bytes]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
 
@@ -40,6 +40,29 @@ def warn_of_ranks(read_world: Callable[[], World], given: set[str]) -> None:
             "len() of a plain DataLoader counts the batches of all %d ranks together, so a schedule made of it is as many "
             "times too long: use sqlstream.StreamingDataLoader, or dataset.num_steps(batch_size)",
             world.world_size,
+        )
+
+
+def warn_of_workers(num_rows: int, shares: Callable[[int], Sequence[int]], given: set[str]) -> None:
+    """Warn, if a plain loader asks, that its workers give more batches than it counts: each ends with an incomplete one.
+
+    Args:
+        num_rows: Rows of the dataset, by which it counts.
+        shares: Returns the samples of an epoch that each of so many workers makes.
+        given: Warnings that this process has given.
+    """
+    frame = _loader_frame()
+    loader = None if frame is None else frame.f_locals.get("self")
+    batch_size, num_workers = getattr(loader, "batch_size", None), getattr(loader, "num_workers", 0)
+    if not batch_size or num_workers < 2 or getattr(loader, "drop_last", True):
+        return
+    num_counted, num_given = (sum(-(-share // batch_size) for share in some) for some in ([num_rows], shares(num_workers)))
+    if num_given > num_counted:
+        warn_once(
+            given,
+            "len() of a plain DataLoader is %d, and its %d workers give %d batches, so a trainer that stops after len() leaves "
+            "rows out: give the dataset batch_size=%d, or use sqlstream.StreamingDataLoader",
+            *(num_counted, num_workers, num_given, batch_size),
         )
 
 
