@@ -29,7 +29,7 @@ from sqlstream.index.named.find import chained_columns
 from sqlstream.index.sql.dialect import has_word, shortened
 from sqlstream.index.sql.expressions import given_names, keeps_rows
 from sqlstream.index.sql.sandbox import Sandbox
-from sqlstream.index.types import values
+from sqlstream.index.types.fitting import are_floats, fitting
 from sqlstream.index.types.models import ANY, ENCODING, FORMAT_VERSION, ROW, Column, SelectionInfo, fingerprint
 from sqlstream.progress import Progress, progress
 from sqlstream.sample_types import SAMPLE_FIELDS
@@ -294,18 +294,23 @@ class _Filter:
 
 
 class ResultColumn:
-    """Finds the type of a result column: the source's of that name while all values could be its, else what SQLite gives."""
+    """Finds the type of a result column: the source's of that name, or a wider one that holds the values, else SQLite's."""
 
     def __init__(self, name: str, base: Index) -> None:
         self.name = name
         self._source = next((column for column in base.columns if column.name == name), None)
+        self._field = None if self._source is None else self._source.field
         self._kinds: set[type] = set()
+        self._is_float, self._is_negative = True, False
 
     def look_at(self, column: tuple[Any, ...]) -> None:
         """Take some stored values into account."""
         self._kinds |= set(map(type, column)) - {type(None)}
-        if self._source is not None and not values.could_be(self._source.field, column):
-            self._source = None
+        if self._field is not None:
+            self._field = fitting(self._field, column)
+        if int in self._kinds:
+            self._is_float = self._is_float and are_floats(column)
+            self._is_negative = self._is_negative or any(isinstance(value, int) and value < 0 for value in column)
 
     def field(self, said: pa.Field[Any] | None) -> pa.Field[Any]:
         """Return name and type.
@@ -313,11 +318,13 @@ class ResultColumn:
         Args:
             said: What the engine of the query says of it; None: nothing.
         """
-        if self._source is not None and (said is None or self._source.is_member):
-            return self._source.field
+        if self._field is not None and (said is None or (self._source is not None and self._source.is_member)):
+            is_unsigned = pa.types.is_uint64(self._field.type)  # with files of int64 beside uint64, negative ones are its own
+            if not (is_unsigned and self._kinds == {int} and self._is_negative):
+                return self._field
         if said is not None:
             return said
-        if self._kinds == {int, float}:
+        if self._kinds == {int, float} and self._is_float:
             return pa.field(self.name, pa.float64())
         if len(self._kinds) > 1:
             return pa.field(self.name, pa.string(), metadata={ENCODING: ANY})

@@ -1,0 +1,103 @@
+"""The type of a query's column that bears a name of the source's: that one, or one of its kind which holds more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import types
+
+from sqlstream.index.types import values
+
+_MOMENT = re.compile(r"-?\d{4,}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?")  # with no zone: those of an index are in UTC
+_TIME = re.compile(r"\d\d:\d\d:\d\d(\.\d{1,6})?")  # 'fromisoformat' also reads '10', and cuts digits off
+_UNITS = ("s", "ms", "us", "ns")
+_NANOSECOND_YEARS = range(1678, 2262)
+"""Years that 64 bits of nanoseconds hold whole."""
+
+
+def fitting(field: pa.Field[Any], stored: Sequence[Any]) -> pa.Field[Any] | None:
+    """Return the field, with a wider type of its kind where `stored` values ask for it; None if they are of another kind.
+
+    Args:
+        field: A column of a source; of a normal type.
+        stored: Values of a query's result, as SQLite has them.
+    """
+    if not values.could_be(field, stored):
+        return None
+    present = [value for value in stored if value is not None]
+    if not present or values.encoding(field):
+        return field
+    kind = _widened(field.type, present)
+    return None if kind is None else field.with_type(kind)
+
+
+def are_floats(stored: Sequence[Any]) -> bool:
+    """Return True if a float holds each of the integers among `stored`."""
+    return all(float(value) == value for value in stored if isinstance(value, int))
+
+
+def _widened(kind: Any, present: Sequence[Any]) -> Any:
+    if types.is_uint64(kind):
+        return kind if all(isinstance(value, int) or _is_large(value) for value in present) else None
+    if types.is_integer(kind):
+        bits = kind.bit_width - types.is_signed_integer(kind)
+        low = -(1 << bits) if types.is_signed_integer(kind) else 0
+        return kind if low <= min(present) <= max(present) < 1 << bits else pa.int64()
+    if types.is_floating(kind):
+        return _float(kind, present)
+    if types.is_timestamp(kind):
+        return _timestamp(kind, present)
+    if types.is_time(kind):
+        return _time(kind, present)
+    return _decimal(kind, present) if types.is_decimal(kind) else kind
+
+
+def _is_large(value: bytes) -> bool:
+    """Return True for the stored form of an integer above 2^63 - 1."""
+    return len(value) == 8 and value[0] >= 0x80
+
+
+def _float(kind: pa.DataType, present: Sequence[Any]) -> pa.DataType | None:
+    if not are_floats(present):
+        return None
+    exact = np.array(present, np.float64)  # [n]
+    with np.errstate(over="ignore"):
+        held = exact.astype(kind.to_pandas_dtype())  # [n]
+    return kind if (held == exact).all() else pa.float64()
+
+
+def _timestamp(kind: Any, present: Sequence[str]) -> pa.DataType | None:
+    found = [_MOMENT.fullmatch(text) for text in present]
+    if None in found:
+        return None
+    unit = max(kind.unit, _unit(found), key=_UNITS.index)
+    if unit == "ns" != kind.unit and any(int(text[: text.index("-", 1)]) not in _NANOSECOND_YEARS for text in present):
+        return None
+    return pa.timestamp(unit, kind.tz)
+
+
+def _time(kind: Any, present: Sequence[str]) -> pa.DataType | None:
+    found = [_TIME.fullmatch(text) for text in present]
+    if None in found:
+        return None
+    unit = max(kind.unit, _unit(found), key=_UNITS.index)
+    return pa.time32(unit) if unit in ("s", "ms") else pa.time64(unit)
+
+
+def _unit(found: Sequence[re.Match[str] | None]) -> str:
+    """Return the coarsest unit that has all digits of some moments."""
+    digits = max(len((match[1] or ".").rstrip("0")) - 1 for match in found if match is not None)
+    return _UNITS[-(-max(digits, 0) // 3)]
+
+
+def _decimal(kind: Any, present: Sequence[Any]) -> Any:
+    decode = values.codec(pa.field("", kind)).decoder(kind)
+    assert decode is not None
+    digits: int = max(len(decode(value).as_tuple().digits) for value in present)  # type: ignore[attr-defined]  # a Decimal
+    if digits <= kind.precision:
+        return kind
+    return pa.decimal128(digits, kind.scale) if digits <= 38 else pa.decimal256(digits, kind.scale)

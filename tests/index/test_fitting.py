@@ -1,0 +1,87 @@
+"""Columns that a query computes under a name of the source's: no value is cut to the source's type."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sqlstream import StreamingDataset
+
+MOMENT = dt.datetime(2020, 1, 1, 12)
+ROWS = pa.table(
+    {
+        "small": pa.array([100, None], pa.int8()),
+        "byte": pa.array([200, 1], pa.uint8()),
+        "hash64": pa.array([5, 6], pa.uint64()),
+        "single": pa.array([0.5, None], pa.float32()),
+        "double": pa.array([0.5, None]),
+        "price": pa.array([Decimal("1.50"), None], pa.decimal128(4, 2)),
+        "made": pa.array([MOMENT, None], pa.timestamp("ms")),
+        "zoned": pa.array([MOMENT, None], pa.timestamp("us", "UTC")),
+        "at": pa.array([dt.time(12, 30), None], pa.time32("ms")),
+    }
+)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(ROWS, path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("expression", "name", "kind", "first"),
+    [
+        ("small * 1000", "small", pa.int64(), 100_000),
+        ("small + 1", "small", pa.int8(), 101),
+        ("-byte", "byte", pa.int64(), -200),
+        ("-hash64", "hash64", pa.int64(), -5),
+        ("x'0001'", "hash64", pa.binary(), b"\x00\x01"),
+        ("single + 0.1", "single", pa.float64(), 0.6),
+        ("single * 1e300", "single", pa.float64(), 5e299),
+        ("single * 2", "single", pa.float32(), 1.0),
+        ("9007199254740993", "double", pa.int64(), 9007199254740993),
+        ("iif(small, 9007199254740993, 0.5)", "mixed", pa.string(), 9007199254740993),
+        ("price * 1000", "price", pa.decimal128(6, 2), Decimal("1500.00")),
+        ("strftime('%Y-%m-%d %H:%M:%f5', made)", "made", pa.timestamp("us"), MOMENT.replace(microsecond=500)),
+        ("'2020-01-01 12:00:00.000005'", "made", pa.timestamp("us"), MOMENT.replace(microsecond=5)),
+        ("'1200-01-01 12:00:00.000000005'", "made", pa.string(), "1200-01-01 12:00:00.000000005"),
+        ("'2020-01-01T12:00:00+05:00'", "zoned", pa.string(), "2020-01-01T12:00:00+05:00"),
+        ("strftime('%H', made)", "at", pa.string(), "12"),
+        ("'04:05:06+01:00'", "at", pa.string(), "04:05:06+01:00"),
+        ("'12:30:00.000001'", "at", pa.time64("us"), dt.time(12, 30, 0, 1)),
+    ],
+)
+def test_a_computed_column_has_a_type_that_holds_its_values(
+    source: str, tmp_path: Path, expression: str, name: str, kind: pa.DataType, first: Any
+) -> None:
+    query = f"SELECT {expression} AS {name} FROM dataframe"
+    with StreamingDataset(source, str(tmp_path / "cache"), sql_query=query, columns_to_download=[]) as dataset:
+        table = dataset.head(1)
+        assert table.schema.field(name).type == kind
+        assert dataset[0][name] == first
+        assert type(dataset[0][name]) is type(first)
+        assert table[name][0].as_py() == (str(first) if kind == pa.string() else first)
+
+
+def test_a_query_that_keeps_columns_keeps_their_types(source: str, tmp_path: Path) -> None:
+    query = "SELECT *, 1 AS one FROM dataframe"
+    with StreamingDataset(source, str(tmp_path / "cache"), sql_query=query, columns_to_download=[]) as dataset:
+        assert dataset.head(2).drop(["one"]) == ROWS
+
+
+def test_negative_numbers_beside_those_of_uint64_stay(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": pa.array([-1], pa.int64())}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"n": pa.array([1 << 63], pa.uint64())}), tmp_path / "1.parquet")
+    query = "SELECT *, 1 AS one FROM dataframe"
+    with StreamingDataset(
+        str(tmp_path / "*.parquet"), str(tmp_path / "cache"), sql_query=query, columns_to_download=[]
+    ) as dataset:
+        assert [sample["n"] for sample in dataset] == [-1, 1 << 63]
