@@ -296,9 +296,14 @@ class StreamingDataset(SelectedRows, IteratedDataset):
                 "the DataLoader, or num_workers=0"
             )
 
-    def _check_packs_can_be_weighted(self) -> None:
-        """Raise ConfigError if weights of rows in packs cannot change from an epoch on."""
+    def _check_batches_can_be_weighted(self) -> None:
+        """Raise ConfigError if weights of rows in packs, or in buckets, cannot change from an epoch on."""
         order = self._pipeline.options.order
+        if isinstance(order.planned_batches, Buckets) and order.num_canonical_nodes > 1:
+            raise ConfigError(
+                f"reweight() with Buckets and num_canonical_nodes={order.num_canonical_nodes} cannot be had: a bucket's "
+                "weights are not divided into parts; leave it out"
+            )
         for name, value in (
             ("epoch_size", order.epoch_size),
             ("num_canonical_nodes", order.num_canonical_nodes if order.num_canonical_nodes > 1 else None),
@@ -338,5 +343,5 @@ class StreamingDataset(SelectedRows, IteratedDataset):
                 f"at_step={at_step} cannot be had with batches=: which batches an epoch has follows from its weights. Leave it "
                 "out, then they hold from the next epoch on"
             )
-        self._check_packs_can_be_weighted()
+        self._check_batches_can_be_weighted()
         reweight(self._schedule, weights, at_step, at_epoch, self._pipeline.options.samples.prefetch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,7 @@ def test_weights_of_another_step_or_without_a_row_are_refused(runs: Any) -> None
         runs(batches=Buckets("nullif(length, 20)", global_batch_size=4, unknown="drop"), weights="length = 20")
     with pytest.raises(ConfigError, match="num_canonical_nodes=2 with weights="):
         runs(batches=BUDGET, weights=HEAVY, num_canonical_nodes=2)
+    for leftovers in ("carry", "repeat"):
+        dataset = runs(batches=replace(BUDGET, leftovers=leftovers), num_canonical_nodes=2).datasets[0]
+        with pytest.raises(ConfigError, match=r"reweight\(\) with Buckets and num_canonical_nodes=2 cannot be had"):
+            dataset.reweight("row < 20")
