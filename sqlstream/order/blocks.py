@@ -21,7 +21,7 @@ import numpy as np
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
-from sqlstream.order.order import Draws, check_positions, check_seed, some_others
+from sqlstream.order.order import MAX_REPLACEMENTS, Draws, check_positions, check_seed, some_others
 from sqlstream.order.permute import Int64Array, Permutation
 from sqlstream.order.shuffled import REPLACEMENTS
 
@@ -149,6 +149,25 @@ class BlockOrder:
         """Return the positions of the window that a position is in."""
         return range(*self._bounds(int(self._places(np.array([position]))[0]) // self.window))
 
+    def others(self, position: int, *key: int, is_all_known: bool) -> Int64Array:
+        """Return up to `MAX_REPLACEMENTS` other positions, in an order that belongs to `key`: [n].
+
+        They are of the window of `position`; where that is too small (of one short block, for instance), further ones are of
+        the window before it, or, of the first window, of the one behind it.
+
+        Args:
+            position: The position.
+            key: What the order of the others depends on.
+            is_all_known: Every process knows the window behind the first one; False: it may be counted later.
+        """
+        window = self.window_of(position)
+        others = some_others(window, position, *key)  # [m]
+        if len(others) == MAX_REPLACEMENTS or not (window.start or is_all_known) or len(window) == self.num_positions:
+            return others
+        near = self.window_of(window.start - 1 if window.start else window.stop)
+        further = some_others(range(near.start, near.stop + 1), near.stop, *key)  # [k]; all of that window
+        return np.concatenate((others, further))[:MAX_REPLACEMENTS]
+
     def _bounds(self, window: int) -> tuple[int, int]:
         last = min((window + 1) * self.window, len(self.first_rows))
         return int(self.starts[window * self.window]), int(self.starts[last])
@@ -213,10 +232,10 @@ class Blocks:
         return
 
     def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:  # noqa: ARG002 - a position has one
-        """Yield rows to try instead of the one at `position`, from its window: no other block is fetched for them."""
+        """Yield rows to try instead of the one at `position`, from its window, if it has enough: no other block is fetched."""
         index, part = divmod(position, self.num_canonical_nodes)
         order = self._orders(epoch)[part]
-        others = some_others(order.window_of(index), index, REPLACEMENTS, self.seed, epoch, position)
+        others = order.others(index, REPLACEMENTS, self.seed, epoch, position, is_all_known=True)  # [n]
         yield from order.rows_at(others).tolist()
 
     def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:  # noqa: ARG002 - all is known

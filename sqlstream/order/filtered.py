@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sqlstream.order.blocks import BlockOrder, shuffle_blocks
-from sqlstream.order.order import Draws, check_seed, some_others
+from sqlstream.order.order import Draws, check_seed
 from sqlstream.order.permute import Int64Array
 
 _REPLACEMENTS = 201
@@ -79,9 +79,9 @@ class Filtered:
         return
 
     def replacements(self, epoch: int, position: int, draw: int = 0) -> Iterator[int]:  # noqa: ARG002 - a position has one
-        """Yield rows to try instead of the one at `position`, from the same window."""
+        """Yield rows to try instead of the one at `position`, from its window; if that has too few, from the one before."""
         order = self._order(epoch)
-        others = some_others(order.window_of(position), position, _REPLACEMENTS, self.seed or 0, epoch, position)
+        others = order.others(position, _REPLACEMENTS, self.seed or 0, epoch, position, is_all_known=False)  # [n]
         yield from order.rows_at(others).tolist()
 
     def needs(self, epoch: int, position: int) -> Mapping[int, Int64Array]:

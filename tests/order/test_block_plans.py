@@ -79,6 +79,18 @@ def test_replacements_come_from_the_window_so_that_no_other_block_is_fetched() -
             assert len(blocks) <= 2 + (parts > 1), "a window has two blocks; with parts, one may be a piece"
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_window_of_few_rows_has_replacements_from_a_window_beside_it(parts: int) -> None:
+    for seed in range(20):
+        plan = plan_of([8, 8, 0, 8, 8, 1], window=1, seed=seed, parts=parts)
+        for position in range(33):
+            failed = plan.rows(2, position, position + 1)[0]
+            replacements = list(plan.replacements(2, position))
+            assert replacements == list(plan.replacements(2, position))
+            assert failed not in replacements
+            assert len(set(replacements)) == len(replacements) == 5
+
+
 def test_the_order_never_changes_within_a_version() -> None:
     assert plan_of([4, 0, 3, 5], window=2, seed=42).rows(1, 0, 12).tolist() == [1, 3, 2, 11, 10, 9, 7, 0, 8, 6, 5, 4]
     assert plan_of([4, 0, 3, 5], window=2, seed=42, parts=2).rows(1, 0, 12).tolist() == [10, 0, 7, 3, 11, 1, 4, 6, 8, 5, 9, 2]
