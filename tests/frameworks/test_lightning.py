@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,14 @@ def mixed_loader(folder: Path, num_workers: int, **options: Any) -> StreamingDat
     return StreamingDataLoader(mixed, 12, num_workers, rows_of, multiprocessing_context=start)
 
 
-def multi_loader(folder: Path, num_workers: int) -> MultiStreamDataLoader:
+def multi_loader(folder: Path, num_workers: int, epoch_size: int | None = None) -> MultiStreamDataLoader:
     options: dict[str, Any] = {"columns_to_download": [], "show_progress": False}
     datasets = [StreamingDataset(make_table(folder, num), folder / "cache", shuffle_seed=num, **options) for num in (50, 17)]
     streams = [
         StreamOptions(name="web", ratio=0.6, mixing_group_id=0, batch_gpu=2, num_accum_rounds=2),
         StreamOptions(name="code", ratio=0.4, mixing_group_id=1, batch_gpu=4),
     ]
-    return MultiStreamDataLoader(datasets, streams, num_workers=num_workers, collate_fn=rows_of)
+    return MultiStreamDataLoader(datasets, streams, num_workers=num_workers, collate_fn=rows_of, epoch_size=epoch_size)
 
 
 def test_the_workers_of_streams_end_with_the_training(tmp_path: Path) -> None:
@@ -139,7 +140,9 @@ def plain_loader(folder: Path, num_workers: int) -> StreamingDataLoader:
 def test_a_checkpoint_of_the_end_of_an_epoch_goes_on_with_the_next_one(tmp_path: Path, kind: str, num_workers: int) -> None:
     """Lightning hands no state over there."""
 
-    def loader(num_workers: int) -> StreamingDataLoader:
+    def loader(num_workers: int) -> StreamingDataLoader | MultiStreamDataLoader:
+        if kind == "multi":
+            return multi_loader(tmp_path, num_workers, epoch_size=5)
         return (
             plain_loader(tmp_path, num_workers) if kind == "plain" else mixed_loader(tmp_path, num_workers, **ENDS["a length"])
         )
@@ -280,3 +283,20 @@ def test_a_second_training_takes_the_epoch_behind_the_first(tmp_path: Path, *, i
         trainer.fit_loop.max_epochs = max_epochs
         trainer.fit(model)
     assert model.seen == whole
+
+
+@SAVING
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_streams_with_batches_of_their_own_give_all_their_epochs(tmp_path: Path, saving: Any, *, is_alone: bool) -> None:
+    """Lightning counts batches up to the length of an epoch, and never asks whether one follows."""
+
+    def make() -> Any:
+        loader = multi_loader(tmp_path, 0, epoch_size=5)
+        return loader if is_alone else [loader, loader_of(table_of(tmp_path, 17, shuffle_seed=1))]
+
+    whole = taken(make, saving(tmp_path))
+    expected = [batch["rows"] for batch in islice(multi_loader(tmp_path, 0), 24)]
+    assert [(batch if is_alone else batch[0])["rows"] for batch in whole] == expected
+    for num_taken in (3, 8, 12, 16) if saving is saving_steps else (8, 16):
+        start = tmp_path / f"step={num_taken}.ckpt"
+        assert taken(make, saving(tmp_path / "rest"), start) == whole[num_taken:]

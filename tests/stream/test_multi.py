@@ -146,6 +146,19 @@ def test_with_epoch_size_an_iteration_ends_and_the_next_one_goes_on(num_workers:
     assert got == expected[: len(got)]
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_a_loop_that_counts_the_batches_of_an_iteration_is_followed_by_the_next_one(
+    num_workers: int, tmp_path: Path, *, persistent_workers: bool
+) -> None:
+    """Such a loop does not ask whether a batch follows the last one."""
+    options: dict[str, Any] = {"epoch_size": 3, "persistent_workers": persistent_workers}
+    with Job(tmp_path, streams_of(a=1, b=1), 1, num_workers, options) as job:
+        loader = job.loaders[0]
+        steps = [[batch.step for batch in islice(loader, len(loader))] for _ in range(3)]
+    assert [set(some) for some in steps] == [{0, 1, 2}, {3, 4, 5}, {6, 7, 8}]
+
+
 def test_a_loader_without_end_has_no_length(tmp_path: Path) -> None:
     with Job(tmp_path, streams_of(a=1)) as job, pytest.raises(UnknownLengthError, match="give epoch_size="):
         len(job.loaders[0])

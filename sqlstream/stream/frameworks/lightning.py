@@ -30,6 +30,8 @@ _FETCHER = "_PrefetchDataFetcher"
 _PACKAGES = ("lightning.pytorch.loops", "pytorch_lightning.loops")
 _MODULES = tuple(f"{package}.fetchers" for package in _PACKAGES)
 _FIT_LOOPS = tuple(f"{package}.fit_loop" for package in _PACKAGES)
+_LENGTHS = (*_FIT_LOOPS, "lightning.fabric.utilities.data", "lightning_fabric.utilities.data")
+"""Modules that ask for the length of a loader."""
 _COMBINED = ("lightning.pytorch.utilities.combined_loader", "pytorch_lightning.utilities.combined_loader")
 
 
@@ -42,6 +44,11 @@ def _callers(modules: Sequence[str]) -> Iterator[Any]:
         frame = frame.f_back
 
 
+def is_asked_by_lightning() -> bool:
+    """Return whether Lightning calls the function that asks: it counts batches from the start of the epoch that goes on."""
+    return sys._getframe(2).f_globals.get("__name__") in _LENGTHS
+
+
 def state_kept_back(loader: object) -> Mapping[str, Any] | None:
     """Return the state of a loader that is begun, from a checkpoint of which Lightning hands over none; None: there is none.
 
@@ -50,8 +57,8 @@ def state_kept_back(loader: object) -> Mapping[str, Any] | None:
     """
     loop: Any = next(_callers(_FIT_LOOPS), None)
     states = getattr(loop, "_combined_loader_states_to_load", None)
-    if not states or loop.restarting or not getattr(loop, "is_resuming", False):
-        return None
+    if not states or loop.restarting or not getattr(loop, "is_resuming", False) or loop._combined_loader is None:
+        return None  # Lightning only looks whether a loader can be iterated, while it has combined none
     stateful = [
         one for one in loop._combined_loader.flattened if hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
     ]

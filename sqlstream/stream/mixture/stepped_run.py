@@ -191,10 +191,27 @@ class SteppedRun:
     @property
     def num_micro_batches(self) -> int:
         """Micro-batches of this rank that are left of the next iteration, which has an end."""
-        partition, stop = self.partition(self.place), self.stop_step
+        assert self.stop_step is not None, "the loader asks where it has an end"
+        return self._num_between(self.place, self.stop_step)
+
+    @property
+    def num_whole(self) -> int:
+        """Micro-batches of this rank in the next iteration, from the start of its epoch on."""
+        stop, size = self.stop_step, self.options.epoch_size
         assert stop is not None, "the loader asks where it has an end"
-        first = self.order.schedule.first_step
-        return partition.num_before(stop - first) - partition.num_before(self.place.step - first) - self.place.round
+        assert size is not None, "and only an epoch's size gives it one"
+        return self._num_between(StepPlace(max(stop - size, self.order.schedule.first_step)), stop)
+
+    @property
+    def is_over(self) -> bool:
+        """This rank was given all micro-batches of the iteration that was begun last."""
+        stop = self._stop
+        return stop is not None and (self.place.step >= stop or not self._num_between(self.place, stop))
+
+    def _num_between(self, place: StepPlace, stop: int) -> int:
+        """Return the micro-batches of this rank from a place up to a step."""
+        partition, first = self.partition(place), self.order.schedule.first_step
+        return partition.num_before(stop - first) - partition.num_before(place.step - first) - place.round
 
     def begin(self, options: BatchOptions) -> None:
         """Begin an iteration in the trainer; its workers read where.

@@ -15,7 +15,7 @@ from sqlstream.order import ScheduleType
 from sqlstream.order.order import check_seed
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.dataset import StreamingDataset
-from sqlstream.stream.frameworks.lightning import HandedOut, LookingAhead, state_kept_back
+from sqlstream.stream.frameworks.lightning import HandedOut, LookingAhead, is_asked_by_lightning, state_kept_back
 from sqlstream.stream.loader import InitWorker
 from sqlstream.stream.mixed_pipeline import MixedPipeline
 from sqlstream.stream.mixture.mixing import Mixing, MixtureRule, NamedWeights, StreamChange
@@ -165,6 +165,9 @@ class MultiStreamDataLoader:
             if not fetcher.repeats(self._fetcher) and (state := state_kept_back(self)) is not None:
                 self.load_state_dict(state)
             self._fetcher = fetcher
+            if self._running is not None and self._run.is_over:  # its loop has counted batches, and not asked for the end
+                self._run.note_end()
+                self._stop()
             if self._running is None or self._running.handed.has_held:
                 self._running = self._begin(fetcher.most_held)
             self._running.handed.fetcher = fetcher
@@ -227,14 +230,14 @@ class MultiStreamDataLoader:
         self._loader = self._running = value
 
     def __len__(self) -> int:
-        """Return the batches of this rank that are left up to the end of the next iteration.
+        """Return the batches of this rank that are left up to the end of the next iteration; to Lightning, all of its epoch.
 
         Raises:
             UnknownLengthError: It has no end.
         """
         if self._run.options.epoch_size is None:
             raise UnknownLengthError("a MultiStreamDataLoader has no end, and no length: give epoch_size=, in steps")
-        return self._run.num_micro_batches
+        return self._run.num_whole if is_asked_by_lightning() else self._run.num_micro_batches
 
     def __repr__(self) -> str:
         """Return the streams; nothing is read."""
