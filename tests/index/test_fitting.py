@@ -50,7 +50,9 @@ def source(tmp_path: Path) -> str:
         ("9007199254740993", "double", pa.int64(), 9007199254740993),
         ("iif(small, 9007199254740993, 0.5)", "mixed", pa.string(), 9007199254740993),
         ("price * 1000", "price", pa.decimal128(6, 2), Decimal("1500.00")),
-        ("strftime('%Y-%m-%d %H:%M:%f5', made)", "made", pa.timestamp("us"), MOMENT.replace(microsecond=500)),
+        ("strftime('%Y-%m-%d %H:%M:%f500', made)", "made", pa.timestamp("us"), MOMENT.replace(microsecond=500)),
+        ("strftime('%Y-%m-%d %H:%M:%f5', made)", "made", pa.string(), "2020-01-01 12:00:00.0005"),
+        ("strftime('%Y-%m-%dT%H:%M:%S', made)", "made", pa.string(), "2020-01-01T12:00:00"),
         ("'2020-01-01 12:00:00.000005'", "made", pa.timestamp("us"), MOMENT.replace(microsecond=5)),
         ("'1200-01-01 12:00:00.000000005'", "made", pa.string(), "1200-01-01 12:00:00.000000005"),
         ("'2020-01-01T12:00:00+05:00'", "zoned", pa.string(), "2020-01-01T12:00:00+05:00"),
@@ -85,3 +87,19 @@ def test_negative_numbers_beside_those_of_uint64_stay(tmp_path: Path) -> None:
         str(tmp_path / "*.parquet"), str(tmp_path / "cache"), sql_query=query, columns_to_download=[]
     ) as dataset:
         assert [sample["n"] for sample in dataset] == [-1, 1 << 63]
+
+
+@pytest.mark.parametrize("expression", ["substr(made, 1, 19)", "iif(row, made, substr(made, 1, 19))", "made || '000'"])
+def test_moments_that_a_query_computes_are_compared_by_what_they_mean(source: str, tmp_path: Path, expression: str) -> None:
+    query = f"SELECT {expression} AS made, small FROM dataframe"
+    with StreamingDataset(source, tmp_path / "cache", sql_query=query, columns_to_download=[], cache_limit=None) as dataset:
+        found = [
+            dataset.query(f"SELECT small FROM dataframe WHERE made {condition}").num_rows
+            for condition in (
+                "= '2020-01-01T12:00'",
+                "<= '2020-01-01 12:00'",
+                "< '2020-01-01 12:00:00.001'",
+                "> '2020-01-01 12:00'",
+            )
+        ]
+    assert found == [1, 1, 1, 0]

@@ -326,6 +326,7 @@ class IndexWriter:
         found = db.execute("SELECT ifnull(min(row), ?), ifnull(max(row) + 1, ?) FROM rows", (first, first)).fetchone()
         assert found == (first, first + self.num_rows - self._num_elsewhere)
         fields = {**self._schema.fields, **(types or {})}
+        self._short_moments |= {name for name, field in (types or {}).items() if is_timestamp(field.type)}
         columns = [_typed(column, fields[name]) for name, column in self._columns.items()]
         for c in columns:
             values = (c.position, c.name, c.physical, c.arrow_field, c.type, c.declared, c.has_nan)

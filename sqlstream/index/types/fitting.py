@@ -12,7 +12,9 @@ from pyarrow import types
 
 from sqlstream.index.types import values
 
-_MOMENT = re.compile(r"-?\d{4,}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?")  # with no zone: those of an index are in UTC
+_YEARS = r"(?:(?!0000)\d{4}-\d\d-\d\d |(?:0000|-\d{4,}|\d{5,})-\d\d-\d\d[ T])"  # as the file spells moments (`values`)
+_MOMENT = re.compile(_YEARS + r"\d\d:\d\d:\d\d(\.(?:\d{3}){1,3})?")  # with no zone: those of an index are in UTC
+"""Other spellings are texts: SQL compares them as such."""
 _TIME = re.compile(r"\d\d:\d\d:\d\d(\.\d{1,6})?")  # 'fromisoformat' also reads '10', and cuts digits off
 _UNITS = ("s", "ms", "us", "ns")
 _NANOSECOND_YEARS = range(1678, 2262)
@@ -74,7 +76,7 @@ def _timestamp(kind: Any, present: Sequence[str]) -> pa.DataType | None:
     found = [_MOMENT.fullmatch(text) for text in present]
     if None in found:
         return None
-    unit = max(kind.unit, _unit(found), key=_UNITS.index)
+    unit = max(kind.unit, _unit([match[1] for match in found if match]), key=_UNITS.index)  # with its zeros: SQL sees them
     if unit == "ns" != kind.unit and any(int(text[: text.index("-", 1)]) not in _NANOSECOND_YEARS for text in present):
         return None
     return pa.timestamp(unit, kind.tz)
@@ -84,14 +86,13 @@ def _time(kind: Any, present: Sequence[str]) -> pa.DataType | None:
     found = [_TIME.fullmatch(text) for text in present]
     if None in found:
         return None
-    unit = max(kind.unit, _unit(found), key=_UNITS.index)
+    unit = max(kind.unit, _unit([(match[1] or "").rstrip("0.") for match in found if match]), key=_UNITS.index)
     return pa.time32(unit) if unit in ("s", "ms") else pa.time64(unit)
 
 
-def _unit(found: Sequence[re.Match[str] | None]) -> str:
-    """Return the coarsest unit that has all digits of some moments."""
-    digits = max(len((match[1] or ".").rstrip("0")) - 1 for match in found if match is not None)
-    return _UNITS[-(-max(digits, 0) // 3)]
+def _unit(fractions: Sequence[str | None]) -> str:
+    """Return the coarsest unit that has all digits of some fractions of a second, which begin with a point."""
+    return _UNITS[-(-max(len(fraction or ".") - 1 for fraction in fractions) // 3)]
 
 
 def _decimal(kind: Any, present: Sequence[Any]) -> Any:
