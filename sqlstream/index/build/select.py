@@ -308,9 +308,10 @@ class ResultColumn:
         self._kinds |= set(map(type, column)) - {type(None)}
         if self._field is not None:
             self._field = fitting(self._field, column)
-        if int in self._kinds:
-            self._is_float = self._is_float and are_floats(column)
-            self._is_negative = self._is_negative or any(isinstance(value, int) and value < 0 for value in column)
+        if int in self._kinds and self._is_float:
+            self._is_float = are_floats(column)
+        if self._field is not None and pa.types.is_uint64(self._field.type) and not self._is_negative:
+            self._is_negative = any(type(value) is int and value < 0 for value in column)
 
     def field(self, said: pa.Field[Any] | None) -> pa.Field[Any]:
         """Return name and type.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ _MOMENT = re.compile(_YEARS + r"\d\d:\d\d:\d\d(\.(?:\d{3}){1,3})?")  # with no z
 """Other spellings are texts: SQL compares them as such."""
 _TIME = re.compile(r"\d\d:\d\d:\d\d(\.\d{1,6})?")  # 'fromisoformat' also reads '10', and cuts digits off
 _UNITS = ("s", "ms", "us", "ns")
+_EXACT = 1 << 53  # a float holds all integers up to it
 _NANOSECOND_YEARS = range(1678, 2262)
 """Years that 64 bits of nanoseconds hold whole."""
 
@@ -39,7 +40,10 @@ def fitting(field: pa.Field[Any], stored: Sequence[Any]) -> pa.Field[Any] | None
 
 def are_floats(stored: Sequence[Any]) -> bool:
     """Return True if a float holds each of the integers among `stored`."""
-    return all(float(value) == value for value in stored if isinstance(value, int))
+    integers = [value for value in stored if type(value) is int]
+    if not integers or -_EXACT <= min(integers) <= max(integers) <= _EXACT:  # nearly always
+        return True
+    return all(float(value) == value for value in integers)
 
 
 def _widened(kind: Any, present: Sequence[Any]) -> Any:
@@ -73,10 +77,11 @@ def _float(kind: pa.DataType, present: Sequence[Any]) -> pa.DataType | None:
 
 
 def _timestamp(kind: Any, present: Sequence[str]) -> pa.DataType | None:
-    found = [_MOMENT.fullmatch(text) for text in present]
+    found = [*map(_MOMENT.fullmatch, present)]
     if None in found:
         return None
-    unit = max(kind.unit, _unit([match[1] for match in found if match]), key=_UNITS.index)  # with its zeros: SQL sees them
+    fractions = {match[1] for match in found if match}  # a few, as a rule; with their zeros, which SQL sees
+    unit = max(kind.unit, _unit(fractions), key=_UNITS.index)
     if unit == "ns" != kind.unit and any(int(text[: text.index("-", 1)]) not in _NANOSECOND_YEARS for text in present):
         return None
     return pa.timestamp(unit, kind.tz)
@@ -86,11 +91,11 @@ def _time(kind: Any, present: Sequence[str]) -> pa.DataType | None:
     found = [_TIME.fullmatch(text) for text in present]
     if None in found:
         return None
-    unit = max(kind.unit, _unit([(match[1] or "").rstrip("0.") for match in found if match]), key=_UNITS.index)
+    unit = max(kind.unit, _unit({(match[1] or "").rstrip("0.") for match in found if match}), key=_UNITS.index)
     return pa.time32(unit) if unit in ("s", "ms") else pa.time64(unit)
 
 
-def _unit(fractions: Sequence[str | None]) -> str:
+def _unit(fractions: Collection[str | None]) -> str:
     """Return the coarsest unit that has all digits of some fractions of a second, which begin with a point."""
     return _UNITS[-(-max(len(fraction or ".") - 1 for fraction in fractions) // 3)]
 
