@@ -27,6 +27,7 @@ from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.run.shares import ShareProgress
 from sqlstream.stream.transport.packed_collate import PackedCollate, batch_of
 from sqlstream.transforms.base import Sample
+from sqlstream.transforms.optional import PILLOW, import_ahead
 
 
 class StreamingDataLoader(DataLoader[Sample]):
@@ -165,8 +166,10 @@ class StreamingDataLoader(DataLoader[Sample]):
         delivery, loan = schedule.begin_delivery(self._announcement), GeneratorLoan()
         self._epochs.note(fetcher, delivery)
         is_alone = type(self.dataset).__iter__ is IteratedDataset.__iter__  # a subclass may look at samples
-        if self._pack_bytes and self.num_workers and self._iterator is None:  # workers are about to start
-            self._packing = self._new_packing()
+        if self.num_workers and self._iterator is None:  # workers are about to start
+            self._packing = self._new_packing() if self._pack_bytes else None
+            if "PIL.Image" in sys.modules:  # each would bring what opens the first image
+                import_ahead(*PILLOW)
         self.collate_fn = collate = _CollateWithPlace(self._packing or _quicker(collate_fn), schedule, loan)
         if self.num_workers:
             join = partial(join_loader, handover=handover_of(self.dataset, self), announcement=self._announcement)

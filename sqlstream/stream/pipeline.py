@@ -7,7 +7,8 @@ from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy.random  # noqa: F401 - numpy brings it when it is first named: torch's worker loop would, in each worker
+import numpy.ma  # numpy brings it when it is first needed: `np.unique` would, in each worker
+import numpy.random  # noqa: F401 - the same: torch's worker loop would
 
 from sqlstream.cache import Cache
 from sqlstream.cache.session import ShardWish

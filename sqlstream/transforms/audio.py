@@ -29,6 +29,7 @@ class DecodeAudioTransform(BaseTransform):
 
     options_type = AudioClipOptions
     options: AudioClipOptions
+    modules = ("soundfile",)
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class ResizeAudioTransform(BaseTransform):
 
     options_type = ResampleOptions
     options: ResampleOptions
+    modules = ("torchaudio.functional", "soxr")
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ from sqlstream.transforms.base import Sample
 from sqlstream.transforms.content import is_content, read_bytes
 from sqlstream.transforms.field import summary, with_names
 from sqlstream.transforms.image_decode import open_image
-from sqlstream.transforms.optional import require
+from sqlstream.transforms.optional import PILLOW, import_ahead, require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +113,8 @@ class DecodeByExtension:
     ) -> None:
         if images is not None and images not in IMAGE_FORMS:
             raise ConfigError(f"DecodeByExtension: images={images!r} is not one of {', '.join(IMAGE_FORMS)}")
+        if images is not None:
+            import_ahead(*PILLOW)
         self.images = images
         self.allow_pickle = allow_pickle
         self.only = None if only is None else tuple(only.split() if isinstance(only, str) else only)

@@ -16,6 +16,7 @@ import torch
 
 from sqlstream.errors import ConfigError, DecodeError, MissingDependencyError, TransformError
 from sqlstream.transforms.base import Sample
+from sqlstream.transforms.optional import import_ahead
 from sqlstream.transforms.rng import PRIVATE_FIELDS
 
 _MAX_FIELDS = 30  # arbitrary: an error is read by a person
@@ -113,8 +114,11 @@ class BaseTransform:
 
     options_type: ClassVar[type[Any]] = NoOptions
     options: Any
+    modules: ClassVar[tuple[str, ...]] = ()
+    """Optional ones that it uses: imported, where they are there, as it is made."""
 
     def __init__(self, input_field: str, output_field: str | None = None, **transform_kwargs: Any) -> None:
+        import_ahead(*self.modules)
         self.input_field = input_field
         self.output_field = input_field if output_field is None else output_field
         for name, field in (("input_field", self.input_field), ("output_field", self.output_field)):

@@ -13,6 +13,7 @@ from sqlstream.transforms.base import Sample
 from sqlstream.transforms.content import read_bytes
 from sqlstream.transforms.field import BaseTransform, parse_options, summary
 from sqlstream.transforms.image_decode import ImageOptions, decode_image, decode_resized
+from sqlstream.transforms.optional import PILLOW
 from sqlstream.transforms.pixels import image_to_tensor, resize_image, resize_tensor, size_of
 from sqlstream.transforms.resize import SDS_INTERPOLATION, ResizeOptions, plan_resize
 from sqlstream.transforms.rng import rng
@@ -32,6 +33,7 @@ class DecodeImageTransform(BaseTransform):
 
     options_type = ImageOptions
     options: ImageOptions
+    modules = PILLOW
 
     def transform(self, value: Any, sample: Sample) -> Any:  # noqa: ARG002
         """Return the Pillow image."""
@@ -46,6 +48,8 @@ class DecodeResizedImageTransform(BaseTransform):
         output_field: None: into the input field.
         transform_kwargs: The `resize` keywords (`ResizeOptions`), and `background` (`ImageOptions`).
     """
+
+    modules = (*PILLOW, "simplejpeg")
 
     def __init__(self, input_field: str, output_field: str | None = None, **transform_kwargs: Any) -> None:
         super().__init__(input_field, output_field)

@@ -21,6 +21,17 @@ def _attempt(module: str) -> tuple[Any, str]:
         return None, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
 
 
+PILLOW = ("PIL.Image", *(f"PIL.{name}ImagePlugin" for name in ("Bmp", "Gif", "Jpeg", "Ppm", "Png", "WebP", "Avif", "Tiff")))
+"""Pillow with what opens the usual formats: it brings the first five with the first image of a process, and with the first
+one of another format all of some forty, which takes 0.2 s."""
+
+
+def import_ahead(*modules: str) -> None:
+    """Import what is there of optional modules where a transform is made: forked workers would, each in each epoch."""
+    for module in modules:
+        find(module)
+
+
 def find(module: str) -> Any | None:
     """Return an optional module, or None if it cannot be imported here; the answer is remembered."""
     return _attempt(module)[0]

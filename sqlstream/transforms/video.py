@@ -28,7 +28,7 @@ from sqlstream.transforms.resize import (
     undistorted_size,
 )
 from sqlstream.transforms.rng import rng
-from sqlstream.transforms.video_reader import VideoReader
+from sqlstream.transforms.video_reader import VideoReader, import_decoder
 
 FRAME_FORMATS = ("pil", "tensor")
 
@@ -44,6 +44,10 @@ class InitVideoDecoderTransform(BaseTransform):
 
     options_type = ReaderOptions
     options: ReaderOptions
+
+    def __init__(self, input_field: str, output_field: str | None = None, **transform_kwargs: Any) -> None:
+        super().__init__(input_field, output_field, **transform_kwargs)
+        import_decoder(self.options)
 
     def transform(self, value: Any, sample: Sample) -> VideoReader:  # noqa: ARG002
         """Return the reader."""
@@ -104,7 +108,7 @@ class _ClipTransform(BaseTransform):
         check_at_least(f"{owner}: num_frames", num_frames, 1)
         if frame_format not in FRAME_FORMATS:
             raise ConfigError(f"{owner}: frame_format={frame_format!r} is not one of {', '.join(FRAME_FORMATS)}")
-        self.reader_options(self.options)  # what is wrong with them shows here
+        import_decoder(self.reader_options(self.options))  # what is wrong with them shows here
         self.num_frames = int(num_frames)
         self.frame_format = frame_format
         self.option_fields: dict[str, str | None] = {}

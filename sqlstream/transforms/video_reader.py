@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,7 +22,7 @@ from sqlstream.errors import DecodeError, MissingDependencyError
 from sqlstream.transforms.audio_decode import Source
 from sqlstream.transforms.clip import Times
 from sqlstream.transforms.frames import Decoder, Frames, OpenDecoder, ReaderOptions, file_like
-from sqlstream.transforms.optional import find
+from sqlstream.transforms.optional import find, import_ahead
 from sqlstream.transforms.video_decoders import AvDecoder, DecordDecoder, TorchcodecDecoder
 
 DECODERS: dict[str, tuple[str, OpenDecoder]] = {
@@ -66,8 +66,7 @@ class VideoReader:
     def _open_next(self) -> None:
         """Open with the next decoder that can."""
         self.close()
-        while self._candidates:
-            name, library, open_decoder = self._candidates.pop(0)
+        for name, library, open_decoder in self._candidates:
             try:
                 decoder = open_decoder(library, self.source, self._options)
                 if not (decoder.duration > 0 and decoder.framerate > 0):
@@ -167,8 +166,22 @@ def _check_request(decoder: Decoder, times: Times) -> None:
         raise _RequestError(f"{len(times)} frames of {decoder.width}x{decoder.height} pixels would fill {num_bytes} bytes")
 
 
-def decoders_for(source: Source, options: ReaderOptions) -> list[tuple[str, Any, OpenDecoder]]:
-    """Return the decoders to try on a file, best first: (name, library, function that opens).
+def import_decoder(options: ReaderOptions) -> None:
+    """Import what is tried first, but for decord, where a transform is made: forked workers would, each in each epoch."""
+    if (name := _names(options)[0]) != "decord":  # which has threads
+        import_ahead(DECODERS[name][0])
+
+
+def _names(options: ReaderOptions) -> list[str]:
+    """Return all decoders' names, best first."""
+    order = ORDER_FOR_SCATTERED if options.is_scattered else ORDER_FOR_CLIPS
+    return sorted(order, key=lambda name: name != options.decoder)
+
+
+def decoders_for(source: Source, options: ReaderOptions) -> Iterator[tuple[str, Any, OpenDecoder]]:
+    """Yield the decoders to try on a file, best first: (name, library, function that opens).
+
+    One is imported when it is its turn: torchcodec takes 2 s.
 
     Args:
         source: Path or bytes.
@@ -179,24 +192,22 @@ def decoders_for(source: Source, options: ReaderOptions) -> list[tuple[str, Any,
         DecodeError: The file cannot be read.
     """
     preferred = options.decoder
-    order = ORDER_FOR_SCATTERED if options.is_scattered else ORDER_FOR_CLIPS
-    libraries = {name: find(module) for name, (module, _) in DECODERS.items()}
-    if preferred is not None and libraries[preferred] is None:
+    if preferred is not None and find(DECODERS[preferred][0]) is None:
         raise MissingDependencyError(f"decoder={preferred!r} does not import here: install it, or leave the option out")
     is_stream = is_transport_stream(source)
-    found: list[tuple[str, Any, OpenDecoder]] = []
-    for name in sorted(order, key=lambda name: name != preferred):
-        library, (_, open_decoder) = libraries[name], DECODERS[name]
-        if library is None or (is_stream and name != "PyAV"):
+    is_any = False
+    for name in _names(options):
+        module, open_decoder = DECODERS[name]
+        if (is_stream and name != "PyAV") or (library := find(module)) is None:
             continue
-        if name == "decord" and (found or not _suits_decord(libraries["PyAV"], source)):
+        if name == "decord" and (is_any or not _suits_decord(find("av"), source)):
             continue  # a file that failed in another decoder may end the process in decord
-        found.append((name, library, open_decoder))
-    if not found:
+        is_any = True
+        yield name, library, open_decoder
+    if not is_any:
         raise MissingDependencyError(
             "PyAV, torchcodec or decord is needed to decode videos: pip install 'sqlstream-data[video]'"
         )
-    return found
 
 
 def _suits_decord(av: Any | None, source: Source) -> bool:

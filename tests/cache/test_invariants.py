@@ -147,7 +147,7 @@ def test_l7_at_rest_the_account_equals_the_disk(directory: Path, urls: list[str]
 
 def test_l8_nobody_waits_for_room_while_holding_pins_of_unyielded_samples(directory: Path, server: FaultyHttpServer) -> None:
     """Two threads with all the room pinned ahead: the one that must wait gives its prefetched samples back first."""
-    server.objects.update(objects([30_000] * 11))  # as large as is said: what has arrived leaves no more room than what is awaited
+    server.objects.update(objects([30_000] * 11))  # what has arrived leaves no more room than what is awaited
     urls = [f"{server.url}/o/{i}.bin" for i in range(11)]
     with Cache(directory, limit=100_000) as cache:
         session = Session(cache)

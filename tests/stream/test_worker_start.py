@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
 
 from sqlstream.testing.servers import FaultyHttpServer
+from tests.goldens import FIXTURES
 
 _SCRIPT = """
 import sys
@@ -32,6 +34,68 @@ before = set(sys.modules)
 print(sorted({name for names in batches for name in names} - before))
 dataset.close()
 """
+
+
+_ORDERS_SCRIPT = """
+import sys
+from pathlib import Path
+from sqlstream import Buckets, MixedDataset, Packs, StreamingDataLoader, StreamingDataset
+from sqlstream.transforms.presets import create_standard_image_pipeline
+
+def modules(samples):
+    return sorted(sys.modules)
+
+def pack(rows):
+    return {"rows": len(rows["parts"])}
+
+table, photos, tar, mds, work = sys.argv[1:]
+
+def made(src=table, *, name="", **options):
+    dst = f"{work}/{name or len(list(Path(work).iterdir()))}"
+    return StreamingDataset(src, dst, shuffle_seed=1, show_progress=False, **options)
+
+makers = {
+    "a shuffle": lambda: made(),
+    "weights": lambda: made(weights="w"),
+    "a query": lambda: made(sql_query="SELECT * FROM dataframe WHERE w > 3"),
+    "canonical nodes": lambda: made(num_canonical_nodes=2, shuffle_block_size=4),
+    "lazily": lambda: made(lazy_index_chunk_size=8),
+    "lazily, filtered": lambda: made(lazy_index_chunk_size=8, where="w > 3"),
+    "TAR": lambda: made(tar),
+    "TAR, its members": lambda: made(tar, shards="members"),
+    "TAR, lazily": lambda: made(tar, lazy_index_chunk_size=1),
+    "MDS": lambda: made(mds),
+    "photos": lambda: made(photos, columns_to_download=["image"], transforms=create_standard_image_pipeline("image", (8, 8))),
+    "buckets": lambda: made(batches=Buckets("w", global_batch_size=2)),
+    "packs": lambda: made(batches=Packs("w", capacity=20, pack_fn=pack)),
+    "a mixture": lambda: MixedDataset({"table": made(name="one"), "tar": made(tar, name="one")}, weights=[1, 2]),
+}
+for what, make in makers.items():
+    dataset = make()
+    size = {} if what == "buckets" else {"batch_size": 2}
+    loader = StreamingDataLoader(dataset, num_workers=1, multiprocessing_context="fork", collate_fn=modules, **size)
+    batches = iter(loader)
+    before = set(sys.modules)
+    print(what, sorted({name for names in batches for name in names} - before))
+    dataset.close()
+"""
+
+
+def test_a_worker_imports_nothing_of_whatever_order_and_source(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"w": [1 + number % 7 for number in range(40)]}), tmp_path / "rows.parquet", row_group_size=8)
+    work = tmp_path / "work"
+    work.mkdir()
+    photos = [str(tmp_path / f"photo.{extension}") for extension in ("jpg", "webp", "png")]
+    for photo in photos:
+        Image.new("RGB", (20, 20)).save(photo)
+    pq.write_table(pa.table({"image": photos}), tmp_path / "photos.parquet")
+    tables = [tmp_path / "rows.parquet", tmp_path / "photos.parquet"]
+    shards = [FIXTURES / "wds" / "shard-{000000..000002}.tar", FIXTURES / "mds" / "plain"]
+    command = [sys.executable, "-c", _ORDERS_SCRIPT, *map(str, [*tables, *shards, work])]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    lines = ran.stdout.splitlines()
+    assert (ran.returncode, len(lines)) == (0, 14), ran.stderr
+    assert [line for line in lines if not line.endswith(" []")] == []
 
 
 def test_a_worker_that_downloads_and_transforms_imports_nothing(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ is an empty list (there an error), and pickles are refused unless they are allow
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import struct
@@ -61,6 +62,9 @@ class MdsDecoder:
         self._least = self._head.size + sum(column.size or 0 for column in columns)
         self._plan = [(column.name, column.size, decoder_of(column.encoding, allow_pickle)) for column in columns]
         self._decoders = {name: decoder for name, _, decoder in self._plan}
+        if any(column.encoding in _IMAGES for column in columns):
+            with contextlib.suppress(MissingDependencyError):
+                _pillow()  # as the shards are opened: forked workers would import it, each in each epoch
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle what it is made of: a Struct does not pickle."""
@@ -297,6 +301,18 @@ def _decode_list(decode: ValueDecoder, at: int, data: Buffer) -> list[Any]:
     return [decode(data[start:stop]) for start, stop in pairwise(bounds)]
 
 
+_IMAGES: Mapping[str, ValueDecoder] = MappingProxyType(
+    {
+        "pil": _decode_pixels,
+        "jpeg": _decode_image,
+        "png": _decode_image,
+        "jpeg_array": partial(_decode_list, _decode_image, 0),
+        "jpegarray": partial(_decode_list, _decode_image, 0),
+        "list[pil]": partial(_decode_list, _decode_pixels, 4),
+        "list[jpeg]": partial(_decode_list, _decode_image, 4),
+        "list[png]": partial(_decode_list, _decode_image, 4),
+    }
+)
 _DECODERS: Mapping[str, ValueDecoder] = MappingProxyType(
     {
         "bytes": bytes,
@@ -306,14 +322,7 @@ _DECODERS: Mapping[str, ValueDecoder] = MappingProxyType(
         "str_float": lambda data: float(str(data, "utf-8")),
         "str_decimal": lambda data: Decimal(str(data, "utf-8")),
         "json": lambda data: json.loads(str(data, "utf-8")),
-        "pil": _decode_pixels,
-        "jpeg": _decode_image,
-        "png": _decode_image,
-        "jpeg_array": partial(_decode_list, _decode_image, 0),
-        "jpegarray": partial(_decode_list, _decode_image, 0),
-        "list[pil]": partial(_decode_list, _decode_pixels, 4),
-        "list[jpeg]": partial(_decode_list, _decode_image, 4),
-        "list[png]": partial(_decode_list, _decode_image, 4),
+        **_IMAGES,
     }
 )
 ENCODINGS = frozenset((*_DECODERS, *_SCALARS, "ndarray", "pkl"))
