@@ -34,11 +34,11 @@ demo: $(STAMP)  ## Stream a small made-up dataset from a local S3 server under a
 servers:
 	@scripts/install_servers.sh
 
-# Four tests at a time, also on two cores: most of them wait for processes, servers and deaths. A file's tests come one after the other.
+# Three tests at a time, also on two cores: most of them wait for processes, servers and deaths. A file's tests come one after the other.
 # The files that take longest come first (tests/conftest.py). Each of those many processes would compile the package and the tests
 # anew without bytecode on disk, which some container images switch off.
 test: $(STAMP) servers  ## Run the tests; ARGS="tests/cli -k stats" runs some
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
