@@ -29,7 +29,7 @@ class DecodeAudioTransform(BaseTransform):
 
     options_type = AudioClipOptions
     options: AudioClipOptions
-    modules = ("soundfile",)
+    optional_modules = ("soundfile",)
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class ResizeAudioTransform(BaseTransform):
 
     options_type = ResampleOptions
     options: ResampleOptions
-    modules = ("torchaudio.functional", "soxr")
+    optional_modules = ("torchaudio.functional", "soxr")
 
     def __init__(
         self,

@@ -114,11 +114,11 @@ class BaseTransform:
 
     options_type: ClassVar[type[Any]] = NoOptions
     options: Any
-    modules: ClassVar[tuple[str, ...]] = ()
-    """Optional ones that it uses: imported, where they are there, as it is made."""
+    optional_modules: ClassVar[tuple[str, ...]] = ()
+    """What it uses beside the package: imported, where it is there, as the transform is made."""
 
     def __init__(self, input_field: str, output_field: str | None = None, **transform_kwargs: Any) -> None:
-        import_ahead(*self.modules)
+        import_ahead(*self.optional_modules)
         self.input_field = input_field
         self.output_field = input_field if output_field is None else output_field
         for name, field in (("input_field", self.input_field), ("output_field", self.output_field)):

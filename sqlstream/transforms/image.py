@@ -33,7 +33,7 @@ class DecodeImageTransform(BaseTransform):
 
     options_type = ImageOptions
     options: ImageOptions
-    modules = PILLOW
+    optional_modules = PILLOW
 
     def transform(self, value: Any, sample: Sample) -> Any:  # noqa: ARG002
         """Return the Pillow image."""
@@ -49,7 +49,7 @@ class DecodeResizedImageTransform(BaseTransform):
         transform_kwargs: The `resize` keywords (`ResizeOptions`), and `background` (`ImageOptions`).
     """
 
-    modules = (*PILLOW, "simplejpeg")
+    optional_modules = (*PILLOW, "simplejpeg")
 
     def __init__(self, input_field: str, output_field: str | None = None, **transform_kwargs: Any) -> None:
         super().__init__(input_field, output_field)

@@ -40,7 +40,7 @@ class LoadLatentFromDiskTransform(BaseTransform):
 
     options_type = LoadOptions
     options: LoadOptions
-    modules = ("safetensors.torch",)
+    optional_modules = ("safetensors.torch",)
 
     def transform(self, value: Any, sample: Sample) -> Any:  # noqa: ARG002
         """Return the tensors; a mapping or tensor is taken as loaded already."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import multiprocessing
 import pickle
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -435,3 +437,13 @@ def test_a_file_whose_first_packet_is_no_key_frame_is_opened_again_and_read() ->
         times.append(reader.decoder.duration)
         reader.close()
     assert times, "none of them was read"
+
+
+def test_a_decoder_is_imported_when_it_is_its_turn() -> None:
+    program = (
+        "import sys; from sqlstream.transforms.frames import ReaderOptions; "
+        "from sqlstream.transforms.video_reader import decoders_for; "
+        "print(next(decoders_for(bytes(400), ReaderOptions()))[0], 'torchcodec' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout == "PyAV False\n"
