@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from sqlstream.errors import QueryError
 from sqlstream.index.file.index import Index
-from sqlstream.index.sql.expressions import condition_of, given_names, judges_rows, keeps_rows, one_expression, one_select
+from sqlstream.index.sql.expressions import condition_of, one_expression, one_select
 from sqlstream.index.sql.sandbox import run_query
 from sqlstream.index.sql.sqlite_engine import SqliteEngine
+from sqlstream.index.sql.syntax_trees import given_names, judges_rows, keeps_rows
 from sqlstream.index.sql.table import QueriedTable
 from sqlstream.index.weights import open_weights
 from tests.index.sources import all_rows, build, write_csv

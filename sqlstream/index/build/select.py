@@ -27,8 +27,8 @@ from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.named.find import chained_columns
 from sqlstream.index.sql.dialect import has_word, shortened
-from sqlstream.index.sql.expressions import given_names, keeps_rows
 from sqlstream.index.sql.sandbox import Sandbox
+from sqlstream.index.sql.syntax_trees import given_names, keeps_rows
 from sqlstream.index.types.fitting import are_floats, fitting
 from sqlstream.index.types.models import ANY, ENCODING, FORMAT_VERSION, ROW, Column, SelectionInfo, fingerprint
 from sqlstream.progress import Progress, progress

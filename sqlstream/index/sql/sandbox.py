@@ -18,9 +18,9 @@ from sqlstream.index.file.index import Index
 from sqlstream.index.sql import functions
 from sqlstream.index.sql.dialect import check_repeatable, has_word
 from sqlstream.index.sql.duckdb_engine import duckdb_select
-from sqlstream.index.sql.expressions import check_distinct, judges_rows
 from sqlstream.index.sql.query_process import Job, QueryLimits, QueryProcess
 from sqlstream.index.sql.sqlite_engine import SqliteEngine
+from sqlstream.index.sql.syntax_trees import check_distinct, judges_rows
 from sqlstream.index.sql.table import QueriedTable
 
 DEFAULT_LIMITS = QueryLimits()
