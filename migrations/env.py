@@ -1,4 +1,4 @@
-"""Runs the migrations in one transaction, on the connection that `sqlstream.cache.ledger.database` gives."""
+"""Runs the migrations in one transaction, on the connection that `sqlstream.cache.ledger.schema` gives."""
 
 from __future__ import annotations
 

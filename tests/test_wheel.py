@@ -18,7 +18,7 @@ import sqlstream
 
 ROOT = Path(__file__).resolve().parents[1]
 USE_A_CACHE = """
-import sys, sqlstream, sqlstream.cache.ledger.database
+import sys, sqlstream, sqlstream.cache.ledger.schema
 from sqlstream.cache import Cache
 from sqlstream.testing.servers import FaultyHttpServer
 with FaultyHttpServer({"/a.txt": b"whole"}) as server, Cache(sys.argv[1], limit="1mb") as cache:
@@ -26,7 +26,7 @@ with FaultyHttpServer({"/a.txt": b"whole"}) as server, Cache(sys.argv[1], limit=
         assert path.read_bytes() == b"whole"
     assert cache.statistics().limit_bytes == 1 << 20
 print(sqlstream.__file__)
-print(sqlstream.cache.ledger.database.migrations_directory())
+print(sqlstream.cache.ledger.schema.migrations_directory())
 """
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 from alembic import command
 from alembic.config import Config
 
-from sqlstream.cache.ledger import database
+from sqlstream.cache.ledger import schema
 
 
 def migrate(path: Path, revision: str) -> None:
     """Make the ledger at `path`, new or old, one of `revision`, with nothing but the migrations up to it."""
     config = Config()
-    config.set_main_option("script_location", str(database.migrations_directory()))
+    config.set_main_option("script_location", str(schema.migrations_directory()))
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    with database._engine_on(connection).connect() as wrapped:
+    with schema.engine_on(connection).connect() as wrapped:
         config.attributes["connection"] = wrapped
         command.upgrade(config, revision)
     connection.close()

@@ -15,8 +15,9 @@ import pytest
 from sqlstream.cache import Cache
 from sqlstream.cache.admin.activity import look
 from sqlstream.cache.ledger import damage
-from sqlstream.cache.ledger.database import SCHEMA_DIGEST, SCHEMA_VERSION, Database
+from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.ledger.ledger import Ledger
+from sqlstream.cache.ledger.schema import SCHEMA_DIGEST, SCHEMA_VERSION
 from sqlstream.cache.model.rows import Reservation
 from sqlstream.errors import CacheDamagedError, CacheDirectoryError, CacheDiskError, MigrationError, SqlStreamError
 from sqlstream.testing.invariants import violations

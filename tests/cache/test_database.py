@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache.ledger import database as db
+from sqlstream.cache.ledger import schema
 from sqlstream.cache.ledger.database import Database
 from sqlstream.errors import CacheDamagedError, CacheDirectoryError, CacheDiskError, MigrationError
 from sqlstream.process.lock_wait import lock_blocking
@@ -73,11 +74,11 @@ def test_writers_of_two_databases_on_one_file_exclude_each_other(path: Path) -> 
 def test_a_newer_schema_is_refused_and_left_untouched_to_its_last_byte(path: Path) -> None:
     Database(path).read("SELECT 1")
     with sqlite3.connect(path) as plain:
-        plain.execute(f"PRAGMA user_version = {db.SCHEMA_VERSION + 1}")
+        plain.execute(f"PRAGMA user_version = {schema.SCHEMA_VERSION + 1}")
     plain.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     plain.close()
     before, when = path.read_bytes(), path.stat().st_mtime_ns
-    with pytest.raises(MigrationError, match=f"schema {db.SCHEMA_VERSION + 1}.*upgrade sqlstream"):
+    with pytest.raises(MigrationError, match=f"schema {schema.SCHEMA_VERSION + 1}.*upgrade sqlstream"):
         Database(path).read("SELECT 1")
     assert (path.read_bytes(), path.stat().st_mtime_ns) == (before, when)
 
@@ -86,7 +87,7 @@ def test_a_process_whose_ledger_a_newer_version_has_upgraded_writes_nothing_more
     database = Database(path)
     add(database, "before")
     with sqlite3.connect(path) as newer:
-        newer.execute(f"PRAGMA user_version = {db.SCHEMA_VERSION + 1}")
+        newer.execute(f"PRAGMA user_version = {schema.SCHEMA_VERSION + 1}")
     newer.close()
     with pytest.raises(MigrationError, match="was upgraded by a newer sqlstream while this process used it: restart"):
         add(database, "after")

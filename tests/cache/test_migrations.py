@@ -15,10 +15,11 @@ import pytest
 
 from sqlstream.cache import Cache
 from sqlstream.cache.files.disk import Disk
-from sqlstream.cache.ledger import database as db
-from sqlstream.cache.ledger.database import SCHEMA_VERSION, Database
+from sqlstream.cache.ledger import schema
+from sqlstream.cache.ledger.database import Database
 from sqlstream.cache.ledger.ledger import Ledger
 from sqlstream.cache.ledger.reports import failures
+from sqlstream.cache.ledger.schema import SCHEMA_VERSION
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.errors import MigrationError
 from sqlstream.process import locks
@@ -127,7 +128,7 @@ def die_at_every_statement(_: Connection, root: Path, number: int) -> int:
     filled(original)
     as_version(original, number)
     before = rows_of(original / "ledger.sqlite")
-    upgrade = db.upgrade_to_head
+    upgrade = schema.upgrade_to_head
     for at in range(1, 1000):
         shutil.rmtree(root / "copy", ignore_errors=True)
         shutil.copytree(original, root / "copy")
@@ -145,7 +146,7 @@ def die_at_every_statement(_: Connection, root: Path, number: int) -> int:
             connection.set_trace_callback(None)
 
         def work(dying: object = dying) -> None:
-            db.__dict__["upgrade_to_head"] = dying
+            schema.__dict__["upgrade_to_head"] = dying
             Database(path).read("SELECT 1")
 
         status = in_child(work)
@@ -220,7 +221,7 @@ def test_a_new_cache_is_made_without_alembic_and_sqlalchemy(tmp_path: Path) -> N
 
 def die_at_every_statement_of_a_new_ledger(_: Connection, root: Path) -> int:
     """Die before each SQL statement that makes a ledger in turn; returns how many there are."""
-    create = db.create_at_head
+    create = schema.create_at_head
     for at in range(1, 1000):
         shutil.rmtree(root / "cache", ignore_errors=True)
 
@@ -237,7 +238,7 @@ def die_at_every_statement_of_a_new_ledger(_: Connection, root: Path) -> int:
                 create(connection)
                 connection.set_trace_callback(None)
 
-            db.__dict__["create_at_head"] = dying
+            schema.__dict__["create_at_head"] = dying
             Cache(root / "cache").close()
 
         status = in_child(work)

@@ -11,7 +11,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from sqlstream.cache.ledger import queries
-from sqlstream.cache.ledger.database import APPLICATION_ID, SCHEMA_VERSION, Database
+from sqlstream.cache.ledger.database import Database
+from sqlstream.cache.ledger.schema import APPLICATION_ID, SCHEMA_VERSION
 from sqlstream.cache.ledger.tables import Base, DatasetModel, MetaModel
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from sqlstream.cache import Cache
-from sqlstream.cache.ledger.database import SCHEMA_VERSION
+from sqlstream.cache.ledger.schema import SCHEMA_VERSION
 from sqlstream.testing.disk import DiskWatch
 from sqlstream.testing.invariants import violations
 from sqlstream.testing.servers import FaultyHttpServer

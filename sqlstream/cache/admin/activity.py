@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlstream.cache.files.disk import Disk
-from sqlstream.cache.ledger.database import SCHEMA_VERSION
+from sqlstream.cache.ledger.schema import SCHEMA_VERSION
 from sqlstream.errors import CacheDamagedError, CacheDirectoryError, MigrationError
 from sqlstream.process import locks
 

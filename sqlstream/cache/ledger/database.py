@@ -22,12 +22,10 @@ import logging
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sqlstream.cache.ledger import damage, shared_locks
+from sqlstream.cache.ledger import damage, schema, shared_locks
 from sqlstream.cache.ledger.write_lock import WriteLock, same_file, write_durably
 from sqlstream.disk_room import has_room, lack_of_inodes
 from sqlstream.errors import (
@@ -45,12 +43,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-APPLICATION_ID = 0x73717374
-"""'sqst' in ASCII: what `file` and other tools see in the header."""
-SCHEMA_VERSION = 6
-"""`PRAGMA user_version` of the newest migration in `migrations/versions`."""
-SCHEMA_DIGEST = "52235f2dc2bafa7ff19178306fcf0e21"
-"""`damage.schema_digest` of a ledger of that version."""
 WAL_LIMIT_BYTES = 4 << 20
 """The WAL is truncated above this; it is overhead that users did not ask for."""
 _OPENING_BYTES, _OPENING_FILES = 1 << 20, 4
@@ -73,22 +65,6 @@ _DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sql
 _MARKER = "REBUILD"
 _MAKING = b"making"
 """What the marker holds once no damaged ledger is left at the path: what lies there is new, and no process has used it."""
-_ALEMBIC_VERSION = """
-    CREATE TABLE alembic_version (
-        version_num VARCHAR(32) NOT NULL,
-        CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
-    )
-"""
-"""As alembic makes it: it looks there for what is to be done."""
-
-
-def migrations_directory() -> Path:
-    """Return the folder of the alembic scripts: inside the wheel, or beside the package in a checkout."""
-    package = Path(__file__).parents[2]
-    inside = package / "migrations"
-    return inside if inside.is_dir() else package.parent / "migrations"
-
-
 SQLITE_VERSION = sqlite3.sqlite_version
 """Of the library that this Python is linked with."""
 Refill = Callable[[sqlite3.Connection], None]
@@ -169,7 +145,7 @@ class Database:
             connection = self._connection
             assert connection is not None
             connection.execute("BEGIN IMMEDIATE")
-            if connection.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
+            if connection.execute("PRAGMA user_version").fetchone()[0] != schema.SCHEMA_VERSION:
                 raise MigrationError(
                     f"{self.path} was upgraded by a newer sqlstream while this process used it: restart this process with "
                     "that version (nothing was written)"
@@ -220,7 +196,7 @@ class Database:
         """A SQLAlchemy engine over this process's connection, for models, tests and tools; hot paths do without it."""
         self.read("SELECT 1")
         assert self._connection is not None
-        return _engine_on(self._connection)
+        return schema.engine_on(self._connection)
 
     def close(self) -> None:
         """Close connection and lock files; the next use opens them again."""
@@ -324,10 +300,10 @@ class Database:
             for pragma in _PRAGMAS:
                 connection.execute(f"PRAGMA {pragma}").fetchall()
             if not connection.execute("SELECT 1 FROM sqlite_master").fetchall():
-                create_at_head(connection)
-            elif connection.execute("PRAGMA user_version").fetchone()[0] < SCHEMA_VERSION:
-                upgrade_to_head(connection)
-            damage.check(connection, SCHEMA_DIGEST)
+                schema.create_at_head(connection)
+            elif connection.execute("PRAGMA user_version").fetchone()[0] < schema.SCHEMA_VERSION:
+                schema.upgrade_to_head(connection)
+            damage.check(connection, schema.SCHEMA_DIGEST)
             os.chmod(self.path, 0o600)
         except UnicodeDecodeError as error:
             connection.close()
@@ -409,10 +385,10 @@ def _stored_version(path: Path) -> int | None:
     if not (path.is_file() or path.is_dir()):  # a pipe: SQLite would wait for its other end
         return 0
     with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
-        version = damage.stored_version(connection, known=SCHEMA_VERSION)
-    if version > SCHEMA_VERSION:
+        version = damage.stored_version(connection, known=schema.SCHEMA_VERSION)
+    if version > schema.SCHEMA_VERSION:
         raise MigrationError(
-            f"{path} has schema {version}, this sqlstream knows up to {SCHEMA_VERSION}: "
+            f"{path} has schema {version}, this sqlstream knows up to {schema.SCHEMA_VERSION}: "
             "upgrade sqlstream, or use another directory (the file was left untouched; if no later version has ever been "
             "here, it is damaged: remove it, and it is made anew from the cached files)"
         )
@@ -428,50 +404,3 @@ def _keep_wal_small(connection: sqlite3.Connection, name: str) -> bool:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return False
     return True
-
-
-def create_at_head(connection: sqlite3.Connection) -> None:
-    """Fill an empty file by all migrations in turn, in one transaction; call under the write lock.
-
-    What alembic would do, without it: to import that takes longer than all the rest of a first start (m).
-    """
-    connection.execute("BEGIN IMMEDIATE")
-    connection.execute(_ALEMBIC_VERSION)
-    for path in sorted((migrations_directory() / "versions").glob("[0-9]*.py")):
-        migration = ModuleType(path.stem)
-        SourceFileLoader(path.stem, str(path)).exec_module(migration)  # `runpy` would change `sys.argv` for other threads
-        migration.upgrade(connection)
-    connection.execute("INSERT INTO alembic_version VALUES (?)", (migration.revision,))
-    connection.execute("COMMIT")
-
-
-def upgrade_to_head(connection: sqlite3.Connection) -> None:
-    """Run the migrations that are missing, all in one transaction; call under the write lock."""
-    from alembic import command
-    from alembic.config import Config
-
-    alembic_logger = logging.getLogger("alembic")
-    level = alembic_logger.level
-    alembic_logger.setLevel(logging.WARNING)
-    config = Config()
-    config.set_main_option("script_location", str(migrations_directory()).replace("%", "%%"))
-    try:
-        with _engine_on(connection).connect() as wrapped:
-            config.attributes["connection"] = wrapped
-            command.upgrade(config, "head")
-    finally:
-        alembic_logger.setLevel(level)
-
-
-def _engine_on(connection: sqlite3.Connection) -> sqlalchemy.Engine:
-    """Return an engine whose one connection is `connection`, with real transactions (SQLAlchemy 2.1 docs, SQLite dialect)."""
-    import sqlalchemy
-    from sqlalchemy.pool import StaticPool
-
-    engine = sqlalchemy.create_engine("sqlite+pysqlite://", creator=lambda: connection, poolclass=StaticPool)
-
-    @sqlalchemy.event.listens_for(engine, "begin")
-    def begin(wrapped: sqlalchemy.Connection) -> None:
-        wrapped.exec_driver_sql("BEGIN")  # pysqlite would leave reads outside the transaction
-
-    return engine
