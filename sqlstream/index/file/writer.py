@@ -31,6 +31,7 @@ from sqlstream.index.types.models import (
     APPLICATION_ID,
     FORMAT_VERSION,
     JSON,
+    MOMENT_DIGITS,
     ROW,
     VIEWS,
     Column,
@@ -50,7 +51,6 @@ _PRAGMAS = (
     "cache_size=-16000",
     f"application_id={APPLICATION_ID}",
 )
-MOMENT_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _KEYS_AT_A_TIME = 65_536
 _ROWS_A_STATEMENT = 100  # more is not faster, and the statement grows
 _SCHEMA = """

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 from sqlstream.index.sql.dialect import Token, as_written, tokens
-from sqlstream.index.types.models import Column
+from sqlstream.index.types.models import MOMENT_DIGITS, Column
 
 _TYPE = re.compile(r"(timestamp|date32|time32|time64|bool)(?:\[(day|s|ms|us|ns)(, tz=.*)?\])?")
-_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _TIME_DIGITS = 6  # of a time of a day in the file, whatever its unit
 _MOMENT = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?\s?(Z|[+-]\d\d(?::?\d\d)?)?)?", re.IGNORECASE | re.ASCII
@@ -47,7 +46,7 @@ class _Spelling(NamedTuple):
     def of(cls, column: Column) -> Self | None:
         """Return that of a column; None: its values are what they are."""
         match = _TYPE.fullmatch(column.type)
-        return None if match is None else cls(match[1], _DIGITS.get(match[2] or "", 0), match[3] is not None)
+        return None if match is None else cls(match[1], MOMENT_DIGITS.get(match[2] or "", 0), match[3] is not None)
 
     def spelled(self, text: str) -> str | None:
         """Return, as SQL, the value that the user's text stands for; None if it is none."""

@@ -52,6 +52,8 @@ MEMBER = b"member"
 """Content that lies in shards: rows have its size in bytes, or what it says, and samples the content."""
 SHARD_URL = b"shard_url"
 """Position of a shard among the files of the index, which reads as the shard's URL."""
+MOMENT_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+"""Digits of a moment's seconds in the file, by the unit of its column."""
 
 
 @dataclass(frozen=True, kw_only=True)
