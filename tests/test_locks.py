@@ -86,6 +86,23 @@ def test_a_raised_descriptor_keeps_its_lock_and_has_a_number_above_the_usual(tmp
     locks.close_descriptor(other)
 
 
+def test_a_forked_child_raises_a_descriptor_without_a_larger_table(tmp_path: Path) -> None:
+    """To grow the table, the kernel makes a process with threads wait for all processors."""
+
+    def table_size() -> str:
+        status = Path("/proc/self/status").read_text().splitlines()
+        return next(line for line in status if line.startswith("FDSize"))
+
+    def grows() -> str:
+        before = table_size()
+        fd = locks.open_descriptor(tmp_path / "owner", os.O_RDWR | os.O_CREAT)
+        return f"{locks.raise_descriptor(fd) > 100} {table_size() == before}"
+
+    ledger = locks.open_descriptor(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    assert answer_of_forked_child(grows) == "True True"
+    locks.close_descriptor(ledger)
+
+
 def test_a_descriptor_above_the_limit_stays_where_it_is(tmp_path: Path) -> None:
     def is_where_it_was() -> str:
         fd = locks.open_descriptor(tmp_path / "owner", os.O_RDWR | os.O_CREAT)

@@ -58,7 +58,14 @@ class _Descriptors:
         fork.call_in_child(self, Stage.DESCRIPTORS)
 
     def after_fork_in_child(self) -> None:
-        """Close all of them."""
+        """Close all of them, once the kernel's table of descriptors is as large as `raise_descriptor` needs it.
+
+        It grows at once as long as this process has one thread; later the kernel waits for all processors, 13 ms (m).
+        """
+        for fd in self.numbers:
+            with contextlib.suppress(OSError):
+                os.close(_high_duplicate(fd))
+                break
         for fd in self.numbers:
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -229,14 +236,18 @@ def raise_descriptor(fd: int) -> int:
     The kernel closes them in the order of their numbers: once this one's lock is free, the others are closed.
     """
     with fork_guard():
-        soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        least = HIGH_DESCRIPTOR if soft_limit == resource.RLIM_INFINITY else min(HIGH_DESCRIPTOR, soft_limit - HIGH_RESERVE)
         try:
-            raised = adopt_descriptor(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(least, fd)))
+            raised = adopt_descriptor(_high_duplicate(fd))
         except OSError:  # a limit lower than the numbers in use: the order is a comfort
             return fd
         close_descriptor(fd)
         return raised
+
+
+def _high_duplicate(fd: int) -> int:
+    soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    least = HIGH_DESCRIPTOR if soft_limit == resource.RLIM_INFINITY else min(HIGH_DESCRIPTOR, soft_limit - HIGH_RESERVE)
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(least, fd))
 
 
 def close_descriptor(fd: int) -> None:

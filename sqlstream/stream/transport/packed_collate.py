@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from operator import itemgetter
 from typing import Any
 
@@ -23,11 +23,7 @@ logger = logging.getLogger(__name__)
 NUM_SPARE_SLOTS = 3
 """Slots beside those of waiting batches: the one being written, and those of the last two batches that the trainer took."""
 KEPT_FREE_BYTES = 16 << 20
-"""A block of this size, taken and given back, has glibc keep up to twice as much of what batches free.
-
-Else it returns that to the kernel, whose pages the next batch must have anew: 30 µs of the trainer's CPU for a sample of 47 KB,
-and 19 so (m; bar: warm-bytes-2). A trainer that has freed a large array (a batch from a pipe) is there by itself.
-"""
+"""See `_keep_freed_memory`."""
 _DTYPES = {int: np.int64, float: np.float64}
 _LISTED = (str, bytes)
 _NUMERIC_KINDS = "biufc"
@@ -86,6 +82,17 @@ def _collated(values: list[Any], stack: Stack) -> Any:
     return default_collate(values)
 
 
+@cache
+def _keep_freed_memory() -> None:
+    """Have glibc keep what batches free, up to twice `KEPT_FREE_BYTES`: it does so once a block of that size was given back.
+
+    Else it returns that to the kernel, whose pages the next batch must have anew: 30 µs of the trainer's CPU for a sample of
+    47 KB, and 19 so (m; bar: warm-bytes-2). A trainer that has freed a large array (a batch from a pipe) is there by itself.
+    Once in a process: the next block would come from what is kept, and be filled with zeros, 20 ms for each epoch (m).
+    """
+    bytes(KEPT_FREE_BYTES)
+
+
 class PackedCollate:
     """Has batches cross from workers to the trainer by shared memory: give it to a torch DataLoader as its `collate_fn`.
 
@@ -115,7 +122,7 @@ class PackedCollate:
         self._packs_in = 0
         """Id of the worker process that has looked for memory."""
         if not gives_views:
-            bytes(KEPT_FREE_BYTES)
+            _keep_freed_memory()
 
     def __call__(self, samples: list[Any]) -> Any:
         """Return the batch, in a worker on its way to the trainer."""
