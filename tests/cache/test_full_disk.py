@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -111,17 +112,23 @@ def as_they_are(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("options", "size", "num_workers"),
+    ("options", "size", "num_workers", "is_quota"),
     [
-        ("size=64m,nr_inodes=90", 100, 0),
-        ("size=64m,nr_inodes=90", 100, 2),
-        ("size=24m", 500_000, 0),
-        ("size=24m", 500_000, 2),
+        ("size=64m,nr_inodes=90", 100, 0, False),
+        ("size=64m,nr_inodes=90", 100, 2, False),
+        ("size=24m", 500_000, 0, False),
+        ("size=24m", 500_000, 2, False),
+        ("size=64m,nr_inodes=90", 100, 2, True),
+        ("size=24m", 500_000, 0, True),
+        ("size=24m", 500_000, 2, True),
     ],
-    ids=["inodes-alone", "inodes-2-workers", "bytes-alone", "bytes-2-workers"],
+    ids=[
+        *("inodes-alone", "inodes-2-workers", "bytes-alone", "bytes-2-workers"),
+        *("inodes-quota-2-workers", "bytes-quota-alone", "bytes-quota-2-workers"),
+    ],
 )
 def test_what_is_fetched_ahead_gives_way_on_a_disk_that_has_less_room_than_the_window(
-    tmp_path: Path, server: FaultyHttpServer, options: str, size: int, num_workers: int
+    tmp_path: Path, server: FaultyHttpServer, options: str, size: int, num_workers: int, is_quota: bool
 ) -> None:
     mount = tmp_path / "small"
     mount.mkdir()
@@ -131,14 +138,17 @@ def test_what_is_fetched_ahead_gives_way_on_a_disk_that_has_less_room_than_the_w
     table = tmp_path / "t.csv"
     table.write_text("row,file\n" + "".join(f"{row},{server.url}/o/{row}.bin\n" for row in range(NUM_STREAMED)))
     try:
-        with StreamingDataset(
-            f"{table}",
-            f"{mount}/cache",
-            columns_to_download=["file"],
-            transforms=[content_of],
-            cache_limit=None,
-            on_error="raise",
-        ) as dataset:
+        with (
+            as_quota() if is_quota else contextlib.nullcontext(),
+            StreamingDataset(
+                f"{table}",
+                f"{mount}/cache",
+                columns_to_download=["file"],
+                transforms=[content_of],
+                cache_limit=None,
+                on_error="raise",
+            ) as dataset,
+        ):
             loader = StreamingDataLoader(
                 dataset, batch_size=NUM_IN_A_BATCH, num_workers=num_workers, collate_fn=as_they_are, drop_last=False
             )
