@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Words after the program's name; None takes this process's own.
     """
-    options = build_parser().parse_args(arguments)
+    options, unknown = build_parser().parse_known_args(arguments)
+    if unknown:  # argparse would show the usage of `sqlstream`, without the subcommand's options
+        options.parser.error(f"unrecognized arguments: {' '.join(map(printable, unknown))}")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # captions in any script, terminals in any encoding
     try:

@@ -29,7 +29,7 @@ def add_command(subcommands: Subcommands, name: str, run: Run, summary: str) -> 
     parser = subcommands.add_parser(name, help=summary, description=summary)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text for people")
     parser.add_argument("--traceback", action="store_true", help="on an error, print Python's traceback too")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     return parser
 
 

@@ -55,6 +55,16 @@ def test_each_option_has_a_help_text(name: str) -> None:
     assert [action.dest for action in COMMANDS[name]._actions if not action.help] == []
 
 
+def test_an_unknown_option_is_named_beside_the_options_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["cache", "clear", "somewhere", "--older", "7d", "--wher", "x"])
+    assert exit_info.value.code == 2
+    error = capsys.readouterr().err
+    assert "usage: sqlstream cache clear" in error
+    assert "--older-than AGE" in error
+    assert "sqlstream cache clear: error: unrecognized arguments: --wher x" in error
+
+
 def test_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main(["--version"])
