@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,71 @@ def test_a_computed_column_has_a_type_that_holds_its_values(
         assert dataset[0][name] == first
         assert type(dataset[0][name]) is type(first)
         assert table[name][0].as_py() == (str(first) if kind == pa.string() else first)
+
+
+BIG = 2**53 + 1
+NESTED = pa.table(
+    {
+        "small": pa.array([[1, 2], None], pa.list_(pa.int16())),
+        "large": pa.array([[1], [BIG]], pa.list_(pa.int64())),
+        "single": pa.array([[0.5, float("inf")], []], pa.list_(pa.float32())),
+        "moments": pa.array([[MOMENT], None], pa.list_(pa.timestamp("us", "UTC"))),
+        "struct": pa.array([{"n": 1, "x": 0.5}, None], pa.struct([("n", pa.int8()), ("x", pa.float32())])),
+        "map": pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int8())),
+        "prices": pa.array([[Decimal("1.50")], None], pa.list_(pa.decimal128(4, 2))),
+        "blobs": pa.array([[b"a", None], None], pa.list_(pa.binary())),
+    }
+)
+DOUBLES, ANY_JSON = pa.list_(pa.float64()), pa.string()
+
+
+@pytest.mark.parametrize(
+    ("expression", "name", "kind", "first"),
+    [
+        ("'[3]'", "small", pa.list_(pa.int16()), [3]),
+        ("'[100000]'", "small", pa.list_(pa.int64()), [100_000]),
+        ("'[1.5, 2]'", "small", DOUBLES, [1.5, 2.0]),
+        ("'[true]'", "small", ANY_JSON, [True]),
+        ("""'["a"]'""", "small", ANY_JSON, ["a"]),
+        ("'[1, [2]]'", "small", ANY_JSON, [1, [2]]),
+        ("iif(row, large, '[1.5]')", "large", ANY_JSON, [1.5]),
+        ("iif(row, '[2.5]', '[1]')", "large", DOUBLES, [1.0]),
+        ("'[9007199254740993, 1.5]'", "large", ANY_JSON, [BIG, 1.5]),
+        ("'[1]'", "single", pa.list_(pa.float32()), [1.0]),
+        ("'[0.1]'", "single", DOUBLES, [0.1]),
+        ("'[9007199254740993]'", "single", ANY_JSON, [BIG]),
+        ("""'["noon"]'""", "moments", ANY_JSON, ["noon"]),
+        ("""'{"x": 1, "n": 2}'""", "struct", pa.struct([("n", pa.int8()), ("x", pa.float32())]), {"n": 2, "x": 1.0}),
+        ("""'{"x": 0.1, "n": 500}'""", "struct", pa.struct([("n", pa.int64()), ("x", pa.float64())]), {"n": 500, "x": 0.1}),
+        ("""'{"n": 2}'""", "struct", ANY_JSON, {"n": 2}),
+        ("""'{"n": 2, "x": 1.5, "y": 3}'""", "struct", ANY_JSON, {"n": 2, "x": 1.5, "y": 3}),
+        ("'[]'", "struct", ANY_JSON, []),
+        ("""'[["k", 2.5]]'""", "map", pa.map_(pa.string(), pa.float64()), [("k", 2.5)]),
+        ("""'{"k": 2}'""", "map", ANY_JSON, {"k": 2}),
+        ("""'["1.555"]'""", "prices", ANY_JSON, ["1.555"]),
+        ("""'["a b!"]'""", "blobs", ANY_JSON, ["a b!"]),
+        ("'no JSON'", "small", pa.string(), "no JSON"),
+    ],
+)
+def test_lists_and_objects_that_a_query_computes_are_the_same_in_samples_and_in_arrow(
+    tmp_path: Path, expression: str, name: str, kind: pa.DataType, first: Any
+) -> None:
+    pq.write_table(NESTED, tmp_path / "rows.parquet")
+    query = f"SELECT {expression} AS {name} FROM dataframe"
+    with StreamingDataset(tmp_path / "rows.parquet", tmp_path / "cache", sql_query=query, columns_to_download=[]) as dataset:
+        table = dataset.head(1)
+        (shown,) = table[name].to_pylist()
+        assert table.schema.field(name).type == kind
+        assert repr(dataset[0][name]) == repr(first) or isinstance(first, dict)
+        assert dataset[0][name] == first
+        assert (json.loads(str(shown)) if kind == ANY_JSON and shown != first else shown) == first
+
+
+def test_a_query_that_keeps_nested_columns_keeps_their_types(tmp_path: Path) -> None:
+    pq.write_table(NESTED, tmp_path / "rows.parquet")
+    query = "SELECT *, 1 AS one FROM dataframe"
+    with StreamingDataset(tmp_path / "rows.parquet", tmp_path / "cache", sql_query=query, columns_to_download=[]) as dataset:
+        assert dataset.head(2).drop(["one"]) == NESTED
 
 
 def test_a_query_that_keeps_columns_keeps_their_types(source: str, tmp_path: Path) -> None:

@@ -101,16 +101,26 @@ ODD, WIDE = pa.array([5, 2**53 + 1]), pa.array([2**63], pa.uint64())
 
 
 @pytest.mark.parametrize("is_lazy", [False, True], ids=["built", "lazy"])
+@pytest.mark.parametrize("is_listed", [False, True], ids=["plain", "listed"])
 @pytest.mark.parametrize("integers", [ODD, WIDE], ids=["odd", "wide"])
 @pytest.mark.parametrize("first", ["integers", "floats"])
 def test_integers_that_floats_of_another_file_would_change_are_refused(
-    first: str, integers: pa.Array[Any], is_lazy: bool, tmp_path: Path
+    first: str, integers: pa.Array[Any], is_listed: bool, is_lazy: bool, tmp_path: Path
 ) -> None:
     files = [integers, pa.array([2.5])]
+    files = [pa.array([values.to_pylist(), None], pa.list_(values.type)) for values in files] if is_listed else files
     for number, values in enumerate(files if first == "integers" else files[::-1]):
         pq.write_table(pa.table({"n": values}), tmp_path / f"{number}.parquet")
     with pytest.raises(SourceError, match=r"n'.*(no float holds|above 2\^63)"):
         rows_of(open_lazily(tmp_path, tmp_path / "*.parquet")) if is_lazy else build(tmp_path, tmp_path / "*.parquet")
+
+
+def test_lists_of_integers_beside_lists_of_floats_are_lists_of_floats(tmp_path: Path) -> None:
+    for number, values in enumerate([pa.array([[1, None], [2**60]]), pa.array([[2.5]])]):
+        pq.write_table(pa.table({"n": values}), tmp_path / f"{number}.parquet")
+    found = [row["n"] for row in all_rows(build(tmp_path, tmp_path / "*.parquet"))]
+    assert repr(found) == repr([[1.0, None], [2.0**60], [2.5]])
+    assert repr(found) == repr([row["n"] for row in rows_of(open_lazily(tmp_path, tmp_path / "*.parquet"))])
 
 
 def test_integers_that_floats_hold_still_widen_however_large(tmp_path: Path) -> None:

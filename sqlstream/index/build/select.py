@@ -29,7 +29,7 @@ from sqlstream.index.named.find import chained_columns
 from sqlstream.index.sql.dialect import has_word, shortened
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.sql.syntax_trees import given_names, keeps_rows
-from sqlstream.index.types.fitting import are_floats, fitting
+from sqlstream.index.types.fitting import are_floats, candidates, fitting
 from sqlstream.index.types.models import ANY, ENCODING, FORMAT_VERSION, ROW, Column, SelectionInfo, fingerprint
 from sqlstream.progress import Progress, progress
 from sqlstream.sample_types import SAMPLE_FIELDS
@@ -299,18 +299,17 @@ class ResultColumn:
     def __init__(self, name: str, base: Index) -> None:
         self.name = name
         self._source = next((column for column in base.columns if column.name == name), None)
-        self._field = None if self._source is None else self._source.field
+        self._fields = [] if self._source is None else candidates(self._source.field)
         self._kinds: set[type] = set()
         self._is_float, self._is_negative = True, False
 
     def look_at(self, column: tuple[Any, ...]) -> None:
         """Take some stored values into account."""
         self._kinds |= set(map(type, column)) - {type(None)}
-        if self._field is not None:
-            self._field = fitting(self._field, column)
+        self._fields = fitting(self._fields, column)
         if int in self._kinds and self._is_float:
             self._is_float = are_floats(column)
-        if self._field is not None and pa.types.is_uint64(self._field.type) and not self._is_negative:
+        if self._fields and pa.types.is_uint64(self._fields[0].type) and not self._is_negative:
             self._is_negative = any(type(value) is int and value < 0 for value in column)
 
     def field(self, said: pa.Field[Any] | None) -> pa.Field[Any]:
@@ -319,10 +318,11 @@ class ResultColumn:
         Args:
             said: What the engine of the query says of it; None: nothing.
         """
-        if self._field is not None and (said is None or (self._source is not None and self._source.is_member)):
-            is_unsigned = pa.types.is_uint64(self._field.type)  # with files of int64 beside uint64, negative ones are its own
+        if self._fields and (said is None or (self._source is not None and self._source.is_member)):
+            field = self._fields[0]
+            is_unsigned = pa.types.is_uint64(field.type)  # with files of int64 beside uint64, negative ones are its own
             if not (is_unsigned and self._kinds == {int} and self._is_negative):
-                return self._field
+                return field
         if said is not None:
             return said
         if self._kinds == {int, float} and self._is_float:

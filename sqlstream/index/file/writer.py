@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from pyarrow.types import is_floating, is_integer, is_timestamp
+from pyarrow.types import is_timestamp
 
 from sqlstream import __version__
 from sqlstream.errors import SchemaError
@@ -41,7 +42,7 @@ from sqlstream.index.types.models import (
     quote,
 )
 from sqlstream.index.types.schema import TableSchema
-from sqlstream.index.types.values import MAX_EXACT_INTEGER, Encoded, affinity, declared, encode_named, encoding
+from sqlstream.index.types.values import MAX_EXACT_INTEGER, Encoded, affinity, declared, encode_named, encoding, makes_floats
 from sqlstream.storage.base import urls
 
 _PRAGMAS = (
@@ -51,6 +52,7 @@ _PRAGMAS = (
     "cache_size=-16000",
     f"application_id={APPLICATION_ID}",
 )
+_LONG_INTEGER = re.compile(rf"-?\d{{{len(str(MAX_EXACT_INTEGER))},}}")
 _KEYS_AT_A_TIME = 65_536
 _ROWS_A_STATEMENT = 100  # more is not faster, and the statement grows
 _SCHEMA = """
@@ -198,7 +200,7 @@ class IndexWriter:
         for name, field in self._schema.fields.items():
             if name in before and is_timestamp(before[name].type) and field.type != before[name].type:
                 self._short_moments.add(name)
-            if name in before and is_integer(before[name].type) and is_floating(field.type):
+            if name in before and makes_floats(before[name].type, field.type):
                 self._check_widened(self._columns[name], urls.redact(source.url))
             if name not in self._columns:
                 self.add_column(field, declared(field))
@@ -212,13 +214,15 @@ class IndexWriter:
         found = self._connection.execute(
             f"SELECT {ROW}, {name} FROM rows WHERE {name} NOT BETWEEN {-MAX_EXACT_INTEGER} AND {MAX_EXACT_INTEGER}"
         )
-        for row, value in found:
-            if not isinstance(value, int) or float(value) != value:
-                shown = value if isinstance(value, int) else "an integer above 2^63"
-                raise SchemaError(
-                    f"column {column.name!r} has floats in {file}, and row {row} has {shown}, whose digits no float holds: "
-                    "write it with one type, or leave it out with index_cols_to_keep"
-                )
+        for row, value in found:  # a list is a text, and so comes after all numbers
+            numbers = map(int, _LONG_INTEGER.findall(value)) if isinstance(value, str) else [value]
+            for number in numbers:
+                if not isinstance(number, int) or number >= 1 << 63 or float(number) != number:
+                    shown = number if isinstance(number, int) else "an integer above 2^63"
+                    raise SchemaError(
+                        f"column {column.name!r} has floats in {file}, and row {row} has {shown}, whose digits no float holds: "
+                        "write it with one type, or leave it out with index_cols_to_keep"
+                    )
 
     def add_source(self, source: SourceFile, digest: str) -> None:
         """Note a source file that has no rows of its own: a table that is joined, before the files of the source."""

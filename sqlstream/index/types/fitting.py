@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
-from sqlstream.index.types import values
+from sqlstream.index.types import nested, values
+from sqlstream.index.types.models import ENCODING, JSON
 
 _YEARS = r"(?:(?!0000)\d{4}-\d\d-\d\d |(?:0000|-\d{4,}|\d{5,})-\d\d-\d\d[ T])"  # as the file spells moments (`values`)
 _MOMENT = re.compile(_YEARS + r"\d\d:\d\d:\d\d(\.(?:\d{3}){1,3})?")  # with no zone: those of an index are in UTC
@@ -22,20 +23,37 @@ _NANOSECOND_YEARS = range(1678, 2262)
 """Years that 64 bits of nanoseconds hold whole."""
 
 
-def fitting(field: pa.Field[Any], stored: Sequence[Any]) -> pa.Field[Any] | None:
-    """Return the field, with a wider type of its kind where `stored` values ask for it; None if they are of another kind.
+def candidates(field: pa.Field[Any]) -> list[pa.Field[Any]]:
+    """Return the fields that a query's column may have which bears the name of `field`, the narrowest first.
+
+    A list, struct or map has numbers that are wide enough, or is any JSON: later rows may tell which. Other types widen as
+    `fitting` sees values.
+    """
+    kind: Any = field.type
+    if not types.is_nested(kind):
+        return [field]
+    kinds = dict.fromkeys([kind, *(nested.with_wide_numbers(kind, as_floats=as_floats) for as_floats in (False, True))])
+    return [*map(field.with_type, kinds), pa.field(field.name, pa.string(), metadata={ENCODING: JSON})]
+
+
+def fitting(fields: Sequence[pa.Field[Any]], stored: Sequence[Any]) -> list[pa.Field[Any]]:
+    """Return those of some fields that hold `stored` values, with a wider type of its kind where they ask for it.
 
     Args:
-        field: A column of a source; of a normal type.
+        fields: Candidates that hold the values before these.
         stored: Values of a query's result, as SQLite has them.
     """
-    if not values.could_be(field, stored):
-        return None
     present = [value for value in stored if value is not None]
-    if not present or values.encoding(field):
-        return field
-    kind = _widened(field.type, present)
-    return None if kind is None else field.with_type(kind)
+    if not present or not fields:
+        return [*fields]
+    nested_kinds = [field.type for field in fields if types.is_nested(field.type)]
+    if nested_kinds and set(map(type, present)) == {str} and (kinds := nested.holding(nested_kinds, present)):
+        return [*map(fields[0].with_type, kinds), fields[-1]]
+    field = fields[-1]
+    if not values.could_be(field, present):
+        return []
+    kind = field.type if values.encoding(field) else _widened(field.type, present)
+    return [] if kind is None else [field.with_type(kind)]
 
 
 def are_floats(stored: Sequence[Any]) -> bool:

@@ -141,7 +141,7 @@ def encoder(column: pa.Array[Any], field: pa.Field[Any], source: str) -> Callabl
     """
     own, wanted = _plain(column.slice(0, 0)).type, field.type
     codec_of_own = next(known for known in _CODECS if known.accepts(own))  # its own type: the table's may be wider
-    is_plain, is_widened = own.equals(column.type), types.is_floating(wanted) and types.is_integer(own)
+    is_plain, is_widened = own.equals(column.type), makes_floats(own, wanted)
 
     def encode(array: pa.Array[Any]) -> Encoded:
         try:
@@ -157,11 +157,20 @@ def encoder(column: pa.Array[Any], field: pa.Field[Any], source: str) -> Callabl
     return encode
 
 
-def check_floats_hold(integers: pa.Array[Any]) -> None:
-    """Raise ValueError if one of some integers has digits that no float has: their column is one of floats.
+def makes_floats(own: Any, wanted: Any) -> bool:
+    """Return True if a column of the type `wanted` has floats where one of the type `own` has integers, in lists, too."""
+    if types.is_list(wanted) and hasattr(own, "value_type"):  # every kind of list
+        return makes_floats(own.value_type, wanted.value_type)
+    return types.is_integer(own) and types.is_floating(wanted)
+
+
+def check_floats_hold(integers: Any) -> None:
+    """Raise ValueError if one of some integers, or of those in lists, has digits that no float has: their column is of floats.
 
     Those above 2^63 - 1 are refused in any case: they are stored in a form that no float has.
     """
+    while types.is_nested(integers.type):
+        integers = _plain(integers.flatten())
     low, high = pc.min(integers).as_py(), pc.max(integers).as_py()
     if low is None or high is None or -MAX_EXACT_INTEGER <= low <= high <= MAX_EXACT_INTEGER:
         return
@@ -404,7 +413,7 @@ _CODECS = (
         encode=lambda array, _: _objects(array.cast(pa.int64())),
         decoder=_duration_decoder,
     ),
-    Codec(accepts=types.is_nested, affinity="TEXT", stored=(str,), encode=_nested, decoder=nested.loader, is_own=_is_container),
+    Codec(accepts=types.is_nested, affinity="TEXT", stored=(str,), encode=_nested, decoder=nested.loader),
 )
 _OF_ENCODING = {
     JSON: Codec(
