@@ -115,6 +115,19 @@ def test_integers_that_floats_of_another_file_would_change_are_refused(
         rows_of(open_lazily(tmp_path, tmp_path / "*.parquet")) if is_lazy else build(tmp_path, tmp_path / "*.parquet")
 
 
+def test_a_negative_zero_behind_a_file_of_integers_stays_one(tmp_path: Path) -> None:
+    for number, values in enumerate([pa.array([1, 0, None]), pa.array([-0.0, 2.5, 0.0]), pa.array([-0.0])]):
+        pq.write_table(pa.table({"n": values, "n_1": values}), tmp_path / f"{number}.parquet")
+        if number:  # the second time, the files that are new are added to the index
+            index = build(tmp_path, tmp_path / "*.parquet")
+    assert repr([row["n"] for row in all_rows(index)]) == repr([1.0, 0.0, None, -0.0, 2.5, 0.0, -0.0])
+    assert [row["n"] for row in all_rows(index)] == [row["n_1"] for row in all_rows(index)]
+    assert repr([row["n"] for row in rows_of(open_lazily(tmp_path, tmp_path / "*.parquet"))]) == repr(
+        [row["n"] for row in all_rows(index)]
+    )
+    assert len(build(tmp_path, tmp_path / "*.parquet", sql_query="SELECT * FROM dataframe WHERE n = 0")) == 4
+
+
 def test_lists_of_integers_beside_lists_of_floats_are_lists_of_floats(tmp_path: Path) -> None:
     for number, values in enumerate([pa.array([[1, None], [2**60]]), pa.array([[2.5]])]):
         pq.write_table(pa.table({"n": values}), tmp_path / f"{number}.parquet")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 import re
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from pyarrow.types import is_timestamp
+from pyarrow.types import is_floating, is_timestamp
 
 from sqlstream import __version__
 from sqlstream.errors import SchemaError
@@ -242,6 +243,17 @@ class IndexWriter:
         self._connection.execute(f"ALTER TABLE rows ADD COLUMN {quote(column.physical)} {declared_as}")
         self._columns[field.name] = column
 
+    def _keep_negative_zeros(self, column: Column, values: Sequence[Any]) -> None:
+        """Declare a column that began with integers as one of floats is, if there is a -0.0, of which SQLite would make 0."""
+        if not any(value == 0 and math.copysign(1, value) < 0 for value in values):
+            return
+        old, new = quote(column.physical), quote(physical_name(column.physical, set(self._taken)))
+        self._connection.execute(f"ALTER TABLE rows ADD COLUMN {new} BLOB")
+        self._connection.execute(f"UPDATE rows SET {new} = {old}")
+        self._connection.execute(f"ALTER TABLE rows DROP COLUMN {old}")
+        self._connection.execute(f"ALTER TABLE rows RENAME COLUMN {new} TO {old}")
+        self._columns[column.name] = replace(column, declared="BLOB")
+
     def write_batch(
         self,
         batch: pa.RecordBatch,
@@ -264,6 +276,8 @@ class IndexWriter:
             columns[name] = encoded.values
             if encoded.has_nan:
                 self._columns[name] = replace(self._columns[name], has_nan=True)
+            if self._columns[name].declared == "INTEGER" and is_floating(self._schema.fields[name].type):
+                self._keep_negative_zeros(self._columns[name], encoded.values)
         if not columns:
             self._write_bare(batch.num_rows)
             return
