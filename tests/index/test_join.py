@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import os
 import sqlite3
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -311,3 +312,12 @@ def test_what_cannot_be_joined_is_refused(tmp_path: Path) -> None:
 def test_wrong_options_are_named(tables: Any, on: Any, missing: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         JoinOptions.of(tables, on, missing)
+
+
+def test_decimals_find_their_partner_in_files_of_other_scales(tmp_path: Path) -> None:
+    keys = [Decimal("0.123456789012345678"), Decimal("1.5"), Decimal("12345678901234567.89")]
+    source = write(tmp_path / "t.parquet", id=pa.array(keys, pa.decimal256(60, 20)))
+    for number, (key, scale) in enumerate(zip(keys, (18, 20, 2), strict=True)):
+        write(tmp_path / f"join/{number}.parquet", id=pa.array([key], pa.decimal256(40 + scale, scale)), n=[number])
+    index = joined(tmp_path, source, {"more": str(tmp_path / "join/*.parquet")})
+    assert [(row["id"], row["n"]) for row in all_rows(index)] == list(zip(keys, range(3), strict=True))

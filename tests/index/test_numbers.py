@@ -146,3 +146,19 @@ def test_a_number_that_is_computed_under_the_name_of_a_text_is_one(tmp_path: Pat
 def test_a_cast_that_sqlite_would_take_for_one_to_a_number_is_refused(kind: str, tmp_path: Path) -> None:
     with pytest.raises(QueryError, match=f"has a CAST to {kind.upper()}, of which SQLite makes a number"):
         build(tmp_path, TEXTS, where=f"n > 0 AND CAST((day) AS {kind}) > 1")
+
+
+@pytest.mark.parametrize("scales", [(18, 20), (20, 18), (18, 20, 30)], ids=str)
+def test_decimals_of_files_with_other_scales_are_equal(tmp_path: Path, scales: tuple[int, ...]) -> None:
+    prices = [SMALL, LARGE, Decimal("0.5"), None]
+    for number, scale in enumerate(scales):
+        pq.write_table(pa.table({"price": pa.array(prices, pa.decimal256(60, scale))}), tmp_path / f"{number}.parquet")
+        if number == 1:  # the third file is added to the index of two
+            build(tmp_path, tmp_path / "*.parquet")
+    index = build(tmp_path, tmp_path / "*.parquet")
+    _, found = run_query(index, "SELECT price, count(*), count(DISTINCT hash(price, 1)) FROM dataframe GROUP BY price")
+    assert [count for _, count, _ in found] == [len(scales)] * 4
+    assert [row["price"] for row in all_rows(index)] == prices * len(scales)
+    lazily = rows_of(open_lazily(tmp_path, tmp_path / "*.parquet", where="hash(price, 1) % 2 = 0"))
+    built = all_rows(build(tmp_path, tmp_path / "*.parquet", sql_query="SELECT * FROM dataframe WHERE hash(price, 1) % 2 = 0"))
+    assert lazily == built

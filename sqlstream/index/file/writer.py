@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from pyarrow.types import is_floating, is_timestamp
+from pyarrow.types import is_decimal, is_floating, is_timestamp
 
 from sqlstream import __version__
 from sqlstream.errors import SchemaError
@@ -43,7 +43,16 @@ from sqlstream.index.types.models import (
     quote,
 )
 from sqlstream.index.types.schema import TableSchema
-from sqlstream.index.types.values import MAX_EXACT_INTEGER, Encoded, affinity, declared, encode_named, encoding, makes_floats
+from sqlstream.index.types.values import (
+    MAX_EXACT_INTEGER,
+    Encoded,
+    affinity,
+    declared,
+    encode_named,
+    encoding,
+    makes_floats,
+    rescaled,
+)
 from sqlstream.storage.base import urls
 
 _PRAGMAS = (
@@ -203,11 +212,19 @@ class IndexWriter:
                 self._short_moments.add(name)
             if name in before and makes_floats(before[name].type, field.type):
                 self._check_widened(self._columns[name], urls.redact(source.url))
+            if name in before and is_decimal(before[name].type) and field.type.scale != before[name].type.scale:
+                self._rescale(self._columns[name], field.type.scale)
             if name not in self._columns:
                 self.add_column(field, declared(field))
         self._sources.append(_Source(source, self.num_rows, digest))
         self._last_names = schema.names
         self._content.begin(schema.names)
+
+    def _rescale(self, column: Column, scale: int) -> None:
+        """Give decimals that are texts the digits that a later file has: GROUP BY, DISTINCT and keys go by the text."""
+        name = quote(column.physical)
+        self._connection.create_function("rescaled", 2, rescaled, deterministic=True)
+        self._connection.execute(f"UPDATE rows SET {name} = rescaled({name}, ?) WHERE typeof({name}) = 'text'", (scale,))
 
     def _check_widened(self, column: Column, file: str) -> None:
         """Raise SchemaError if an integer was written whose digits no float has: a later file has floats in its column."""

@@ -246,8 +246,8 @@ def _unsigned_back(stored: Any) -> object:
     return int.from_bytes(stored, "big") if isinstance(stored, bytes) else stored
 
 
-def _decimals(array: Any, _kind: Any) -> Encoded:
-    return Encoded([None if value is None else _decimal(value) for value in array.to_pylist()])
+def _decimals(array: Any, kind: Any) -> Encoded:
+    return Encoded([None if value is None else _decimal(value) for value in array.cast(kind).to_pylist()])
 
 
 def _decimal(value: Decimal) -> int | float | str:
@@ -256,6 +256,11 @@ def _decimal(value: Decimal) -> int | float | str:
         return whole
     number = float(value)
     return number if Decimal(repr(number)) == value else str(value)
+
+
+def rescaled(text: str, scale: int) -> str:
+    """Return the text of a decimal with so many digits behind the point, as a column of this scale has it."""
+    return str(Decimal(text).quantize(Decimal(1).scaleb(-scale), context=_EXACT))
 
 
 def _decimal_decoder(kind: Any) -> Decode:
