@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sqlstream import StreamingDataset
+from sqlstream.errors import SchemaError
 
 MOMENT = dt.datetime(2020, 1, 1, 12)
 ROWS = pa.table(
@@ -153,6 +154,11 @@ def test_negative_numbers_beside_those_of_uint64_stay(tmp_path: Path) -> None:
         str(tmp_path / "*.parquet"), str(tmp_path / "cache"), sql_query=query, columns_to_download=[]
     ) as dataset:
         assert [sample["n"] for sample in dataset] == [-1, 1 << 63]
+        assert dataset.query("SELECT one FROM dataframe").num_rows == 2
+        with pytest.raises(SchemaError, match="'n' has negative integers in some files"):
+            dataset.head(2)
+        with pytest.raises(SchemaError, match="'n' has negative integers in some files"):
+            dataset.query("SELECT n FROM dataframe")
 
 
 @pytest.mark.parametrize("expression", ["substr(made, 1, 19)", "iif(row, made, substr(made, 1, 19))", "made || '000'"])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sqlstream.errors import SchemaError
 from sqlstream.index.types import values
 from sqlstream.index.types.models import ANY, JSON, ROW, SHARD_URL, UUID, Column
 from sqlstream.index.types.pandas_import import load_pandas
@@ -65,4 +66,10 @@ def _array(field: pa.Field[Any], stored: Sequence[Any]) -> Any:
     if pa.types.is_timestamp(field.type):
         moments = np.array(["NaT" if value is None else value for value in stored], f"datetime64[{field.type.unit}]")  # [n]
         return pa.array(moments).cast(field.type)  # texts are UTC, and the cast keeps the instant
-    return pa.array([None if value is None else decode(value) for value in stored], field.type)
+    try:
+        return pa.array([None if value is None else decode(value) for value in stored], field.type)
+    except OverflowError as error:  # files of int64 beside some of uint64
+        raise SchemaError(
+            f"column {field.name!r} has negative integers in some files and integers above 2^63 in others (samples have both), "
+            "which no type of Arrow holds: write it with one type, or leave it out of the query"
+        ) from error
